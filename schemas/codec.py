@@ -1,0 +1,98 @@
+"""Records to bytes and back: Avro single-object encoding (C3 01, 8-byte fingerprint, body), so no registry is needed.
+
+Invariants: what `encode` wrote, `decode` of this and of every later release reads (older writers through
+`schemas/history`); `decode` never returns a record that does not fit today's schema."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+from fastavro import schemaless_reader, schemaless_writer
+
+from schemas.errors import CorruptRecord, SchemaError
+from schemas.registry import Schema, by_fingerprint, current
+
+MARK = b"\xc3\x01"
+HEAD = len(MARK) + 8
+
+BODIES = {
+    "episode_started": "EpisodeStarted",
+    "episode_ended": "EpisodeEnded",
+    "model_call": "ModelCall",
+    "tool_call": "ToolCall",
+    "tool_result": "ToolResult",
+    "observation": "Observation",
+    "internal_state": "InternalState",
+    "reward": "Reward",
+    "user_feedback": "UserFeedback",
+    "security_label": "SecurityLabels",
+    "gap": "Gap",
+}
+"""event kind -> record name of its body"""
+
+
+@cache
+def _head(name: str) -> tuple[bytes, Schema]:
+    schema = current(name)
+    return MARK + schema.fingerprint, schema
+
+
+def encode(name: str, record: Mapping[str, Any]) -> bytes:
+    """The bytes of a record. Raises CorruptRecord when it does not fit the schema, UnknownSchema for a foreign name."""
+    head, schema = _head(name)
+    out = io.BytesIO()
+    out.write(head)
+    try:
+        schemaless_writer(out, schema.parsed, record)
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
+        raise CorruptRecord(f"not a {name}: {type(error).__name__}: {error}") from error
+    return out.getvalue()
+
+
+def decode(data: bytes) -> tuple[str, dict[str, Any]]:
+    """(record name, record). Raises UnknownSchema for a foreign fingerprint, CorruptRecord for anything else."""
+    if data[:2] != MARK or len(data) < HEAD:
+        raise CorruptRecord("not a single-object encoded Avro record (it must start with C3 01)")
+    writer = by_fingerprint(bytes(data[2:HEAD]))
+    stream = io.BytesIO(data)
+    stream.seek(HEAD)
+    reader = current(writer.name)
+    try:
+        record = schemaless_reader(stream, writer.parsed, None if reader is writer else reader.parsed)
+    except SchemaError:
+        raise
+    except (
+        Exception
+    ) as error:  # fastavro raises whatever a broken byte leads to: EOFError, IndexError, UnicodeDecodeError...
+        raise CorruptRecord(f"bytes of a {writer.name} do not decode: {type(error).__name__}: {error}") from error
+    if stream.tell() != len(data):
+        raise CorruptRecord(f"{len(data) - stream.tell()} bytes follow a {writer.name}")
+    return writer.name, record  # type: ignore[return-value]
+
+
+def decode_as(name: str, data: bytes) -> dict[str, Any]:
+    """The record, which must be a `name`. Raises CorruptRecord when it is another."""
+    found, record = decode(data)
+    if found != name:
+        raise CorruptRecord(f"expected a {name}, found a {found}")
+    return record
+
+
+def name_of(data: bytes) -> str:
+    """The record name behind encoded bytes, without decoding them. Raises like `decode`."""
+    if data[:2] != MARK or len(data) < HEAD:
+        raise CorruptRecord("not a single-object encoded Avro record (it must start with C3 01)")
+    return by_fingerprint(bytes(data[2:HEAD])).name
+
+
+def encode_body(kind: str, body: Mapping[str, Any]) -> bytes:
+    """The stored bytes of an event body of this kind."""
+    return encode(BODIES[kind], body)
+
+
+def decode_body(kind: str, data: bytes) -> dict[str, Any]:
+    """The body of an event of this kind. Raises CorruptRecord when the bytes are another kind's."""
+    return decode_as(BODIES[kind], data)

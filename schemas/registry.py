@@ -1,0 +1,81 @@
+"""Every schema this release can read: `avro/*.avsc` as written today, and `history/` as written before.
+
+Invariant: a fingerprint names one schema forever. A changed file in `avro/` gets a new fingerprint; its former text is
+kept in `history/<Name>/<fingerprint>.avsc`, fully expanded, so that old bytes stay readable (`python -m
+schemas.generate` keeps it)."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from fastavro.repository.base import AbstractSchemaRepository
+from fastavro.schema import fingerprint, load_schema, parse_schema, to_parsing_canonical_form
+
+from schemas.errors import UnknownSchema
+
+AVRO = Path(__file__).parent / "avro"
+HISTORY = Path(__file__).parent / "history"
+NAMESPACE = "millrace"
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """One version of one named record, parsed and expanded."""
+
+    name: str
+    fingerprint: bytes
+    """8 bytes, CRC-64-AVRO of the canonical form, little-endian as single-object encoding wants it"""
+    parsed: Json
+
+
+class _Files(AbstractSchemaRepository):  # type: ignore[misc]
+    """Finds `millrace.Name` in `avro/Name.avsc`."""
+
+    def load(self, name: str) -> Json:
+        return json.loads((AVRO / f"{name.removeprefix(NAMESPACE + '.')}.avsc").read_text())  # type: ignore[no-any-return]
+
+
+def fingerprint_of(parsed: Json) -> bytes:
+    """The 8 bytes that stand for a schema in single-object encoding."""
+    return bytes.fromhex(fingerprint(to_parsing_canonical_form(parsed), "CRC-64-AVRO"))
+
+
+@cache
+def names() -> tuple[str, ...]:
+    """Names of all current record types (enums left out), sorted."""
+    kinds = ((path.stem, json.loads(path.read_text())["type"]) for path in sorted(AVRO.glob("*.avsc")))
+    return tuple(name for name, kind in kinds if kind == "record")
+
+
+@cache
+def current(name: str) -> Schema:
+    """Today's schema of a record. Raises UnknownSchema when there is no such record."""
+    if not (AVRO / f"{name}.avsc").exists():
+        raise UnknownSchema(f"there is no record named {name!r} in schemas/avro")
+    parsed = load_schema(f"{NAMESPACE}.{name}", repo=_Files())
+    return Schema(name, fingerprint_of(parsed), parsed)
+
+
+@cache
+def _past() -> dict[bytes, Schema]:
+    found = {}
+    for path in HISTORY.glob("*/*.avsc"):
+        parsed = parse_schema(json.loads(path.read_text()))
+        found[fingerprint_of(parsed)] = Schema(path.parent.name, fingerprint_of(parsed), parsed)
+    return found
+
+
+@cache
+def by_fingerprint(data: bytes) -> Schema:
+    """The schema, present or past, behind 8 bytes of fingerprint. Raises UnknownSchema."""
+    for name in names():
+        if current(name).fingerprint == data:
+            return current(name)
+    if data in _past():
+        return _past()[data]
+    raise UnknownSchema(f"no schema has the fingerprint {data.hex()}: written by a newer release, or not by Millrace")
