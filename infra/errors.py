@@ -1,0 +1,105 @@
+"""Every error that Millrace raises on purpose, as one tree.
+
+    MillraceError
+    ├── ConfigError              a setting is missing, unknown or wrong
+    ├── BusError                 the log refused or could not answer
+    │   ├── UnreachableError     no broker answered in time; whatever was in flight has an unknown outcome
+    │   ├── TopicError           a topic is missing or differs from its specification
+    │   ├── FencedError          another owner opened the same transactional id; this transactor is dead
+    │   ├── RefusedError         the group moved on since the records were polled; the transaction was aborted
+    │   └── TooLargeError        a record is larger than its topic or the client allows
+    ├── StageError               a stage broke the contract of `infra.stage`
+    ├── ReplayError              a recorded turn cannot be folded again or differs from what was recorded
+    ├── ClaimError               the bytes behind a claim are missing or are not the ones that were claimed
+    ├── EngineError              an inference engine refused or failed
+    ├── GatewayError             the capture gateway refused or failed
+    ├── RolloutError             a rollout worker could not do its part
+    ├── RewardError              a verifier could not be loaded or run
+    ├── LearnerError             a learner cannot go on
+    ├── ReloadError              an engine could not be brought to a weight version
+    ├── ServiceError             a local process (broker, engine, supervisor) did not come up or go down
+    └── AuditError               the topics cannot be audited at all
+
+`schemas` and `trainers` know nothing of `infra` and have roots of their own (`schemas.errors.SchemaError`,
+`trainers.errors`).
+
+Every message says what to do next. An error that is not of this tree is a bug and propagates.
+"""
+
+from __future__ import annotations
+
+
+class MillraceError(Exception):
+    """Root of the tree."""
+
+
+class ConfigError(MillraceError):
+    """A setting is missing, unknown or wrong."""
+
+
+class BusError(MillraceError):
+    """The log refused or could not answer."""
+
+
+class UnreachableError(BusError):
+    """No broker answered in time. What was in flight has an unknown outcome: fence again, then read what is there."""
+
+
+class TopicError(BusError):
+    """A topic is missing or differs from its specification."""
+
+
+class FencedError(BusError):
+    """Another owner opened the same transactional id. Fatal for this transactor: drop it and open a new one."""
+
+
+class RefusedError(BusError):
+    """The consumer group moved on since the records were polled. The transaction was aborted: poll again."""
+
+
+class TooLargeError(BusError):
+    """A record is larger than its topic or the client allows: store it as a claim."""
+
+
+class StageError(MillraceError):
+    """A stage broke the contract of `infra.stage`."""
+
+
+class ReplayError(MillraceError):
+    """A recorded turn cannot be folded again or differs from what was recorded."""
+
+
+class ClaimError(MillraceError):
+    """The bytes behind a claim are missing or are not the ones that were claimed."""
+
+
+class EngineError(MillraceError):
+    """An inference engine refused or failed."""
+
+
+class GatewayError(MillraceError):
+    """The capture gateway refused or failed."""
+
+
+class RolloutError(MillraceError):
+    """A rollout worker could not do its part."""
+
+
+class RewardError(MillraceError):
+    """A verifier could not be loaded or run."""
+
+
+class LearnerError(MillraceError):
+    """A learner cannot go on."""
+
+
+class ReloadError(MillraceError):
+    """An engine could not be brought to a weight version."""
+
+
+class ServiceError(MillraceError):
+    """A local process did not come up or go down."""
+
+
+class AuditError(MillraceError):
+    """The topics cannot be audited at all."""
