@@ -1,0 +1,41 @@
+"""Ports and waiting: what every local service needs."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable
+
+from infra.errors import ServiceError
+
+LOCALHOST = "127.0.0.1"
+
+
+def free_ports(count: int, host: str = LOCALHOST) -> list[int]:
+    """`count` different ports nobody listens on now (held together while they are chosen, so that they differ)."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for one in sockets:
+            one.bind((host, 0))
+        return [one.getsockname()[1] for one in sockets]
+    finally:
+        for one in sockets:
+            one.close()
+
+
+def is_listening(host: str, port: int, timeout_s: float = 0.5) -> bool:
+    """Whether something accepts connections there."""
+    with socket.socket() as one:
+        one.settimeout(timeout_s)
+        return one.connect_ex((host, port)) == 0
+
+
+def wait_until(ready: Callable[[], bool], what: str, timeout_s: float, every_s: float = 0.1) -> None:
+    """Poll until `ready`; raises ServiceError naming `what` when the time is over. `ready` may raise to give up at
+    once.
+    """
+    deadline = time.monotonic() + timeout_s
+    while not ready():
+        if time.monotonic() > deadline:
+            raise ServiceError(f"{what} is not ready after {timeout_s:g} s")
+        time.sleep(every_s)
