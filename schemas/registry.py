@@ -33,11 +33,16 @@ class Schema:
     parsed: Json
 
 
-class _Files(AbstractSchemaRepository):  # type: ignore[misc]
+class _Files(AbstractSchemaRepository):
     """Finds `millrace.Name` in `avro/Name.avsc`."""
 
     def load(self, name: str) -> Json:
         return json.loads((AVRO / f"{name.removeprefix(NAMESPACE + '.')}.avsc").read_text())  # type: ignore[no-any-return]
+
+
+def _parsed(schema: object) -> Json:
+    assert isinstance(schema, dict), "a record's schema is a JSON object"
+    return schema
 
 
 def fingerprint_of(parsed: Json) -> bytes:
@@ -57,7 +62,7 @@ def current(name: str) -> Schema:
     """Today's schema of a record. Raises UnknownSchema when there is no such record."""
     if not (AVRO / f"{name}.avsc").exists():
         raise UnknownSchema(f"there is no record named {name!r} in schemas/avro")
-    parsed = load_schema(f"{NAMESPACE}.{name}", repo=_Files())
+    parsed = _parsed(load_schema(f"{NAMESPACE}.{name}", repo=_Files()))
     return Schema(name, fingerprint_of(parsed), parsed)
 
 
@@ -65,7 +70,7 @@ def current(name: str) -> Schema:
 def _past() -> dict[bytes, Schema]:
     found = {}
     for path in HISTORY.glob("*/*.avsc"):
-        parsed = parse_schema(json.loads(path.read_text()))
+        parsed = _parsed(parse_schema(json.loads(path.read_text())))
         found[fingerprint_of(parsed)] = Schema(path.parent.name, fingerprint_of(parsed), parsed)
     return found
 
