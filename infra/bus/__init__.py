@@ -1,0 +1,1 @@
+"""The bus seam: `base` is the contract, `kafka` and `memory` are its siblings."""
