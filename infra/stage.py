@@ -11,10 +11,10 @@ Invariants:
 - Topic names here are logical, without namespace (`raw`, `events`, `<policy>.completions`).
 - Keys that start with `~` belong to the runner; `tick` is the wake key of clock stages.
 
-Time: the slot's `now` never falls. In a clock stage it is max(last, clock) once a turn, and `tick` wakes it once in each
-second of the clock. In any other stage it is the largest `time_of` so far, and before a record of time t is folded the
-wakes due at or before t fire, in order of (at, key), with now = t. Wakes set for a time that has already come fire right
-after the record or wake that set them.
+Time: the slot's `now` never falls. In a clock stage it is max(last, clock) once a turn, and `tick` wakes it once in
+each second of the clock. In any other stage it is the largest `time_of` so far, and before a record of time t is folded
+the wakes due at or before t fire, in order of (at, key), with now = t. Wakes set for a time that has already come fire
+right after the record or wake that set them.
 """
 
 from __future__ import annotations
@@ -30,11 +30,6 @@ from schemas.ids import Micros
 
 NOTHING: Mapping[str, str] = MappingProxyType({})
 TICK = "tick"
-
-
-def logical(topic: str) -> str:
-    """The logical name of a full topic name: what follows the namespace, which holds no dot."""
-    return topic.partition(".")[2]
 
 
 class Later(NamedTuple):
@@ -128,7 +123,7 @@ class Stage(ABC):
 
     @abstractmethod
     def on_record(self, view: View, record: Record, now: Micros) -> Iterable[Op]:
-        """Fold one record of the primary or of a side (`logical(record.topic)` tells which)."""
+        """Fold one record of the primary or of a side (`infra.topics.logical_name` tells which)."""
 
     def on_wake(self, view: View, key: str, now: Micros) -> Iterable[Op]:
         """A timer set by `Wake`, or `tick`, is due."""

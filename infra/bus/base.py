@@ -21,6 +21,11 @@ from dataclasses import dataclass, field
 from types import MappingProxyType, TracebackType
 from typing import NamedTuple, Self
 
+EARLIEST = -1
+"""stands for the first offset kept"""
+LATEST = -2
+"""stands for the stable end"""
+
 NO_HEADERS: Mapping[str, bytes] = MappingProxyType({})
 
 
@@ -118,8 +123,8 @@ class GroupView:
 
 
 OnAssign = Callable[[set[int]], Mapping[int, int] | None]
-"""Called inside `Member.poll` with newly assigned partitions. May return where each begins; a partition it leaves out
-begins at the group's committed offset, or at the topic's start when there is none."""
+"""Called inside `Member.poll` with newly assigned partitions. May return where each begins (an offset, EARLIEST or
+LATEST); a partition it leaves out begins at the group's committed offset, or at what is kept when there is none."""
 
 OnRevoke = Callable[[set[int]], None]
 """Called inside `Member.poll` or `close` with partitions that are no longer owned, lost ones included."""
@@ -283,7 +288,7 @@ class Bus(_Closing, ABC):
 
     @abstractmethod
     def tail(self, positions: Mapping[tuple[str, int], int]) -> Tail:
-        """Follow these partitions from these offsets. -1 stands for the first offset kept."""
+        """Follow these partitions from these offsets (or EARLIEST, LATEST)."""
 
     @abstractmethod
     def group(self, group: str) -> GroupView:

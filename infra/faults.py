@@ -1,0 +1,82 @@
+"""Named points of the write paths at which a process may be killed, so that every crash can be rehearsed.
+
+    faults.point("runner.after_send")
+
+Armed by the environment:
+
+- `MILLRACE_KILL=name[:nth]` sends SIGKILL to this process the nth time it passes the point (first by default);
+- `MILLRACE_KILL_ONCE=FILE` does so only if FILE can be created, so that the restarted process lives.
+
+Invariants: a point that is not armed costs one comparison; every point is a literal in the code, so `names()` finds
+them all; no lock is held at a point. In the in-memory world `install` puts a scheduler in the place of the signal.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import signal
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+
+Hook = Callable[[str], None]
+
+PACKAGES = ("infra", "producers", "streams", "trainers", "consumers")
+
+
+def _killer(spec: str, once: str) -> Hook | None:
+    if not spec:
+        return None
+    wanted, _, nth = spec.partition(":")
+    left = int(nth or 1)
+
+    def hook(name: str) -> None:
+        nonlocal left
+        if name != wanted:
+            return
+        left -= 1
+        if left == 0:
+            if once:
+                with suppress(FileExistsError):
+                    os.close(os.open(once, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+                    os.kill(os.getpid(), signal.SIGKILL)
+            else:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    return hook
+
+
+_hook: Hook | None = _killer(os.environ.get("MILLRACE_KILL", ""), os.environ.get("MILLRACE_KILL_ONCE", ""))
+
+
+def point(name: str) -> None:
+    """Pass a named point. Returns, unless the point is armed."""
+    if _hook is not None:
+        _hook(name)
+
+
+def install(hook: Hook | None) -> Hook | None:
+    """Put `hook` behind every point of this process (None disarms). Returns the hook that was there."""
+    global _hook
+    before, _hook = _hook, hook
+    return before
+
+
+def names(packages: Iterable[str] = PACKAGES) -> list[str]:
+    """Every point of the given packages, read from their source, sorted."""
+    root = Path(__file__).parent.parent
+    found: set[str] = set()
+    for package in packages:
+        for path in (root / package).rglob("*.py"):
+            found.update(_points(ast.parse(path.read_text(), str(path))))
+    return sorted(found)
+
+
+def _points(tree: ast.AST) -> Iterable[str]:
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(
+                func=ast.Attribute(value=ast.Name(id="faults"), attr="point"), args=[ast.Constant(value=str(name))]
+            ):
+                yield name
