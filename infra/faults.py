@@ -5,7 +5,9 @@
 Armed by the environment:
 
 - `MILLRACE_KILL=name[:nth]` sends SIGKILL to this process the nth time it passes the point (first by default);
-- `MILLRACE_KILL_ONCE=FILE` does so only if FILE can be created, so that the restarted process lives.
+- `MILLRACE_KILL_ONCE=FILE` does so only if FILE can be created, so that the restarted process lives;
+- `MILLRACE_KILL_DIR=DIR` kills the first process of the deployment that passes a point whose name is a file in DIR, and
+  takes the file away: this arms points of processes that already run.
 
 Invariants: a point that is not armed costs one comparison; every point is a literal in the code, so `names()` finds
 them all; no lock is held at a point. In the in-memory world `install` puts a scheduler in the place of the signal.
@@ -47,7 +49,21 @@ def _killer(spec: str, once: str) -> Hook | None:
     return hook
 
 
-_hook: Hook | None = _killer(os.environ.get("MILLRACE_KILL", ""), os.environ.get("MILLRACE_KILL_ONCE", ""))
+def _killer_by_file(directory: str) -> Hook | None:
+    if not directory:
+        return None
+
+    def hook(name: str) -> None:
+        with suppress(FileNotFoundError):
+            os.unlink(os.path.join(directory, name))
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return hook
+
+
+_hook: Hook | None = _killer(
+    os.environ.get("MILLRACE_KILL", ""), os.environ.get("MILLRACE_KILL_ONCE", "")
+) or _killer_by_file(os.environ.get("MILLRACE_KILL_DIR", ""))
 
 
 def point(name: str) -> None:
