@@ -1,0 +1,407 @@
+"""The settings: one `millrace.toml`, overridden by environment, overridden by flags.
+
+Invariants: every key is checked, and an unknown one is refused with the nearest valid name; a secret is never shown by
+`repr`, `masked` or an error; nothing here touches the network or the disk but the one file; a listener beyond this
+machine without keys is refused. Environment: `MILLRACE_NAMESPACE=x`, `MILLRACE_GATEWAY__PORT=8900` (section, two
+underscores, key); tables and lists as JSON. `MILLRACE_CONFIG` names the file.
+"""
+
+from __future__ import annotations
+
+import difflib
+import ipaddress
+import os
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, get_args
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
+
+from infra.errors import ConfigError
+from infra.topics import NAME, Layout
+
+FILE = "millrace.toml"
+PREFIX = "MILLRACE_"
+RESERVED = ("CONFIG", "DEPLOYMENT", "ROLE")
+"""Variables that begin like settings and are none: where the file is, which deployment and role a process belongs to.
+"""
+
+Positive = Annotated[int, Field(gt=0)]
+Seconds = Annotated[float, Field(gt=0)]
+Name = Annotated[str, Field(pattern=f"^{NAME.pattern}$")]
+Scalar = bool | int | float | str
+
+
+class Section(BaseModel):
+    """Base of all sections: immutable, no unknown keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, hide_input_in_errors=True)
+
+
+class Kafka(Section):
+    """The log. Any Kafka 3.0 or newer does; SASL and TLS settings pass through `options`."""
+
+    bootstrap: str = Field(
+        default="127.0.0.1:19092", description="host:port of one or more brokers, separated by commas"
+    )
+    local: bool = Field(default=True, description="`millrace up` starts one broker there; false: bring your own")
+    options: dict[str, Scalar | SecretStr] = Field(
+        default={},
+        description='passed to librdkafka as they are: "security.protocol", "sasl.username", "sasl.password", ...',
+    )
+    replication: Positive = Field(default=1, description="replicas of every topic that we create")
+    heap_mb: Positive = Field(default=512, description="memory of the local broker's Java heap")
+
+    @field_validator("options", mode="before")
+    @classmethod
+    def _hide(cls, value: Any) -> Any:
+        return {k: SecretStr(v) if _is_secret(k) and isinstance(v, str) else v for k, v in dict(value).items()}
+
+    def client_options(self) -> dict[str, Any]:
+        """`options` for a client, secrets revealed."""
+        return {k: v.get_secret_value() if isinstance(v, SecretStr) else v for k, v in self.options.items()}
+
+
+class Topics(Section):
+    """Sizes that are fixed when the topics are made."""
+
+    slots: Positive = Field(
+        default=2, description="N: partitions of raw, events and grants, so stage processes that can share"
+    )
+    shards: Positive = Field(
+        default=8, description="S: partitions of trajectories, the most learners that can share one policy"
+    )
+    short_hours: Positive = Field(default=24, description="how long raw, restricted content is kept")
+    long_hours: Positive = Field(default=24 * 90, description="how long the history is kept")
+
+
+class Policy(Section):
+    """The model being trained, and the rules of its admission."""
+
+    name: Name = Field(default="policy", description="its name in topics, labels and requests")
+    batch: Positive = Field(default=64, description="B: groups a version is trained on")
+    eta: Annotated[int, Field(ge=0)] = Field(
+        default=2, description="most versions a trained token may be behind; 0: synchronous"
+    )
+    group_size: Positive = Field(default=8, description="samples of one prompt, compared with each other")
+    release: Literal["reserve", "soft", "reject", "mask-head"] = Field(
+        default="reserve",
+        description="reserve never needs to drop; soft only reports; reject and mask-head drop what is stale",
+    )
+    unsolicited_share: Annotated[float, Field(ge=0, le=1)] = Field(
+        default=0.0, description="share of a batch that production traffic may take"
+    )
+    short_groups: Literal["drop", "train", "top-up"] = Field(
+        default="drop", description="what becomes of a group with missing samples"
+    )
+    lease_s: Seconds = Field(default=300, description="log time after which a granted group that never ended expires")
+    reward_deadline_s: Seconds = Field(
+        default=60, description="log time after which an ended episode is sealed as it is"
+    )
+    awaits: tuple[str, ...] = Field(default=("verifier",), description="reward sources that every rollout waits for")
+
+
+class Key(Section):
+    """One static key of the gateway."""
+
+    key: SecretStr
+    tenant: Name = "local"
+
+
+class Gateway(Section):
+    """Where agents send their calls."""
+
+    host: str = Field(default="127.0.0.1", description="address to listen on; beyond this machine only with keys")
+    port: Annotated[int, Field(ge=0, le=65535)] = Field(default=8900, description="port to listen on")
+    keys: dict[str, Key] = Field(
+        default={}, description='static keys by name: { laptop = { key = "...", tenant = "local" } }'
+    )
+    engine_url: str = Field(default="", description="engine that answers token-in, token-out; empty: [engine] url")
+    upstream_url: str = Field(default="", description="text-only upstream instead: captured, never trainable by RL")
+    upstream_key: SecretStr = Field(default=SecretStr(""), description="bearer key for the upstream")
+    capture_dir: Path = Field(default=Path(), description="local log of what was captured; empty: under home")
+    capture_max_bytes: Positive = Field(default=4 << 30, description="most bytes of it that may wait to be sent")
+    idle_timeout_s: Seconds = Field(default=300, description="an episode nobody ended ends after this silence")
+    renderer: str = Field(default="auto", description="chat template renderer; auto: chosen by the model's tokenizer")
+    tool_parser: Literal["hermes"] = Field(default="hermes", description="form of the tool calls in the model's text")
+    max_body_bytes: Positive = Field(default=8 << 20, description="larger requests are refused")
+    workers: Positive = Field(default=1, description="processes of the gateway")
+
+
+class Engine(Section):
+    """What samples tokens."""
+
+    kind: Literal["vllm", "inprocess"] = Field(
+        default="vllm", description="inprocess: transformers, for tests and tiny models"
+    )
+    url: str = Field(default="http://127.0.0.1:8901", description="where it answers")
+    local: bool = Field(default=True, description="`millrace up` starts it there; false: bring your own")
+    device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="what the local engine runs on")
+    max_model_len: Positive = Field(default=2048, description="longest sequence of the local engine, in tokens")
+    max_num_seqs: Positive = Field(default=64, description="sequences the local engine works on at once")
+    kv_cache_mb: Positive = Field(
+        default=256, description="memory for the key-value cache of the local engine on a CPU"
+    )
+    args: tuple[str, ...] = Field(default=(), description="more arguments for vLLM")
+
+
+class Rollout(Section):
+    """The workers that run your agent."""
+
+    agent: str = Field(default="", description="module:function to run, sync or async")
+    workers: Annotated[int, Field(ge=0)] = Field(default=1, description="processes")
+    concurrency: Positive = Field(default=8, description="episodes at once in each process")
+    timeout_s: Seconds = Field(default=120, description="an episode that takes longer ends as failed")
+    tasks: str = Field(default="", description="JSONL file or Hugging Face dataset directory with the tasks")
+    ahead: Positive = Field(default=64, description="unresolved prompts that the task loader keeps ahead")
+    epochs: Annotated[int, Field(ge=0)] = Field(default=0, description="times to go through the tasks; 0: for ever")
+    sampling: dict[str, Scalar] = Field(
+        default={}, description="defaults for the agent's calls: temperature, top_p, max_tokens"
+    )
+
+
+class Reward(Section):
+    """Verifiers that judge ended episodes."""
+
+    verifier: str = Field(default="exact", description="exact, math, or module:function")
+    source: str = Field(default="verifier", description="name under which its rewards are recorded")
+    rubric: str = Field(default="1", description="version of the rubric; a new one is a new reward")
+    timeout_s: Seconds = Field(default=10, description="a verdict that takes longer is a labelled failure")
+    workers: Positive = Field(default=1, description="processes that verify")
+
+
+class Tenant(Section):
+    """What one tenant allows."""
+
+    train: bool = Field(default=True, description="whether its traffic may train")
+    eligibility: Literal["denied", "audit_only", "tenant_only", "aggregate"] = Field(
+        default="aggregate", description="what its content may be used for"
+    )
+    classification: Literal["public", "internal", "confidential", "restricted"] = Field(
+        default="internal", description="label of its content unless an event says more"
+    )
+    residency: str = Field(default="", description="region its content must stay in")
+    redact: bool = Field(default=True, description="whether secrets and personal data are looked for")
+
+
+class Governance(Section):
+    """What may be learned from. A tenant that is not named here is recorded and never trained on."""
+
+    tenants: dict[Name, Tenant] = Field(default={"local": Tenant()}, description="rules by tenant")
+    region: str = Field(
+        default="", description="where this deployment runs; content of another residency is not trained on"
+    )
+
+
+class Learner(Section):
+    """How versions are trained."""
+
+    algorithm: str = Field(default="grpo", description="grpo, or decoupled (with a recomputed proximal policy)")
+    lr: Annotated[float, Field(gt=0)] = Field(default=5e-4, description="learning rate of AdamW")
+    weight_decay: Annotated[float, Field(ge=0)] = Field(default=0.0, description="of AdamW")
+    max_grad_norm: Annotated[float, Field(gt=0)] = Field(default=1.0, description="gradients are clipped to this norm")
+    minibatches: Positive = Field(default=2, description="optimizer steps a version")
+    clip_low: Annotated[float, Field(gt=0, lt=1)] = Field(default=0.2, description="lower clip of the ratio")
+    clip_high: Annotated[float, Field(gt=0)] = Field(default=0.28, description="upper clip of the ratio")
+    kl: Annotated[float, Field(ge=0)] = Field(default=0.0, description="weight of the KL to the behaviour policy")
+    tokens_per_pack: Positive = Field(default=8192, description="tokens of one packed row of a forward pass")
+    learners: Annotated[int, Field(ge=0)] = Field(default=1, description="processes that `millrace up` starts")
+    threads: Positive = Field(default=1, description="CPU threads of each")
+    host: str = Field(default="127.0.0.1", description="address other learners reach this one at")
+    keep: Positive = Field(default=3, description="newest versions whose files are kept")
+    seed: int = Field(default=0, description="of every random choice")
+    session_timeout_s: Seconds = Field(default=6, description="silence after which a learner counts as dead")
+    max_versions: Annotated[int, Field(ge=0)] = Field(default=0, description="stop at this version; 0: never")
+
+
+class Telemetry(Section):
+    """Where traces and metrics go."""
+
+    exporter: Literal["none", "console", "otlp"] = Field(default="none", description="otlp speaks HTTP with protobuf")
+    endpoint: str = Field(default="http://127.0.0.1:4318", description="collector for otlp")
+    headers: dict[str, SecretStr] = Field(default={}, description="headers for the collector")
+    interval_s: Seconds = Field(default=10, description="how often metrics leave")
+    sample: Annotated[float, Field(ge=0, le=1)] = Field(
+        default=1.0, description="share of trajectories that are traced"
+    )
+
+
+class Settings(BaseSettings):
+    """Everything. Made by `load`."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX, env_nested_delimiter="__", extra="forbid", frozen=True, hide_input_in_errors=True
+    )
+
+    namespace: Name = Field(default="dev", description="one deployment: its topics are called <namespace>.something")
+    home: Path = Field(default=Path(".millrace"), description="directory for what local services keep")
+    objects: str = Field(
+        default="", description="directory or fsspec URI for weights and large records; empty: under home"
+    )
+    kafka: Kafka = Kafka()
+    topics: Topics = Topics()
+    policy: Policy = Policy()
+    gateway: Gateway = Gateway()
+    engine: Engine = Engine()
+    rollout: Rollout = Rollout()
+    reward: Reward = Reward()
+    governance: Governance = Governance()
+    learner: Learner = Learner()
+    telemetry: Telemetry = Telemetry()
+
+    @classmethod
+    def settings_customise_sources(
+        cls, settings_cls: type[BaseSettings], init_settings: PydanticBaseSettingsSource, *_: Any, **__: Any
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Flags and file come merged through `load`; the environment lies between them there."""
+        return (init_settings,)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _derive(cls, data: Any) -> Any:
+        """Fill in what follows from other keys, and make paths absolute: roles may run in other directories."""
+        home = Path(data.get("home", ".millrace")).absolute()
+        gateway = dict(data.get("gateway", {}))
+        engine_url = dict(data.get("engine", {})).get("url", Engine.model_fields["url"].default)
+        gateway["engine_url"] = gateway.get("engine_url") or engine_url
+        gateway["capture_dir"] = gateway.get("capture_dir") or home / "capture"
+        return {**data, "home": home, "objects": data.get("objects") or str(home / "objects"), "gateway": gateway}
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if not is_local(self.gateway.host) and not self.gateway.keys:
+            raise ValueError(
+                f"[gateway] host {self.gateway.host} is reachable from other machines: "
+                "set at least one key under [gateway.keys], or listen on 127.0.0.1"
+            )
+        for section, local, address in (
+            ("kafka", self.kafka.local, self.kafka.bootstrap.rpartition(":")[0]),
+            ("engine", self.engine.local and self.engine.kind == "vllm", urlsplit(self.engine.url).hostname or ""),
+        ):
+            if local and not is_local(address):
+                raise ValueError(
+                    f"[{section}] points at {address or 'nothing'}, and what `millrace up` starts listens on "
+                    f"127.0.0.1 only: set local = false there, or an address of this machine"
+                )
+        return self
+
+    @property
+    def layout(self) -> Layout:
+        """What sizes the topics."""
+        t = self.topics
+        return Layout(self.namespace, self.policy.name, t.slots, t.shards, t.short_hours, t.long_hours)
+
+    @property
+    def weights(self) -> str:
+        """Where versions of the policy lie."""
+        return f"{self.objects.rstrip('/')}/weights/{self.policy.name}"
+
+    @property
+    def claims(self) -> str:
+        """Where records too large for their topic lie."""
+        return f"{self.objects.rstrip('/')}/claims"
+
+
+def load(file: Path | None = None, flags: Mapping[str, Any] | None = None) -> Settings:
+    """The effective settings. `file` must exist when named (here or by MILLRACE_CONFIG); else ./millrace.toml may be
+    missing. `flags` maps dotted keys ("gateway.port") to values and wins over the environment, which wins over the
+    file.
+
+    Raises ConfigError with one line for each thing that is wrong."""
+    named = file or (Path(os.environ[f"{PREFIX}CONFIG"]) if os.environ.get(f"{PREFIX}CONFIG") else None)
+    path = named or Path(FILE)
+    data: dict[str, Any] = {}
+    if path.exists():
+        try:
+            data = tomllib.loads(path.read_text())
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{path} is not TOML: {error}") from None
+    elif named:
+        raise ConfigError(f"there is no {path}: `millrace init` writes one")
+    _check_names(os.environ)
+    try:
+        environment = EnvSettingsSource(Settings)()
+    except ValueError as error:
+        raise ConfigError(f"environment: {error.__cause__ or error}: tables and lists are given as JSON") from None
+    data = merge(data, environment)
+    for key, value in (flags or {}).items():
+        *sections, last = key.split(".")
+        data = merge(data, {sections[0]: {last: value}} if sections else {last: value})
+    try:
+        return Settings(**data)
+    except ValidationError as error:
+        raise ConfigError("\n".join(_explain(problem) for problem in error.errors())) from None
+
+
+def merge(low: Mapping[str, Any], high: Mapping[str, Any]) -> dict[str, Any]:
+    """Tables are merged, everything else of `high` replaces that of `low`."""
+    out = dict(low)
+    for key, value in high.items():
+        mine = out.get(key)
+        out[key] = merge(mine, value) if isinstance(mine, Mapping) and isinstance(value, Mapping) else value
+    return out
+
+
+def masked(settings: Settings) -> dict[str, Any]:
+    """The settings as plain values, secrets as stars."""
+    return settings.model_dump(mode="json")
+
+
+def is_local(host: str) -> bool:
+    """Whether an address is reachable from this machine alone."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """`; did you mean X?` for a word close to a known one, else the known ones."""
+    options = sorted(known)
+    close = difflib.get_close_matches(word, options, 1, 0.5)
+    return f"; did you mean {close[0]}?" if close else f"; known: {', '.join(options)}"
+
+
+def _is_secret(key: str) -> bool:
+    return any(word in key.lower() for word in ("password", "secret", "token", "jaas", "key.pem"))
+
+
+def _check_names(environment: Mapping[str, str]) -> None:
+    """pydantic reads only names that it knows: what begins like a setting and is none would be lost in silence."""
+    for name in environment:
+        if not name.upper().startswith(PREFIX):
+            continue
+        first, nested, _ = name[len(PREFIX) :].lower().partition("__")
+        known = Settings.model_fields
+        typo = nested or difflib.get_close_matches(first, known, 1, 0.8)
+        if first not in known and first.upper() not in RESERVED and typo:
+            raise ConfigError(f"environment variable {name} is no setting{nearest(first, known)}")
+
+
+def _explain(problem: Any) -> str:
+    """One line for one of pydantic's findings."""
+    where = [str(part) for part in problem["loc"]]
+    if problem["type"] == "extra_forbidden":
+        return f"{_dotted(where)} is no setting{nearest(where[-1], _model_at(where[:-1]).model_fields)}"
+    if not where:
+        return str(problem["msg"]).removeprefix("Value error, ")
+    return f"{_dotted(where)}: {problem['msg'][0].lower()}{problem['msg'][1:]}"
+
+
+def _dotted(where: list[str]) -> str:
+    return f"[{'.'.join(where[:-1])}] {where[-1]}" if len(where) > 1 else where[0]
+
+
+def _model_at(where: list[str]) -> type[BaseModel]:
+    """The model that holds a location; the key of a table (a key's or tenant's name) is skipped."""
+    model: type[BaseModel] = Settings
+    for part in where:
+        kind: Any = model.model_fields[part].annotation if part in model.model_fields else model
+        inner = [a for a in get_args(kind) if isinstance(a, type) and issubclass(a, BaseModel)]
+        model = inner[0] if inner else kind if isinstance(kind, type) and issubclass(kind, BaseModel) else model
+    return model

@@ -1,0 +1,139 @@
+"""Settings: where they come from, what is refused and how, and that secrets stay secret."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from infra.config import Settings, is_local, load, masked
+from infra.errors import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def write(text: str) -> Path:
+    path = Path("millrace.toml")
+    path.write_text(text)
+    return path
+
+
+def test_defaults_need_no_file(tmp_path: Path) -> None:
+    settings = load()
+    assert settings.namespace == "dev"
+    assert settings.home == tmp_path / ".millrace"
+    assert settings.objects == str(tmp_path / ".millrace/objects")
+    assert settings.gateway.engine_url == settings.engine.url
+    assert settings.gateway.capture_dir == tmp_path / ".millrace/capture"
+    assert settings.weights.endswith("objects/weights/policy")
+    assert settings.layout.specs()
+
+
+def test_flags_win_over_environment_wins_over_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    write("namespace = 'file'\n[gateway]\nport = 1\nidle_timeout_s = 7\n[policy]\nbatch = 3\n")
+    monkeypatch.setenv("MILLRACE_GATEWAY__PORT", "2")
+    monkeypatch.setenv("MILLRACE_POLICY__BATCH", "4")
+    settings = load(flags={"policy.batch": "5"})
+    assert (settings.namespace, settings.gateway.port, settings.gateway.idle_timeout_s) == ("file", 2, 7)
+    assert settings.policy.batch == 5
+
+
+def test_tables_in_the_environment_are_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MILLRACE_GATEWAY__KEYS", '{"a": {"key": "k", "tenant": "t"}}')
+    assert load().gateway.keys["a"].key.get_secret_value() == "k"
+    monkeypatch.setenv("MILLRACE_GATEWAY__KEYS", "{")
+    with pytest.raises(ConfigError, match="JSON"):
+        load()
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[gateway]\nprot = 1", r"\[gateway\] prot is no setting; did you mean port\?"),
+        ("[gatewey]\nport = 1", "gatewey is no setting; did you mean gateway"),
+        ("namspace = 'x'", "did you mean namespace"),
+        ("[gateway.keys.me]\nky = 'x'\nkey = 'y'", r"\[gateway.keys.me\] ky is no setting; did you mean key"),
+        ("[governance.tenants.acme]\ntrian = true", "did you mean train"),
+        ("[policy]\nzzz = 1", "known: awaits, batch, eta"),
+        ("[policy]\nbatch = 0", r"\[policy\] batch: input should be greater than 0"),
+        ("[policy]\nbatch = 'many'", r"\[policy\] batch: input should be a valid integer"),
+        ("[policy]\nrelease = 'never'", r"\[policy\] release: .*'mask-head'"),
+        ("namespace = 'a.b'", "namespace"),
+        ("[policy", "not TOML"),
+        ("[gateway]\nhost = '0.0.0.0'", "set at least one key"),
+        ("[kafka]\nbootstrap = 'kafka.example.org:9092'", "local = false"),
+        ("[engine]\nurl = 'http://10.0.0.1:8000'", "local = false"),
+    ],
+)
+def test_what_is_wrong_is_one_clear_line(text: str, says: str) -> None:
+    write(text)
+    with pytest.raises(ConfigError, match=says):
+        load()
+
+
+@pytest.mark.parametrize("name", ["MILLRACE_GATEWEY__PORT", "MILLRACE_NAMSPACE", "MILLRACE_GATEWAY__PROT"])
+def test_a_misspelt_variable_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, "1")
+    with pytest.raises(ConfigError, match="did you mean"):
+        load()
+
+
+def test_a_misspelt_flag_is_refused() -> None:
+    with pytest.raises(ConfigError, match="did you mean port"):
+        load(flags={"gateway.prot": 1})
+
+
+def test_a_named_file_must_exist() -> None:
+    with pytest.raises(ConfigError, match="millrace init"):
+        load(Path("other.toml"))
+
+
+def test_secrets_are_masked_and_reach_the_client() -> None:
+    write(
+        """
+        [kafka]
+        bootstrap = "kafka.example.org:9092"
+        local = false
+        options = { "security.protocol" = "SASL_SSL", "sasl.username" = "me", "sasl.password" = "hunter2" }
+        [gateway.keys.me]
+        key = "hunter2"
+        [telemetry.headers]
+        authorization = "hunter2"
+        """
+    )
+    settings = load()
+    assert "hunter2" not in repr(settings) + str(masked(settings))
+    assert masked(settings)["kafka"]["options"]["sasl.username"] == "me"
+    assert settings.kafka.client_options()["sasl.password"] == "hunter2"
+
+
+def test_an_error_shows_no_value() -> None:
+    write("[gateway.keys.me]\nkey = ['hunter2']")
+    with pytest.raises(ConfigError) as caught:
+        load()
+    assert "hunter2" not in str(caught.value)
+
+
+def test_a_public_listener_with_keys_is_allowed() -> None:
+    write("[gateway]\nhost = '0.0.0.0'\n[gateway.keys.me]\nkey = 'k'")
+    assert load().gateway.host == "0.0.0.0"
+
+
+@pytest.mark.parametrize(
+    ("host", "local"), [("127.0.0.1", True), ("::1", True), ("localhost", True), ("10.0.0.1", False)]
+)
+def test_what_counts_as_local(host: str, local: bool) -> None:
+    assert is_local(host) is local
+
+
+def test_every_key_is_described() -> None:
+    missing = [
+        f"{name}.{key}"
+        for name, section in Settings.model_fields.items()
+        for key, field in getattr(section.annotation, "model_fields", {}).items()
+        if not field.description
+    ]
+    assert not missing
