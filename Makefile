@@ -1,0 +1,75 @@
+# Everything a newcomer or CI needs. `make demo` and `make test` install what they need first; second runs start at once.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3.11
+BIN := .venv/bin
+UV := .venv-tools/bin/uv
+STAMP := .venv/.millrace-setup
+N ?= 10000
+
+# Without byte code every start of vLLM is a first start (94 s against 24 s).
+unexport PYTHONDONTWRITEBYTECODE
+export UV_PYTHON_DOWNLOADS := never
+
+.PHONY: help setup test check format demo demo-short chaos histories conformance bench lock clean
+
+help: ## show this
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+setup: $(STAMP) ## install everything by the lock, hashes checked
+
+# uv lives beside the environment: a sync removes from it whatever the lock does not name.
+$(UV): requirements-tools.lock
+	@command -v $(PYTHON) > /dev/null || { echo "no $(PYTHON) found: install Python 3.11, or make PYTHON=/path/to/it" >&2; exit 1; }
+	$(PYTHON) -m venv .venv-tools
+	.venv-tools/bin/pip install -q --disable-pip-version-check --require-hashes -r requirements-tools.lock
+	@touch $@
+
+$(STAMP): $(UV) requirements.lock pyproject.toml infra/services/kafka.lock
+	[ -x $(BIN)/python ] || $(UV) venv -q -p $(PYTHON) .venv
+	$(UV) pip sync -q -p $(BIN)/python --require-hashes --compile-bytecode requirements.lock
+	$(UV) pip install -q -p $(BIN)/python --no-deps --no-build-isolation -e .
+	$(BIN)/python -m infra.services.jars > /dev/null
+	@touch $@
+
+check: setup ## formatting, lint, types
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/mypy
+
+format: setup ## format and fix what can be fixed
+	$(BIN)/ruff format
+	$(BIN)/ruff check --fix
+
+test: check ## everything that CI runs, services included
+	$(BIN)/pytest || [ $$? -eq 5 ]
+
+demo: setup ## the main job: train a tiny model through the whole loop, with kills on the way
+	$(BIN)/millrace demo
+
+demo-short: setup ## ten versions and one kill
+	$(BIN)/millrace demo --short
+
+chaos: setup ## every kill point, random kills, zombies, joins and leaves; then the audit
+	$(BIN)/python -m tests.chaos
+
+histories: setup ## random histories of the production stages in memory; N= how many
+	MILLRACE_HISTORIES=$(N) $(BIN)/pytest tests/histories || [ $$? -eq 5 ]
+
+conformance: setup ## every sibling of every seam against its one suite
+	$(BIN)/pytest -k conformance || [ $$? -eq 5 ]
+
+bench: setup ## the figures of docs/benchmarks.md
+	for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python "$$file"; done
+
+# uv.lock holds addresses and is not kept; requirements.lock holds names, versions and hashes only.
+lock: $(UV) ## resolve every dependency anew
+	$(UV) lock -q -p $(PYTHON) --upgrade
+	$(UV) export -q -p $(PYTHON) --no-header --no-annotate --extra engine-cpu --group dev --no-emit-project --format requirements-txt -o requirements.lock
+	@! grep -n '://' requirements.lock || { echo "requirements.lock must not name hosts" >&2; exit 1; }
+
+clean: ## remove what the tools left; keeps the environment
+	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis build ./*.egg-info
