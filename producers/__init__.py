@@ -1,0 +1,1 @@
+"""Who speaks: the capture gateway, its client, rollout workers and task loaders."""

@@ -1,0 +1,1 @@
+"""What was captured, durable before the client has its reply: the local log and the forwarder that sends it on."""

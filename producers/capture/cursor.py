@@ -1,0 +1,79 @@
+"""Reading the capture log forward while it grows.
+
+Invariant: a cursor gives every entry below the log's end once, in order; entries behind a damage in the middle of a
+file are skipped and counted, never guessed."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
+
+from infra.errors import GatewayError
+from producers.capture.entry import Kept, decode
+from producers.capture.segments import BLOCK, HEAD, Segment, segments
+
+
+class Cursor:
+    """`seq` is the next number to take, `end` tells how far the log goes. One thread may take while another appends."""
+
+    def __init__(self, folder: Path, seq: int, end: Callable[[], int]) -> None:
+        self.folder = folder
+        self.seq = seq
+        self.skipped = 0
+        self._end = end
+        self._segment: Segment | None = None
+        self._file: BinaryIO | None = None
+        self._position = 0
+
+    def take(self, limit: int) -> list[Kept]:
+        """At most `limit` entries; [] at the end of the log."""
+        out: list[Kept] = []
+        end = self._end()
+        while self.seq < end and len(out) < limit:
+            payload = self._next()
+            if payload is None:
+                self._open_next()
+                continue
+            out.append(Kept(self.seq, decode(payload), HEAD.size + len(payload)))
+            self.seq += 1
+        return out
+
+    def close(self) -> None:
+        """Let go of the file. Idempotent."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _next(self) -> bytes | None:
+        """The entry at the position, or None when no whole, sound one lies there."""
+        if self._file is None:
+            return None
+        head = self._file.read(HEAD.size)
+        if len(head) == HEAD.size:
+            length, checksum = HEAD.unpack(head)
+            payload = self._file.read(length)
+            if len(payload) == length and zlib.crc32(payload) == checksum:
+                self._position += HEAD.size + length
+                return payload
+        self._file.seek(self._position)
+        return None
+
+    def _open_next(self) -> None:
+        """Go to the file that holds `seq`, or past a damage to the file behind it."""
+        files = segments(self.folder)
+        if self._segment is None:
+            following = next((s for s in reversed(files) if s.first <= self.seq), files[0] if files else None)
+        else:
+            following = next((s for s in files if s.first > (self._segment.first if self._segment else -1)), None)
+        if following is None:
+            raise GatewayError(f"{self.folder} does not hold entry {self.seq}: restart the gateway to cut its log")
+        self.close()
+        self._segment, self._position = following, 0
+        self._file = following.path.open("rb", buffering=BLOCK)
+        if following.first > self.seq:
+            self.skipped += following.first - self.seq
+            self.seq = following.first
+        for _ in range(self.seq - following.first):
+            self._next()

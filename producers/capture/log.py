@@ -1,0 +1,269 @@
+"""The capture log: what the gateway saw, on local disk, before the last byte of the reply leaves.
+
+Invariants:
+
+- `append` has handed the entry to the kernel when it returns: it survives kill -9. With `fsync` the entry also survives
+  a power cut once `durable` returned; concurrent waiters share one fsync.
+- Entry numbers (`seq`) are dense. The source's name is made once for a folder; its epoch rises when entries that were
+  already sent on may be missing from the folder (the machine restarted without `fsync`, or fewer are there than were
+  acknowledged), so that no number is used twice under one name. An entry carries the name it was numbered under.
+- A failed write leaves no trace: the file is cut back and LogFull is raised. `reserve` bytes are kept allocated, so
+  that entries marked `reserved` (gap markers) still fit on a full disk.
+- One process owns a folder (flock). Folder 0700, files 0600: it holds raw content.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import fcntl
+import os
+import time
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import msgspec
+
+from infra import faults
+from infra.errors import GatewayError
+from producers.capture.cursor import Cursor
+from producers.capture.entry import Entry, Kept, encode
+from producers.capture.segments import Segment, cut, frame, path_of, scan, segments
+from schemas.ids import new_id
+
+SEGMENT_BYTES = 64 << 20
+RESERVE_BYTES = 4 << 20
+RESERVE_STEP = 64 << 10
+BOOT = Path("/proc/sys/kernel/random/boot_id")
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+Write = Callable[[int, bytes], int]
+
+
+class LogFull(GatewayError):
+    """The capture log cannot take this entry: the disk is full, or too much of it waits to be sent."""
+
+
+class Identity(msgspec.Struct):
+    """Who numbers the entries of a folder, and under which boot of the machine it last did."""
+
+    source: str
+    epoch: int
+    boot: str
+
+
+class CaptureLog:
+    """Open (or make) the log in `folder`. `name` becomes part of the source's name the first time.
+
+    `max_waiting` bounds the bytes that were not sent on yet. Raises GatewayError when another process owns the folder.
+    `write` is os.write; tests put a full disk in its place."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        name: str = "gateway",
+        segment_bytes: int = SEGMENT_BYTES,
+        reserve_bytes: int = RESERVE_BYTES,
+        max_waiting: int = 4 << 30,
+        fsync: bool = False,
+        write: Write = os.write,
+    ) -> None:
+        self.folder = folder
+        self.segment_bytes = segment_bytes
+        self.reserve_bytes = reserve_bytes
+        self.max_waiting = max_waiting
+        self.fsync = fsync
+        self._write = write
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        folder.chmod(0o700)
+        self._lock = self._own()
+        self.acked = _read_int(folder / "acked")
+        self._appended = self._released = 0
+        files = segments(folder)
+        last = files[-1] if files else Segment(path_of(folder, self.acked), self.acked)
+        self._file = os.open(last.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        found = scan(last.path)
+        self.torn = cut(last.path, found.length)
+        self._length = found.length
+        self.begin = files[0].first if files else self.acked
+        self.end = last.first + found.entries
+        self.identity = self._identify(name)
+        self._appended = sum(kept.size for kept in self.read(self.acked))
+        self._reserve = os.open(folder / "reserve", os.O_RDWR | os.O_CREAT, 0o600)
+        self._allocate_reserve()
+        self._synced = self.end
+        self._syncing: asyncio.Task[None] | None = None
+        self.on_append: Callable[[], None] = lambda: None
+
+    @property
+    def source(self) -> str:
+        """The name under which readers of `raw` keep a high-water mark."""
+        return f"{self.identity.source}.{self.identity.epoch}"
+
+    @property
+    def waiting(self) -> int:
+        """Bytes that were not sent on yet."""
+        return self._appended - self._released
+
+    def append(self, entry: Entry, *, reserved: bool = False) -> int:
+        """Write an entry; returns its number. Raises LogFull and leaves no trace when it does not fit."""
+        data = frame(encode(entry))
+        if not reserved and self.waiting + len(data) > self.max_waiting:
+            raise LogFull(f"{self.waiting} bytes of {self.folder} wait to be sent: is the log (Kafka) reachable?")
+        if reserved and self._reserved:
+            self._shrink_reserve(len(data))
+        if self._length + len(data) > self.segment_bytes and self._length:
+            self._roll()
+        self._put(data)
+        faults.point("capture.appended")
+        if not reserved and self._reserved < self.reserve_bytes:
+            self._allocate_reserve()
+        seq, self.end = self.end, self.end + 1
+        self._appended += len(data)
+        self.on_append()
+        return seq
+
+    async def durable(self) -> None:
+        """Return once everything appended so far survives what it should survive."""
+        if not self.fsync:
+            return
+        target = self.end
+        while self._synced < target:
+            if self._syncing is None:
+                self._syncing = asyncio.create_task(self._sync())
+            await asyncio.shield(self._syncing)
+
+    def read(self, seq: int = 0) -> Iterator[Kept]:
+        """What is kept from number `seq` on, up to the end at the time of the call."""
+        cursor, end = self.cursor(seq), self.end
+        while found := cursor.take(512):
+            for kept in found:
+                if kept.seq >= end:
+                    return
+                yield kept
+
+    def cursor(self, seq: int) -> Cursor:
+        """A reader from number `seq` on (or the oldest kept) that follows what is appended."""
+        return Cursor(self.folder, seq, lambda: self.end)
+
+    def release(self, acked: int, size: int) -> None:
+        """Everything before number `acked` reached `raw`; `size` bytes less wait. Written so that a crash repeats."""
+        self.acked = acked
+        self._released += size
+        _replace(self.folder / "acked", str(acked).encode())
+        faults.point("capture.acked")
+
+    def forget(self, older_than_s: float) -> int:
+        """Delete files that were sent on and not written for so long. Returns how many."""
+        files = segments(self.folder)
+        limit = time.time() - older_than_s
+        old = [
+            segment
+            for segment, following in pairwise(files)
+            if following.first <= self.acked and segment.path.stat().st_mtime < limit
+        ]
+        for segment in old:
+            segment.path.unlink()
+        return len(old)
+
+    def close(self) -> None:
+        """Let go of the folder. Idempotent."""
+        for descriptor in (self._file, self._reserve, self._lock):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._file = self._reserve = self._lock = -1
+
+    # ------------------------------------------------------------------ opening
+
+    def _own(self) -> int:
+        descriptor = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            raise GatewayError(
+                f"another process writes {self.folder}: stop it, or give this gateway a capture_dir of its own"
+            ) from None
+        return descriptor
+
+    def _identify(self, name: str) -> Identity:
+        path, boot = self.folder / "source.json", BOOT.read_text().strip() if BOOT.exists() else ""
+        identity = Identity(f"{name}-{new_id()}", -1, "")
+        if path.exists():
+            identity = msgspec.json.decode(path.read_bytes(), type=Identity)
+            if self.acked <= self.end and (self.fsync or identity.boot == boot):
+                return identity
+        # The epoch first: dying before the position is written raises it once more, which does no harm.
+        identity = Identity(identity.source, identity.epoch + 1, boot)
+        _replace(path, msgspec.json.encode(identity), sync=True)
+        if self.acked > self.end:
+            self.release(self.end, 0)
+        return identity
+
+    # ------------------------------------------------------------------ writing
+
+    def _put(self, data: bytes) -> None:
+        view = memoryview(data)
+        try:
+            while view:
+                view = view[self._write(self._file, bytes(view)) :]
+        except OSError as error:
+            os.ftruncate(self._file, self._length)
+            if error.errno in FULL:
+                raise LogFull(f"no space in {self.folder}: {error.strerror}") from error
+            raise
+        self._length += len(data)
+
+    def _roll(self) -> None:
+        if self.fsync:
+            os.fsync(self._file)
+        path = path_of(self.folder, self.end)
+        try:
+            following = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        except OSError as error:
+            if error.errno in FULL:
+                raise LogFull(f"no space in {self.folder}: {error.strerror}") from error
+            raise
+        os.close(self._file)
+        self._file, self._length = following, 0
+        faults.point("capture.rolled")
+
+    async def _sync(self) -> None:
+        try:
+            target = self.end
+            await asyncio.get_running_loop().run_in_executor(None, os.fsync, self._file)
+            faults.point("capture.synced")
+            self._synced = target
+        finally:
+            self._syncing = None
+
+    def _allocate_reserve(self) -> None:
+        self._reserved = os.fstat(self._reserve).st_size
+        try:
+            os.posix_fallocate(self._reserve, 0, self.reserve_bytes)
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+        self._reserved = os.fstat(self._reserve).st_size
+
+    def _shrink_reserve(self, size: int) -> None:
+        self._reserved = max(0, self._reserved - max(size, RESERVE_STEP))
+        os.ftruncate(self._reserve, self._reserved)
+
+
+def _read_int(path: Path) -> int:
+    return int(path.read_bytes()) if path.exists() else 0
+
+
+def _replace(path: Path, data: bytes, *, sync: bool = False) -> None:
+    """Put `data` in the place of a file: a reader sees the old bytes or the new, never a mixture."""
+    beside = path.with_suffix(".new")
+    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    try:
+        os.write(descriptor, data)
+        if sync:
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    os.replace(beside, path)

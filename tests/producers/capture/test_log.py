@@ -1,0 +1,249 @@
+"""The capture log: crashes, full disks, restarts, retention."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from infra.errors import GatewayError
+from producers.capture.entry import Entry
+from producers.capture.log import CaptureLog, LogFull
+from producers.capture.segments import segments
+
+
+def entry(number: int, size: int = 10) -> Entry:
+    return Entry("tenant/group", {"id": str(number)}, bytes([number % 256]) * size)
+
+
+def numbers(log: CaptureLog, start: int = 0) -> list[int]:
+    return [int(kept.entry.headers["id"]) for kept in log.read(start)]
+
+
+class Disk:
+    """A disk of `capacity` bytes for what goes through `write`; a shrunken reserve gives its bytes back."""
+
+    def __init__(self, capacity: int) -> None:
+        self.left = capacity
+
+    def write(self, descriptor: int, data: bytes) -> int:
+        if self.left == 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        done = os.write(descriptor, data[: self.left])
+        self.left -= done
+        return done
+
+
+def test_entries_come_back_in_order_and_survive_reopening(tmp_path: Path):
+    log = CaptureLog(tmp_path / "log", segment_bytes=300)
+    assert [log.append(entry(n)) for n in range(20)] == list(range(20))
+    assert numbers(log) == list(range(20))
+    assert len(segments(log.folder)) > 2
+    source = log.source
+    log.close()
+    log = CaptureLog(tmp_path / "log", segment_bytes=300)
+    assert (log.end, log.source) == (20, source)
+    assert log.append(entry(20)) == 20
+    assert numbers(log, 7) == list(range(7, 21))
+
+
+def test_a_cursor_follows_what_is_appended_over_many_files(tmp_path: Path):
+    log = CaptureLog(tmp_path / "log", segment_bytes=200)
+    cursor = log.cursor(0)
+    seen: list[int] = []
+    for n in range(50):
+        log.append(entry(n))
+        if n % 7 == 0:
+            seen += [kept.seq for kept in cursor.take(3)]
+    while found := cursor.take(100):
+        seen += [kept.seq for kept in found]
+    assert seen == list(range(50))
+    assert cursor.take(1) == []
+
+
+def test_permissions_are_private(tmp_path: Path):
+    log = CaptureLog(tmp_path / "log")
+    log.append(entry(0))
+    log.release(1, 10)
+    assert stat.S_IMODE(log.folder.stat().st_mode) == 0o700
+    assert {stat.S_IMODE(path.stat().st_mode) for path in log.folder.iterdir()} == {0o600}
+
+
+@pytest.mark.parametrize("torn", [1, 4, 8, 12])
+def test_a_torn_tail_is_cut_at_start(tmp_path: Path, torn: int):
+    log = CaptureLog(tmp_path / "log")
+    for n in range(3):
+        log.append(entry(n))
+    path = segments(log.folder)[-1].path
+    log.close()
+    whole = path.stat().st_size
+    log = CaptureLog(tmp_path / "log")
+    log.append(entry(3))
+    log.close()
+    os.truncate(path, whole + torn)
+    log = CaptureLog(tmp_path / "log")
+    assert (log.end, log.torn) == (3, torn)
+    log.append(entry(4))
+    assert numbers(log) == [0, 1, 2, 4]
+
+
+def test_a_damage_in_an_older_file_skips_the_rest_of_that_file_only(tmp_path: Path):
+    log = CaptureLog(tmp_path / "log", segment_bytes=200)
+    for n in range(20):
+        log.append(entry(n))
+    first, second = segments(log.folder)[:2]
+    data = bytearray(first.path.read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    first.path.write_bytes(data)
+    cursor = log.cursor(0)
+    seen = [kept.seq for kept in cursor.take(100)]
+    assert cursor.skipped > 0
+    assert len(seen) + cursor.skipped == 20
+    assert seen[-1] == 19
+    assert second.first in seen
+
+
+def test_kill_9_loses_nothing_that_append_returned(tmp_path: Path):
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from producers.capture.log import CaptureLog; from producers.capture.entry import Entry\n"
+        "log = CaptureLog(Path(sys.argv[1]))\n"
+        "while True: print(log.append(Entry('k', {'id': str(log.end)}, b'x' * 100)), flush=True)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "log")], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    for line in process.stdout:
+        if int(line) == 500:
+            break
+    process.kill()
+    last = max((int(line) for line in process.stdout.read().split(b"\n")[:-1]), default=500)
+    process.wait()
+    log = CaptureLog(tmp_path / "log")
+    assert log.end >= last + 1
+    assert numbers(log) == list(range(log.end))
+
+
+def test_a_full_disk_leaves_no_trace_and_keeps_room_for_markers(tmp_path: Path):
+    disk = Disk(1000)
+    log = CaptureLog(tmp_path / "log", write=disk.write)
+    done = 0
+    while disk.left > 200:
+        log.append(entry(done, 100))
+        done += 1
+    with pytest.raises(LogFull, match="No space left"):
+        log.append(entry(done, 1000))
+    assert numbers(log) == list(range(done))
+    before = log._reserved
+    disk.left = 64 << 10  # what the reserve gives back
+    log.append(entry(99, 0), reserved=True)
+    assert log._reserved < before
+    assert numbers(log) == [*range(done), 99]
+    disk.left = 10_000
+    log.append(entry(100))
+    assert log._reserved == log.reserve_bytes
+
+
+def test_too_much_waiting_is_full_too_but_markers_pass(tmp_path: Path):
+    log = CaptureLog(tmp_path / "log", max_waiting=200)
+    log.append(entry(0, 100))
+    with pytest.raises(LogFull, match="wait to be sent"):
+        log.append(entry(1, 100))
+    log.append(entry(2, 100), reserved=True)
+    kept = list(log.read(0))
+    log.release(2, sum(k.size for k in kept))
+    assert log.waiting == 0
+    log.append(entry(3))
+
+
+def test_what_waits_is_counted_again_after_a_restart(tmp_path: Path):
+    log = CaptureLog(tmp_path / "log")
+    for n in range(4):
+        log.append(entry(n, 100))
+    log.release(3, sum(kept.size for kept in list(log.read(0))[:3]))
+    left = log.waiting
+    log.close()
+    assert 100 < CaptureLog(tmp_path / "log").waiting == left
+
+
+def test_the_epoch_rises_when_sent_entries_are_missing(tmp_path: Path):
+    log = CaptureLog(tmp_path / "log")
+    for n in range(4):
+        log.append(entry(n))
+    log.release(4, 0)
+    before = log.identity
+    log.close()
+    os.truncate(segments(log.folder)[-1].path, 0)
+    log = CaptureLog(tmp_path / "log")
+    assert (log.identity.source, log.identity.epoch) == (before.source, before.epoch + 1)
+    assert log.acked == log.end == 0
+    log.close()
+    assert CaptureLog(tmp_path / "log").identity == log.identity
+
+
+def test_the_epoch_rises_after_a_reboot_without_fsync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    boot = tmp_path / "boot"
+    boot.write_text("one")
+    monkeypatch.setattr("producers.capture.log.BOOT", boot)
+
+    def epoch(fsync: bool) -> int:
+        log = CaptureLog(tmp_path / "log", fsync=fsync)
+        log.append(entry(0))
+        log.close()
+        return log.identity.epoch
+
+    first = epoch(False)
+    assert epoch(False) == first
+    boot.write_text("two")
+    assert epoch(False) == first + 1
+    boot.write_text("three")
+    assert epoch(True) == first + 1
+
+
+def test_one_process_owns_a_folder(tmp_path: Path):
+    log = CaptureLog(tmp_path / "log")
+    with pytest.raises(GatewayError, match="another process writes"):
+        CaptureLog(tmp_path / "log")
+    log.close()
+    CaptureLog(tmp_path / "log").close()
+
+
+def test_files_are_kept_until_sent_and_old(tmp_path: Path):
+    log = CaptureLog(tmp_path / "log", segment_bytes=200)
+    for n in range(20):
+        log.append(entry(n))
+    files = segments(log.folder)
+    for segment in files:
+        os.utime(segment.path, (0, 0))
+    log.release(files[2].first, 0)
+    assert log.forget(time.time() + 60) == 0
+    assert log.forget(3600) == 2
+    assert [s.first for s in segments(log.folder)] == [s.first for s in files[2:]]
+    log.close()
+    log = CaptureLog(tmp_path / "log", segment_bytes=200)
+    assert (log.begin, log.end) == (files[2].first, 20)
+
+
+async def test_fsync_is_shared_by_those_who_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    calls = 0
+
+    def fsync(descriptor: int) -> None:
+        nonlocal calls
+        calls += 1
+        time.sleep(0.01)
+
+    log = CaptureLog(tmp_path / "log", fsync=True)
+    monkeypatch.setattr(os, "fsync", fsync)
+
+    async def one(n: int) -> None:
+        log.append(entry(n))
+        await log.durable()
+
+    await asyncio.gather(*(one(n) for n in range(20)))
+    assert 1 <= calls <= 3
