@@ -12,10 +12,18 @@
     ├── ReplayError              a recorded turn cannot be folded again or differs from what was recorded
     ├── ClaimError               the bytes behind a claim are missing or are not the ones that were claimed
     ├── EngineError              an inference engine refused or failed
+    │   ├── EngineUnavailable    it does not answer, or failed while answering; another try may work
+    │   ├── EngineTimeout        no byte came for too long
+    │   └── EngineRejected       it refused the request as such; the same request will be refused again
     ├── GatewayError             the capture gateway refused or failed
     ├── RolloutError             a rollout worker could not do its part
+    ├── DetectorError            a detector of secrets and personal data failed; what it was given must not be learned from
     ├── RewardError              a verifier could not be loaded or run
     ├── LearnerError             a learner cannot go on
+    │   ├── RefusedMember        this learner differs from the others in configuration, code or libraries
+    │   └── RegroupError         this step is abandoned; the group forms again and trains the same batch
+    ├── LedgerError              the ledger or the weights topic contradicts itself
+    ├── PolicyError              a policy cannot be created, or does not exist
     ├── ReloadError              an engine could not be brought to a weight version
     ├── ServiceError             a local process (broker, engine, supervisor) did not come up or go down
     └── AuditError               the topics cannot be audited at all
@@ -77,6 +85,22 @@ class EngineError(MillraceError):
     """An inference engine refused or failed."""
 
 
+class EngineUnavailable(EngineError):
+    """The engine does not answer, or failed while answering. Try again, or another engine."""
+
+
+class EngineTimeout(EngineError):
+    """No byte came from the engine for too long. Nothing is known about the request; raise the limit if it is busy."""
+
+
+class EngineRejected(EngineError):
+    """The engine refused the request as such. `status` is its HTTP status: change the request, not the time."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+
 class GatewayError(MillraceError):
     """The capture gateway refused or failed."""
 
@@ -85,12 +109,32 @@ class RolloutError(MillraceError):
     """A rollout worker could not do its part."""
 
 
+class DetectorError(MillraceError):
+    """A detector failed, died or did not answer. What it was given must not be learned from."""
+
+
 class RewardError(MillraceError):
     """A verifier could not be loaded or run."""
 
 
 class LearnerError(MillraceError):
     """A learner cannot go on."""
+
+
+class RefusedMember(LearnerError):
+    """This learner differs from the others in configuration, code or libraries: make it equal, then start it again."""
+
+
+class RegroupError(LearnerError):
+    """This step is abandoned: form the group again and train the same batch. Nothing is lost."""
+
+
+class LedgerError(MillraceError):
+    """The ledger or the weights topic contradicts itself: run `millrace audit` before anything trains on it."""
+
+
+class PolicyError(MillraceError):
+    """A policy cannot be created, or does not exist."""
 
 
 class ReloadError(MillraceError):

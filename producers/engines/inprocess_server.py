@@ -1,0 +1,308 @@
+"""The in-process engine as a server of its own that speaks vLLM's wire subset, so that the same gateway and the same
+reloader work with it: `python -m producers.engines.inprocess_server --model DIR --port P`.
+
+Routes: POST /inference/v1/generate (plain and streamed), /pause, /resume, /abort_requests, /collective_rpc
+(reload_weights alone), /update_weight_version, /reset_prefix_cache; GET /health, /is_paused, /weight_info, /version,
+/metrics (the start time alone), /v1/models. One process; it ends when its sampling thread does."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+import sys
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import orjson
+import torch
+from granian.constants import Interfaces
+from granian.server.embed import Server
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from infra.errors import EngineError, EngineRejected, EngineUnavailable
+from producers.engines.base import Chunk, Sampling
+from producers.engines.inprocess import PAUSE_MODES, InprocessEngine
+
+VERSION = "inprocess-1"
+
+
+class Params(msgspec.Struct):
+    """`sampling_params` as vLLM names them."""
+
+    max_tokens: int = 16
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    n: int = 1
+    seed: int | None = None
+    stop: list[str] | str | None = None
+    stop_token_ids: list[int] = []
+    ignore_eos: bool = False
+    logprobs: int | None = None
+
+
+class Body(msgspec.Struct):
+    """A generate request."""
+
+    token_ids: list[int]
+    sampling_params: Params
+    model: str | None = None
+    request_id: str = ""
+    stream: bool = False
+
+
+class Rpc(msgspec.Struct):
+    """A collective_rpc request."""
+
+    method: str
+    kwargs: dict[str, str] = {}
+
+
+class NewVersion(msgspec.Struct):
+    new_version: str
+
+
+class Abort(msgspec.Struct):
+    request_ids: list[str] = []
+
+
+_body = msgspec.json.Decoder(Body)
+_rpc = msgspec.json.Decoder(Rpc)
+_new_version = msgspec.json.Decoder(NewVersion)
+_abort = msgspec.json.Decoder(Abort)
+
+
+def build_app(engine: InprocessEngine, name: str) -> Starlette:
+    """The application that serves `engine` under the model name `name`."""
+    started = time.time()
+
+    async def generate(request: Request) -> Response:
+        body = _body.decode(await request.body())
+        if body.model not in (None, name):
+            raise EngineRejected(f"The model `{body.model}` does not exist. Valid aliases: {name}.", 404)
+        sampling = _sampling(body.sampling_params)
+        chunks = engine.generate(body.token_ids, sampling, request_id=body.request_id, stream=body.stream)
+        if not body.stream:
+            return await _until_disconnect(request, _whole(chunks, body))
+        first = await anext(chunks)  # a refusal must be a status, not an event
+        return StreamingResponse(_events(first, chunks, body), media_type="text/event-stream")
+
+    async def pause(request: Request) -> Response:
+        asked = request.query_params.get("mode", "abort")
+        mode = next((mode for mode in PAUSE_MODES if mode == asked), None)
+        if mode is None:
+            raise EngineRejected(f"mode must be one of {', '.join(PAUSE_MODES)}, not {asked}", 400)
+        await engine.pause(mode)
+        return _json({"status": "paused"})
+
+    async def resume(request: Request) -> Response:
+        await engine.resume()
+        return _json({"status": "resumed"})
+
+    async def collective_rpc(request: Request) -> Response:
+        call = _rpc.decode(await request.body())
+        if call.method != "reload_weights" or "weights_path" not in call.kwargs:
+            raise EngineRejected("only reload_weights with a weights_path is known here", 400)
+        await engine.load(call.kwargs["weights_path"])
+        return _json({"results": [None]})
+
+    async def update_weight_version(request: Request) -> Response:
+        version = _new_version.decode(await request.body()).new_version
+        await engine.set_version(version)
+        return _json({"success": True, "new_version": version})
+
+    async def reset_prefix_cache(request: Request) -> Response:
+        running = request.query_params.get("reset_running_requests", "false") == "true"
+        return _json({"success": await engine.reset_prefix_cache(running)})
+
+    async def abort(request: Request) -> Response:
+        ids = [one.removeprefix("generate-tokens-") for one in _abort.decode(await request.body()).request_ids]
+        return _json({"status": "aborted", "aborted": await engine.abort(ids)})
+
+    async def health(request: Request) -> Response:
+        return Response(status_code=200 if await engine.health() else 503)
+
+    async def is_paused(request: Request) -> Response:
+        return _json({"is_paused": engine.paused})
+
+    async def weight_info(request: Request) -> Response:
+        return _json({"weight_version": await engine.weight_version()})
+
+    async def version(request: Request) -> Response:
+        return _json({"version": VERSION})
+
+    async def metrics(request: Request) -> Response:
+        return Response(f"process_start_time_seconds {started!r}\n", media_type="text/plain")
+
+    async def models(request: Request) -> Response:
+        return _json({"object": "list", "data": [{"id": name, "object": "model", "max_model_len": engine.context}]})
+
+    posts: list[tuple[str, Callable[[Request], Awaitable[Response]]]] = [
+        ("/inference/v1/generate", generate),
+        ("/pause", pause),
+        ("/resume", resume),
+        ("/collective_rpc", collective_rpc),
+        ("/update_weight_version", update_weight_version),
+        ("/reset_prefix_cache", reset_prefix_cache),
+        ("/abort_requests", abort),
+    ]
+    gets: list[tuple[str, Callable[[Request], Awaitable[Response]]]] = [
+        ("/health", health),
+        ("/is_paused", is_paused),
+        ("/weight_info", weight_info),
+        ("/version", version),
+        ("/metrics", metrics),
+        ("/v1/models", models),
+    ]
+    return Starlette(
+        routes=[
+            *(Route(path, endpoint, methods=["POST"]) for path, endpoint in posts),
+            *(Route(path, endpoint, methods=["GET"]) for path, endpoint in gets),
+        ],
+        exception_handlers={
+            msgspec.ValidationError: _refuse(400),
+            msgspec.DecodeError: _refuse(400),
+            EngineError: _refuse(500),
+        },
+    )
+
+
+def _sampling(params: Params) -> Sampling:
+    stop = [params.stop] if isinstance(params.stop, str) else params.stop or []
+    return Sampling(
+        max_tokens=params.max_tokens,
+        temperature=params.temperature,
+        top_p=params.top_p,
+        top_k=max(params.top_k, 0),
+        seed=params.seed,
+        stop=tuple(stop),
+        stop_ids=tuple(params.stop_token_ids),
+        n=params.n,
+        ignore_eos=params.ignore_eos,
+        top_logprobs=min(params.logprobs or 0, 19),
+    )
+
+
+def _choice(chunk: Chunk) -> dict[str, Any]:
+    """A chunk as vLLM writes it: the sampled token stands first among its rivals."""
+    content = []
+    for position, (token, logprob) in enumerate(zip(chunk.token_ids, chunk.logprobs, strict=True)):
+        rivals = [{"token_id": token, "logprob": logprob}]
+        if chunk.tops:
+            rivals += [{"token_id": rival, "logprob": value} for rival, value in chunk.tops[position] if rival != token]
+        content.append({"token_id": token, "logprob": logprob, "top_logprobs": rivals})
+    spans = [{"version": span.label, "start": span.start, "end": span.end} for span in chunk.spans]
+    return {
+        "index": chunk.index,
+        "finish_reason": chunk.finish_reason,
+        "stop_reason": chunk.stop_reason,
+        "token_ids": chunk.token_ids,
+        "weight_versions": spans if chunk.finish_reason else None,
+        "logprobs": {"content": content},
+    }
+
+
+def _usage(chunk: Chunk) -> dict[str, int] | None:
+    if chunk.usage is None:
+        return None
+    prompt, completion, _ = chunk.usage
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+
+
+async def _whole(chunks: AsyncGenerator[Chunk, None], body: Body) -> Response:
+    choices = [chunk async for chunk in chunks]
+    message = {"request_id": f"generate-tokens-{body.request_id}", "choices": [_choice(one) for one in choices]}
+    return _json({**message, "usage": _usage(choices[-1])})
+
+
+async def _events(first: Chunk, rest: AsyncGenerator[Chunk, None], body: Body) -> AsyncGenerator[bytes, None]:
+    request_id = f"generate-tokens-{body.request_id}"
+    usage = None
+    try:
+        chunk: Chunk | None = first
+        while chunk is not None:
+            usage = _usage(chunk)
+            yield b"data: " + orjson.dumps({"request_id": request_id, "choices": [_choice(chunk)]}) + b"\n\n"
+            chunk = await anext(rest, None)
+        yield b"data: " + orjson.dumps({"request_id": request_id, "choices": [], "usage": usage}) + b"\n\n"
+        yield b"data: [DONE]\n\n"
+    except EngineUnavailable as error:
+        yield b"data: " + orjson.dumps({"error": {"message": str(error), "code": 500}}) + b"\n\n"
+    finally:
+        await rest.aclose()
+
+
+async def _until_disconnect(request: Request, answer: Awaitable[Response]) -> Response:
+    """The answer, unless the client leaves first: then the work for it is cancelled."""
+
+    async def gone() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            continue
+
+    working, leaving = asyncio.ensure_future(answer), asyncio.ensure_future(gone())
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        return working.result() if working.done() else Response(status_code=499)
+    finally:
+        working.cancel()
+        leaving.cancel()
+
+
+def _json(value: Any, status: int = 200) -> Response:
+    return Response(orjson.dumps(value), status_code=status, media_type="application/json")
+
+
+def _refuse(status: int) -> Callable[[Request, Exception], Response]:
+    def answer(request: Request, error: Exception) -> Response:
+        code = error.status if isinstance(error, EngineRejected) else status
+        return _json({"error": {"message": str(error), "type": type(error).__name__, "code": code}}, code)
+
+    return answer
+
+
+async def serve(model: Path, host: str, port: int, name: str, max_rows: int, seed: int | None) -> int:
+    """Serve until SIGTERM or SIGINT (0) or until the engine dies (1)."""
+    engine = InprocessEngine(model, max_rows=max_rows, seed=seed)
+    server: Any = Server(build_app(engine, name), address=host, port=port, interface=Interfaces.ASGI, log_enabled=False)
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    serving = asyncio.create_task(server.serve())
+    while not (stopping.is_set() or serving.done() or engine.death):
+        try:
+            await asyncio.wait_for(stopping.wait(), 0.2)
+        except TimeoutError:
+            continue
+    failed = engine.death is not None or serving.done()
+    server.stop()
+    await serving
+    await engine.close()
+    return 1 if failed else 0
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description="Serve a small transformers model on the CPU, speaking vLLM's wire.")
+    parser.add_argument("--model", type=Path, required=True, help="Hugging Face directory")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on; the control routes have no key")
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--served-model-name", default="policy")
+    parser.add_argument("--max-rows", type=int, default=64, help="choices sampled at a time")
+    parser.add_argument("--threads", type=int, default=1, help="threads of one forward pass")
+    parser.add_argument("--seed", type=int, help="of requests that bring none; default: fresh entropy")
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    name = given.served_model_name
+    sys.exit(asyncio.run(serve(given.model, given.host, given.port, name, given.max_rows, given.seed)))
+
+
+if __name__ == "__main__":
+    main()
