@@ -7,6 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from infra.services.broker import Broker
+from infra.services.net import LOCALHOST, free_ports
+from infra.services.vllm import Vllm
 
 
 @pytest.fixture(scope="session")
@@ -15,4 +17,18 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     own.
     """
     with Broker(tmp_path_factory.mktemp("broker")) as running:
+        running.start()
         yield running.bootstrap
+
+
+@pytest.fixture(scope="session")
+def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Vllm]:
+    """One real vLLM server on a tiny random model of seed 0, served as `tiny`. Leave it with those weights."""
+    from tests.support.tiny_model import write_model
+
+    home = tmp_path_factory.mktemp("vllm")
+    url = f"http://{LOCALHOST}:{free_ports(1)[0]}"
+    model = write_model(home / "model", seed=0)
+    with Vllm(home, url, str(model), "tiny", max_model_len=512, max_num_seqs=32, kv_cache_mb=64) as running:
+        running.start()
+        yield running

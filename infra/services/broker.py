@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import subprocess
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from infra.errors import ServiceError
 from infra.services.jars import class_path
 from infra.services.java import java
-from infra.services.net import LOCALHOST, free_ports, wait_until
+from infra.services.net import LOCALHOST, free_ports
+from infra.services.process import Service
 
 # The short timeouts let members and registrations of killed processes lapse in a second or two: with the defaults a
 # killed broker is back after 11 s.
@@ -61,16 +59,15 @@ broker.heartbeat.interval.ms=500
 """
 
 
-class Broker:
-    """A broker whose whole state lives in `home` (properties, data, log). `port` 0 takes a free one the first time and
-    keeps it.
-    """
+class Broker(Service):
+    """A broker whose whole state lives in `home`. `port` 0 takes a free one the first time and keeps it."""
+
+    name = "broker"
 
     def __init__(self, home: Path, port: int = 0, heap_mb: int = 512) -> None:
-        self.home = home.absolute()
+        super().__init__(home)
         self.heap_mb = heap_mb
         self._wanted = port
-        self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def properties(self) -> Path:
@@ -83,11 +80,6 @@ class Broker:
         if not match:
             raise ServiceError(f"{self.properties} names no listener: remove {self.home} and start again")
         return match.group(1)
-
-    @property
-    def pid(self) -> int | None:
-        """Process id of the broker that `start` began, None when it is not running."""
-        return self._process.pid if self._process and self._process.poll() is None else None
 
     def prepare(self) -> None:
         """Fetch the jars, choose ports and format the data directory, each only where it is still to do."""
@@ -124,56 +116,12 @@ class Broker:
         flags += ["-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-Dorg.slf4j.simpleLogger.showDateTime=true"]
         return [str(java()), *flags, "-cp", self._class_path(), "kafka.Kafka", str(self.properties)]
 
-    def start(self, timeout_s: float = 60) -> str:
-        """Prepare, start, wait; gives the bootstrap address. The broker dies with neither a shell's Ctrl-C nor its
-        starter: call `stop`.
-        """
-        self.prepare()
-        with (self.home / "broker.log").open("ab") as log:
-            self._process = subprocess.Popen(
-                self.command(), stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.home, start_new_session=True
-            )
-        self.wait(timeout_s)
-        return self.bootstrap
+    def ready(self) -> bool:
+        return answers(self.bootstrap)
 
-    def wait(self, timeout_s: float = 60) -> None:
-        """Wait until the broker answers for its metadata."""
-
-        def ready() -> bool:
-            if self._process and self._process.poll() is not None:
-                tail = (self.home / "broker.log").read_text(errors="replace")[-2000:]
-                raise ServiceError(
-                    f"the broker in {self.home} ended with code {self._process.returncode}; its log ends:\n{tail}"
-                )
-            return answers(self.bootstrap)
-
-        wait_until(ready, f"the broker at {self.bootstrap}", timeout_s)
-
-    def stop(self, timeout_s: float = 20) -> None:
-        """SIGTERM, then SIGKILL when that does not end it in time. Safe to repeat."""
-        if self._process:
-            self._process.terminate()
-            try:
-                self._process.wait(timeout_s)
-            except subprocess.TimeoutExpired:
-                self.kill()
-            self._process = None
-
-    def kill(self) -> None:
-        """kill -9, and wait until the process is gone. The data directory stays good."""
-        if self._process:
-            self._process.send_signal(signal.SIGKILL)
-            self._process.wait()
-            self._process = None
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
+    def start(self, timeout_s: float = 60) -> None:
+        """Start and wait until the broker answers for its metadata."""
+        super().start(timeout_s)
 
     def _text(self) -> str:
         try:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import socket
+import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from infra.errors import ServiceError
 
@@ -28,6 +32,18 @@ def is_listening(host: str, port: int, timeout_s: float = 0.5) -> bool:
     with socket.socket() as one:
         one.settimeout(timeout_s)
         return one.connect_ex((host, port)) == 0
+
+
+def socket_dir(home: Path) -> Path:
+    """A private directory for Unix sockets: `home/sockets`, or one under the system's temporary directory where that
+    path is too long for a socket's address (107 bytes; names of up to 40 fit)."""
+    path = home.absolute() / "sockets"
+    if len(str(path)) > 66:
+        path = Path(tempfile.gettempdir()) / f"millrace-{hashlib.sha256(str(path).encode()).hexdigest()[:16]}"
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if path.stat().st_uid != os.getuid():
+        raise ServiceError(f"{path} belongs to another user: use a shorter [home]")
+    return path
 
 
 def wait_until(ready: Callable[[], bool], what: str, timeout_s: float, every_s: float = 0.1) -> None:

