@@ -152,10 +152,7 @@ class MemoryBus(Bus):
     def read(self, topic: str, partition: int, start: int = 0, end: int | None = None) -> Iterator[Record]:
         log = self.of(topic)[partition]
         stop = log.stable if end is None else min(end, log.stable)
-        for offset in range(max(start, log.start), stop):
-            record = log.entries[offset]
-            if record is not None:
-                yield record
+        return (record for record in log.entries[max(start, log.start) : stop] if record is not None)
 
     def fetch(self, places: Sequence[Place]) -> list[Record | None]:
         found: list[Record | None] = []
@@ -176,8 +173,8 @@ class MemoryBus(Bus):
         faults.point("transactor.before_fence")
         with self.changed:
             former = self.owners.get(transactional_id)
-            if former is not None and self.fencing:
-                former.fence()
+            if former is not None:
+                former.fence(dead=self.fencing)
             owner = self.owners[transactional_id] = _MemoryTransactor(self, transactional_id)
         faults.point("transactor.after_fence")
         return owner
@@ -287,15 +284,18 @@ class _MemoryTransactor(Transactor):
         self._bus = bus
         self._id = transactional_id
         self._fenced = False
+        self._lapsed = False
         self._open = False
+        self._lapsed = False
         self._sent: list[tuple[Sent, Place]] = []
         self._places: list[Place] = []
         self._offsets: tuple[_Group, dict[int, int]] | None = None
 
-    def fence(self) -> None:
-        """A new owner came: what is in doubt is aborted, and nothing else will be done here."""
+    def fence(self, *, dead: bool) -> None:
+        """A new owner came: what is in doubt is aborted and, if `dead`, nothing else will be done here."""
+        lapsed = self._open
         self._settle(keep=False)
-        self._fenced = True
+        self._fenced, self._lapsed = dead, lapsed
 
     def begin(self) -> None:
         self._check(open_=False)
@@ -349,6 +349,8 @@ class _MemoryTransactor(Transactor):
     def _check(self, *, open_: bool) -> None:
         if self._fenced:
             raise FencedError(f"{self._id} has a new owner: drop this transactor and restore from the log")
+        if self._lapsed:
+            raise UnreachableError(f"the transaction of {self._id} timed out: open a new transactor")
         if self._open is not open_:
             raise RuntimeError("a transaction is open" if self._open else "no transaction is open: begin() first")
 

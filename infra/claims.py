@@ -1,0 +1,82 @@
+"""Records too large for their topic: stored once under their own hash, carried in the log as a `Claim`.
+
+Invariants: bytes are durable before a claim that names them is written; the same bytes are stored once; what `load`
+returns has the hash and the size that were claimed; a store opens nothing outside its own root, whatever a claim says.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
+
+from infra import faults
+from infra.bus.base import Record
+from infra.errors import ClaimError
+from schemas import codec
+
+
+class ClaimStore:
+    """Claims under one root: a directory, or any fsspec URI that all processes of a deployment reach."""
+
+    def __init__(self, root: str) -> None:
+        self._fs, path = fsspec.core.url_to_fs(root)
+        self._root = path.rstrip("/")
+        self._local = isinstance(self._fs, LocalFileSystem)
+
+    def store(self, name: str, data: bytes) -> dict[str, Any]:
+        """Make the encoded bytes of a record called `name` durable; returns the Claim record for them."""
+        digest = hashlib.sha256(data).hexdigest()
+        path = f"{self._root}/{digest[:2]}/{digest}"
+        if not (self._fs.exists(path) and self._fs.size(path) == len(data)):
+            if self._local:
+                _write_durably(Path(path), data)
+            else:
+                self._fs.pipe_file(path, data)
+        return {"uri": self._fs.unstrip_protocol(path), "sha256": digest, "size": len(data), "name": name}
+
+    def load(self, claim: dict[str, Any]) -> bytes:
+        """The bytes behind a Claim record. Raises ClaimError when they are missing, foreign or changed."""
+        path = f"{self._root}/{claim['sha256'][:2]}/{claim['sha256']}"
+        if claim["uri"] != self._fs.unstrip_protocol(path):
+            raise ClaimError(
+                f"{claim['uri']} is not in this store ({self._root}): set the same claims directory everywhere"
+            )
+        try:
+            data: bytes = self._fs.cat_file(path)
+        except OSError as error:
+            raise ClaimError(
+                f"{claim['uri']} cannot be read: {error}. Check that the claims directory is shared."
+            ) from error
+        if len(data) != claim["size"] or hashlib.sha256(data).hexdigest() != claim["sha256"]:
+            raise ClaimError(f"{claim['uri']} holds other bytes than were claimed: restore it from a copy")
+        return data
+
+    def resolve(self, record: Record) -> Record:
+        """The record itself, or, when it carries a claim, the record with the claimed bytes as its value."""
+        if record.value is None or codec.name_of(record.value) != "Claim":
+            return record
+        return replace(record, value=self.load(codec.decode_as("Claim", record.value)))
+
+
+def _write_durably(path: Path, data: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    with part.open("wb") as file:
+        file.write(data)
+        faults.point("claims.before_fsync")
+        file.flush()
+        os.fsync(file.fileno())
+    faults.point("claims.before_rename")
+    part.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+    faults.point("claims.after_rename")

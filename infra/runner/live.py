@@ -1,0 +1,119 @@
+"""All slots of one process: membership, polling, and restoring what was refused.
+
+Invariant: a record is folded only by a slot that is open, from the slot's own position on; what is polled for a slot
+that is not open yet is dropped and read again, because opening seeks.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from threading import Event
+
+from infra import faults
+from infra.bus.base import LATEST, Bus, MemberToken, Record
+from infra.errors import BusError, FencedError, RefusedError, UnreachableError
+from infra.runner.slot import Settings, Slot
+from infra.stage import Stage
+from infra.topics import full_name
+
+log = logging.getLogger(__name__)
+
+IDLE_S = 0.05
+LAG_EVERY_S = 5.0
+
+
+class StageRunner:
+    """Runs the slots of a stage that the group gives this process. Not thread-safe: one thread steps it."""
+
+    def __init__(
+        self, bus: Bus, stage: Stage, settings: Settings, *, client_id: str = "", backoff_s: float = 0.2
+    ) -> None:
+        """Joins the group `<ns>.<stage>`. A slot that failed is opened again after `backoff_s`."""
+        self._bus, self._stage, self._settings, self._backoff_s = bus, stage, settings, backoff_s
+        self.slots: dict[int, Slot] = {}
+        self._not_before: dict[int, float] = {}
+        self._lag_at = 0.0
+        self._member = bus.member(
+            f"{settings.namespace}.{stage.name}",
+            full_name(settings.namespace, stage.primary),
+            client_id=client_id or stage.name,
+            on_assign=self._assigned,
+            on_revoke=self._revoked,
+        )
+
+    def step(self, timeout_s: float = IDLE_S) -> int:
+        """Poll once and fold what came; returns how many records were folded.
+
+        Raises what is a bug or a broken promise (StageError, TopicError ...); a slot that lost its turn is restored."""
+        polled = self._member.poll(self._settings.turn_records, timeout_s)
+        owned = self._member.assigned()
+        if not owned:
+            return 0
+        token = self._member.token()
+        faults.point("runner.after_poll")
+        batches: dict[int, list[Record]] = {}
+        for record in polled:
+            batches.setdefault(record.partition, []).append(record)
+        folded = 0
+        for number in sorted(owned):
+            slot = self.slots.get(number)
+            if slot is None:
+                self._open(number)
+            else:
+                folded += self._work(slot, batches.get(number, []), token)
+        self._report_lag()
+        return folded
+
+    def close(self) -> None:
+        """Leave the group and let go of every slot. Idempotent."""
+        self._member.close()
+        self._revoked(set(self.slots))
+
+    def _open(self, number: int) -> None:
+        if time.monotonic() < self._not_before.get(number, 0.0):
+            return
+        try:
+            self.slots[number] = Slot(self._bus, self._stage, number, self._member, self._settings)
+        except (UnreachableError, FencedError, RefusedError) as error:
+            self._dropped(number, error)
+
+    def _work(self, slot: Slot, records: list[Record], token: MemberToken) -> int:
+        try:
+            return slot.work(records, token)
+        except (UnreachableError, FencedError, RefusedError) as error:
+            self.slots.pop(slot.number).close()
+            self._dropped(slot.number, error)
+            return 0
+
+    def _dropped(self, number: int, error: BusError) -> None:
+        log.warning("%s slot %d is restored: %s", self._stage.name, number, error)
+        self._not_before[number] = time.monotonic() + self._backoff_s
+        self._settings.telemetry.dropped(self._stage.name, number, error)
+
+    def _assigned(self, partitions: set[int]) -> Mapping[int, int]:
+        return dict.fromkeys(partitions, LATEST)  # parked: opening the slot seeks to where it goes on
+
+    def _revoked(self, partitions: set[int]) -> None:
+        for number in partitions:
+            slot = self.slots.pop(number, None)
+            if slot is not None:
+                slot.close()
+
+    def _report_lag(self) -> None:
+        if time.monotonic() < self._lag_at:
+            return
+        self._lag_at = time.monotonic() + LAG_EVERY_S
+        for number, slot in self.slots.items():
+            self._settings.telemetry.lag(self._stage.name, number, slot.behind())
+
+
+def run_stage(bus: Bus, stage: Stage, settings: Settings, stop: Event, *, client_id: str = "") -> None:
+    """Run a stage until `stop` is set, then leave the group. Raises what `StageRunner.step` raises."""
+    runner = StageRunner(bus, stage, settings, client_id=client_id)
+    try:
+        while not stop.is_set():
+            runner.step()
+    finally:
+        runner.close()

@@ -1,0 +1,178 @@
+"""One slot of a stage: fence, restore, then turn after turn, each one transaction.
+
+Invariants:
+
+- Nothing is folded before the former owner is fenced and the state is the one of the last committed turn.
+- A turn's emits, changelog, turn record and input offsets are committed together or not at all.
+- Every commit carries the member token that was captured when its records were polled.
+- After any error a slot is closed and opened again; its memory is never repaired.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from infra import faults
+from infra.bus.base import EARLIEST, Bus, Member, MemberToken, Outgoing, Record
+from infra.claims import ClaimStore
+from infra.errors import TopicError
+from infra.runner.fold import Fold, Folded
+from infra.runner.outbox import Outbox
+from infra.runner.state import State
+from infra.runner.telemetry import Silent, Telemetry, TurnReport
+from infra.stage import Stage
+from infra.topics import changelog_of, full_name, turns_of
+from schemas import codec
+from schemas.ids import now_micros
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a runner is told. The last two are for tests."""
+
+    namespace: str
+    claims: ClaimStore | None = None
+    telemetry: Telemetry = field(default_factory=Silent)
+    clock: Callable[[], int] = now_micros
+    """micros; asked once a turn, by clock stages alone"""
+    turn_records: int = 500
+    turn_bytes: int = 4 << 20
+    skip_duplicates: bool = True
+    strict: bool = False
+    """find values that a stage mutated"""
+
+
+class Slot:
+    """An open slot. Use it from the thread that polls `member`."""
+
+    def __init__(self, bus: Bus, stage: Stage, number: int, member: Member, settings: Settings) -> None:
+        """Fences, restores and seeks the member. Raises BusError; nothing is left open then."""
+        self._bus, self._stage, self.number, self._settings = bus, stage, number, settings
+        self._primary = full_name(settings.namespace, stage.primary)
+        self._changelog = full_name(settings.namespace, changelog_of(stage.name))
+        self._turns = full_name(settings.namespace, turns_of(stage.name))
+        self._outbox = Outbox(settings.namespace, settings.claims)
+        began = time.perf_counter()
+        self._transactor = bus.transactor(f"{settings.namespace}.{stage.name}.{number}")
+        try:
+            restored = self._restore(member)
+        except BaseException:
+            self._transactor.close()
+            raise
+        settings.telemetry.opened(stage.name, number, time.perf_counter() - began, restored)
+
+    def _restore(self, member: Member) -> int:
+        faults.point("runner.after_fence")
+        first = self._bus.starts(self._primary)[self.number]
+        self.position = member.committed({self.number}).get(self.number, first)
+        if self.position < first:
+            raise TopicError(
+                f"{self._primary}[{self.number}] is kept from {first}, but {self._stage.name} has read to"
+                f" {self.position} only: records were deleted unread. Keep the topic longer; to go on without them,"
+                " reset the group's offsets."
+            )
+        changelog = list(self._bus.read(self._changelog, self.number))
+        state = State.restore(self.number, changelog, strict=self._settings.strict)
+        self._fold = Fold(self._stage, state, skip_duplicates=self._settings.skip_duplicates)
+        names = {side: (full_name(self._settings.namespace, side), 0) for side in self._stage.sides}
+        at = {where: self._fold.sides.get(side, EARLIEST) for side, where in names.items()}
+        self._tail = self._bus.tail(at) if at else None
+        member.seek(self.number, self.position)
+        faults.point("runner.after_restore")
+        return len(changelog)
+
+    @property
+    def state(self) -> State:
+        """What the slot knows; read-only for everyone else."""
+        return self._fold.state
+
+    def work(self, polled: Sequence[Record], token: MemberToken) -> int:
+        """Fold what was polled for this slot, and side records and timers, in as many turns as it takes.
+
+        Returns how many records were folded. Raises BusError: close this slot then."""
+        records = [record for record in polled if record.offset >= self.position]
+        if self._tail is not None:
+            records = self._tail.poll(self._settings.turn_records, 0) + records
+        folded = 0
+        for batch in _cut(records, self._settings):
+            folded += self._turn(batch, token)
+        return folded
+
+    def _turn(self, records: Sequence[Record], token: MemberToken) -> int:
+        clock = self._settings.clock() if self._stage.clock else None
+        if not records and self._fold.idle(clock):
+            return 0
+        began = time.perf_counter()
+        folded = self._fold.turn(records, clock)
+        between = time.perf_counter()
+        position = next((r.offset + 1 for r in reversed(records) if r.topic == self._primary), self.position)
+        emitted = self._commit(folded, position, token)
+        self.position = position
+        self._settings.telemetry.turn(
+            TurnReport(
+                stage=self._stage.name,
+                slot=self.number,
+                number=folded.number,
+                records=records,
+                duplicates=folded.duplicates,
+                emitted=emitted,
+                now=folded.now,
+                fold_s=between - began,
+                commit_s=time.perf_counter() - between,
+            )
+        )
+        return folded.records
+
+    def _commit(self, folded: Folded, position: int, token: MemberToken) -> dict[str, int]:
+        transactor, number = self._transactor, self.number
+        faults.point("runner.before_begin")
+        transactor.begin()
+        faults.point("runner.after_begin")
+        name = f"{self._stage.name}/{number}/{folded.number}".encode()
+        emitted = self._outbox.send(transactor, folded.emits, name)
+        faults.point("runner.after_emits")
+        for key, value in self._fold.state.changes():
+            transactor.send(Outgoing(self._changelog, key, value, partition=number))
+        turn = {
+            "stage": self._stage.name,
+            "slot": number,
+            "number": folded.number,
+            "now": folded.now,
+            "clock": folded.clock,
+            "ranges": folded.ranges,
+            "emitted": emitted,
+            "duplicates": folded.duplicates,
+        }
+        transactor.send(Outgoing(self._turns, str(number).encode(), codec.encode("Turn", turn), partition=number))
+        faults.point("runner.after_send")
+        transactor.commit({(self._primary, number): position}, token)
+        faults.point("runner.after_commit")
+        return emitted
+
+    def behind(self) -> int:
+        """Offsets between the slot's position and the stable end, holes included."""
+        return self._bus.ends(self._primary)[self.number] - self.position
+
+    def close(self) -> None:
+        """Let go of the slot; an open transaction is aborted if this is still its owner."""
+        if self._tail is not None:
+            self._tail.close()
+        self._transactor.close()
+
+
+def _cut(records: Sequence[Record], settings: Settings) -> list[Sequence[Record]]:
+    """Records in turns of bounded count and size; one empty turn, for timers, when there are none."""
+    if not records:
+        return [records]
+    turns: list[Sequence[Record]] = []
+    start = size = 0
+    for at, record in enumerate(records):
+        more = len(record.value or b"")
+        if at > start and (at - start >= settings.turn_records or size + more > settings.turn_bytes):
+            turns.append(records[start:at])
+            start, size = at, 0
+        size += more
+    turns.append(records[start:])
+    return turns
