@@ -1,0 +1,251 @@
+"""The one supervisor of a deployment on this machine: supervisord, configured from a list of programs.
+
+It restarts what dies (at once after a healthy run, with growing pauses when starting fails), and answers over a Unix
+socket that only this user can open. Invariants: the same list of programs gives the same configuration, and `apply`
+touches only what changed; no setting or secret is written to its file, for programs inherit the environment; at most
+one supervisor of a deployment runs, and `up` first stops what a killed one left behind.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import http.client
+import shlex
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+from xmlrpc.client import Fault, ServerProxy, Transport
+
+import psutil
+
+from infra.errors import ServiceError
+from infra.services import leftovers
+from infra.services.net import socket_dir, wait_until
+from infra.services.process import inherited
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """One process to keep alive. `environment` is added to what it inherits: no secrets, it is written to a file."""
+
+    name: str
+    command: Sequence[str]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    stop_s: int = 15
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """One program as the supervisor sees it. `state` is supervisord's word: RUNNING, STARTING, BACKOFF, STOPPED, ..."""
+
+    name: str
+    state: str
+    pid: int | None
+    up_s: float
+    said: str
+
+
+class Supervisor:
+    """The supervisor of one deployment, running or not. `environment` reaches every program through inheritance."""
+
+    def __init__(self, home: Path, deployment: str, environment: Mapping[str, str] | None = None) -> None:
+        self.home = home.absolute()
+        self.deployment = deployment
+        self.environment = dict(environment or {})
+
+    @property
+    def folder(self) -> Path:
+        return self.home / "supervisor"
+
+    @property
+    def logs(self) -> Path:
+        return self.home / "logs"
+
+    @property
+    def socket(self) -> Path:
+        return socket_dir(self.home) / "supervisor"
+
+    def running(self) -> bool:
+        """Whether a supervisor answers."""
+        try:
+            return bool(self._call("supervisor.getIdentification") == self.deployment)
+        except OSError:
+            return False
+
+    def up(self, programs: Sequence[Program]) -> list[int]:
+        """Bring exactly these programs up, starting the supervisor first where none runs.
+
+        Gives the ids of leftover processes that were stopped. Raises ServiceError when the supervisor cannot start."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.logs.mkdir(parents=True, exist_ok=True)
+        with self._only_one():
+            if self.running():
+                self._apply(programs)
+                return []
+            stopped = leftovers.stop(leftovers.find(self.deployment))
+            self._write(programs)
+            with (self.folder / "output.log").open("ab") as log:
+                process = subprocess.Popen(
+                    [sys.executable, "-m", "supervisor.supervisord", "-n", "-c", str(self._config)],
+                    env=inherited() | self.environment | {leftovers.DEPLOYMENT: self.deployment},
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                )
+
+            def ready() -> bool:
+                if process.poll() is not None:
+                    tail = (self.folder / "output.log").read_text(errors="replace")[-1000:]
+                    raise ServiceError(f"the supervisor ended with code {process.returncode}:\n{tail}")
+                return self.running()
+
+            wait_until(ready, "the supervisor", 30)
+            return stopped
+
+    def down(self, grace_s: float = 60) -> list[int]:
+        """Stop every program, then the supervisor, then whatever is left of the deployment; gives ids of the latter."""
+        if self.running():
+            pid = cast(int, self._call("supervisor.getPID"))
+            self._call("supervisor.shutdown")
+            wait_until(lambda: not _alive(pid), "the end of the supervisor", grace_s)
+        return leftovers.stop(leftovers.find(self.deployment))
+
+    def states(self) -> list[State]:
+        """Every program, sorted by name; empty when no supervisor runs."""
+        try:
+            rows = cast(list[dict[str, Any]], self._call("supervisor.getAllProcessInfo"))
+        except OSError:
+            return []
+        return [
+            State(
+                row["name"],
+                row["statename"],
+                row["pid"] or None,
+                max(0.0, row["now"] - row["start"]) if row["pid"] else 0.0,
+                row["spawnerr"] or row["description"],
+            )
+            for row in sorted(rows, key=lambda row: row["name"])
+        ]
+
+    def pid(self, name: str) -> int | None:
+        """Process id of a program, None while it does not run."""
+        return next((state.pid for state in self.states() if state.name == name), None)
+
+    def restart(self, name: str) -> None:
+        """Stop a program and start it again."""
+        self.stop(name)
+        self._call("supervisor.startProcess", name, False)
+
+    def stop(self, name: str) -> None:
+        """Stop a program; it stays stopped until `restart` or the next `up` of a fresh supervisor."""
+        try:
+            self._call("supervisor.stopProcess", name, True)
+        except Fault as fault:
+            if fault.faultCode != _NOT_RUNNING:
+                known = ", ".join(state.name for state in self.states())
+                raise ServiceError(f"{name}: {fault.faultString}; programs: {known}") from fault
+
+    def log_tail(self, name: str, size: int = 2000) -> str:
+        """The last `size` bytes that a program printed."""
+        path = self.logs / f"{name}.log"
+        return path.read_bytes()[-size:].decode(errors="replace") if path.exists() else ""
+
+    def _apply(self, programs: Sequence[Program]) -> None:
+        self._write(programs)
+        added, changed, removed = cast(list[list[list[str]]], self._call("supervisor.reloadConfig"))[0]
+        for name in [*changed, *removed]:
+            self._call("supervisor.stopProcessGroup", name, True)
+            self._call("supervisor.removeProcessGroup", name)
+        for name in [*added, *changed]:
+            self._call("supervisor.addProcessGroup", name)
+
+    @property
+    def _config(self) -> Path:
+        return self.folder / "supervisord.conf"
+
+    def _write(self, programs: Sequence[Program]) -> None:
+        sections = [
+            f"[unix_http_server]\nfile={self.socket}\nchmod=0700",
+            f"[supervisord]\nidentifier={_plain(self.deployment)}\nlogfile={self.folder}/supervisord.log\n"
+            f"logfile_maxbytes=10MB\nlogfile_backups=1\npidfile={self.folder}/supervisord.pid\nnodaemon=true\n"
+            "minfds=1024\nminprocs=50\nnocleanup=true",
+            "[rpcinterface:supervisor]\n"
+            "supervisor.rpcinterface_factory = supervisor.rpcinterface:make_main_rpcinterface",
+            *map(self._section, programs),
+        ]
+        draft = self._config.with_suffix(".new")
+        draft.write_text("\n\n".join(sections) + "\n")
+        draft.rename(self._config)
+
+    def _section(self, program: Program) -> str:
+        # Through env(1): supervisord's own `environment` cannot carry quotes.
+        variables = {**program.environment, leftovers.ROLE: program.name}
+        words = ["/usr/bin/env", *(f"{name}={value}" for name, value in sorted(variables.items())), *program.command]
+        command = _plain(" ".join(map(shlex.quote, words)))
+        # Healthy means a second up. Pauses between failed starts grow by a second each.
+        return (
+            f"[program:{program.name}]\ncommand={command}\ndirectory={_plain(str(Path.cwd()))}\n"
+            "autostart=true\nautorestart=true\nstartsecs=1\nstartretries=100000\n"
+            f"stopwaitsecs={program.stop_s}\nstopasgroup=false\nkillasgroup=true\nredirect_stderr=true\n"
+            f"stdout_logfile={self.logs}/{program.name}.log\nstdout_logfile_maxbytes=20MB\nstdout_logfile_backups=1"
+        )
+
+    def _call(self, method: str, *arguments: object) -> object:
+        """One request; OSError when nobody answers, Fault when the supervisor refuses."""
+        proxy = ServerProxy("http://localhost", transport=_UnixTransport(self.socket), allow_none=True)
+        call: Any = proxy
+        for part in method.split("."):
+            call = getattr(call, part)
+        try:
+            return cast(object, call(*arguments))
+        except http.client.HTTPException as error:
+            raise ConnectionError(str(error)) from error
+
+    @contextmanager
+    def _only_one(self) -> Iterator[None]:
+        with (self.folder / "lock").open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+
+_NOT_RUNNING = 70
+
+
+class _UnixTransport(Transport):
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._path = path
+
+    def make_connection(self, host: Any) -> http.client.HTTPConnection:
+        return _UnixConnection(self._path)
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: Path) -> None:
+        super().__init__("localhost", timeout=60)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(str(self._path))
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _plain(text: str) -> str:
+    """supervisord expands %(name)s in every value, ends a value at a line break and takes ` ;` or ` #` for a comment."""
+    if any(part in text for part in ("\n", " ;", " #")):
+        raise ServiceError(f"{text!r} cannot be passed through the supervisor: leave out line breaks, ' ;' and ' #'")
+    return text.replace("%", "%%")

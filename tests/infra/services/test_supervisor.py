@@ -1,0 +1,126 @@
+"""The supervisor: it restarts, takes changes, and cleans up after one that was killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from infra.errors import ServiceError
+from infra.services import leftovers
+from infra.services.net import wait_until
+from infra.services.supervisor import Program, State, Supervisor
+
+SLEEP = 'import time; print("hello %s", flush=True); time.sleep(600)'
+
+
+def sleeper(name: str, **environment: str) -> Program:
+    return Program(name, [sys.executable, "-c", SLEEP], environment)
+
+
+def poll(ready: Callable[[], bool]) -> None:
+    wait_until(ready, "what the test waits for", 30, 0.05)
+
+
+@pytest.fixture
+def supervisor(tmp_path: Path) -> Iterator[Supervisor]:
+    one = Supervisor(tmp_path, leftovers.deployment_id("test", tmp_path))
+    yield one
+    one.down()
+
+
+def state(supervisor: Supervisor, name: str) -> State:
+    return next(state for state in supervisor.states() if state.name == name)
+
+
+def test_nothing_runs_before_up(tmp_path: Path) -> None:
+    one = Supervisor(tmp_path, "nobody")
+    assert not one.running()
+    assert one.states() == []
+    assert one.down() == []
+
+
+@pytest.mark.slow
+def test_what_is_killed_comes_back(supervisor: Supervisor) -> None:
+    supervisor.up([sleeper("a")])
+    poll(lambda: state(supervisor, "a").state == "RUNNING")
+    first = supervisor.pid("a")
+    assert first
+    environment = psutil.Process(first).environ()
+    assert environment["MILLRACE_ROLE"] == "a"
+    assert "PYTHONDONTWRITEBYTECODE" not in environment
+    os.kill(first, signal.SIGKILL)
+    poll(lambda: state(supervisor, "a").state == "RUNNING" and supervisor.pid("a") != first)
+    assert "hello %s" in supervisor.log_tail("a")
+
+
+@pytest.mark.slow
+def test_up_again_touches_only_what_changed(supervisor: Supervisor) -> None:
+    supervisor.up([sleeper("a"), sleeper("b"), sleeper("c")])
+    poll(lambda: all(s.state == "RUNNING" for s in supervisor.states()))
+    before = {s.name: s.pid for s in supervisor.states()}
+    supervisor.up([sleeper("a"), sleeper("b", X='a "quoted" 100%, \\ one'), sleeper("d")])
+    poll(lambda: len(supervisor.states()) == 3 and all(s.state == "RUNNING" for s in supervisor.states()))
+    after = {s.name: s.pid for s in supervisor.states()}
+    assert set(after) == {"a", "b", "d"}
+    assert after["a"] == before["a"]
+    assert after["b"] != before["b"]
+    assert psutil.Process(after["b"]).environ()["X"] == 'a "quoted" 100%, \\ one'
+    assert not psutil.pid_exists(before["c"] or 0)
+
+
+@pytest.mark.slow
+def test_up_after_kill_9_of_the_supervisor_leaves_no_twins(supervisor: Supervisor) -> None:
+    supervisor.up([sleeper("a")])
+    poll(lambda: state(supervisor, "a").state == "RUNNING")
+    orphan = supervisor.pid("a")
+    assert orphan
+    boss = psutil.Process(orphan).parent()
+    assert boss
+    boss.kill()
+    boss.wait(10)
+    os.kill(orphan, signal.SIGSTOP)
+    assert not supervisor.running()
+
+    assert orphan in supervisor.up([sleeper("a")])
+    poll(lambda: state(supervisor, "a").state == "RUNNING")
+    alive = [p.pid for p in leftovers.find(supervisor.deployment, "a")]
+    assert alive == [supervisor.pid("a")]
+
+
+@pytest.mark.slow
+def test_down_ends_everything(supervisor: Supervisor) -> None:
+    supervisor.up([sleeper("a"), sleeper("b")])
+    poll(lambda: all(s.state == "RUNNING" for s in supervisor.states()))
+    supervisor.down()
+    assert leftovers.find(supervisor.deployment) == []
+    assert not supervisor.running()
+
+
+@pytest.mark.slow
+def test_what_cannot_start_is_tried_again_and_says_why(supervisor: Supervisor) -> None:
+    supervisor.up([Program("bad", [sys.executable, "-c", "raise SystemExit('no luck')"])])
+    poll(lambda: state(supervisor, "bad").state == "BACKOFF")
+    poll(lambda: supervisor.log_tail("bad").count("no luck") >= 2)
+
+
+@pytest.mark.slow
+def test_an_unknown_program_is_named(supervisor: Supervisor) -> None:
+    supervisor.up([sleeper("a")])
+    with pytest.raises(ServiceError, match="programs: a"):
+        supervisor.stop("b")
+    supervisor.stop("a")
+    supervisor.stop("a")
+    supervisor.restart("a")
+    poll(lambda: state(supervisor, "a").state == "RUNNING")
+
+
+@pytest.mark.parametrize("value", ["two\nlines", "a ; b", "a # b"])
+def test_what_the_supervisor_would_cut_is_refused(value: str, tmp_path: Path) -> None:
+    with pytest.raises(ServiceError, match="leave out"):
+        Supervisor(tmp_path, "cut").up([sleeper("a", X=value)])
