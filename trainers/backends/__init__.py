@@ -1,0 +1,1 @@
+"""Where learning runs: one seam, siblings beside it."""

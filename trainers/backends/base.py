@@ -1,0 +1,103 @@
+"""The seam of backends: a model and its optimizer, spread over the ranks of a process group that comes and goes.
+
+One process lives through many groups: form, load, (score, step, gather ...), tear_down, form again with other peers.
+
+Invariants every sibling keeps:
+- `load` uses no collective, so a rank that fails in it never leaves the others waiting.
+- A step's gradient is the sum over all ranks and micro-batches divided once by `denominator`: how a minibatch is cut
+  over ranks and micro-batches changes results by rounding alone. The same layout with the same batches gives identical
+  bytes.
+- A non-finite loss or gradient leaves weights and optimizer as they were, on every rank alike.
+- All ranks call score and step with the same number of micro-batches.
+- After tear_down nothing holds the group: its sockets are closed even if a reference to it survives somewhere.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.distributed.distributed_c10d import Store
+
+from trainers.algorithms.base import Algorithm
+from trainers.batches.packing import Packed
+from trainers.clock import Clock
+from trainers.state import State
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """Of one optimizer step, over all ranks. loss: token mean; grad_norm: before clipping; sums: the algorithm's
+    measures; applied: False when it was skipped as non-finite. tokens and samples: what this rank computed."""
+
+    loss: float
+    grad_norm: float
+    sums: dict[str, float]
+    applied: bool
+    tokens: int
+    samples: int
+
+
+class Backend(ABC):
+    """A model in training. Not thread-safe, except `abort`."""
+
+    layout: str = ""
+    """As the ledger names it, such as torch:d2; empty before `form`."""
+    rank: int = 0
+    world: int = 1
+    clock: Clock
+
+    @abstractmethod
+    def form(self, rank: int, world: int, store: Store | None, timeout: float) -> None:
+        """Joins a process group of `world` ranks that meet in `store`; no collective waits longer than `timeout`
+        seconds. A world of 1 needs no group and no store. Tears down what was formed before."""
+
+    @abstractmethod
+    def load(self, state: State) -> None:
+        """Builds model and optimizer from `state`, this rank's part of it. No collective."""
+
+    @abstractmethod
+    def score(self, micros: Sequence[Packed], temperature: float) -> list[torch.Tensor]:
+        """Log-probabilities float32[M] of the labels of each micro-batch under the weights as they are."""
+
+    @abstractmethod
+    def step(self, micros: Sequence[Packed], algorithm: Algorithm, denominator: float, lr: float) -> StepResult:
+        """One optimizer step on a minibatch, of which `micros` are this rank's. `denominator`: over all ranks."""
+
+    @abstractmethod
+    def sum(self, values: Sequence[float]) -> list[float]:
+        """Adds each value up over the ranks, in float64."""
+
+    @abstractmethod
+    def max(self, values: Sequence[float]) -> list[float]:
+        """The largest of each value over the ranks."""
+
+    @abstractmethod
+    def gather(self) -> State | None:
+        """The full state on rank 0, None on the others. All ranks call it."""
+
+    @abstractmethod
+    def tear_down(self) -> None:
+        """Leaves the group, closes its sockets, forgets model and optimizer. May be called at any time, any number of
+        times."""
+
+    @abstractmethod
+    def abort(self) -> None:
+        """Makes a collective that blocks in this process fail now. From any thread."""
+
+    @property
+    @abstractmethod
+    def steps(self) -> int:
+        """Optimizer steps applied so far, over the whole run."""
+
+    @property
+    @abstractmethod
+    def vocabulary(self) -> int:
+        """Token ids are below it."""
+
+    @property
+    @abstractmethod
+    def longest(self) -> int:
+        """Tokens that a sample may have."""

@@ -1,0 +1,1 @@
+"""From trajectories to tensors: samples, minibatches, allocation over ranks, packing."""

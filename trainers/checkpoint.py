@@ -1,0 +1,198 @@
+"""A version on disk: Hugging Face layout plus the training state, durable before it has a name.
+
+    v{n}-{digest12}/
+        config.json, tokenizer files, chat template, generation_config.json     carried on from the parent, byte for
+        byte model.safetensors                                                       weights, in config.json's dtype
+        state.tensors                                                           moments; fp32 weights where the above
+        are not fp32 training.json                                                           optimizer steps, seed
+        manifest.json                                                           sha256 of each file
+
+Invariants: a directory appears under its name by one rename, after its files and its own entries are fsynced, so a name
+means whole content; the name holds the digest, so a leader that was replaced can never overwrite another's bytes; equal
+states give equal bytes. Any number of ranks can load it: tensors are full.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+
+from trainers import manifest
+from trainers.errors import CheckpointError, CorruptCheckpoint
+from trainers.manifest import Manifest
+from trainers.state import State
+
+WEIGHTS, MOMENTS, TRAINING = "model.safetensors", "state.tensors", "training.json"
+_OWN = {MOMENTS, TRAINING, manifest.NAME}
+_MASTER = "master"
+_TEMPORARY = ".tmp-"
+
+Fault = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A finished weight directory. digest: sha256 hex of its manifest; files: name -> sha256 hex."""
+
+    path: Path
+    digest: str
+    files: Mapping[str, str]
+
+
+def _no_fault(_: str) -> None:
+    """The default fault point: nothing happens."""
+
+
+def write(root: Path, version: int, state: State, *, fault: Fault = _no_fault) -> Checkpoint:
+    """Writes `state` durably as version `version` under `root`; returns what the weight event says of it.
+
+    `fault` is called with the name of each point at which a crash must be harmless. Raises OSError when the disk is
+    full or gone; then nothing but a temporary directory, removed if possible, is left.
+    """
+    root.mkdir(parents=True, exist_ok=True)
+    temporary = root / f"{_TEMPORARY}v{version}-{secrets.token_hex(6)}"
+    try:
+        listing = _fill(temporary, state, fault)
+        target = root / f"v{version}-{listing.digest[:12]}"
+        fault("checkpoint.before_rename")
+        _publish(temporary, target, listing.digest)
+        fault("checkpoint.after_rename")
+        _fsync(root)
+        fault("checkpoint.after_parent_fsync")
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return Checkpoint(target, listing.digest, listing.files)
+
+
+def _fill(directory: Path, state: State, fault: Fault) -> Manifest:
+    directory.mkdir()
+    files = {**_huggingface(state), **_training(state)}
+    for name, content in files.items():
+        (directory / name).write_bytes(content)
+        fault("checkpoint.between_files")
+    listing = Manifest({name: manifest.file_hash(directory / name) for name in sorted(files)})
+    (directory / manifest.NAME).write_bytes(listing.to_bytes())
+    fault("checkpoint.after_write")
+    for name in (*files, manifest.NAME):
+        _fsync(directory / name)
+    _fsync(directory)
+    fault("checkpoint.after_fsync")
+    return listing
+
+
+def _publish(temporary: Path, target: Path, digest: str) -> None:
+    if target.exists():
+        # The same bytes were written before, by a step that was never committed: keep them if they are whole.
+        try:
+            manifest.verify(target, digest)
+            return
+        except CorruptCheckpoint:
+            target.rename(temporary.with_name(temporary.name + "-damaged"))
+    temporary.rename(target)
+
+
+def export(directory: Path, state: State) -> None:
+    """Writes the Hugging Face layout alone (no training state) into `directory`: a model to start from."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, content in _huggingface(state).items():
+        (directory / name).write_bytes(content)
+
+
+def read(directory: Path, *, verify: bool = True, digest: str | None = None) -> State:
+    """The state in a weight directory. verify: check all hashes first (and the manifest against `digest`). Raises
+    CorruptCheckpoint, naming the file, when something is missing, truncated or changed."""
+    listing = manifest.verify(directory, digest) if verify else manifest.load(directory)
+    try:
+        training = json.loads((directory / TRAINING).read_bytes())
+        weights, extra = load_file(directory / WEIGHTS), load_file(directory / MOMENTS)
+        step, seed = int(training["step"]), int(training["seed"])
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        raise CorruptCheckpoint(f"{directory} cannot be read ({error}); restore it or use another version") from error
+    moments: dict[str, dict[str, torch.Tensor]] = {}
+    for key, tensor in extra.items():
+        slot, name = key.split("/", 1)
+        moments.setdefault(slot, {})[name] = tensor
+    masters = moments.pop(_MASTER, {})
+    assets = {name: (directory / name).read_bytes() for name in listing.files if name not in _OWN and name != WEIGHTS}
+    return State({name: masters.get(name, w) for name, w in weights.items()}, assets, moments, step, seed)
+
+
+def adopt(directory: Path, *, seed: int = 0) -> State:
+    """The state that starts from a Hugging Face model directory: its weights in fp32, no moments, step 0."""
+    shards = sorted(directory.glob("*.safetensors"))
+    shards = [shard for shard in shards if shard.name != MOMENTS]
+    if not shards or not (directory / "config.json").is_file():
+        raise CheckpointError(f"{directory} is no Hugging Face model directory: it needs config.json and *.safetensors")
+    try:
+        weights = {name: tensor.float() for shard in shards for name, tensor in load_file(shard).items()}
+    except SafetensorError as error:
+        raise CorruptCheckpoint(f"{directory}: weights cannot be read ({error}); download them again") from error
+    if json.loads((directory / "config.json").read_bytes()).get("tie_word_embeddings"):
+        weights.pop("lm_head.weight", None)
+    skipped = _OWN | {shard.name for shard in shards} | {f"{WEIGHTS}.index.json"}
+    assets = {
+        path.name: path.read_bytes()
+        for path in sorted(directory.iterdir())
+        if path.is_file() and path.name not in skipped and path.suffix not in (".bin", ".pt", ".gguf", ".pth")
+    }
+    return State(weights, assets, seed=seed)
+
+
+def sweep(root: Path, older_than: float = 3600.0) -> list[Path]:
+    """Removes temporary directories that were last written more than `older_than` seconds ago; returns them."""
+    old = [
+        path
+        for path in root.glob(f"{_TEMPORARY}*")
+        if path.is_dir() and time.time() - path.stat().st_mtime > older_than
+    ]
+    for path in old:
+        shutil.rmtree(path, ignore_errors=True)
+    return old
+
+
+def _huggingface(state: State) -> dict[str, bytes]:
+    dtype = _dtype(state.assets)
+    weights = {name: tensor.to(dtype).contiguous() for name, tensor in state.weights.items()}
+    return {**state.assets, WEIGHTS: save(weights, metadata={"format": "pt"})}
+
+
+def _training(state: State) -> dict[str, bytes]:
+    tensors = {
+        f"{slot}/{name}": tensor.contiguous()
+        for slot, by_name in state.moments.items()
+        for name, tensor in by_name.items()
+    }
+    if _dtype(state.assets) != torch.float32:
+        tensors |= {f"{_MASTER}/{name}": tensor.contiguous() for name, tensor in state.weights.items()}
+    # One metadata key at most: safetensors writes several in no fixed order, and equal states must give equal bytes.
+    return {
+        MOMENTS: save(tensors, metadata={"format": "pt"}),
+        TRAINING: (json.dumps({"step": state.step, "seed": state.seed}) + "\n").encode(),
+    }
+
+
+def _dtype(assets: Mapping[str, bytes]) -> torch.dtype:
+    settings = json.loads(assets["config.json"])
+    name = str(settings.get("dtype") or settings.get("torch_dtype") or "float32")
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise CheckpointError(f"config.json names dtype {name!r}, which is none; write float32 or bfloat16")
+    return dtype
+
+
+def _fsync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

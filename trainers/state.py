@@ -1,0 +1,28 @@
+"""The whole state of a training run at a version: what a checkpoint holds and what a backend loads and gathers.
+
+Invariants: tensors are full (not sharded), on the CPU and fp32, under the model's parameter names, so any number of
+ranks can load them. Randomness is counter based: a step seeds itself from (seed, step, rank), so these numbers are all
+there is to keep of the RNG, whatever the number of ranks before and after.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """weights[name]: the parameter; moments[slot][name]: what the optimizer keeps of it (exp_avg, exp_avg_sq).
+
+    moments is empty before the first step. `step` counts applied optimizer steps. `assets` are the other files of the
+    Hugging Face layout (config.json, tokenizer, chat template, generation config), passed on from version to version.
+    """
+
+    weights: Mapping[str, torch.Tensor]
+    assets: Mapping[str, bytes]
+    moments: Mapping[str, Mapping[str, torch.Tensor]] = field(default_factory=dict)
+    step: int = 0
+    seed: int = 0
