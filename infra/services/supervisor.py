@@ -245,7 +245,7 @@ def _alive(pid: int) -> bool:
 
 
 def _plain(text: str) -> str:
-    """supervisord expands %(name)s in every value, ends a value at a line break and takes ` ;` or ` #` for a comment."""
+    """supervisord expands %(name)s, ends a value at a line break and takes ` ;` and ` #` for comments."""
     if any(part in text for part in ("\n", " ;", " #")):
         raise ServiceError(f"{text!r} cannot be passed through the supervisor: leave out line breaks, ' ;' and ' #'")
     return text.replace("%", "%%")
