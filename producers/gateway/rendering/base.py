@@ -1,0 +1,100 @@
+"""The rendering seam: messages to token ids, stored ids to the next prompt, sampled ids to a message.
+
+Invariants: `render` alone tokenizes whole conversations; `bridge` never changes an id that was stored, it only says
+what comes after, or refuses with the reason; a parser fed token by token gives the same reply as one fed at once."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeAlias
+
+from infra.errors import GatewayError
+
+Message: TypeAlias = Mapping[str, Any]
+"""role, content (str), tool_calls with arguments as JSON text, tool_call_id, name, reasoning_content"""
+Tools: TypeAlias = Sequence[Mapping[str, Any]] | None
+"""OpenAI's tool list; None and [] differ for some templates"""
+
+
+class RenderError(GatewayError):
+    """The template refuses these messages; the client must change them."""
+
+
+class Refusal(NamedTuple):
+    """Why stored ids cannot be continued with these messages."""
+
+    reason: str
+
+
+class ToolCall(NamedTuple):
+    """A call that the model made; `arguments` is JSON text as sampled where it was sound."""
+
+    name: str
+    arguments: str
+
+
+class Delta(NamedTuple):
+    """What new tokens added to the reply: text, reasoning text, or one whole tool call."""
+
+    content: str = ""
+    reasoning: str = ""
+    call: ToolCall | None = None
+
+
+@dataclass(slots=True)
+class Reply:
+    """A parsed reply. `content` None when the model only called tools."""
+
+    content: str | None = None
+    reasoning: str | None = None
+    calls: list[ToolCall] = field(default_factory=list)
+
+
+class Parser(ABC):
+    """Turns the sampled ids of one choice into a reply while they arrive."""
+
+    @abstractmethod
+    def feed(self, ids: Sequence[int]) -> list[Delta]:
+        """What can be said already; text that may yet turn out to be something else is held back."""
+
+    @abstractmethod
+    def finish(self) -> list[Delta]:
+        """What was held back."""
+
+    @property
+    @abstractmethod
+    def reply(self) -> Reply:
+        """Everything said so far; whole after `finish`."""
+
+
+class Renderer(ABC):
+    """One model's way of writing conversations. Pure and safe to share."""
+
+    tokenizer_hash: str
+    """sha256 hex"""
+    template_hash: str
+    """sha256 hex"""
+    stop_ids: frozenset[int]
+    """ids that end a reply"""
+
+    @abstractmethod
+    def render(self, messages: Sequence[Message], tools: Tools) -> list[int]:
+        """The prompt of a conversation, ready for the next reply. Raises RenderError."""
+
+    @abstractmethod
+    def bridge(
+        self, stored: Sequence[int], past: Sequence[Message], new: Sequence[Message], tools: Tools
+    ) -> list[int] | Refusal:
+        """The ids between `stored` (a prompt and its reply, as sampled) and the next reply.
+
+        `past` are the messages behind `stored`, the reply last; `new` what the client added."""
+
+    @abstractmethod
+    def parser(self, prompt: Sequence[int], tools: Tools, stop: Sequence[str] = ()) -> Parser:
+        """A parser for one reply to `prompt`; text is cut before the first of the `stop` strings."""
+
+    @abstractmethod
+    def text(self, token: int) -> str:
+        """One token as text, for log-probabilities on the wire."""

@@ -1,0 +1,104 @@
+"""Rendering by the model's own chat template, for any model, with a bridge of ours.
+
+The bridge compares what the template writes with and without the new messages: as long as the text of the past is a
+prefix of both, what the new messages add is the difference, and only that is tokenized, behind the ids as they were
+sampled. A template that rewrites the past (drops old thoughts, moves the system text) is refused with that reason.
+
+Invariants: the cut always lies right behind the token that ends the reply, where tokenization starts afresh; an end
+token that the engine did not sample (a length limit, a stop string) is added as context, never as an output."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from renderers.reasoning import prompt_ends_in_reasoning
+
+from producers.gateway.rendering.base import Message, Parser, Refusal, Renderer, RenderError, Tools
+from producers.gateway.rendering.hermes import HermesParser, Markers
+from producers.gateway.rendering.tokenizer import ChatTokenizer
+
+
+class TemplateRenderer(Renderer):
+    """`tokenizer_hash` and `template_hash` override what the tokenizer computes of its own files."""
+
+    def __init__(
+        self, tokenizer: ChatTokenizer, *, tokenizer_hash: str | None = None, template_hash: str | None = None
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.markers = Markers(tokenizer)
+        self.tokenizer_hash = tokenizer_hash or tokenizer.hash
+        self.template_hash = template_hash or tokenizer.template_hash
+        self.stop_ids = tokenizer.stop_ids
+        self._texts: dict[int, str] = {}
+
+    def render(self, messages: Sequence[Message], tools: Tools) -> list[int]:
+        self._check(tools)
+        return self.tokenizer.encode(self._text(messages, tools, generate=True))
+
+    def bridge(
+        self, stored: Sequence[int], past: Sequence[Message], new: Sequence[Message], tools: Tools
+    ) -> list[int] | Refusal:
+        close = self.tokenizer.eos_token
+        if close is None or self.tokenizer.eos_token_id is None:
+            return Refusal("the tokenizer names no end token")
+        ended = bool(stored) and stored[-1] in self.stop_ids
+        if ended and stored[-1] != self.tokenizer.eos_token_id:
+            return Refusal("the reply ended with another token than the template writes")
+        try:
+            prompt = self._text(past[:-1], tools, generate=True)
+            before = self._text(past, tools, generate=False)
+            after = self._text([*past, *new], tools, generate=True)
+        except RenderError as error:
+            return Refusal(f"the template cannot continue: {error}")
+        if not before.startswith(prompt):
+            return Refusal("the template writes replies in another way than it asks for them")
+        if not after.startswith(before):
+            return Refusal("the template rewrites earlier messages")
+        at = before.rfind(close, len(prompt))
+        if at < 0:
+            return Refusal("the template does not end replies with the end token")
+        first, *rest = self.tokenizer.encode(close + before[at + len(close) :] + after[len(before) :])
+        if first != self.tokenizer.eos_token_id:
+            return Refusal("the tokenizer does not keep the end token apart")
+        return rest if ended else [first, *rest]
+
+    def parser(self, prompt: Sequence[int], tools: Tools, stop: Sequence[str] = ()) -> Parser:
+        thinking = self.markers.think is not None and prompt_ends_in_reasoning(
+            self.tokenizer, list(prompt), stop_ids=set(self.stop_ids)
+        )
+        return HermesParser(self.tokenizer, self.markers, tools=bool(tools), thinking=thinking, stop=stop)
+
+    def text(self, token: int) -> str:
+        known = self._texts.get(token)
+        if known is None:
+            known = self._texts[token] = self.tokenizer.decode([token])
+        return known
+
+    def _check(self, tools: Tools) -> None:
+        if tools and not self.markers.tools:
+            raise RenderError(
+                "tools are not supported with this model: its tokenizer has no <tool_call> and </tool_call> tokens, "
+                "and Hermes form is the only one that this gateway parses"
+            )
+
+    def _text(self, messages: Sequence[Message], tools: Tools, *, generate: bool) -> str:
+        return self.tokenizer.render_text([_decoded(message) for message in messages], tools or None, generate=generate)
+
+
+def _decoded(message: Message) -> Message:
+    """The message with tool arguments as objects, as templates expect them; text that is no JSON stays text."""
+    calls = message.get("tool_calls")
+    if not calls:
+        return message
+    return {**message, "tool_calls": [_call(call) for call in calls]}
+
+
+def _call(call: Any) -> Any:
+    function = call["function"]
+    try:
+        arguments = json.loads(function["arguments"])
+    except (TypeError, ValueError):
+        arguments = function["arguments"]
+    return {**call, "function": {**function, "arguments": arguments}}
