@@ -1,4 +1,4 @@
-"""The hash chains over events: one per trajectory, written by the gateway, and one per slot of `events`, written by refine.
+"""The hash chains over events: one per trajectory, written by the gateway, and one per slot of `events`, by refine.
 
 Invariants: a link covers the bytes that are stored, never the plain text behind them, so that destroying a subject's
 key breaks no proof; and every part is length-prefixed, so that no two events share a preimage."""
@@ -15,7 +15,7 @@ START = b""
 
 
 def event_hash(prev: bytes, event: Mapping[str, Any]) -> bytes:
-    """The 32-byte link of an event (fields id, kind, trajectory, step and body of `schemas.records.Event`) after `prev`.
+    """The 32-byte link after `prev` of an event (fields id, kind, trajectory, step and body of a `schemas` Event).
 
     `prev` is the former link of the same chain, or START."""
     digest = hashlib.sha256()

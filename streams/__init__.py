@@ -1,0 +1,1 @@
+"""What happens between capture and learning: refine, reward, seal, dispatch."""

@@ -1,0 +1,144 @@
+"""Model calls to token traces: exactly what the policy read and sampled, never text tokenized again.
+
+Invariants: a call cuts its lineage to the kept prefix and appends its prompt and its output, nothing else; a token may
+train only if the policy sampled it, its call may be learned from, it was not superseded, its version is known and its
+log-probability finite; whatever is left out is named with its reason."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from schemas import arrays
+
+Call = Mapping[str, Any]
+"""response, lineage, keep, supersedes, why (reason or None), place; prompt, output, logprobs, versions as Arrays"""
+
+
+@dataclass(slots=True)
+class _Piece:
+    """Where in its lineage the trainable tokens of a call begin."""
+
+    response: str
+    start: int
+
+
+@dataclass(slots=True)
+class _Trace:
+    tokens: list[npt.NDArray[Any]] = field(default_factory=list)
+    mask: list[npt.NDArray[Any]] = field(default_factory=list)
+    logprobs: list[npt.NDArray[Any]] = field(default_factory=list)
+    versions: list[npt.NDArray[Any]] = field(default_factory=list)
+    length: int = 0
+    pieces: list[_Piece] = field(default_factory=list)
+    gone: list[str] = field(default_factory=list)
+    """responses that a later call cut off whole"""
+    calls: list[str] = field(default_factory=list)
+
+    def cut(self, keep: int) -> None:
+        for parts in (self.tokens, self.mask, self.logprobs, self.versions):
+            left = keep
+            for n, part in enumerate(parts):
+                if left < len(part):
+                    parts[n:] = [part[:left]] if left else []
+                    break
+                left -= len(part)
+        self.length = keep
+        self.gone += [piece.response for piece in self.pieces if piece.start >= keep]
+        self.pieces = [piece for piece in self.pieces if piece.start < keep]
+
+    def extend(self, tokens: Any, mask: Any, logprobs: Any, versions: Any) -> None:
+        self.tokens.append(tokens)
+        self.mask.append(mask)
+        self.logprobs.append(logprobs)
+        self.versions.append(versions)
+        self.length += len(tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Assembled:
+    """The lineages of one sample that hold a trainable token."""
+
+    lineages: list[dict[str, Any]]
+    excluded: list[str]
+    """`response:reason`"""
+    v_head: int
+    """oldest version among trainable tokens, -1 when there are none"""
+    v_tail: int
+    """newest one, -1 when there are none"""
+    tokens: int
+    """trainable tokens"""
+    length: int
+    """tokens in all lineages"""
+
+
+def assemble(calls: Sequence[Call]) -> Assembled:
+    """The traces of one sample's calls, in the order of the log."""
+    superseded = {call["supersedes"] for call in calls if call["supersedes"]}
+    traces: dict[str, _Trace] = {}
+    excluded: list[str] = []
+    for call in calls:
+        trace = traces.setdefault(call["lineage"], _Trace())
+        reason = _add(trace, call, call["response"] in superseded)
+        if reason is not None:
+            excluded.append(f"{call['response']}:{reason}")
+    lineages, heads, tails, trainable, length = [], [], [], 0, 0
+    for name, trace in traces.items():
+        mask = _joined(trace.mask, "uint8")
+        count = int(mask.sum())
+        excluded += [f"{response}:cut" for response in trace.gone]
+        if not count:
+            continue
+        versions = _joined(trace.versions, "int32")
+        used = versions[mask == 1]
+        heads.append(int(used.min()))
+        tails.append(int(used.max()))
+        trainable += count
+        length += trace.length
+        lineages.append(
+            {
+                "id": name,
+                "tokens": arrays.pack(_joined(trace.tokens, "int32")),
+                "mask": arrays.pack(mask),
+                "logprobs": arrays.pack(_joined(trace.logprobs, "float32")),
+                "versions": arrays.pack(versions),
+                "calls": trace.calls,
+            }
+        )
+    return Assembled(lineages, excluded, min(heads, default=-1), max(tails, default=-1), trainable, length)
+
+
+def _add(trace: _Trace, call: Call, superseded: bool) -> str | None:
+    """Append a call; the reason why nothing of it may train, else None."""
+    output, logprobs, versions = (arrays.unpack(call[name]) for name in ("output", "logprobs", "versions"))
+    prompt = arrays.unpack(call["prompt"])
+    if not len(output) == len(logprobs) == len(versions):
+        return "ragged"
+    if call["keep"] > trace.length or call["keep"] < 0:
+        return "missing_prefix"
+    trace.cut(call["keep"])
+    trace.calls.append(call["response"])
+    zeros = len(prompt)
+    trace.extend(prompt, np.zeros(zeros, np.uint8), np.zeros(zeros, np.float32), np.full(zeros, -1, np.int32))
+    finite = np.isfinite(logprobs)
+    mask = ((versions >= 0) & finite).astype(np.uint8)
+    if superseded or call["why"]:
+        mask[:] = 0
+    if mask.any():
+        trace.pieces.append(_Piece(call["response"], trace.length + int(mask.argmax())))
+    trace.extend(output, mask, np.where(mask == 1, logprobs, np.float32(0)).astype(np.float32), versions)
+    if mask.any():
+        return None
+    if call["why"]:
+        return str(call["why"])
+    if superseded:
+        return "superseded"
+    return "no_tokens" if not len(output) else "unknown_version" if (versions < 0).all() else "bad_logprobs"
+
+
+def _joined(parts: Sequence[npt.NDArray[Any]], dtype: str) -> npt.NDArray[Any]:
+    return np.concatenate(parts).astype(dtype, copy=False) if parts else np.zeros(0, dtype)

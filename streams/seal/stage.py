@@ -1,0 +1,366 @@
+"""Seal: events in, sealed trajectories and what became of their groups out.
+
+Invariants:
+
+- The first ended attempt of a sample in partition order is the sample; every other attempt ends as one dead letter.
+- A sample is sealed once: with all the rewards it awaits, or at its reward deadline with those it has. What comes later
+  is a dead letter and changes nothing.
+- A group is closed once, in one transaction with all its trajectories, and leaves a tombstone for a while.
+- Time comes from the events alone, and is passed on to `completions` with every progress record.
+- A top-up gives back the samples that were not good; everything else of the group stays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from infra.bus.base import Record
+from infra.claims import ClaimStore
+from infra.stage import Append, Clear, Emit, Op, Put, Stage, View, Wake
+from schemas import codec
+from schemas.errors import SchemaError
+from schemas.ids import Micros
+from streams.seal import attempts as state
+from streams.seal.attempts import Attempt, Group
+from streams.seal.closing import Rules, Sample, completion, sample_of, verdict, why_bad
+from streams.seal.rewards import silent, take
+from streams.words import Decoder, Unreadable, dead_letter, place_of
+
+KINDS = frozenset({"episode_started", "episode_ended", "model_call", "reward", "gap"})
+"""kinds that sealing needs; the others are history"""
+
+
+class Seal(Stage):
+    """`policies` are the ones whose topics exist; events of others are history only."""
+
+    name = "seal"
+    primary = "events"
+
+    def __init__(self, policies: Sequence[str], rules: Rules | None = None, claims: ClaimStore | None = None) -> None:
+        self._policies = tuple(policies)
+        self._rules = rules or Rules()
+        self._decode = Decoder(claims)
+
+    def time_of(self, view: View, record: Record) -> Micros | None:
+        try:
+            name, found = self._decode(record)
+        except Unreadable:
+            return None
+        time: Micros | None = found["time"] if name == "Progress" else found.get("log_time")
+        return time
+
+    def on_record(self, view: View, record: Record, now: Micros) -> Iterable[Op]:
+        try:
+            name, event = self._decode(record)
+            body = codec.decode_body(event["kind"], event["body"]) if name == "Event" and self._matters(event) else {}
+        except (Unreadable, SchemaError) as error:
+            code, detail = (error.code, str(error)) if isinstance(error, Unreadable) else ("undecodable_body", "")
+            key = record.key.decode("utf-8", "replace")
+            yield dead_letter(self.name, place_of(record), code, detail, now, key=key, partition=view.slot)
+            return
+        if name == "Progress":
+            yield from self._progress(view, now)
+        elif name == "Event":
+            yield from self._event(view, record, event, body, now)
+
+    def on_wake(self, view: View, key: str, now: Micros) -> Iterable[Op]:
+        if key.startswith("z/"):
+            yield Clear(key)
+        elif key.startswith("t/"):
+            attempt: Attempt | None = view.get(key)
+            if attempt is not None and attempt["status"] is not None and attempt["closed"] is None:
+                yield from self._settle(view, attempt, now)
+        elif key.startswith("g/"):
+            yield from self._close(view, key, now)
+
+    # -- events
+
+    def _matters(self, event: Mapping[str, Any]) -> bool:
+        return event["kind"] in KINDS and event["body_encoding"] == "plain"
+
+    def _progress(self, view: View, now: Micros) -> Iterator[Op]:
+        for policy in self._policies:
+            passed = {
+                "kind": "progress",
+                "policy": policy,
+                "slot": view.slot,
+                "time": now,
+                "group": "",
+                "ticket": None,
+                "size": 0,
+                "samples": [],
+                "missing": [],
+                "trajectories": [],
+                "tokens": [],
+                "rewards": [],
+                "v_head": -1,
+                "v_tail": -1,
+                "reason": None,
+            }
+            yield Emit(f"{policy}.completions", f"progress/{view.slot}", "Completion", passed)
+
+    def _event(
+        self, view: View, record: Record, event: dict[str, Any], body: Mapping[str, Any], now: Micros
+    ) -> Iterator[Op]:
+        root = state.attempt_key(event, event["root_trajectory"])
+        attempt: Attempt | None = view.get(root)
+        kind = event["kind"]
+        if kind == "episode_started" and event["trajectory"] == event["root_trajectory"] and body:
+            yield from self._started(view, record, event, body, now)
+            return
+        if attempt is None or attempt["group"] != event["group"]:
+            yield from self._unattached(view, record, event, now)
+            return
+        if attempt["closed"] is not None:
+            if kind == "reward":
+                yield self._letter(view, record, event, attempt["closed"], "its attempt did not count", now)
+            return
+        flaw = state.flaw_of(event) or (None if body or kind not in KINDS else "sealed_body")
+        if flaw is not None and attempt["flaw"] is None:
+            attempt = {**attempt, "flaw": flaw}
+            yield Put(root, attempt)
+        if not body:
+            return
+        if kind == "reward":
+            yield from self._reward(view, record, event, body, attempt, now)
+        elif attempt["status"] is not None:
+            if kind in ("model_call", "episode_ended"):
+                yield self._letter(view, record, event, "after_end", "the attempt had ended", now)
+        elif kind == "model_call":
+            yield Append(
+                state.calls_key(attempt, attempt["trajectory"]),
+                state.call_of(event, body, attempt["policy"], place_of(record)),
+            )
+        elif kind == "episode_ended" and event["trajectory"] == event["root_trajectory"]:
+            yield from self._ended(view, record, event, body, attempt, now)
+
+    def _unattached(self, view: View, record: Record, event: Mapping[str, Any], now: Micros) -> Iterator[Op]:
+        """An event whose attempt is not known: too late, or never started. History-only kinds need no disposition."""
+        if event["kind"] not in KINDS or event["policy"] not in self._policies:
+            return
+        late = view.get(state.tombstone_key(state.group_key(event))) is not None
+        if late and event["kind"] == "reward":
+            yield self._letter(view, record, event, "late_reward", "its sample was sealed before it came", now)
+        elif not late:
+            yield self._letter(view, record, event, "orphan", "no attempt of this trajectory has started", now)
+
+    def _started(
+        self, view: View, record: Record, event: Mapping[str, Any], body: Mapping[str, Any], now: Micros
+    ) -> Iterator[Op]:
+        refusal = self._refusal(view, event, body)
+        if refusal is not None:
+            yield self._letter(view, record, event, *refusal, now)
+            return
+        key = state.group_key(event)
+        group: Group | None = view.get(key)
+        if group is None:
+            group = state.group_of(event, body)
+            yield Wake(key, now + self._rules.patience)
+        trace = record.headers.get("traceparent")
+        attempt = state.attempt_of(event, body, place_of(record), trace.decode("ascii", "replace") if trace else None)
+        attempt["flaw"] = state.flaw_of(event)
+        yield Put(state.attempt_key(attempt, attempt["trajectory"]), attempt)
+        yield Put(key, {**group, "attempts": [*group["attempts"], attempt["trajectory"]]})
+
+    def _refusal(self, view: View, event: Mapping[str, Any], body: Mapping[str, Any]) -> tuple[str, str] | None:
+        if event["policy"] not in self._policies:
+            return "unknown_policy", "this deployment has no such policy"
+        if view.get(state.attempt_key(event, event["root_trajectory"])) is not None:
+            return "duplicate_start", "the trajectory has already started"
+        key = state.group_key(event)
+        if view.get(state.tombstone_key(key)) is not None:
+            return "superseded", "the group was sealed before this attempt began"
+        code = state.refused(view.get(key) or state.group_of(event, body), event, body)
+        return None if code is None else (code, "the attempt does not fit its group")
+
+    def _ended(
+        self,
+        view: View,
+        record: Record,
+        event: Mapping[str, Any],
+        body: Mapping[str, Any],
+        attempt: Attempt,
+        now: Micros,
+    ) -> Iterator[Op]:
+        key, root = state.group_key(attempt), state.attempt_key(attempt, attempt["trajectory"])
+        group: Group = view.get(key) or {}
+        sample = str(attempt["sample"])
+        if sample in group["winners"]:
+            yield self._letter(view, record, event, "superseded", "another attempt of the sample ended first", now)
+            yield from self._dropped(attempt, "superseded")
+            return
+        flaw = attempt["flaw"] or (None if body["whole"] else "gap")
+        attempt = {**attempt, "status": body["status"], "flaw": flaw}
+        yield Put(root, attempt)
+        yield Put(key, {**group, "winners": {**group["winners"], sample: attempt["trajectory"]}})
+        if silent(attempt["awaits"], attempt["rewards"], group["rewards"]) and attempt["wait"] > 0:
+            yield Wake(root, now + attempt["wait"])
+        else:
+            yield from self._settle(view, attempt, now)
+
+    def _reward(
+        self,
+        view: View,
+        record: Record,
+        event: Mapping[str, Any],
+        body: Mapping[str, Any],
+        attempt: Attempt,
+        now: Micros,
+    ) -> Iterator[Op]:
+        key, root = state.group_key(attempt), state.attempt_key(attempt, attempt["trajectory"])
+        group: Group = view.get(key) or {}
+        shared = body["target_kind"] == "group"
+        if not self._known_target(view, event, body, attempt):
+            yield self._letter(view, record, event, "unknown_target", "its target is not of this trajectory", now)
+            return
+        taken = take(group["rewards"] if shared else attempt["rewards"], body, place_of(record))
+        if taken.refused is not None:
+            yield self._letter(view, record, event, taken.refused, "this judgement was counted before", now)
+            return
+        if taken.replaced is not None:
+            known = {**attempt, "id": None}
+            yield self._place_letter(
+                view, taken.replaced["place"], known, "superseded_reward", "a later judgement corrects it", now
+            )
+        if shared:
+            yield Put(key, {**group, "rewards": taken.counted})
+        else:
+            attempt = {**attempt, "rewards": taken.counted}
+            yield Put(root, attempt)
+        waiting = (
+            [view.get(state.attempt_key(group, name)) for name in group["winners"].values()] if shared else [attempt]
+        )
+        for one in waiting:
+            group = view.get(key) or {}
+            if not group:
+                return
+            if one is None or one["status"] is None or one["sample"] in group["settled"]:
+                continue
+            if not silent(one["awaits"], one["rewards"], group["rewards"]):
+                yield from self._settle(view, one, now)
+
+    def _known_target(self, view: View, event: Mapping[str, Any], body: Mapping[str, Any], attempt: Attempt) -> bool:
+        target = body["target"]
+        match body["target_kind"]:
+            case "trajectory":
+                return target in (attempt["trajectory"], event["trajectory"])
+            case "group":
+                return bool(target == attempt["group"])
+            case "tool_call":
+                return True
+            case _:
+                return any(
+                    target == call["response"] for call in view.items(state.calls_key(attempt, attempt["trajectory"]))
+                )
+
+    # -- groups
+
+    def _settle(self, view: View, attempt: Attempt, now: Micros) -> Iterator[Op]:
+        """Nothing more is awaited for a sample that ended."""
+        key = state.group_key(attempt)
+        group = state.settled(view.get(key) or {}, attempt["sample"])
+        yield Wake(state.attempt_key(attempt, attempt["trajectory"]), None)
+        yield Put(key, group)
+        if state.is_complete(group):
+            yield from self._close(view, key, now)
+
+    def _close(self, view: View, key: str, now: Micros) -> Iterator[Op]:
+        group: Group | None = view.get(key)
+        if group is None:
+            return
+        samples = []
+        for number, root in sorted((int(number), root) for number, root in group["winners"].items()):
+            calls = view.items(state.calls_key(group, root))
+            samples.append(
+                sample_of(number, view.get(state.attempt_key(group, root)) or {}, calls, group, self._rules, now)
+            )
+        kind = verdict(group, samples, self._rules)
+        if kind == "top_up":
+            yield from self._top_up(view, key, group, samples, now)
+            return
+        topic = "evaluations" if group["split"] == "evaluation" else "trajectories"
+        for sample in samples:
+            yield Emit(
+                f"{group['policy']}.{topic}",
+                group["group"],
+                "Trajectory",
+                sample.record,
+                headers=_headers(group, sample),
+                ref=sample.ref,
+            )
+        if kind is not None:
+            yield self._completion(view, kind, group, samples, now)
+        yield from self._forget(view, group, set(group["winners"].values()), now)
+        yield Clear(key)
+        tombstone = state.tombstone_key(key)
+        yield Put(tombstone, True)
+        yield Wake(tombstone, now + self._rules.memory)
+
+    def _top_up(self, view: View, key: str, group: Group, samples: Sequence[Sample], now: Micros) -> Iterator[Op]:
+        good = {str(sample.number): group["winners"][str(sample.number)] for sample in samples if sample.good}
+        for sample in samples:
+            if not sample.good:
+                attempt = view.get(state.attempt_key(group, sample.record["id"])) or {}
+                yield self._place_letter(
+                    view, attempt["place"], attempt, "failed_sample", f"asked for again: {why_bad(sample)}", now
+                )
+                yield from self._dropped(attempt, "failed_sample")
+        yield self._completion(view, "top_up", group, samples, now)
+        settled = [number for number in group["settled"] if str(number) in good]
+        yield Put(key, {**group, "round": group["round"] + 1, "winners": good, "settled": settled})
+        yield Wake(key, now + self._rules.patience)
+
+    def _completion(self, view: View, kind: str, group: Group, samples: Sequence[Sample], now: Micros) -> Emit:
+        headers = {"group": group["group"], "kind": kind, "policy": group["policy"]}
+        trace = next((sample.trace for sample in samples if sample.trace), None)
+        return Emit(
+            f"{group['policy']}.completions",
+            group["group"],
+            "Completion",
+            completion(kind, group, samples, view.slot, now),
+            headers=headers | ({"traceparent": trace} if trace else {}),
+        )
+
+    def _forget(self, view: View, group: Group, winners: set[str], now: Micros) -> Iterator[Op]:
+        """Clear every attempt of a group; one that was still running ends here, as superseded."""
+        for root in group["attempts"]:
+            attempt: Attempt | None = view.get(state.attempt_key(group, root))
+            if attempt is not None and attempt["closed"] is None and root not in winners:
+                yield self._place_letter(
+                    view, attempt["place"], attempt, "superseded", "its group was closed without it", now
+                )
+            yield Clear(state.attempt_key(group, root))
+            yield Clear(state.calls_key(group, root))
+
+    def _dropped(self, attempt: Attempt, why: str) -> Iterator[Op]:
+        """Forget the calls of an attempt that does not count, and remember that it does not."""
+        yield Clear(state.calls_key(attempt, attempt["trajectory"]))
+        yield Wake(state.attempt_key(attempt, attempt["trajectory"]), None)
+        yield Put(state.attempt_key(attempt, attempt["trajectory"]), {**attempt, "closed": why, "rewards": {}})
+
+    # -- dead letters
+
+    def _letter(
+        self, view: View, record: Record, event: Mapping[str, Any], code: str, detail: str, now: Micros
+    ) -> Emit:
+        return self._place_letter(view, place_of(record), event, code, detail, now)
+
+    def _place_letter(
+        self, view: View, place: Mapping[str, Any], event: Mapping[str, Any], code: str, detail: str, now: Micros
+    ) -> Emit:
+        key = f"{event['tenant']}/{event['group']}"
+        return dead_letter(self.name, place, code, detail, now, key=key, event=event, partition=view.slot)
+
+
+def _headers(group: Group, sample: Sample) -> dict[str, str]:
+    headers = {
+        "id": sample.record["id"],
+        "policy": group["policy"],
+        "group": group["group"],
+        "trajectory": sample.record["id"],
+    }
+    if group["ticket"] is not None:
+        headers["ticket"] = str(group["ticket"])
+    if sample.trace:
+        headers["traceparent"] = sample.trace
+    return headers
