@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import difflib
 import ipaddress
+import json
 import os
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -214,6 +215,9 @@ class Learner(Section):
     keep: Positive = Field(default=3, description="newest versions whose files are kept")
     seed: int = Field(default=0, description="of every random choice")
     session_timeout_s: Seconds = Field(default=6, description="silence after which a learner counts as dead")
+    collective_timeout_s: Seconds = Field(
+        default=120, description="longest wait of learners for each other; above any step and checkpoint"
+    )
     max_versions: Annotated[int, Field(ge=0)] = Field(default=0, description="stop at this version; 0: never")
 
 
@@ -326,14 +330,21 @@ def load(file: Path | None = None, flags: Mapping[str, Any] | None = None) -> Se
         environment = EnvSettingsSource(Settings)()
     except ValueError as error:
         raise ConfigError(f"environment: {error.__cause__ or error}: tables and lists are given as JSON") from None
-    data = merge(data, environment)
+    data = merge(_anchored(data, path.absolute().parent), environment)
     for key, value in (flags or {}).items():
-        *sections, last = key.split(".")
-        data = merge(data, {sections[0]: {last: value}} if sections else {last: value})
+        data = merge(data, _nested(key.split("."), value))
     try:
         return Settings(**data)
     except ValidationError as error:
         raise ConfigError("\n".join(_explain(problem) for problem in error.errors())) from None
+
+
+def variables(flags: Mapping[str, Any]) -> dict[str, str]:
+    """The environment that says the same as these flags, for processes that are started with it."""
+    return {
+        PREFIX + key.upper().replace(".", "__"): value if isinstance(value, str) else json.dumps(value)
+        for key, value in flags.items()
+    }
 
 
 def merge(low: Mapping[str, Any], high: Mapping[str, Any]) -> dict[str, Any]:
@@ -365,6 +376,32 @@ def nearest(word: str, known: Iterable[str]) -> str:
     options = sorted(known)
     close = difflib.get_close_matches(word, options, 1, 0.5)
     return f"; did you mean {close[0]}?" if close else f"; known: {', '.join(options)}"
+
+
+def _nested(keys: list[str], value: Any) -> dict[str, Any]:
+    """A flag as a table. Text that begins like a JSON table or list is one, as in the environment."""
+    if isinstance(value, str) and value[:1] in ("{", "["):
+        try:
+            value = json.loads(value)
+        except json.JSONDecodeError as error:
+            raise ConfigError(f"{'.'.join(keys)} is not JSON: {error}") from None
+    for key in reversed(keys):
+        value = {key: value}
+    return dict(value)
+
+
+def _anchored(data: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Relative paths in the file begin where the file lies, so that every command finds the same places."""
+    out = merge({"home": ".millrace"}, data)
+    for table, key in (
+        (out, "home"),
+        (out, "objects"),
+        (out.get("gateway"), "capture_dir"),
+        (out.get("rollout"), "tasks"),
+    ):
+        if isinstance(table, dict) and isinstance(path := table.get(key), str) and path and "://" not in path:
+            table[key] = str(folder / path)
+    return out
 
 
 def _is_secret(key: str) -> bool:

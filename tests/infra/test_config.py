@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.config import Settings, is_local, load, masked
+from infra.config import Settings, is_local, load, masked, variables
 from infra.errors import ConfigError
 
 
@@ -79,6 +79,34 @@ def test_a_misspelt_variable_is_refused(name: str, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv(name, "1")
     with pytest.raises(ConfigError, match="did you mean"):
         load()
+
+
+def test_paths_in_the_file_begin_where_it_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write("home = 'here'\nobjects = 's3://bucket/x'\n[rollout]\ntasks = 'tasks.jsonl'\n")
+    other = tmp_path / "other"
+    other.mkdir()
+    monkeypatch.chdir(other)
+    settings = load(tmp_path / "millrace.toml")
+    assert settings.home == tmp_path / "here"
+    assert settings.objects == "s3://bucket/x"
+    assert settings.rollout.tasks == str(tmp_path / "tasks.jsonl")
+    assert load(tmp_path / "millrace.toml", {"home": "mine"}).home == other / "mine"
+
+
+def test_flags_say_the_same_as_their_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    flags = {
+        "policy.eta": "1",
+        "rollout.sampling": '{"temperature": 0.5}',
+        "gateway.keys.me.key": "k",
+        "namespace": "n",
+    }
+    by_flag = load(flags=flags)
+    for name, value in variables(flags).items():
+        monkeypatch.setenv(name, value)
+    assert load() == by_flag
+    assert by_flag.rollout.sampling == {"temperature": 0.5}
+    with pytest.raises(ConfigError, match="not JSON"):
+        load(flags={"rollout.sampling": "{"})
 
 
 def test_a_misspelt_flag_is_refused() -> None:
