@@ -1,0 +1,1 @@
+"""Who acts: learners, reloaders, and the readers they share."""

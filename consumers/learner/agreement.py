@@ -1,0 +1,87 @@
+"""Who trains together, read off the consumer group's table: every member that sees the same table agrees.
+
+Invariants: a roster exists only for a stable table that covers every partition; ranks are ordered by lowest partition;
+the key names one generation of one table, so that a process group formed under it can hold nobody else. Pure.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from infra.bus.base import GroupMember, GroupView, MemberToken
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """One rank: a member that owns at least one partition, and where its rendezvous store listens."""
+
+    member_id: str
+    client_id: str
+    host: str
+    port: int
+    partitions: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Roster:
+    """Who trains together in one generation. `rank` is this process's."""
+
+    key: str
+    generation: int
+    peers: tuple[Peer, ...]
+    rank: int
+
+    @property
+    def leader(self) -> Peer:
+        return self.peers[0]
+
+    @property
+    def world(self) -> int:
+        return len(self.peers)
+
+    def owner(self, partition: int) -> int:
+        """The rank that owns a partition."""
+        return next(rank for rank, peer in enumerate(self.peers) if partition in peer.partitions)
+
+
+def address(client_id: str) -> tuple[str, int]:
+    """(host, port) from a client id `...@host:port`. Raises ValueError for the client id of anything but a learner."""
+    host, _, port = client_id.rpartition("@")[2].rpartition(":")
+    return host, int(port)
+
+
+def client_id(name: str, host: str, port: int) -> str:
+    """The client id that advertises where a learner's rendezvous store listens."""
+    return f"{name}@{host}:{port}"
+
+
+def agree(view: GroupView, token: MemberToken, own: set[int], topic: str, shards: int) -> Roster | None:
+    """The roster of a group's table as one member sees it, or None while it is not settled or this one stands by.
+
+    view: the table; token: this member's membership; own: partitions it was assigned; shards: S of `topic`."""
+    rows = {member.member_id: _partitions(member, topic) for member in view.members}
+    if not own or token.generation < 0 or not covered(view, topic, shards):
+        return None
+    if set(rows.get(token.member_id, ())) != own:
+        return None
+    ranked = sorted((m for m in view.members if rows[m.member_id]), key=lambda m: rows[m.member_id][0])
+    peers = tuple(Peer(m.member_id, m.client_id, *address(m.client_id), rows[m.member_id]) for m in ranked)
+    rank = next(rank for rank, peer in enumerate(peers) if peer.member_id == token.member_id)
+    return Roster(_key(token.generation, view.members, rows), token.generation, peers, rank)
+
+
+def covered(view: GroupView, topic: str, shards: int) -> bool:
+    """Whether the table is stable and every partition has exactly one owner."""
+    owned = sorted(partition for member in view.members for partition in _partitions(member, topic))
+    return view.stable and owned == list(range(shards))
+
+
+def _partitions(member: GroupMember, topic: str) -> tuple[int, ...]:
+    return tuple(sorted(partition for name, partition in member.partitions if name == topic))
+
+
+def _key(generation: int, members: Sequence[GroupMember], rows: dict[str, tuple[int, ...]]) -> str:
+    table = sorted((rows[m.member_id], m.member_id, m.client_id) for m in members)
+    return f"{generation}-{hashlib.sha256(repr(table).encode()).hexdigest()[:12]}"

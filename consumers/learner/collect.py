@@ -1,0 +1,74 @@
+"""Which weight directories may go.
+
+Invariants: a directory goes only when it can never be a version (its number is committed under another digest) or when
+nobody needs it (no live engine serves it, it is not among the newest, not version 0, not pinned). No clock is asked, so
+a leader that was frozen between looking and deleting deletes nothing that its successor wrote: versions are dense, and
+what is committed never changes. `choose` is pure.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+
+from infra import faults
+from infra.bus.base import Bus
+from schemas import codec
+
+NAME = re.compile(r"v(?P<version>\d+)-(?P<digest>[0-9a-f]{12})")
+TEMPORARY = re.compile(r"\.tmp-v(?P<version>\d+)-[0-9a-f]+(-damaged)?")
+PIN = "PINNED"
+"""a file of this name beside the weights keeps a version for good"""
+
+
+def choose(
+    names: Iterable[str], committed: Mapping[int, str], *, keep: int, serving: Collection[int], pinned: Collection[str]
+) -> list[str]:
+    """The directory names to remove.
+
+    committed: digest by version, of every version up to the newest; keep: how many of the newest stay; serving:
+    versions that live engines have loaded or load."""
+    newest = max(committed, default=-1)
+    chosen = []
+    for name in names:
+        version = re.fullmatch(NAME, name)
+        temporary = re.fullmatch(TEMPORARY, name)
+        if temporary and int(temporary["version"]) <= newest:
+            chosen.append(name)
+        elif version and int(version["version"]) <= newest and name not in pinned:
+            number = int(version["version"])
+            orphan = committed[number][:12] != version["digest"]
+            needed = number == 0 or number > newest - keep or number in serving
+            if orphan or not needed:
+                chosen.append(name)
+    return sorted(chosen)
+
+
+def serving_versions(bus: Bus, workers_topic: str, policy: str, now: int) -> set[int]:
+    """Versions that engines which are alive at `now` (micros) say they have or are loading."""
+    newest: dict[bytes, bytes | None] = {}
+    for partition in range(bus.partitions(workers_topic)):
+        for record in bus.read(workers_topic, partition):
+            newest[record.key] = record.value
+    versions = set()
+    for value in newest.values():
+        if value is None or codec.name_of(value) != "WorkerStatus":
+            continue
+        status = codec.decode_as("WorkerStatus", value)
+        mine = status["role"] == "engine" and status["policy"] == policy and status["expires_at"] > now
+        if mine and status["version"] is not None:
+            versions.add(int(status["version"]))
+    return versions
+
+
+def collect(root: Path, committed: Mapping[int, str], *, keep: int, serving: Collection[int]) -> list[str]:
+    """Remove from `root` what `choose` names; gives the names."""
+    names = [path.name for path in root.iterdir() if path.is_dir()]
+    pinned = {name for name in names if (root / name / PIN).exists()}
+    gone = choose(names, committed, keep=keep, serving=serving, pinned=pinned)
+    for name in gone:
+        shutil.rmtree(root / name, ignore_errors=True)
+        faults.point("learner.after_collect")
+    return gone

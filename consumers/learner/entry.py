@@ -1,0 +1,128 @@
+"""The records of one version: its weight event and its ledger entry, from what the step reported. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from consumers.learner.agreement import Roster
+from consumers.learner.identity import Identity
+from consumers.learner.order import Batch
+from consumers.ledger import Head, chained
+from schemas.records import LedgerEntry, TrainedGroup, WeightVersion
+from trainers.learning import Report
+
+AGES = 8
+"""tokens are counted by how many versions they are behind: 0, 1, ... and everything from here on together"""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A durable weight directory. files: name -> sha256 hex."""
+
+    uri: str
+    digest: str
+    files: Mapping[str, str]
+
+
+def weight_event(head: Head, batch: Batch, written: Written, time: int) -> WeightVersion:
+    """The event that makes `written` the version after `head`."""
+    return {
+        **head.weights,
+        "version": head.version + 1,
+        "parent": head.version,
+        "mode": "full",
+        "uri": written.uri,
+        "digest": written.digest,
+        "files": dict(written.files),
+        "seq_lo": batch.seq_lo,
+        "seq_hi": batch.seq_hi,
+        "batch": None,
+        "eta": None,
+        "shards": None,
+        "group_size": None,
+        "time": time,
+    }
+
+
+def ledger_entry(
+    head: Head,
+    batch: Batch,
+    written: Written,
+    report: Report,
+    lost: Mapping[int, str],
+    roster: Roster,
+    layout: str,
+    identity: Identity,
+    time: int,
+) -> LedgerEntry:
+    """What trained the version after `head`, linked to the chain.
+
+    lost: reason by seq of groups that could not be read."""
+    return chained(
+        {
+            "policy": head.entry["policy"],
+            "version": head.version + 1,
+            "seq_lo": batch.seq_lo,
+            "seq_hi": batch.seq_hi,
+            "groups": trained_groups(batch, lost),
+            "ranks": [
+                {
+                    "rank": rank,
+                    "member": peer.member_id,
+                    "samples": share.samples,
+                    "tokens": share.tokens,
+                    "groups": share.groups,
+                }
+                for rank, (peer, share) in enumerate(zip(roster.peers, report.shares, strict=True))
+            ],
+            "layout": layout,
+            "generation": roster.generation,
+            "leader": roster.leader.member_id,
+            "unchanged": report.unchanged,
+            "masked_tokens": report.masked_tokens,
+            "digest": written.digest,
+            "libraries": dict(identity.libraries),
+            "cpu": identity.cpu,
+            "config_hash": identity.config,
+            "code_hash": identity.code,
+            "metrics": {**report.metrics, **batch_staleness(batch, head.version)},
+            "eta": batch.eta,
+            "prev_hash": b"",
+            "hash": b"",
+            "time": time,
+        },
+        head.entry["hash"],
+    )
+
+
+def trained_groups(batch: Batch, lost: Mapping[int, str]) -> list[TrainedGroup]:
+    """The batch's groups as the ledger names them."""
+    return [
+        {
+            "seq": seq,
+            "ticket": group["ticket"],
+            "group": group["group"],
+            "trajectories": group["trajectories"],
+            "lost": lost.get(seq),
+        }
+        for seq, group in enumerate(batch.groups, batch.seq_lo)
+    ]
+
+
+def batch_staleness(batch: Batch, version: int) -> dict[str, float]:
+    """How far behind `version` the groups' oldest (head) and newest (tail) trainable tokens are."""
+    heads = [float(version - group["v_head"]) for group in batch.groups if group["v_head"] >= 0]
+    tails = [float(version - group["v_tail"]) for group in batch.groups if group["v_tail"] >= 0]
+    out: dict[str, float] = {}
+    for name, ages in (("head", heads), ("tail", tails)):
+        if ages:
+            out[f"staleness_{name}_mean"] = sum(ages) / len(ages)
+            out[f"staleness_{name}_max"] = max(ages)
+    return out
+
+
+def histogram(counts: Sequence[float]) -> dict[str, float]:
+    """Metrics from the numbers of trainable tokens by age, `AGES` + 1 of them."""
+    names = [f"staleness_tokens_{age}" for age in range(AGES)] + [f"staleness_tokens_{AGES}_or_more"]
+    return {name: count for name, count in zip(names, counts, strict=True) if count}

@@ -1,0 +1,169 @@
+"""One generation of learners: the ranks of one roster, from meeting to tearing down.
+
+    meet (rank 0 fences first) -> form -> load -> { boundary -> step -> publish } until a verdict ends it
+
+Invariants: all ranks load the same version from its directory, without collectives; the consumer is polled at
+boundaries only; batch k is trained from version k; a step that was not committed is forgotten with the whole
+generation.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from consumers.learner import channel, verdict
+from consumers.learner.agreement import Roster
+from consumers.learner.entry import histogram
+from consumers.learner.identity import Identity, differing, shown_by
+from consumers.learner.order import Batch
+from consumers.learner.parts import Parts
+from consumers.learner.publish import Leader, Step
+from consumers.learner.reading import REASONS, Share, ages, read
+from consumers.learner.rendezvous import Meeting
+from consumers.learner.verdict import Regroup, Stop, Train, Verdict, Wait
+from consumers.ledger import Head
+from infra import faults
+from infra.bus.base import MemberToken
+from infra.errors import RefusedMember, RegroupError
+from trainers import checkpoint
+
+IDLE_S = 0.03
+"""how long a boundary without work waits"""
+
+
+class Generation:
+    """The ranks of `roster` at work. Tear the backend down after `run` and `close`, whatever happened."""
+
+    def __init__(self, parts: Parts, roster: Roster, token: MemberToken) -> None:
+        self._parts = parts
+        self._roster = roster
+        self._token = token
+        self._rank = roster.rank
+        self._leader: Leader | None = None
+        self.version = -1
+        """of the weights that this rank holds, -1 before any"""
+        self.stepped = False
+        """whether it came past a step"""
+        self._batch: Batch | None = None
+
+    def run(self) -> Regroup | Stop:
+        """Work until a verdict ends this generation.
+
+        Raises RegroupError when it broke and RefusedMember when this process must not train with the others. In a world
+        above 1, RuntimeError and BusError mean the same as RegroupError."""
+        self._start()
+        with self._parts.backend.clock.phase("loop"):
+            while True:
+                decided = self._decide()
+                if isinstance(decided, Train):
+                    self._train(decided)
+                elif not isinstance(decided, Wait):
+                    return decided
+
+    def close(self) -> None:
+        """Let go of what only this generation may use."""
+        leader, self._leader = self._leader, None
+        if leader is not None:
+            leader.close()
+
+    # ---- start
+
+    def _start(self) -> None:
+        p = self._parts
+        meeting = Meeting(self._roster, p.store, lambda: p.membership.wait(self._roster))
+        if self._rank == 0:
+            self._leader = Leader(p, self._roster, self._token)
+            p.at("fenced")
+            head = self._leader.head
+            meeting.lead(head)
+        else:
+            head = meeting.follow()
+        self._refuse(head)
+        p.at("met")
+        p.backend.form(self._rank, self._roster.world, meeting.store, p.timeout_s)
+        p.at("formed")
+        p.backend.load(checkpoint.read(Path(head.weights["uri"]), digest=head.weights["digest"]))
+        self.version = head.version
+        p.backend.clock.drain()
+        p.at("loaded")
+
+    def _refuse(self, head: Head) -> None:
+        entry = head.entry
+        theirs = Identity(entry["config_hash"], entry["code_hash"], entry["libraries"], entry["cpu"]).shown
+        peers = self._roster.peers
+        wrong = differing([shown_by(peer.client_id) for peer in peers], theirs)
+        if self._rank in wrong:
+            raise RefusedMember(
+                f"learner {self._token.member_id} differs from the others in {wrong[self._rank]}: "
+                "make it equal, then start it again"
+            )
+        if wrong:
+            names = ", ".join(f"{peers[rank].member_id} (its {what})" for rank, what in wrong.items())
+            raise RegroupError(f"refused {names}")
+
+    # ---- boundary
+
+    def _decide(self) -> Verdict:
+        p, world = self._parts, self._roster.world
+        with p.backend.clock.phase("boundary"):
+            p.membership.poll()
+            moved, stopping = channel.count([not p.membership.holds(self._roster), p.stopping()], world)
+            message = verdict.encode(self._lead(self._leader, moved > 0, stopping)) if self._leader else None
+            decided = verdict.decode(channel.tell(message, world))
+        if isinstance(decided, Wait):
+            with p.backend.clock.phase("wait"):
+                p.membership.poll(IDLE_S)
+        return decided
+
+    def _lead(self, leader: Leader, moved: bool, stopping: int) -> Verdict:
+        p, version = self._parts, leader.head.version
+        urgent = verdict.interrupt(
+            moved=moved,
+            stopping=stopping,
+            world=self._roster.world,
+            failure=leader.failure,
+            done=0 < p.settings.learner.max_versions <= version,
+        )
+        if urgent is not None:
+            return urgent
+        self._batch = batch = leader.next_batch()
+        if batch is None:
+            return Wait()
+        oldest = version - batch.eta if leader.log.order.masks_head(batch.seq_lo) else None
+        return verdict.manifest(batch, self._roster, version, p.trainer.algorithm.minibatches, oldest)
+
+    # ---- step
+
+    def _train(self, train: Train) -> None:
+        p, clock = self._parts, self._parts.backend.clock
+        if train.version != self.version:
+            raise RegroupError(f"this rank holds version {self.version}, rank 0 trains {train.version}")
+        with clock.phase("fetch"):
+            share = read(p.reader, train.shares[self._rank], vocabulary=p.backend.vocabulary, longest=p.backend.longest)
+        for detail in share.details:
+            p.note(detail)
+        before = clock.drain()
+        report = p.trainer.train(
+            share.samples, minibatches=train.minibatches, version=train.version, oldest=train.oldest
+        )
+        faults.point("learner.after_step")
+        lost, by_age = self._compare(train, share)
+        state = p.backend.gather()
+        faults.point("learner.after_gather")
+        self.version += 1
+        self.stepped = True
+        if self._leader is None or self._batch is None or state is None:
+            clock.drain()
+            return
+        report.metrics.update(histogram(by_age))
+        for name, seconds in before.items():
+            key = f"timings_{name}"
+            report.metrics[key] = report.metrics.get(key, 0.0) + seconds
+        self._leader.publish(Step(self._batch, state, report, lost))
+
+    def _compare(self, train: Train, share: Share) -> tuple[dict[int, str], list[float]]:
+        """What all ranks together lost (reason by seq), and their trainable tokens by age."""
+        codes = verdict.lost_codes(train, self._rank, share.lost)
+        summed = self._parts.backend.sum([*codes, *ages(share.samples, train.version)])
+        seqs = range(train.seq_lo, train.seq_hi)
+        return {seq: REASONS[int(code)] for seq, code in zip(seqs, summed, strict=False) if code}, summed[len(codes) :]

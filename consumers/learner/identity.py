@@ -1,0 +1,103 @@
+"""What must be equal among learners that train together: configuration, code, libraries; and how they show it.
+
+Invariants: hashes cover exactly what changes training; a member shows them in its client id, so the group's table alone
+says who differs, before anybody forms anything. The CPU is recorded, never compared.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from infra.config import Settings
+
+LIBRARIES = ("torch", "transformers", "safetensors", "numpy", "fastavro", "confluent-kafka")
+CODE = ("schemas", "trainers", "consumers/learner", "consumers/ledger.py", "consumers/places.py")
+NOT_TRAINING = frozenset({"learners", "host", "keep", "session_timeout_s", "max_versions", "collective_timeout_s"})
+"""settings of [learner] that may differ among learners"""
+SHOWN = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Hex digests of configuration and code, library versions by name, and a digest of the CPU's flags."""
+
+    config: str
+    code: str
+    libraries: Mapping[str, str]
+    cpu: str
+
+    @property
+    def shown(self) -> str:
+        """What the client id says: configuration, code and libraries, shortened."""
+        return "-".join(part[:SHOWN] for part in (self.config, self.code, library_hash(self.libraries)))
+
+
+def library_hash(libraries: Mapping[str, str]) -> str:
+    """Hex digest of library versions."""
+    return _digest(dict(sorted(libraries.items())))
+
+
+def identify(settings: Settings) -> Identity:
+    """Of this process."""
+    training = {k: v for k, v in settings.learner.model_dump(mode="json").items() if k not in NOT_TRAINING}
+    return Identity(
+        config=_digest({"learner": training, "policy": settings.policy.name, "release": settings.policy.release}),
+        code=code_hash(),
+        libraries={"python": platform.python_version(), **{name: version(name) for name in LIBRARIES}},
+        cpu=cpu_hash(),
+    )
+
+
+@cache
+def code_hash() -> str:
+    """sha256 hex over the sources that training runs through."""
+    root = Path(__file__).parent.parent.parent
+    files = [path for name in CODE for path in ([root / name] if name.endswith(".py") else (root / name).rglob("*"))]
+    digest = hashlib.sha256()
+    for path in sorted(files):
+        if path.suffix in (".py", ".avsc"):
+            digest.update(f"{path.relative_to(root)}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()
+
+
+@cache
+def cpu_hash() -> str:
+    """Hex digest of architecture and CPU flags, which decide the last bits of a result."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    flags = next((line.partition(":")[2].split() for line in lines if line.startswith(("flags", "Features"))), [])
+    return _digest([platform.machine(), sorted(flags)])[:16]
+
+
+def shown_by(client_id: str) -> str:
+    """What a member's client id shows of its identity."""
+    return client_id.rpartition("@")[0].partition("/")[2]
+
+
+def differing(shown: Sequence[str], ledger: str) -> dict[int, str]:
+    """index -> in what, for members that differ from the right one: the ledger's identity, where some member has it,
+    else the first member's."""
+    if not shown:
+        return {}
+    right = ledger if ledger in shown else shown[0]
+    return {index: _what(one, right) for index, one in enumerate(shown) if one != right}
+
+
+def _what(one: str, right: str) -> str:
+    names = ("configuration", "code", "libraries")
+    parts = zip(names, one.split("-"), right.split("-"), strict=False)
+    return " and ".join(name for name, mine, theirs in parts if mine != theirs) or "its client id"
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

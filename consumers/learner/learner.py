@@ -1,0 +1,97 @@
+"""The learner's state machine: agree, run a generation, tear it down, agree again.
+
+Invariants: a learner never leaves a formed group except by closing the group's sockets; no exception object of a broken
+generation is kept (its traceback would hold the group's sockets open); whatever breaks a generation is answered the
+same way, by regrouping and training the same batch again. An error that would only come again ends the process.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from consumers.learner.agreement import Roster
+from consumers.learner.generation import Generation
+from consumers.learner.parts import Parts
+from consumers.learner.verdict import Regroup, Stop
+from consumers.learner.watch import Watchdog
+from infra.errors import BusError, LearnerError, RefusedError, RegroupError, UnreachableError
+
+MOST_BREAKS = 5
+"""generations in a row that broke without a new version before it is taken for a fault of ours"""
+RETRY_S = 0.5
+
+log = logging.getLogger(__name__)
+
+
+class Learner:
+    """One learner process. `run` returns when it was asked to stop or the last wanted version is committed."""
+
+    def __init__(self, parts: Parts, watchdog: Watchdog) -> None:
+        self._parts = parts
+        self._watchdog = watchdog
+        self._breaks = 0
+
+    def run(self) -> None:
+        """Join, and train until it is over. Raises LearnerError when going on makes no sense."""
+        p = self._parts
+        p.membership.join()
+        try:
+            while not p.stopping():
+                roster = self._settle()
+                if roster is not None and self._together(roster):
+                    return
+        finally:
+            self._watchdog.rest()
+            p.backend.tear_down()
+            p.membership.leave()
+
+    def _settle(self) -> Roster | None:
+        p = self._parts
+        try:
+            roster = p.membership.settle(p.stopping)
+        except UnreachableError as error:
+            reason = str(error)
+        else:
+            p.at("agreed")
+            return roster
+        p.note(f"the log does not answer: {reason}")
+        time.sleep(RETRY_S)
+        return None
+
+    def _together(self, roster: Roster) -> bool:
+        """Run one generation; whether learning is over for this process."""
+        p = self._parts
+        token = p.membership.token
+        assert token is not None, "settled"
+        generation = Generation(p, roster, token)
+        ended: Regroup | Stop | None = None
+        broke: str | None = None
+        self._watchdog.watch(roster)
+        try:
+            ended = generation.run()
+        except (RegroupError, RefusedError, UnreachableError) as error:
+            broke = _first_line(error)
+        except (RuntimeError, BusError) as error:
+            # A collective that lost a peer raises RuntimeError; alone there is no peer to lose.
+            if roster.world == 1:
+                raise
+            broke = _first_line(error)
+        p.at("broke" if broke else "ended")
+        self._watchdog.rest()
+        p.backend.tear_down()
+        generation.close()
+        p.at("torn")
+        self._breaks = self._breaks + 1 if broke and not generation.stepped else 0
+        if self._breaks > MOST_BREAKS:
+            raise LearnerError(f"{self._breaks} generations broke in a row without a version, the last by: {broke}")
+        p.note(f"generation {roster.generation} of {roster.world} is over: {broke or _reason(ended)}")
+        return isinstance(ended, Stop)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]
+
+
+def _reason(ended: Regroup | Stop | None) -> str:
+    return ended.reason if ended is not None else "it ended"

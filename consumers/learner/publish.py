@@ -1,0 +1,151 @@
+"""Rank 0's half of a step: what the ranks trained becomes a version, or does not.
+
+Invariants: the transactional id is opened before the ledger is read, and again after every outcome that is unknown; the
+weights are durable under their final name before the transaction begins; what failed is never repeated from memory: the
+group forms again and trains the same batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from consumers import ledger
+from consumers.learner.agreement import Roster
+from consumers.learner.collect import collect, serving_versions
+from consumers.learner.commit import checkpoint_fault, commit_version
+from consumers.learner.entry import Written, ledger_entry, weight_event
+from consumers.learner.log import Log
+from consumers.learner.order import Batch
+from consumers.learner.parts import Parts
+from consumers.ledger import Head
+from infra import faults
+from infra.bus.base import MemberToken, Transactor
+from infra.errors import BusError, FencedError, LearnerError, RefusedError, UnreachableError
+from schemas.ids import now_micros
+from schemas.records import LedgerEntry, WeightVersion
+from trainers import checkpoint
+from trainers.learning import Report
+from trainers.state import State
+
+SPARE = 4
+"""directories beyond those kept before it is worth asking who serves what"""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What the ranks made of a batch: the full state, the trainer's report, and why groups were lost (by seq)."""
+
+    batch: Batch
+    state: State
+    report: Report
+    lost: Mapping[int, str]
+
+
+class Leader:
+    """Rank 0 of one generation. `head`: the newest committed version."""
+
+    def __init__(self, parts: Parts, roster: Roster, token: MemberToken) -> None:
+        self._parts = parts
+        self._roster = roster
+        self._token = token
+        self._transactor: Transactor | None = None
+        self.failure: str | None = None
+        """why the last commit did not happen"""
+        self.head = self._fence()
+        self.log = parts.log = parts.log or Log(parts.bus, parts.topics, parts.settings.policy.release)
+        self.log.committed(self.head.seq_hi)
+
+    def close(self) -> None:
+        """Drop the transactor. It is never kept: the next leader fences before it reads."""
+        transactor, self._transactor = self._transactor, None
+        if transactor is not None:
+            transactor.close()
+
+    def next_batch(self) -> Batch | None:
+        """The batch that the newest version trains, once all of its groups are ready."""
+        self.log.catch_up()
+        return self.log.order.next(self.head.seq_hi)
+
+    def publish(self, step: Step) -> None:
+        """Make the step a version; on failure `failure` says why, and the generation must end."""
+        p = self._parts
+        clock = p.backend.clock
+        with clock.phase("checkpoint"):
+            saved = checkpoint.write(p.root, self.head.version + 1, step.state, fault=checkpoint_fault)
+        written = Written(str(saved.path), saved.digest, saved.files)
+        step.report.metrics.update(_timings(step.report.metrics, clock.drain()))
+        now = now_micros()
+        event = weight_event(self.head, step.batch, written, now)
+        entry = ledger_entry(
+            self.head, step.batch, written, step.report, step.lost, self._roster, p.backend.layout, p.identity, now
+        )
+        with clock.phase("commit"):
+            self.failure = self._commit(event, entry)
+        if self.failure is None:
+            self.head = Head(event, entry)
+            self.log.committed(self.head.seq_hi)
+            p.said(entry)
+            self._collect()
+
+    def _fence(self) -> Head:
+        p = self._parts
+        self.close()
+        self._transactor = p.bus.transactor(p.transactional_id)
+        faults.point("learner.after_fence")
+        head = ledger.head(p.bus, p.topics["weights"], p.topics["ledger"])
+        if head is None:
+            raise LearnerError("the policy has no version: `millrace policy create --model DIR` writes version 0")
+        return head
+
+    def _commit(self, event: WeightVersion, entry: LedgerEntry) -> str | None:
+        """Why it did not happen, or None."""
+        p = self._parts
+        assert self._transactor is not None, "closed"
+        offsets = {
+            (p.topics["trajectories"], partition): offset
+            for partition, offset in self.log.frontier.offsets(entry["seq_hi"]).items()
+        }
+        try:
+            commit_version(
+                self._transactor,
+                event,
+                entry,
+                offsets,
+                self._token,
+                weights_topic=p.topics["weights"],
+                ledger_topic=p.topics["ledger"],
+            )
+        except (RefusedError, FencedError) as error:
+            return f"the commit of version {event['version']} was refused: {error}"
+        except UnreachableError as error:
+            return self._settle(entry, str(error))
+        return None
+
+    def _settle(self, entry: LedgerEntry, reason: str) -> str | None:
+        """The outcome of a commit is unknown: fence again and read what is there."""
+        try:
+            found = self._fence()
+        except BusError as error:
+            return f"the outcome of version {entry['version']} is unknown ({reason}; then {error})"
+        if found.entry["hash"] == entry["hash"]:
+            return None
+        return f"version {entry['version']} was not committed: {reason}"
+
+    def _collect(self) -> None:
+        p, keep = self._parts, self._parts.settings.learner.keep
+        if sum(1 for _ in p.root.iterdir()) > keep + SPARE:
+            with p.backend.clock.phase("collect"):
+                serving = serving_versions(p.bus, p.workers_topic, p.settings.policy.name, now_micros())
+                collect(p.root, self.log.all_digests(), keep=keep, serving=serving)
+
+
+def _timings(so_far: Mapping[str, float], seconds: Mapping[str, float]) -> dict[str, float]:
+    """Where the time since the last version went, by phase (timings_commit: of the former commit), and the rate."""
+    out = {name: value for name, value in so_far.items() if name.startswith("timings_") and name != "timings_step"}
+    for name, value in seconds.items():
+        out[f"timings_{name}"] = out.get(f"timings_{name}", 0.0) + value
+    total = sum(out.values())
+    busy = total - out.get("timings_wait", 0.0)
+    tokens = so_far.get("tokens_computed", 0.0)
+    return {**out, "timings_total": total, "tokens_per_second": tokens / busy if busy > 0 else 0.0}

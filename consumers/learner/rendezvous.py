@@ -1,0 +1,80 @@
+"""Where the ranks of one generation meet before their process group exists: the leader's store, under the roster's key.
+
+Invariants: every process keeps its own store daemon on its advertised port for as long as it lives, so a refused
+connection there proves its death; nothing here blocks while the consumer must be polled: waits look every 20 ms and
+poll between looks; nobody begins to form before everybody is here.
+"""
+
+from __future__ import annotations
+
+import base64
+import socket
+from collections.abc import Callable
+from datetime import timedelta
+
+import msgspec
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import TCPStore
+
+from consumers.learner.agreement import Roster
+from consumers.learner.membership import refuses
+from consumers.ledger import Head
+from infra.errors import RegroupError
+
+STORE_TIMEOUT_S = 10.0
+
+
+def daemon(host: str) -> TCPStore:
+    """This process's own store, on a free port of `host` and no other address (torch alone would bind to all)."""
+    listener = socket.create_server((host, 0))
+    port = listener.getsockname()[1]
+    return TCPStore(
+        host,
+        port,
+        is_master=True,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=STORE_TIMEOUT_S),
+        master_listen_fd=listener.detach(),
+    )
+
+
+class Meeting:
+    """The ranks of `roster` in the leader's store. `wait` polls, and raises RegroupError when the group moved."""
+
+    def __init__(self, roster: Roster, own: Store, wait: Callable[[], None]) -> None:
+        self._roster = roster
+        self._wait = wait
+        leader = roster.leader
+        if roster.rank == 0:
+            store: Store = own
+        else:
+            if refuses(leader.host, leader.port):
+                raise RegroupError("the leader is gone before the ranks met")
+            store = TCPStore(
+                leader.host,
+                leader.port,
+                is_master=False,
+                wait_for_workers=False,
+                timeout=timedelta(seconds=STORE_TIMEOUT_S),
+            )
+        self.store = PrefixStore(roster.key, store)
+
+    def lead(self, head: Head) -> None:
+        """Rank 0, once it has fenced and read the ledger: tell the others, and wait until all are here."""
+        self._put("head", msgspec.msgpack.encode([head.weights, head.entry]))
+        self._until([f"here/{rank}" for rank in range(1, self._roster.world)])
+        self._put("go", b"")
+
+    def follow(self) -> Head:
+        """Any other rank: say that it is here, and wait for what rank 0 read."""
+        self._put(f"here/{self._roster.rank}", b"")
+        self._until(["head", "go"])
+        weights, entry = msgspec.msgpack.decode(base64.b64decode(self.store.get("head")))
+        return Head(weights, entry)
+
+    def _until(self, keys: list[str]) -> None:
+        while keys and not self.store.check(keys):
+            self._wait()
+
+    def _put(self, key: str, value: bytes) -> None:
+        self.store.set(key, base64.b64encode(value).decode())

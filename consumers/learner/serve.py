@@ -1,0 +1,158 @@
+"""The process `millrace learn`: one member of the policy's learner group."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from collections.abc import Callable
+
+from rich.console import Console
+
+from consumers import ledger, policy
+from consumers.learner.agreement import client_id
+from consumers.learner.identity import differing, identify, shown_by
+from consumers.ledger import Head
+from infra.bus.base import Bus
+from infra.bus.kafka import KafkaBus
+from infra.claims import ClaimStore
+from infra.config import Settings, is_local
+from infra.errors import PolicyError, RefusedMember
+from infra.topics import full_name
+from schemas.records import LedgerEntry
+
+log = logging.getLogger(__name__)
+
+
+def run(settings: Settings, *, at: Callable[[str], None] | None = None) -> None:
+    """Learn until SIGTERM, SIGINT or `max_versions`. Raises RefusedMember when this learner differs from the others."""
+    stop = _Stop()
+    bus = KafkaBus(settings.kafka.bootstrap, settings.kafka.client_options())
+    try:
+        _serve(settings, bus, stop, at)
+    finally:
+        bus.close()
+
+
+class _Stop:
+    """Set by SIGTERM and SIGINT; looked at between steps."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._ask)
+
+    def _ask(self, *_: object) -> None:
+        self.asked = True
+
+    def __call__(self) -> bool:
+        return self.asked
+
+
+def group_of(settings: Settings) -> str:
+    """The consumer group of a policy's learners."""
+    return full_name(settings.namespace, f"{settings.policy.name}.learn")
+
+
+def _serve(settings: Settings, bus: Bus, stop: _Stop, at: Callable[[str], None] | None) -> None:
+    names = policy.topics(settings)
+    head = ledger.head(bus, names["weights"], names["ledger"])
+    if head is None:
+        raise PolicyError(
+            f"policy {settings.policy.name} does not exist: `millrace policy create --model DIR` writes version 0"
+        )
+    _check_peers(settings, bus, head)
+    _prepare_process(settings)
+
+    # torch takes seconds to import: after everything that can refuse to start.
+    from consumers.learner.build import build_trainer, warm_up
+    from consumers.learner.learner import Learner
+    from consumers.learner.membership import Membership
+    from consumers.learner.parts import Parts, nobody
+    from consumers.learner.rendezvous import daemon
+    from consumers.learner.status import Heartbeat
+    from consumers.learner.watch import Watchdog
+    from consumers.places import PlaceReader
+
+    trainer = build_trainer(settings)
+    warm_up(trainer, head.weights)
+    store = daemon(settings.learner.host)
+    identity = identify(settings)
+    group = group_of(settings)
+    me = client_id(f"learner/{identity.shown}", settings.learner.host, store.port)
+    workers = full_name(settings.namespace, "workers")
+    heartbeat = Heartbeat(bus, workers, settings.policy.name, f"tcp://{settings.learner.host}:{store.port}")
+    watchdog = Watchdog(bus, group, trainer.backend.abort)
+    console = Console(soft_wrap=True)
+
+    def said(entry: LedgerEntry) -> None:
+        heartbeat.say("serving", entry["version"])
+        console.print(line(entry), highlight=False)
+
+    parts = Parts(
+        settings=settings,
+        bus=bus,
+        topics=names,
+        workers_topic=workers,
+        transactional_id=policy.transactional_id(settings),
+        root=policy.weights_root(settings),
+        identity=identity,
+        membership=Membership(bus, group, names["trajectories"], me, settings.learner.session_timeout_s),
+        reader=PlaceReader(bus, ClaimStore(settings.claims)),
+        store=store,
+        trainer=trainer,
+        timeout_s=settings.learner.collective_timeout_s,
+        stopping=stop,
+        said=said,
+        note=log.warning,
+        at=at or nobody,
+    )
+    error: str | None = None
+    try:
+        Learner(parts, watchdog).run()
+    except BaseException as problem:
+        error = str(problem) or type(problem).__name__
+        raise
+    finally:
+        watchdog.close()
+        heartbeat.close(error)
+
+
+def line(entry: LedgerEntry) -> str:
+    """One line of progress for a committed version."""
+    m = entry["metrics"]
+    parts = [
+        f"v{entry['version']}",
+        f"reward {m.get('reward_mean', 0.0):.3f}",
+        f"staleness {m.get('staleness_mean', 0.0):.2f} (max {m.get('staleness_max', 0.0):.0f} of {entry['eta']})",
+        f"{m.get('tokens_per_second', 0.0):,.0f} tokens/s",
+        f"step {m.get('timings_step', 0.0):.2f} s",
+        f"ranks {len(entry['ranks'])}",
+    ]
+    lost = sum(group["lost"] is not None for group in entry["groups"])
+    if lost:
+        parts.append(f"{lost} groups lost")
+    if entry["unchanged"]:
+        parts.append(f"unchanged: {entry['unchanged']}")
+    return "  ".join(parts)
+
+
+def _check_peers(settings: Settings, bus: Bus, head: Head) -> None:
+    """Refuse to start beside learners that differ, before joining costs them a rebalance."""
+    mine = identify(settings).shown
+    others = [shown_by(member.client_id) for member in bus.group(group_of(settings)).members]
+    wrong = differing([*others, mine], "").get(len(others))
+    if others and wrong:
+        raise RefusedMember(
+            f"the learners of {settings.policy.name} that are running differ from this one in {wrong}: "
+            "make it equal or stop them, then start it again"
+        )
+
+
+def _prepare_process(settings: Settings) -> None:
+    os.environ.setdefault("OMP_NUM_THREADS", str(settings.learner.threads))
+    if is_local(settings.learner.host):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    import torch
+
+    torch.set_num_threads(settings.learner.threads)

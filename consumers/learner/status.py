@@ -1,0 +1,88 @@
+"""What a learner says of itself in `workers`: alive, where, at which version.
+
+Invariants: one thread publishes, at every change and before the status expires; a log that does not answer never stops
+learning; leaving is said too.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+
+from infra.bus.base import Bus, Outgoing
+from infra.errors import BusError
+from infra.labels import make_label
+from schemas import codec
+from schemas.ids import new_id, now_micros
+from schemas.records import WorkerState, WorkerStatus
+
+BEAT_S = 5.0
+TTL_S = 15.0
+FLUSH_S = 2.0
+
+log = logging.getLogger(__name__)
+
+
+class Heartbeat:
+    """Renews one learner's WorkerStatus until `close`."""
+
+    def __init__(self, bus: Bus, topic: str, policy: str, url: str) -> None:
+        self._publisher = bus.publisher()
+        self._topic = topic
+        self._policy = policy
+        self._url = url
+        self._host, self._pid = socket.gethostname(), os.getpid()
+        self._worker = f"learner-{self._host}-{self._pid}"
+        self._incarnation = new_id()
+        self._standing: tuple[WorkerState, int | None, str | None] = ("starting", None, None)
+        self._changed = threading.Event()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+        self._thread.start()
+
+    def say(self, state: WorkerState, version: int | None = None, error: str | None = None) -> None:
+        """From now on this is the status."""
+        self._standing = (state, version, error)
+        self._changed.set()
+
+    def close(self, error: str | None = None) -> None:
+        """Say that this learner has stopped, or failed with `error`, and end."""
+        self.say("failed" if error else "stopped", None, error)
+        self._over.set()
+        self._changed.set()
+        self._thread.join()
+        self._publisher.close()
+
+    def _run(self) -> None:
+        while not self._over.is_set():
+            self._publish()
+            self._changed.wait(BEAT_S)
+            self._changed.clear()
+        self._publish()
+
+    def _publish(self) -> None:
+        state, version, error = self._standing
+        now = now_micros()
+        status: WorkerStatus = {
+            "worker": self._worker,
+            "incarnation": self._incarnation,
+            "role": "learner",
+            "state": state,
+            "policy": self._policy,
+            "version": version,
+            "label": make_label(self._policy, version) if version is not None else None,
+            "url": self._url,
+            "host": self._host,
+            "pid": self._pid,
+            "error": error,
+            "expires_at": now + int(TTL_S * 1e6),
+            "time": now,
+        }
+        key = f"{self._worker}/{self._incarnation}".encode()
+        try:
+            self._publisher.publish(Outgoing(self._topic, key, codec.encode("WorkerStatus", status)))
+            self._publisher.flush(FLUSH_S)
+        except BusError as problem:
+            log.warning("the log does not take this learner's status: %s", problem)

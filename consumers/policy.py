@@ -1,0 +1,140 @@
+"""A policy begins: version 0, from a model directory.
+
+Invariants: version 0 is an event like every other, written in one transaction with its ledger entry (seqs 0..0, no
+groups); it carries B, eta, S and the group size, and the hashes of model, tokenizer and chat template; a policy is
+created once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from consumers import ledger
+from consumers.ledger import chained
+from infra.bus.base import Bus, Outgoing
+from infra.config import Settings
+from infra.errors import PolicyError
+from infra.topics import full_name
+from schemas import codec
+from schemas.ids import now_micros
+from schemas.records import LedgerEntry, WeightVersion
+
+if TYPE_CHECKING:
+    from trainers.checkpoint import Checkpoint
+
+TOKENIZER = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+)
+
+
+def transactional_id(settings: Settings) -> str:
+    """The one id under which versions of a policy are written: whoever opens it fences everybody before."""
+    return f"{settings.namespace}.{settings.policy.name}.learn"
+
+
+def topics(settings: Settings) -> dict[str, str]:
+    """Full names of the policy's topics by their last word (weights, ledger, trajectories, ...)."""
+    names = ("weights", "ledger", "trajectories", "resolutions", "completions")
+    return {name: full_name(settings.namespace, f"{settings.policy.name}.{name}") for name in names}
+
+
+def weights_root(settings: Settings) -> Path:
+    """The directory of the policy's versions. Raises PolicyError for an object store, which needs a mount."""
+    where = settings.weights.removeprefix("file://")
+    if "://" in where:
+        raise PolicyError(f"weights must lie in a directory that all learners share, not at {where}: mount it")
+    return Path(where)
+
+
+def create(settings: Settings, model_dir: Path, bus: Bus) -> WeightVersion:
+    """Write version 0 of `settings.policy` from a Hugging Face model directory (tokenizer included); gives its event.
+
+    Raises PolicyError when the policy exists, CheckpointError when the directory is no model."""
+    from trainers import checkpoint, manifest
+
+    names = topics(settings)
+    weights, ledger_topic = names["weights"], names["ledger"]
+    with bus.transactor(transactional_id(settings)) as transactor:
+        existing = ledger.head(bus, weights, ledger_topic)
+        if existing is not None:
+            raise PolicyError(
+                f"policy {settings.policy.name} exists already, at version {existing.version}: "
+                "choose another [policy] name to start anew"
+            )
+        written = checkpoint.write(weights_root(settings), 0, checkpoint.adopt(model_dir, seed=settings.learner.seed))
+        event = _event(settings, written, manifest.subset_hash(manifest.Manifest(written.files), TOKENIZER))
+        transactor.begin()
+        transactor.send(Outgoing(weights, event["policy"].encode(), codec.encode("WeightVersion", event)))
+        transactor.send(Outgoing(ledger_topic, b"0", codec.encode("LedgerEntry", _entry(event))))
+        transactor.commit({}, None)
+    return event
+
+
+def template_hash(directory: Path) -> str:
+    """sha256 hex of the chat template of a model directory, of nothing when it has none."""
+    own = directory / "chat_template.jinja"
+    if own.is_file():
+        return hashlib.sha256(own.read_bytes()).hexdigest()
+    settings = directory / "tokenizer_config.json"
+    template = json.loads(settings.read_bytes()).get("chat_template") if settings.is_file() else None
+    text = template if isinstance(template, str) else json.dumps(template, sort_keys=True) if template else ""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _event(settings: Settings, written: Checkpoint, tokenizer_hash: str) -> WeightVersion:
+    return {
+        "policy": settings.policy.name,
+        "version": 0,
+        "parent": None,
+        "mode": "full",
+        "uri": str(written.path),
+        "digest": written.digest,
+        "files": dict(written.files),
+        "tokenizer_hash": tokenizer_hash,
+        "template_hash": template_hash(written.path),
+        "seq_lo": 0,
+        "seq_hi": 0,
+        "batch": settings.policy.batch,
+        "eta": settings.policy.eta,
+        "shards": settings.topics.shards,
+        "group_size": settings.policy.group_size,
+        "time": now_micros(),
+    }
+
+
+def _entry(event: WeightVersion) -> LedgerEntry:
+    return chained(
+        {
+            "policy": event["policy"],
+            "version": 0,
+            "seq_lo": 0,
+            "seq_hi": 0,
+            "groups": [],
+            "ranks": [],
+            "layout": "",
+            "generation": 0,
+            "leader": "",
+            "unchanged": None,
+            "masked_tokens": 0,
+            "digest": event["digest"],
+            "libraries": {},
+            "cpu": "",
+            "config_hash": "",
+            "code_hash": "",
+            "metrics": {},
+            "eta": event["eta"] or 0,
+            "prev_hash": b"",
+            "hash": b"",
+            "time": event["time"],
+        },
+        b"",
+    )
