@@ -44,7 +44,7 @@ class Usage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How tokens are drawn. `temperature` 0 is greedy, `top_k` 0 and `top_p` 1 are off, `stop` are strings of the
+    """How tokens are drawn. `temperature` is 0 (greedy) to 2, `top_k` 0 and `top_p` 1 are off, `stop` are strings of the
     output text, `stop_ids` are token ids beside the model's own end tokens, `n` is how many choices, `top_logprobs`
     (0 to 19) how many most likely tokens to report at each position."""
 
@@ -63,7 +63,7 @@ class Sampling:
         """Raises EngineRejected for a value that no engine takes."""
         checks = (
             (self.max_tokens >= 1, f"max_tokens must be at least 1, not {self.max_tokens}"),
-            (0.0 <= self.temperature < float("inf"), f"temperature must be 0 or above, not {self.temperature}"),
+            (0.0 <= self.temperature <= 2.0, f"temperature must be 0 to 2, not {self.temperature}"),
             (0.0 < self.top_p <= 1.0, f"top_p must be in (0, 1], not {self.top_p}"),
             (self.top_k >= 0, f"top_k must be 0 (off) or above, not {self.top_k}"),
             (self.n >= 1, f"n must be at least 1, not {self.n}"),

@@ -1,0 +1,62 @@
+"""What a reloader needs of an engine: stop sampling, change the weights, say which, go on.
+
+Invariants that every sibling keeps: every call may be repeated; a call that returns has taken effect; `load` that
+raises leaves the weights undefined, so that a good load must follow before anything is sampled."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+PauseMode = Literal["abort", "wait", "keep"]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineState:
+    """One look at an engine: which start of it, the label of its weights, whether sampling is paused."""
+
+    incarnation: str
+    label: str
+    paused: bool
+
+
+class EngineControl(ABC):
+    """The control side of one engine. Every method may raise EngineUnavailable (it does not answer) and EngineTimeout,
+    the changing ones also EngineRejected (4xx) and EngineError (it tried and failed)."""
+
+    url: str
+
+    @abstractmethod
+    async def state(self) -> EngineState:
+        """Look at it. A restarted engine has another incarnation."""
+
+    @abstractmethod
+    async def pause(self, mode: PauseMode = "keep") -> None:
+        """Stop sampling: requests in flight freeze (keep), end with what they have (abort) or finish first (wait)."""
+
+    @abstractmethod
+    async def resume(self) -> None:
+        """Go on sampling."""
+
+    @abstractmethod
+    async def load(self, folder: Path) -> None:
+        """Replace the weights by those of a Hugging Face directory on a disk that the engine sees."""
+
+    @abstractmethod
+    async def set_version(self, label: str) -> None:
+        """Stamp tokens sampled from now on with `label`."""
+
+    @abstractmethod
+    async def reset_prefix_cache(self) -> bool:
+        """Forget every cached key, those of frozen requests included (they are computed again). False: it did not."""
+
+    @abstractmethod
+    async def abort(self, request_ids: Sequence[str] = ()) -> int:
+        """End these requests, or all, with what they have. Returns how many that were."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Let go of every resource. Idempotent."""

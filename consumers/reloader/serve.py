@@ -1,0 +1,46 @@
+"""The process `millrace reload`: one reloader beside one engine."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from functools import partial
+from urllib.parse import urlsplit
+
+from consumers.reloader.restart import end_engine
+from consumers.reloader.shell import Reloader
+from consumers.reloader.vllm import VllmControl
+from infra.bus.kafka import KafkaBus
+from infra.config import Settings
+
+
+def run(settings: Settings, *, url: str | None = None) -> None:
+    """Keep the engine at `url` (default: [engine] url) on the newest version, until SIGTERM or SIGINT."""
+    asyncio.run(_run(settings, url or settings.engine.url))
+
+
+def worker_name(url: str) -> str:
+    """The stable name of the engine at `url`."""
+    return f"engine-{urlsplit(url).netloc}"
+
+
+async def _run(settings: Settings, url: str) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    bus = KafkaBus(settings.kafka.bootstrap, settings.kafka.client_options())
+    control = VllmControl(url)
+    try:
+        reloader = Reloader(
+            bus,
+            control,
+            namespace=settings.namespace,
+            policy=settings.policy.name,
+            worker=worker_name(url),
+            restart=partial(end_engine, url) if settings.engine.local else None,
+        )
+        await reloader.run(stop)
+    finally:
+        await control.close()
+        bus.close()

@@ -1,0 +1,247 @@
+"""The reloader: follows the policy's weight events and keeps one engine on the newest, and says so in `workers`.
+
+Invariants: one look at the engine precedes each decision of the core; a version is acknowledged only for the
+incarnation that loaded it; the status is renewed well within its time to live while the engine answers, and
+withdrawn as soon as it is known to be dead. An engine that does not answer is waited for."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, cast
+
+from consumers.reloader.control import EngineControl, EngineState
+from consumers.reloader.core import Condemn, Idle, Machine, Swap
+from consumers.reloader.directory import Signature, check
+from consumers.reloader.swap import freeze, swap
+from infra import faults
+from infra.bus.base import Bus, Outgoing, Publisher, Tail
+from infra.errors import EngineError, EngineUnavailable, ReloadError, UnreachableError
+from infra.labels import make_label
+from infra.topics import full_name
+from schemas import codec
+from schemas.ids import now_micros
+from schemas.records import WeightVersion, WorkerState, WorkerStatus
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 1.0
+TTL_S = 6.0
+BEAT_S = 2.0
+ACKNOWLEDGE_S = 2.0
+"""how long a swap waits for the log: serving goes on without it, and the next heartbeat acknowledges"""
+
+Restart = Callable[[], int | None]
+
+
+class Reloader:
+    """Keeps the engine behind `control` on the newest version of `policy`.
+
+    `worker` is the engine's stable name; `restart` ends an engine that cannot be trusted any more and returns its pid
+    (None: there is nobody here to do so, and the engine stays paused)."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        control: EngineControl,
+        *,
+        namespace: str,
+        policy: str,
+        worker: str,
+        restart: Restart | None = None,
+    ) -> None:
+        self._bus = bus
+        self._control = control
+        self._weights = full_name(namespace, f"{policy}.weights")
+        self._workers = full_name(namespace, "workers")
+        self._worker = worker
+        self._restart = restart
+        self._publisher: Publisher = bus.publisher()
+        self._machine = Machine(policy)
+        self._reference: Signature | None = None
+        self._beat_at = 0.0
+        self._alive = False
+
+    @property
+    def served(self) -> int | None:
+        """The version that the engine serves now, as far as is known."""
+        return self._machine.served if self._machine.trusted else None
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Until `stop` is set. Leaves the engine as it is. BusError and whatever is unexpected propagate: whoever
+        starts this process starts it again, and nothing depends on what it knew."""
+        records = await asyncio.to_thread(lambda: list(self._bus.read(self._weights, 0)))
+        for record in records:
+            self._learn(record.value)
+        tail = self._bus.tail({(self._weights, 0): records[-1].offset + 1 if records else 0})
+        try:
+            while not stop.is_set():
+                await self._turn()
+                await self._wait(tail)
+        finally:
+            tail.close()
+            await self._say("stopped")
+            self._publisher.close()
+
+    # ------------------------------------------------------------------ one turn
+
+    async def _turn(self) -> None:
+        """Look, act until there is nothing to do, and renew the status."""
+        try:
+            await self._look()
+            while True:
+                match self._machine.next(time.monotonic()):
+                    case Idle():
+                        break
+                    case Swap(version):
+                        await self._swap(version)
+                    case Condemn():
+                        await self._condemn()
+                        break
+        except EngineUnavailable as error:
+            await self._lost(error)
+            return
+        except EngineError as error:
+            log.warning("%s: %s; trying again", self._worker, error)
+        if time.monotonic() >= self._beat_at:
+            await self._say(self._standing())
+
+    async def _look(self) -> None:
+        state = await self._control.state()
+        before = self._machine.incarnation
+        if self._machine.see(state):
+            log.info("%s: incarnation %s with label %s", self._worker, state.incarnation, state.label)
+            if before is not None:
+                await self._publish(before, None)
+            await self._say(self._standing())
+        elif not self._alive:
+            await self._say(self._standing())
+        self._alive = True
+
+    async def _swap(self, version: int) -> None:
+        event = self._machine.events[version]
+        try:
+            folder, found = await asyncio.to_thread(check, event, self._reference)
+        except ReloadError as error:
+            log.warning("%s: version %d is not loaded: %s", self._worker, version, error)
+            self._machine.unfit(version, str(error), time.monotonic())
+            await self._say(self._standing())
+            return
+        faults.point("reloader.after_verify")
+        began = time.monotonic()
+        await freeze(self._control)
+        label = make_label(self._machine.policy, version)
+        try:
+            await self._beating(swap(self._control, folder, label, self._acknowledger(version)))
+        except EngineUnavailable:
+            raise
+        except (EngineError, ReloadError) as error:
+            log.warning("%s: version %d failed to load: %s", self._worker, version, error)
+            self._machine.failed(version, str(error), time.monotonic())
+            await self._say("failed")
+            return
+        if self._reference is None:
+            self._reference = found
+        log.info("%s: serves version %d after %.0f ms", self._worker, version, (time.monotonic() - began) * 1000)
+        await self._say(self._standing())
+
+    async def _beating(self, work: Coroutine[Any, Any, None]) -> None:
+        """Await `work`, renewing the status meanwhile: a load may take minutes."""
+        task = asyncio.ensure_future(work)
+        try:
+            while not (await asyncio.wait((task,), timeout=BEAT_S))[0]:
+                await self._say("loading")
+        finally:
+            task.cancel()
+        await task
+
+    def _acknowledger(self, version: int) -> Callable[[], Awaitable[None]]:
+        async def acknowledge() -> None:
+            state: EngineState = await self._control.state()
+            if state.incarnation != self._machine.incarnation:
+                raise EngineUnavailable(f"{self._control.url} restarted while version {version} was loaded")
+            self._machine.loaded(version)
+            await self._say("loaded")
+
+        return acknowledge
+
+    async def _condemn(self) -> None:
+        await self._say("failed")
+        pid = await asyncio.to_thread(self._restart) if self._restart is not None else None
+        if pid is None:
+            log.error("%s cannot be trusted after two failed loads: restart it", self._worker)
+        else:
+            log.error("%s could not be trusted after two failed loads: ended its process %d", self._worker, pid)
+
+    async def _lost(self, error: EngineUnavailable) -> None:
+        """The engine does not answer: nobody may route to it until it is looked at again."""
+        if self._alive:
+            log.warning("%s is gone, waiting for it: %s", self._worker, error)
+            await self._say("stopped")
+        self._alive = False
+
+    async def _wait(self, tail: Tail) -> None:
+        """Until there are weight events, or it is time to look again."""
+        try:
+            records = await asyncio.to_thread(tail.poll, 1000, LOOK_S)
+        except UnreachableError as error:
+            log.warning("%s: the log does not answer: %s", self._worker, error)
+            await asyncio.sleep(LOOK_S)
+            return
+        for record in records:
+            self._learn(record.value)
+
+    def _learn(self, value: bytes | None) -> None:
+        if value is not None:
+            self._machine.learn(cast(WeightVersion, codec.decode_as("WeightVersion", value)))
+
+    # ------------------------------------------------------------------ status
+
+    def _standing(self) -> WorkerState:
+        machine = self._machine
+        if machine.condemned or machine.failures:
+            return "failed"
+        if machine.trusted:
+            return "serving"
+        return "failed" if machine.error else "starting"
+
+    async def _say(self, state: WorkerState) -> None:
+        """Renew the status, waiting a little for the log."""
+        incarnation = self._machine.incarnation
+        if incarnation is None:
+            return
+        version = self._machine.served if state in ("loading", "loaded", "serving") else None
+        now = now_micros()
+        status: WorkerStatus = {
+            "worker": self._worker,
+            "incarnation": incarnation,
+            "role": "engine",
+            "state": state,
+            "policy": self._machine.policy,
+            "version": version,
+            "label": make_label(self._machine.policy, version) if version is not None else None,
+            "url": self._control.url,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "error": self._machine.error,
+            "expires_at": now + int(TTL_S * 1e6),
+            "time": now,
+        }
+        await self._publish(incarnation, codec.encode("WorkerStatus", status))
+        self._beat_at = time.monotonic() + BEAT_S
+
+    async def _publish(self, incarnation: str, value: bytes | None) -> None:
+        sent = self._publisher.publish(Outgoing(self._workers, f"{self._worker}/{incarnation}".encode(), value))
+        # not wait_for: giving up must not cancel a record that is under way
+        done, _ = await asyncio.wait((asyncio.wrap_future(sent),), timeout=ACKNOWLEDGE_S)
+        if not done:
+            log.warning("%s: the log does not take our status yet", self._worker)
+        for future in done:
+            if isinstance(error := future.exception(), UnreachableError):
+                log.warning("%s: the log does not take our status: %s", self._worker, error)
+            else:
+                future.result()

@@ -1,0 +1,133 @@
+"""vLLM's reinforcement-learning routes as an `EngineControl` (start it with `VLLM_SERVER_DEV_MODE=1`).
+
+Traps that this file knows: `/reset_prefix_cache` answers 200 when it did nothing, its body tells; a failed load
+answers 500 while `/health` stays 200; the build for CPUs keeps the old output matrix when embeddings are tied. An
+engine's incarnation is the start time of its process, from `/metrics`: a restarted engine also forgets its label,
+so the metrics are read only when the label is not the one that was seen with the incarnation before, or a call has
+failed since."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+from tenacity import retry, retry_if_exception_type, stop_after_attempt, wait_exponential
+
+from consumers.reloader.control import EngineControl, EngineState, PauseMode
+from infra.errors import EngineError, EngineRejected, EngineTimeout, EngineUnavailable
+
+START_TIME = re.compile(r"^process_start_time_seconds(?:\{[^}]*\})? (\S+)", re.MULTILINE)
+IDLE_S = 2.0
+"""vLLM closes idle connections after 5 s"""
+
+
+class VllmControl(EngineControl):
+    """Controls the server at `url`. `load_timeout_s` bounds one load, `timeout_s` every other call."""
+
+    def __init__(self, url: str, *, timeout_s: float = 30.0, load_timeout_s: float = 600.0) -> None:
+        self.url = url.rstrip("/")
+        self._client = httpx.AsyncClient(
+            base_url=self.url, timeout=timeout_s, limits=httpx.Limits(keepalive_expiry=IDLE_S)
+        )
+        self._load_timeout_s = load_timeout_s
+        self._known: tuple[str, str] | None = None  # (incarnation, label seen or set with it)
+        self._on_cpu: bool | None = None
+
+    async def state(self) -> EngineState:
+        label = str((await self._get("/weight_info"))["weight_version"])
+        paused = bool((await self._get("/is_paused"))["is_paused"])
+        if self._known is None or self._known[1] != label:
+            self._known = (await self._incarnation(), label)
+        return EngineState(self._known[0], label, paused)
+
+    async def pause(self, mode: PauseMode = "keep") -> None:
+        await self._post("/pause", params={"mode": mode})
+
+    async def resume(self) -> None:
+        await self._post("/resume")
+
+    async def load(self, folder: Path) -> None:
+        if await self._keeps_tied_output(folder):
+            raise EngineError(
+                f"{folder} ties its embeddings, and vLLM on a CPU keeps the old output matrix of such a model when it "
+                "reloads: save the model with tie_word_embeddings=false and an lm_head of its own"
+            )
+        call = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
+        await self._post("/collective_rpc", json=call, timeout=self._load_timeout_s)
+
+    async def set_version(self, label: str) -> None:
+        await self._post("/update_weight_version", json={"new_version": label})
+        # What restarted under our hands forgets this label, and is then noticed by it.
+        if self._known is not None:
+            self._known = (self._known[0], label)
+
+    async def reset_prefix_cache(self) -> bool:
+        answer = await self._post("/reset_prefix_cache", params={"reset_running_requests": "true"})
+        return answer.get("success") is True
+
+    async def abort(self, request_ids: Sequence[str] = ()) -> int:
+        body = {"request_ids": [f"generate-tokens-{one}" for one in request_ids]} if request_ids else {}
+        return int((await self._post("/abort_requests", json=body))["aborted"])
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+    async def _incarnation(self) -> str:
+        found = START_TIME.search((await self._call("GET", "/metrics")).text)
+        if found is None:
+            raise EngineError(f"{self.url}/metrics has no process_start_time_seconds: restarts could not be noticed")
+        return f"{float(found[1]):.6f}"
+
+    async def _keeps_tied_output(self, folder: Path) -> bool:
+        try:
+            tied = json.loads((folder / "config.json").read_bytes()).get("tie_word_embeddings", False)
+        except (OSError, ValueError):
+            return False  # the load itself says what is wrong
+        if not tied:
+            return False
+        if self._on_cpu is None:
+            try:
+                self._on_cpu = "device_config=cpu" in str((await self._get("/server_info"))["vllm_config"])
+            except EngineRejected:
+                self._on_cpu = False  # no vLLM: it has no such route
+        return self._on_cpu
+
+    async def _get(self, path: str) -> dict[str, Any]:
+        return _object(await self._call("GET", path))
+
+    async def _post(self, path: str, **arguments: Any) -> dict[str, Any]:
+        return _object(await self._call("POST", path, **arguments))
+
+    @retry(
+        retry=retry_if_exception_type(EngineUnavailable),
+        stop=stop_after_attempt(3),
+        wait=wait_exponential(0.05),
+        reraise=True,
+    )
+    async def _call(self, method: str, path: str, **arguments: Any) -> httpx.Response:
+        """The answer, status 200. A connection that broke is tried again: every call may be repeated."""
+        try:
+            answer = await self._client.request(method, path, **arguments)
+        except httpx.TimeoutException as error:
+            self._known = None
+            raise EngineTimeout(f"{self.url}{path} did not answer in time") from error
+        except httpx.TransportError as error:
+            self._known = None
+            raise EngineUnavailable(f"{self.url}{path} does not answer: {error or type(error).__name__}") from error
+        if answer.status_code == 200:
+            return answer
+        message = f"{self.url}{path} answered {answer.status_code}: {answer.text[:500]}"
+        if answer.status_code < 500:
+            raise EngineRejected(message, answer.status_code)
+        raise EngineError(message)
+
+
+def _object(answer: httpx.Response) -> dict[str, Any]:
+    value = answer.json()
+    if not isinstance(value, dict):
+        raise EngineError(f"{answer.url} answered {answer.text[:200]}, not an object")
+    return value

@@ -1,0 +1,158 @@
+"""Engines for tests: the light server as a process, a direct control of the in-process engine, plain-forward checks."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import httpx
+import torch
+
+from consumers.reloader.control import EngineControl, EngineState, PauseMode
+from infra.services.net import LOCALHOST, free_ports
+from producers.engines.base import Chunk, Engine, Sampling
+from producers.engines.inprocess import InprocessEngine
+
+START_S = 120
+
+
+class LightEngine:
+    """`producers.engines.inprocess_server` as a process of its own; `start` again after `kill` keeps the port."""
+
+    def __init__(self, model: Path, log: Path) -> None:
+        self.model = model
+        self.url = f"http://{LOCALHOST}:{free_ports(1)[0]}"
+        self._log = log
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Returns once it answers."""
+        command = [sys.executable, "-m", "producers.engines.inprocess_server", "--model", str(self.model)]
+        command += ["--port", self.url.rpartition(":")[2], "--served-model-name", "tiny"]
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                command, stdout=log, stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"}
+            )
+        deadline = time.monotonic() + START_S
+        while not self._answers():
+            assert self._process.poll() is None, self._log.read_text()
+            assert time.monotonic() < deadline, "the light engine did not start"
+            time.sleep(0.05)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def ended(self) -> bool:
+        """Whether the process is gone."""
+        return self._process is None or self._process.poll() is not None
+
+    def _answers(self) -> bool:
+        try:
+            return httpx.get(f"{self.url}/health", timeout=2).status_code == 200
+        except httpx.TransportError:
+            return False
+
+
+class DirectControl(EngineControl):
+    """An in-process engine controlled without a wire."""
+
+    url = "inprocess:"
+
+    def __init__(self, engine: InprocessEngine) -> None:
+        self._engine = engine
+
+    async def state(self) -> EngineState:
+        return EngineState("1", await self._engine.weight_version(), self._engine.paused)
+
+    async def pause(self, mode: PauseMode = "keep") -> None:
+        await self._engine.pause(mode)
+
+    async def resume(self) -> None:
+        await self._engine.resume()
+
+    async def load(self, folder: Path) -> None:
+        await self._engine.load(folder)
+
+    async def set_version(self, label: str) -> None:
+        await self._engine.set_version(label)
+
+    async def reset_prefix_cache(self) -> bool:
+        return await self._engine.reset_prefix_cache(reset_running_requests=True)
+
+    async def abort(self, request_ids: Sequence[str] = ()) -> int:
+        return await self._engine.abort(request_ids)
+
+    async def close(self) -> None:
+        """The engine is not ours."""
+
+
+@cache
+def _model(folder: Path) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+@torch.inference_mode()
+def plain_logprobs(folder: Path, prompt: Sequence[int], output: Sequence[int]) -> torch.Tensor:
+    """Log-softmax of a plain forward at every output position, float32 [len(output), vocabulary]."""
+    logits = _model(folder)(torch.tensor([[*prompt, *output]])).logits[0]
+    found: torch.Tensor = logits[len(prompt) - 1 : -1].log_softmax(-1)
+    return found
+
+
+def differences(folder: Path, prompt: Sequence[int], output: Sequence[int], logprobs: Sequence[float]) -> list[float]:
+    """|engine - plain forward| for each output token."""
+    plain = plain_logprobs(folder, prompt, output)
+    return [abs(plain[i, token].item() - value) for i, (token, value) in enumerate(zip(output, logprobs, strict=True))]
+
+
+def join(chunks: Sequence[Chunk]) -> Chunk:
+    """The chunks of one choice as one."""
+    whole = Chunk(chunks[0].index, [], [], tops=[])
+    for chunk in chunks:
+        assert whole.finish_reason is None, "a chunk followed the last one"
+        whole.token_ids += chunk.token_ids
+        whole.logprobs += chunk.logprobs
+        whole.tops = [*whole.tops, *chunk.tops]
+        whole.finish_reason, whole.stop_reason = chunk.finish_reason, chunk.stop_reason
+        whole.spans, whole.usage = chunk.spans, chunk.usage or whole.usage
+    return whole
+
+
+async def complete(
+    engine: Engine, prompt: Sequence[int], sampling: Sampling, *, stream: bool = True, request_id: str = "test"
+) -> list[Chunk]:
+    """All choices of one request, each as one chunk, by index."""
+    parts: dict[int, list[Chunk]] = {}
+    async for chunk in engine.generate(prompt, sampling, request_id=request_id, stream=stream):
+        parts.setdefault(chunk.index, []).append(chunk)
+    return [join(parts[index]) for index in sorted(parts)]
+
+
+async def until(condition: Any, timeout_s: float = 60) -> None:
+    """Poll an async or plain condition until it holds."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        found = condition()
+        if asyncio.iscoroutine(found):
+            found = await found
+        if found:
+            return
+        assert time.monotonic() < deadline, "it did not become true"
+        await asyncio.sleep(0.02)
