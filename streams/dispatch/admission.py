@@ -1,0 +1,45 @@
+"""When a group may be granted.
+
+G granted, R resolved negatively, S ready, O = G - R - S outstanding, v the newest known version, n_k the unresolved
+tickets with deadline <= k, end(k) the end of batch k.
+
+    (I1)  G - R < end(v + eta), that is lag + outstanding < (eta + 1) B when B is constant
+    (J)   for every k with n_k >= 1:  S + n_k <= end(k)
+
+A grant has deadline v + eta. It keeps (J) for every k, also after eta was lowered and deadlines no longer rise with
+tickets; with one eta (J) at v + eta is (I1). Stale views are safe: R, v and end(v + eta) only grow, so an old view
+grants less. Proof: by (J) at its own deadline d a released group has S + 1 <= end(d): it lies in batch d or before."""
+
+from __future__ import annotations
+
+from streams.dispatch.schedule import Schedule
+from streams.dispatch.state import Book, Rules
+
+
+def may_grant(book: Book, rules: Rules, schedule: Schedule) -> bool:
+    """Whether one more group may start."""
+    if rules.next_release is not None or (rules.max_running and book.running >= rules.max_running):
+        return False
+    deadline = book.version + rules.eta
+    if book.granted - book.negative >= schedule.end(deadline):
+        return False
+    if rules.release != "reserve":
+        return True
+    return all(book.seq + book.urgent(k) + 1 <= schedule.end(k) for k in {deadline, *book.deadlines()} if k >= deadline)
+
+
+def may_admit(book: Book, rules: Rules, schedule: Schedule, deadline: int) -> str | None:
+    """Why an unsolicited group may not be given the next ticket and the next seq at once; None when it may.
+
+    It never waits: either every outstanding guarantee, and its own, holds with the seq taken, or it is declined."""
+    if rules.next_release is not None:
+        return "the release policy is changing"
+    if len(book.unsolicited) + 1 > rules.unsolicited_share * (schedule.end(book.version + rules.eta) - book.seq_hi):
+        return "over the share of unsolicited groups"
+    if book.granted - book.negative >= schedule.end(book.version + rules.eta):
+        return "no room before the next version"
+    if rules.release in ("reserve", "reject") and schedule.batch_of(book.seq) > deadline:
+        return "too old"
+    if rules.release == "reserve" and any(book.seq + 1 + book.urgent(k) > schedule.end(k) for k in book.deadlines()):
+        return "it would push a granted group past its deadline"
+    return None

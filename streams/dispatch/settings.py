@@ -1,0 +1,91 @@
+"""What can be asked for in `decisions`, and from where it holds.
+
+Invariants: B changes at a batch boundary behind every outstanding deadline; eta for new grants only; the release policy
+when nothing is outstanding, since the guarantee of one does not survive groups released under another."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from streams.dispatch.release import POLICIES
+from streams.dispatch.state import Book, Rules
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A setting that is in force from a seq or a ticket on."""
+
+    name: str
+    value: Any
+    from_seq: int | None
+    from_ticket: int | None
+
+
+def _whole(low: int) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= low
+
+
+_VALID: dict[str, Callable[[Any], bool]] = {
+    "batch": _whole(1),
+    "eta": _whole(0),
+    "release": lambda value: value in POLICIES,
+    "unsolicited_share": lambda value: (
+        isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
+    ),
+    "lease_ms": _whole(1),
+    "max_running": _whole(0),
+}
+
+
+def parse(name: str, text: str) -> tuple[Any, str | None]:
+    """(value, why it is refused or None)."""
+    if name not in _VALID:
+        return None, f"no setting is called {name[:40]!r}; there are {', '.join(_VALID)}"
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return None, f"the value of {name} is not JSON"
+    return value, None if _VALID[name](value) else f"{name} cannot have this value"
+
+
+def asked(name: str, value: Any, book: Book, rules: Rules) -> tuple[Rules, Change | None]:
+    """The rules after a valid setting was asked for, and the change if it is in force already."""
+    match name:
+        case "batch":
+            schedule = rules.schedule(book)
+            last = max([schedule.batch_of(book.seq), book.version + rules.eta, *book.deadlines()])
+            first, sizes = schedule.changed(last, value)
+            return replace(rules, sizes=sizes), Change(name, value, first, None)
+        case "eta":
+            return replace(rules, eta=value), Change(name, value, None, book.granted)
+        case "release":
+            return settled(book, replace(rules, next_release=None if value == rules.release else value))
+        case "unsolicited_share":
+            return replace(rules, unsolicited_share=float(value)), Change(name, value, book.seq, None)
+        case "lease_ms":
+            return replace(rules, lease=value * 1000), Change(name, value, None, book.granted)
+        case _:
+            return replace(rules, max_running=value), Change(name, value, None, book.granted)
+
+
+def settled(book: Book, rules: Rules) -> tuple[Rules, Change | None]:
+    """Put a waiting release policy in force once nothing is outstanding."""
+    if rules.next_release is None or book.outstanding:
+        return rules, None
+    change = Change("release", rules.next_release, book.seq, book.granted)
+    return replace(rules, release=rules.next_release, next_release=None), change
+
+
+def first(rules: Rules) -> list[Change]:
+    """Every setting as a policy begins, so that the topics alone tell what was in force."""
+    return [
+        Change("batch", rules.sizes[0][1], 0, None),
+        Change("eta", rules.eta, None, 0),
+        Change("release", rules.release, 0, 0),
+        Change("unsolicited_share", rules.unsolicited_share, 0, None),
+        Change("lease_ms", rules.lease // 1000, None, 0),
+        Change("max_running", rules.max_running, None, 0),
+    ]

@@ -1,0 +1,375 @@
+"""Dispatch: prompts, completions and versions in; grants and the order of learning out. The only writer of both.
+
+Invariants (`tests/properties`):
+
+- Tickets are dense, and so are seqs; each ticket is resolved once; granted = ready + negative + outstanding.
+- (I1) and (J) of `streams.dispatch.admission` hold after every record, so under `reserve` no trained token is older
+  than eta versions and nothing is dropped.
+- Only dispatch expires a ticket, in log time: the least time over all slots of seal, so that no backlog makes a lease
+  pass. Until every slot has spoken, and version 0 exists, nothing is granted.
+- A group whose oldest token is older than its grant allowed is rejected: the proof rests on min_version.
+- What comes for a ticket that is resolved is a dead letter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from infra.bus.base import Record
+from infra.claims import ClaimStore
+from infra.stage import Append, Clear, Emit, Op, Put, Stage, View, Wake
+from infra.topics import logical_name
+from schemas.ids import Micros
+from streams.dispatch import records, settings
+from streams.dispatch.admission import may_admit, may_grant
+from streams.dispatch.records import Ticket
+from streams.dispatch.release import POLICIES, Candidate
+from streams.dispatch.settings import Change
+from streams.dispatch.state import BOOK, CLOCK, EARLY, RULES, Book, Rules, held_key, line_key, ticket_key
+from streams.words import Decoder, Unreadable, dead_letter, place_of
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """How a policy begins; later changes come by `decisions`. B, eta and the group size come with version 0."""
+
+    release: str = "reserve"
+    unsolicited_share: float = 0.0
+    lease: Micros = 300_000_000
+    reward_deadline_ms: int = 60_000
+    awaits: tuple[str, ...] = ()
+    """reward sources of prompts that name none"""
+    max_running: int = 0
+    retries: int = 1
+    """how often the prompt of an expired ticket is granted again, under a new ticket"""
+
+
+class Dispatch(Stage):
+    """The one dispatcher of a policy. `slots` is N: partitions of `grants` and slots of seal."""
+
+    name = "dispatch"
+
+    def __init__(self, policy: str, slots: int, terms: Terms | None = None, claims: ClaimStore | None = None) -> None:
+        self._policy = policy
+        self._slots = slots
+        self._terms = terms or Terms()
+        self._decode = Decoder(claims)
+        self.primary = f"{policy}.completions"
+        self.sides = (f"{policy}.prompts", f"{policy}.ledger", f"{policy}.weights", "decisions")
+        self._handlers = {
+            self.primary: ("Completion", self._completion),
+            f"{policy}.prompts": ("Prompt", self._prompt),
+            f"{policy}.ledger": ("LedgerEntry", self._ledger),
+            f"{policy}.weights": ("WeightVersion", self._weights),
+            "decisions": ("Decision", self._decision),
+        }
+
+    def time_of(self, view: View, record: Record) -> Micros | None:
+        if logical_name(record.topic) != self.primary:
+            return None
+        try:
+            name, found = self._decode(record)
+        except Unreadable:
+            return None
+        if name != "Completion" or not 0 <= found["slot"] < self._slots:
+            return None
+        return _least(self._times(view, found))
+
+    def on_record(self, view: View, record: Record, now: Micros) -> Iterable[Op]:
+        wanted, handler = self._handlers[logical_name(record.topic)]
+        try:
+            name, found = self._decode(record)
+        except Unreadable as error:
+            yield self._letter(record, error.code, str(error), now)
+            return
+        if name != wanted:
+            yield self._letter(record, "wrong_record", f"a {name} does not belong here", now)
+            return
+        yield from handler(view, record, found, now)
+        yield from self._move(view, now)
+
+    def on_wake(self, view: View, key: str, now: Micros) -> Iterable[Op]:
+        ticket: Ticket | None = view.get(key)
+        if ticket is None or ticket["done"] is not None:
+            return
+        yield from self._resolve(view, ticket, "expired", now, "its lease ended")
+        prompt = ticket["prompt"]
+        if prompt["tries"] < self._terms.retries:
+            yield from self._queue(view, {**prompt, "tries": prompt["tries"] + 1})
+        yield from self._move(view, now)
+
+    # -- records
+
+    def _completion(self, view: View, record: Record, found: dict[str, Any], now: Micros) -> Iterator[Op]:
+        if found["policy"] != self._policy or not 0 <= found["slot"] < self._slots:
+            yield self._letter(record, "wrong_record", "it is of another policy or slot", now, found)
+            return
+        yield Put(CLOCK, self._times(view, found))
+        if found["kind"] == "progress":
+            return
+        if view.get(BOOK) is None:
+            yield self._letter(record, "no_version", "the policy has no version 0 yet", now, found)
+            return
+        if found["ticket"] is None:
+            yield from self._unsolicited(view, found, now)
+            return
+        ticket: Ticket | None = view.get(ticket_key(found["ticket"]))
+        if ticket is None:
+            known = 0 <= found["ticket"] < self._book(view).granted
+            code = "ticket_resolved" if known else "unknown_ticket"
+            yield self._letter(record, code, f"ticket {found['ticket']} is not outstanding", now, found)
+        elif ticket["done"] is not None:
+            yield self._letter(record, "duplicate_completion", "the ticket's group is complete already", now, found)
+        elif found["kind"] == "top_up":
+            yield from self._top_up(ticket, found, now)
+        elif found["kind"] == "short":
+            yield from self._resolve(view, ticket, "failed", now, found["reason"], found)
+        elif found["v_head"] < ticket["min_version"]:
+            reason = f"version {found['v_head']} is below min_version {ticket['min_version']}"
+            yield from self._resolve(view, ticket, "rejected", now, reason, found)
+        else:
+            yield from self._complete(view, ticket, found, now)
+
+    def _prompt(self, view: View, record: Record, found: dict[str, Any], now: Micros) -> Iterator[Op]:
+        book = view.get(BOOK)
+        if book is None:
+            yield Append(EARLY, ["prompt", found])
+        elif found["number"] <= book["prompt"]:
+            yield self._letter(record, "duplicate_prompt", f"prompt {found['number']} was seen before", now)
+        else:
+            yield from self._enqueue(view, found)
+
+    def _ledger(self, view: View, record: Record, found: dict[str, Any], now: Micros) -> Iterator[Op]:
+        if view.get(BOOK) is None:
+            # Version 0 comes in both topics at once; its B and eta are in `weights`, which is read on its own.
+            yield Append(EARLY, ["ledger", {"version": found["version"], "seq_hi": found["seq_hi"]}])
+            return
+        yield from self._advance(view, found)
+
+    def _weights(self, view: View, record: Record, found: dict[str, Any], now: Micros) -> Iterator[Op]:
+        if found["version"] != 0 or view.get(BOOK) is not None:
+            return
+        terms = self._terms
+        rules = Rules(
+            sizes=[[0, found["batch"] or 1]],
+            eta=found["eta"] or 0,
+            release=terms.release,
+            next_release=None,
+            unsolicited_share=terms.unsolicited_share,
+            lease=terms.lease,
+            max_running=terms.max_running,
+            group_size=found["group_size"] or 1,
+        )
+        yield Put(BOOK, Book(0, 0).written())
+        yield Put(RULES, rules.written())
+        for change in settings.first(rules):
+            yield self._setting(change, None, "as the policy began", now)
+        for kind, early in view.items(EARLY):
+            match kind:
+                case "prompt":
+                    yield from self._enqueue(view, early)
+                case "ledger":
+                    yield from self._advance(view, early)
+                case _:
+                    yield from self._ask(view, early, now)
+        yield Clear(EARLY)
+
+    def _decision(self, view: View, record: Record, found: dict[str, Any], now: Micros) -> Iterator[Op]:
+        if found["kind"] != "setting" or found["policy"] not in (None, self._policy):
+            return
+        _, refusal = settings.parse(found["name"], found["value"])
+        if refusal is not None:
+            yield self._letter(record, "bad_setting", refusal, now)
+        elif view.get(BOOK) is None:
+            yield Append(EARLY, ["decision", found])
+        else:
+            yield from self._ask(view, found, now)
+
+    # -- steps
+
+    def _enqueue(self, view: View, prompt: Mapping[str, Any]) -> Iterator[Op]:
+        book = self._book(view)
+        if prompt["number"] <= book.prompt:
+            return
+        yield Put(BOOK, {**book.written(), "prompt": prompt["number"]})
+        awaits = list(prompt["awaits"]) or list(self._terms.awaits)
+        kept = {"id": prompt["id"], "task": prompt["task"], "size": prompt["group_size"], "awaits": awaits, "tries": 0}
+        yield from self._queue(view, kept)
+
+    def _queue(self, view: View, prompt: Mapping[str, Any]) -> Iterator[Op]:
+        book = self._book(view)
+        first, following = book.line
+        yield Put(line_key(following), dict(prompt))
+        yield Put(BOOK, {**book.written(), "line": [first, following + 1]})
+
+    def _advance(self, view: View, entry: Mapping[str, Any]) -> Iterator[Op]:
+        book = self._book(view)
+        if entry["version"] > book.version:
+            yield Put(BOOK, book.advanced(entry["version"], entry["seq_hi"]).written())
+
+    def _ask(self, view: View, decision: Mapping[str, Any], now: Micros) -> Iterator[Op]:
+        value, _ = settings.parse(decision["name"], decision["value"])
+        rules, change = settings.asked(decision["name"], value, self._book(view), self._rules(view))
+        yield Put(RULES, rules.written())
+        if change is not None:
+            yield self._setting(change, decision["id"], decision["reason"], now)
+        elif rules.next_release is not None:
+            yield Put("asked", [decision["id"], decision["reason"]])
+
+    def _top_up(self, ticket: Ticket, found: Mapping[str, Any], now: Micros) -> Iterator[Op]:
+        lease = ticket["lease_until"] - ticket["granted_at"]
+        again = {**ticket, "round": ticket["round"] + 1, "lease_until": now + lease, "granted_at": now}
+        yield from self._grant(again, found["missing"], now)
+
+    def _complete(self, view: View, ticket: Ticket, found: Mapping[str, Any], now: Micros) -> Iterator[Op]:
+        """Hold it; `_move` gives it its seq, now or later."""
+        key = ticket_key(ticket["ticket"])
+        yield Put(BOOK, self._book(view).completing().written())
+        yield Put(key, {**ticket, "done": dict(found)})
+        yield Wake(key, None)
+        yield Put(held_key(ticket["deadline"], ticket["ticket"]), ticket["ticket"])
+
+    def _unsolicited(self, view: View, found: Mapping[str, Any], now: Micros) -> Iterator[Op]:
+        book, rules = self._book(view), self._rules(view)
+        deadline = found["v_head"] + rules.eta
+        refusal = may_admit(book, rules, rules.schedule(book), deadline)
+        if refusal is not None:
+            yield self._resolution(
+                records.resolution("declined", self._policy, now, done=found, deadline=deadline, reason=refusal)
+            )
+            return
+        yield Put(BOOK, book.admitting().written())
+        yield self._resolution(
+            records.resolution(
+                "ready", self._policy, now, number=book.granted, seq=book.seq, done=found, deadline=deadline
+            )
+        )
+
+    def _resolve(
+        self,
+        view: View,
+        ticket: Ticket,
+        kind: str,
+        now: Micros,
+        reason: str | None,
+        done: Mapping[str, Any] | None = None,
+    ) -> Iterator[Op]:
+        """End a ticket that was still running, without a seq."""
+        book = self._book(view).completing().resolving(ticket["deadline"], ready=False)
+        yield Put(BOOK, book.written())
+        yield Clear(ticket_key(ticket["ticket"]))
+        yield self._resolution(records.resolution(kind, self._policy, now, ticket=ticket, done=done, reason=reason))
+
+    def _move(self, view: View, now: Micros) -> Iterator[Op]:
+        """Release and grant until nothing more may be."""
+        if view.get(BOOK) is None:
+            return
+        yield from self._release(view, now)
+        rules, change = settings.settled(self._book(view), self._rules(view))
+        if change is not None:
+            decision, reason = view.get("asked") or (None, None)
+            yield Put(RULES, rules.written())
+            yield Clear("asked")
+            yield self._setting(change, decision, reason, now)
+        if now > 0:
+            yield from self._grants(view, now)
+
+    def _release(self, view: View, now: Micros) -> Iterator[Op]:
+        rules = self._rules(view)
+        policy = POLICIES[rules.release]
+        for key in view.keys("h/"):
+            book = self._book(view)
+            ticket: Ticket = view.get(ticket_key(view.get(key) or 0)) or {}
+            done = ticket["done"]
+            group = Candidate(ticket["deadline"], ticket["eta"], done["v_head"], done["v_tail"])
+            answer = policy(group, book, rules.schedule(book))
+            if answer == "hold":
+                return
+            ready = answer == "ready"
+            yield Put(BOOK, book.resolving(ticket["deadline"], ready=ready).written())
+            yield Clear(key)
+            yield Clear(ticket_key(ticket["ticket"]))
+            yield self._resolution(
+                records.resolution(
+                    answer,
+                    self._policy,
+                    now,
+                    ticket=ticket,
+                    seq=book.seq if ready else None,
+                    reason=None if ready else f"too old for batch {rules.schedule(book).batch_of(book.seq)}",
+                )
+            )
+
+    def _grants(self, view: View, now: Micros) -> Iterator[Op]:
+        rules = self._rules(view)
+        while True:
+            book = self._book(view)
+            first, following = book.line
+            if first == following or not may_grant(book, rules, rules.schedule(book)):
+                return
+            prompt = view.get(line_key(first)) or {}
+            deadline = book.version + rules.eta
+            ticket: Ticket = {
+                "ticket": book.granted,
+                "prompt": prompt,
+                "size": prompt["size"] or rules.group_size,
+                "min_version": book.version,
+                "deadline": deadline,
+                "eta": rules.eta,
+                "granted_at": now,
+                "lease_until": now + rules.lease,
+                "round": 0,
+                "done": None,
+            }
+            yield Clear(line_key(first))
+            yield Put(BOOK, {**book.granting(deadline).written(), "line": [first + 1, following]})
+            yield from self._grant(ticket, range(ticket["size"]), now)
+
+    def _grant(self, ticket: Ticket, samples: Iterable[int], now: Micros) -> Iterator[Op]:
+        key, number = ticket_key(ticket["ticket"]), ticket["ticket"]
+        yield Put(key, ticket)
+        yield Wake(key, ticket["lease_until"])
+        grant = records.grant(self._policy, ticket, list(samples), self._terms.reward_deadline_ms, now)
+        headers = {"ticket": str(number), "policy": self._policy, "round": str(ticket["round"])}
+        yield Emit(
+            f"{self._policy}.grants", str(number), "Grant", grant, partition=number % self._slots, headers=headers
+        )
+
+    # -- small things
+
+    def _book(self, view: View) -> Book:
+        return Book.read(view.get(BOOK) or {})
+
+    def _rules(self, view: View) -> Rules:
+        return Rules.read(view.get(RULES) or {})
+
+    def _times(self, view: View, found: Mapping[str, Any]) -> list[int]:
+        """The newest time of each slot of seal, this record's included; 0 for one that has not spoken."""
+        times = list(view.get(CLOCK) or [0] * self._slots)
+        times[found["slot"]] = max(times[found["slot"]], found["time"])
+        return times
+
+    def _resolution(self, record: Mapping[str, Any]) -> Emit:
+        headers = {
+            name: str(record[name]) for name in ("kind", "group", "policy", "ticket", "seq") if record[name] is not None
+        }
+        key = record["group"] or str(record["ticket"])
+        return Emit(f"{self._policy}.resolutions", key, "Resolution", record, headers=headers)
+
+    def _setting(self, change: Change, decision: str | None, reason: str | None, now: Micros) -> Emit:
+        record = records.setting(self._policy, change, decision, reason, now)
+        headers = {"kind": "setting", "policy": self._policy}
+        return Emit(f"{self._policy}.resolutions", f"setting/{change.name}", "Resolution", record, headers=headers)
+
+    def _letter(
+        self, record: Record, code: str, detail: str, now: Micros, found: Mapping[str, Any] | None = None
+    ) -> Emit:
+        known = {"policy": self._policy, "group": found["group"] if found else None}
+        key = record.key.decode("utf-8", "replace")
+        return dead_letter(self.name, place_of(record), code, detail, now, key=key, event=known)
+
+
+def _least(times: list[int]) -> Micros | None:
+    """Dispatch's time: the least over seal's slots, none until all have spoken."""
+    return min(times) or None

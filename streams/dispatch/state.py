@@ -1,0 +1,132 @@
+"""What dispatch remembers.
+
+Keys: `book` the counters, `rules` the settings in force, `clock` the newest time of each seal slot, `q/<n>` prompts in
+line, `t/<ticket>` a ticket that is not resolved, `h/<deadline>/<ticket>` one that is complete and waits for release.
+
+Invariants: granted, negative and seq never fall; `waiting` counts every unresolved ticket, complete or not, under its
+deadline; a ticket below `granted` without a key is resolved."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Self
+
+from streams.dispatch.schedule import Schedule
+
+BOOK, RULES, CLOCK, EARLY = "book", "rules", "clock", "early"
+
+
+@dataclass(frozen=True, slots=True)
+class Book:
+    """The counters of admission: G, R, S, v and what is outstanding."""
+
+    version: int
+    seq_hi: int
+    seq: int = 0
+    """S: next ready seq, also how many groups were ever ready"""
+    granted: int = 0
+    """G: next ticket, also how many were ever granted, unsolicited ones included"""
+    negative: int = 0
+    """R: tickets resolved without a seq"""
+    running: int = 0
+    """tickets that are neither resolved nor complete"""
+    waiting: Sequence[tuple[int, int]] = ()
+    """(deadline, unresolved tickets that have it), rising deadlines"""
+    unsolicited: Sequence[int] = ()
+    """seqs of unsolicited groups that no committed version has consumed"""
+    line: Sequence[int] = (0, 0)
+    """prompts in line: [first, next) of `q/`"""
+    prompt: int = -1
+    """highest prompt number seen"""
+
+    @classmethod
+    def read(cls, value: Mapping[str, Any]) -> Self:
+        return cls(**value)
+
+    def written(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @property
+    def outstanding(self) -> int:
+        """O: granted and not resolved."""
+        return self.granted - self.negative - self.seq
+
+    def urgent(self, deadline: int) -> int:
+        """n_k: unresolved tickets with this deadline or an earlier one."""
+        return sum(count for at, count in self.waiting if at <= deadline)
+
+    def deadlines(self) -> list[int]:
+        """Deadlines of unresolved tickets, rising."""
+        return [at for at, _ in self.waiting]
+
+    def granting(self, deadline: int) -> Self:
+        """After a grant."""
+        counts = dict(self.waiting)
+        counts[deadline] = counts.get(deadline, 0) + 1
+        return replace(self, granted=self.granted + 1, running=self.running + 1, waiting=_pairs(counts))
+
+    def completing(self) -> Self:
+        """After a ticket's group is complete."""
+        return replace(self, running=self.running - 1)
+
+    def resolving(self, deadline: int, *, ready: bool) -> Self:
+        """After a complete ticket is resolved."""
+        counts = dict(self.waiting)
+        counts[deadline] -= 1
+        seq, negative = (self.seq + 1, self.negative) if ready else (self.seq, self.negative + 1)
+        return replace(self, seq=seq, negative=negative, waiting=_pairs(counts))
+
+    def admitting(self) -> Self:
+        """After an unsolicited group got the next ticket and the next seq."""
+        return replace(self, granted=self.granted + 1, seq=self.seq + 1, unsolicited=[*self.unsolicited, self.seq])
+
+    def advanced(self, version: int, seq_hi: int) -> Self:
+        """After a version is committed."""
+        kept = [seq for seq in self.unsolicited if seq >= seq_hi]
+        return replace(self, version=version, seq_hi=seq_hi, unsolicited=kept)
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """The settings in force."""
+
+    sizes: Sequence[Sequence[int]]
+    """(first seq, B), rising"""
+    eta: int
+    release: str
+    next_release: str | None
+    """release policy that waits until nothing is outstanding"""
+    unsolicited_share: float
+    lease: int
+    """micros of log time"""
+    max_running: int
+    """most groups running at once; 0 is no limit"""
+    group_size: int
+
+    @classmethod
+    def read(cls, value: Mapping[str, Any]) -> Self:
+        return cls(**value)
+
+    def written(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def schedule(self, book: Book) -> Schedule:
+        """The batches from the newest known version on."""
+        return Schedule(book.version, book.seq_hi, self.sizes)
+
+
+def ticket_key(ticket: int) -> str:
+    return f"t/{ticket:015d}"
+
+
+def held_key(deadline: int, ticket: int) -> str:
+    return f"h/{deadline:012d}/{ticket:015d}"
+
+
+def line_key(number: int) -> str:
+    return f"q/{number:015d}"
+
+
+def _pairs(counts: Mapping[int, int]) -> list[tuple[int, int]]:
+    return [(at, count) for at, count in sorted(counts.items()) if count]
