@@ -53,7 +53,10 @@ class Kafka(Section):
         default={},
         description='passed to librdkafka as they are: "security.protocol", "sasl.username", "sasl.password", ...',
     )
-    replication: Positive = Field(default=1, description="replicas of every topic that we create")
+    replication: int = Field(default=-1, description="replicas of every topic that we create; -1: as the brokers say")
+    session_timeout_s: Seconds = Field(
+        default=6, description="silence after which a process loses its share; brokers refuse less than 6 unless told"
+    )
     heap_mb: Positive = Field(default=512, description="memory of the local broker's Java heap")
 
     @field_validator("options", mode="before")

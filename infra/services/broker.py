@@ -10,7 +10,9 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from infra.errors import ServiceError
 from infra.services.jars import class_path
@@ -160,12 +162,13 @@ class Broker(Service):
         return os.pathsep.join(map(str, class_path()))
 
 
-def answers(bootstrap: str, timeout_s: float = 1.0) -> bool:
+def answers(bootstrap: str, timeout_s: float = 1.0, options: Mapping[str, Any] | None = None) -> bool:
     """Whether a broker there answers a metadata request now."""
     from confluent_kafka import KafkaException
     from confluent_kafka.admin import AdminClient
 
-    client = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0, "reconnect.backoff.max.ms": 100})
+    quick: dict[str, Any] = {"bootstrap.servers": bootstrap, "log_level": 0, "reconnect.backoff.max.ms": 100}
+    client = AdminClient({**(options or {}), **quick})
     try:
         return bool(client.list_topics(timeout=timeout_s).brokers)
     except KafkaException:

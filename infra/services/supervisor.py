@@ -31,12 +31,15 @@ from infra.services.process import inherited
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """One process to keep alive. `environment` is added to what it inherits: no secrets, it is written to a file."""
+    """One process to keep alive. `environment` is added to what it inherits: no secrets, it is written to a file.
+
+    `again` False lets it rest once it ended by itself with code 0."""
 
     name: str
     command: Sequence[str]
     environment: Mapping[str, str] = field(default_factory=dict)
     stop_s: int = 15
+    again: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,10 +191,11 @@ class Supervisor:
         variables = {**program.environment, leftovers.ROLE: program.name}
         words = ["/usr/bin/env", *(f"{name}={value}" for name, value in sorted(variables.items())), *program.command]
         command = _plain(" ".join(map(shlex.quote, words)))
+        again = "true" if program.again else "unexpected"
         # Healthy means a second up. Pauses between failed starts grow by a second each.
         return (
             f"[program:{program.name}]\ncommand={command}\ndirectory={_plain(str(Path.cwd()))}\n"
-            "autostart=true\nautorestart=true\nstartsecs=1\nstartretries=100000\n"
+            f"autostart=true\nautorestart={again}\nexitcodes=0\nstartsecs=1\nstartretries=100000\n"
             f"stopwaitsecs={program.stop_s}\nstopasgroup=false\nkillasgroup=true\nredirect_stderr=true\n"
             f"stdout_logfile={self.logs}/{program.name}.log\nstdout_logfile_maxbytes=20MB\nstdout_logfile_backups=1"
         )

@@ -1,0 +1,76 @@
+"""Commands for beginnings: init, config, doctor, topics."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from infra.cli.context import call, console
+from infra.config import FILE, masked
+from infra.errors import ConfigError
+
+SIGNS = {"ok": "[green]✓[/]", "warning": "[yellow]![/]", "bad": "[bold red]✗[/]"}
+
+
+def init(
+    namespace: Annotated[str, typer.Option(help="name of the deployment, in front of every topic")] = "dev",
+    policy: Annotated[str, typer.Option(help="name of the model to train")] = "policy",
+    force: Annotated[bool, typer.Option("--force", help="replace an existing file")] = False,
+) -> None:
+    """Write a commented millrace.toml with every setting and its default."""
+    from infra.cli.template import render
+
+    path = Path(FILE)
+    if path.exists() and not force:
+        raise ConfigError(f"{path} exists: edit it, or replace it with --force")
+    # Keys may be written into it later.
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        file.write(render(namespace, policy))
+    console.print(f"wrote {path}: edit it, then `millrace doctor`, then `millrace up`", highlight=False)
+
+
+def config(
+    context: typer.Context,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of TOML")] = False,
+) -> None:
+    """Show the effective settings, secrets masked."""
+    import tomlkit
+
+    values = masked(call(context).settings())
+    typer.echo(json.dumps(values, indent=2) if as_json else tomlkit.dumps(values).rstrip())
+
+
+def doctor(context: typer.Context) -> None:
+    """Check what a deployment needs: packages, disk, storage, broker, topics, clocks, engine, gateway."""
+    from infra.doctor import examine
+
+    bad = 0
+    for answer in examine(call(context).settings()):
+        bad += answer.word == "bad"
+        console.print(f"{SIGNS[answer.word]} {answer.question}: ", end="")
+        console.print(answer.said, markup=False, highlight=False)
+    if bad:
+        raise typer.Exit(1)
+
+
+def topics(
+    context: typer.Context,
+    check: Annotated[bool, typer.Option("--check", help="only compare, create nothing")] = False,
+) -> None:
+    """Create the topics that are missing and check those that exist."""
+    from infra.bus.connect import connect
+
+    settings = call(context).settings()
+    with connect(settings) as bus:
+        (bus.check_topics if check else bus.ensure_topics)(settings.layout.specs())
+        table = Table("topic", "key", "partitions", "kept", "what")
+        for row, spec in settings.layout.topics():
+            hours = int(spec.config.get("retention.ms", "-1")) // 3_600_000
+            kept = "newest per key" if row.cleanup == "compact" else f"{hours} h" if hours > 0 else "for ever"
+            table.add_row(spec.name, row.key, str(spec.partitions), kept, row.what)
+    console.print(table)

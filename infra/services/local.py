@@ -1,0 +1,85 @@
+"""The roles `broker` and `engine`: this process becomes the service, so that its process id is the service's own."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from infra.bus.connect import connect
+from infra.config import Settings
+from infra.errors import TopicError, UnreachableError
+from infra.services.broker import Broker
+from infra.services.process import inherited
+from infra.services.vllm import Vllm
+from infra.topics import full_name
+from schemas import codec
+
+log = logging.getLogger(__name__)
+
+
+def broker(settings: Settings) -> Broker:
+    """The local broker that the settings describe."""
+    port = int(settings.kafka.bootstrap.rpartition(":")[2])
+    return Broker(settings.home / "broker", port, settings.kafka.heap_mb)
+
+
+def run_broker(settings: Settings) -> None:
+    """Become the broker; never returns."""
+    service = broker(settings)
+    service.prepare()
+    _become(service.command(), service.environment())
+
+
+def run_engine(settings: Settings) -> None:
+    """Become the engine, on the newest version of the policy, once there is one; never returns."""
+    model = _newest(settings)
+    engine = settings.engine
+    if engine.kind == "inprocess":
+        port = str(urlsplit(engine.url).port or 8901)
+        module = "producers.engines.inprocess_server"
+        command = [sys.executable, "-m", module, "--model", model, "--port", port]
+        _become([*command, "--served-model-name", settings.policy.name, *engine.args], {"OMP_NUM_THREADS": "1"})
+    service = Vllm(
+        settings.home / "engine",
+        engine.url,
+        model,
+        settings.policy.name,
+        device=engine.device,
+        max_model_len=engine.max_model_len,
+        max_num_seqs=engine.max_num_seqs,
+        kv_cache_mb=engine.kv_cache_mb,
+        args=engine.args,
+    )
+    service.prepare()
+    _become(service.command(), service.environment())
+
+
+def _newest(settings: Settings) -> str:
+    """Directory of the newest version that still lies there. The reloader checks and corrects it later."""
+    said = ""
+    while True:
+        try:
+            with connect(settings) as bus:
+                records = list(bus.read(full_name(settings.namespace, f"{settings.policy.name}.weights"), 0))
+            for record in reversed(records):
+                path = Path(codec.decode_as("WeightVersion", record.value or b"")["uri"].removeprefix("file://"))
+                if (path / "config.json").is_file():
+                    return str(path)
+            reason = f"policy {settings.policy.name} has no version yet: `millrace policy create --model DIR` writes it"
+        except (UnreachableError, TopicError) as error:
+            reason = str(error)
+        if reason != said:
+            log.info("the engine waits: %s", reason)
+            said = reason
+        time.sleep(0.5)
+
+
+def _become(command: Sequence[str], environment: dict[str, str]) -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execve(command[0], list(command), inherited() | environment)

@@ -1,0 +1,40 @@
+"""Which processes a deployment consists of: the settings as a list of programs for the supervisor.
+
+Each runs one command of the command line, so that the same role runs alone on another machine by the same words.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+
+from infra.config import Settings
+from infra.services.supervisor import Program
+
+BROKER, ENGINE = "broker", "engine"
+
+
+def programs(settings: Settings, environment: Mapping[str, str]) -> list[Program]:
+    """Every process of the deployment on this machine. `environment` leads each to the same settings."""
+    made: list[Program] = []
+
+    def add(name: str, role: str, stop_s: int = 15, again: bool = True, **variables: str) -> None:
+        command = [sys.executable, "-m", "infra.cli.main", role]
+        made.append(Program(name, command, {**environment, **variables}, stop_s, again))
+
+    if settings.kafka.local:
+        add(BROKER, "broker", stop_s=30)
+    if settings.engine.local:
+        add(ENGINE, "engine")
+        add("reload", "reload")
+    add("gateway", "gateway")
+    for role in ("refine", "reward", "seal", "dispatch"):
+        add(role, role)
+    threads = str(settings.learner.threads)
+    for number in range(settings.learner.learners):
+        # A learner that has reached its last version ends well and stays down.
+        add(f"learn-{number}", "learn", again=False, OMP_NUM_THREADS=threads)
+    if settings.rollout.agent:
+        for number in range(settings.rollout.workers):
+            add(f"rollout-{number}", "rollout")
+    return made
