@@ -53,7 +53,7 @@ def doctor(context: typer.Context) -> None:
     for answer in examine(call(context).settings()):
         bad += answer.word == "bad"
         console.print(f"{SIGNS[answer.word]} {answer.question}: ", end="")
-        console.print(answer.said, markup=False, highlight=False)
+        console.print(answer.said, markup=False, highlight=False, soft_wrap=True)
     if bad:
         raise typer.Exit(1)
 

@@ -28,6 +28,9 @@ from infra.services import leftovers
 from infra.services.net import socket_dir, wait_until
 from infra.services.process import inherited
 
+HEALTHY_S = 3
+"""who ends before that did not start: the next try waits. Less would let a failing import run in circles"""
+
 
 @dataclass(frozen=True, slots=True)
 class Program:
@@ -192,10 +195,10 @@ class Supervisor:
         words = ["/usr/bin/env", *(f"{name}={value}" for name, value in sorted(variables.items())), *program.command]
         command = _plain(" ".join(map(shlex.quote, words)))
         again = "true" if program.again else "unexpected"
-        # Healthy means a second up. Pauses between failed starts grow by a second each.
+        # Pauses between failed starts grow by a second each.
         return (
             f"[program:{program.name}]\ncommand={command}\ndirectory={_plain(str(Path.cwd()))}\n"
-            f"autostart=true\nautorestart={again}\nexitcodes=0\nstartsecs=1\nstartretries=100000\n"
+            f"autostart=true\nautorestart={again}\nexitcodes=0\nstartsecs={HEALTHY_S}\nstartretries=100000\n"
             f"stopwaitsecs={program.stop_s}\nstopasgroup=false\nkillasgroup=true\nredirect_stderr=true\n"
             f"stdout_logfile={self.logs}/{program.name}.log\nstdout_logfile_maxbytes=20MB\nstdout_logfile_backups=1"
         )
