@@ -1,0 +1,86 @@
+"""`millrace audit`: read the topics, print the table of claims, answer with an exit code."""
+
+from __future__ import annotations
+
+import json
+
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+from consumers.audit.run import audit
+from consumers.audit.verdict import Finding, Report, Violation
+from infra.bus.base import Place
+from infra.bus.connect import connect
+from infra.claims import ClaimStore
+from infra.config import Settings
+
+SHOWN = 10
+"""violations printed in full"""
+
+
+def run(settings: Settings, files: bool = False, as_json: bool = False) -> int:
+    """Audit the configured policy. 0: every claim holds; 1: at least one is broken.
+
+    Raises AuditError when there is nothing to audit, BusError when the log cannot be read."""
+    with connect(settings) as bus:
+        report = audit(
+            bus,
+            settings.namespace,
+            settings.policy.name,
+            release=settings.policy.release,
+            resolve=ClaimStore(settings.claims).resolve,
+            files=files,
+        )
+    if as_json:
+        print(json.dumps(report.as_json(), indent=2))
+    else:
+        Console().print(render(report))
+    return 0 if report.clean else 1
+
+
+def render(report: Report) -> Group:
+    """The report for a terminal: the table, what could not be checked, the violations with their records."""
+    title = f"audit of policy {report.policy} in {report.namespace}: {sum(report.records.values()):,} records"
+    table = Table(title=title, title_justify="left", pad_edge=False)
+    table.add_column("", width=1)
+    table.add_column("claim", no_wrap=True)
+    table.add_column("what must hold")
+    table.add_column("checked", justify="right", no_wrap=True)
+    table.add_column("found", style="dim")
+    for finding in report.findings:
+        table.add_row(*_row(finding))
+    parts: list[Table | Text] = [table]
+    parts += [Text(f"note: {note}", style="dim") for note in report.notes]
+    parts += [Text(f"note on {f.claim}: {note}", style="dim") for f in report.findings for note in f.notes]
+    for number, violation in enumerate(report.violations[:SHOWN]):
+        parts.append(_violation(violation, first=number == 0))
+    broken = sum(finding.broken for finding in report.findings)
+    if broken > SHOWN:
+        parts.append(Text(f"... and {broken - SHOWN} more; --json lists what was kept", style="dim"))
+    verdict = ("clean: every claim holds", "bold green") if report.clean else (f"{broken} violations", "bold red")
+    return Group(*parts, Text(*verdict))
+
+
+def _row(finding: Finding) -> tuple[Text | str, ...]:
+    sign = Text("✓", "green") if finding.holds else Text("✗", "bold red")
+    facts = [f"{value:,} {what}" for what, value in finding.facts.items()]
+    broken = [f"{finding.broken:,} violations"] if finding.broken else []
+    return sign, finding.claim, finding.sentence, f"{finding.checked:,} {finding.unit}", ", ".join([*broken, *facts])
+
+
+def _violation(violation: Violation, *, first: bool) -> Text:
+    text = Text("first violation: " if first else "violation: ", "bold red")
+    text.append(f"{violation.claim}: {violation.message}\n", "default")
+    names = ", ".join(f"{name} {value}" for name, value in violation.ids.items())
+    if names:
+        text.append(f"    {names}\n", "default")
+    for place in violation.records:
+        text.append(f"    at {spot(place)}\n", "cyan")
+    text.rstrip()
+    return text
+
+
+def spot(place: Place) -> str:
+    """A place as people write it: topic[partition]@offset."""
+    return f"{place.topic}[{place.partition}]@{place.offset}"

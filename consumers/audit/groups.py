@@ -1,0 +1,195 @@
+"""Claims about groups and tickets: granted once, resolved once, trained once, and counted without a rest."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import NamedTuple
+
+from consumers.audit.claim import Claim
+from consumers.audit.facts import Facts
+from consumers.audit.rows import Mark, Row
+from infra.bus.base import Place
+
+
+class _Ready(NamedTuple):
+    ticket: int | None
+    group: str
+    places: tuple[Place, ...]
+    mark: Mark
+
+
+class ConsumedOnce(Claim):
+    """The order of learning: ready seqs are dense, and the ledger consumes each once, as it was resolved."""
+
+    name = "consumed-once"
+    sentence = "ready seqs are dense, and each ready group is in exactly one version with its ticket and places"
+    unit = "ready groups"
+
+    def __init__(self, facts: Facts) -> None:
+        super().__init__(facts)
+        self._trained: dict[int, tuple[int, _Ready, str | None]] = {}
+        self._ready: dict[int, Mark] = {}
+        self._next: int | None = None
+        self._lost = 0
+        self._seq_hi = 0
+
+    def ledger(self, row: Row) -> None:
+        self._seq_hi = max(self._seq_hi, row["seq_hi"])
+        for group in row["groups"]:
+            places = tuple(Place(p["topic"], p["partition"], p["offset"]) for p in group["trajectories"])
+            entry = _Ready(group["ticket"], group["group"], places, row.mark)
+            seq, version = group["seq"], row["version"]
+            if seq in self._trained:
+                other, first, _ = self._trained[seq]
+                message = f"seq {seq} is in version {version} and in version {other}"
+                self.fail(message, first.mark, row, seq=seq, group=entry.group)
+            else:
+                self._trained[seq] = (version, entry, group["lost"])
+            self._lost += group["lost"] is not None
+
+    def resolution(self, row: Row) -> None:
+        if row["kind"] != "ready":
+            if row["seq"] is not None:
+                self.fail(f"a {row['kind']} group carries seq {row['seq']}", row, group=row["group"])
+            return
+        self.finding.checked += 1
+        seq = row["seq"]
+        ready = _Ready(row["ticket"], row["group"], tuple(row.places()), row.mark)
+        if seq in self._ready:
+            self.fail(f"two ready groups carry seq {seq}", self._ready[seq], row, seq=seq, group=ready.group)
+            return
+        if self._next is None:
+            self._next = 0 if self.facts.begins_at_zero("resolutions") else seq
+        if seq != self._next:
+            self.fail(f"ready seq {seq} follows {self._next - 1}", row, seq=seq, group=ready.group)
+        self._next = seq + 1
+        self._ready[seq] = row.mark
+        self._compare(seq, ready)
+
+    def _compare(self, seq: int, ready: _Ready) -> None:
+        found = self._trained.get(seq)
+        if found is None:
+            if seq < self._seq_hi and self.facts.begins_at_zero("ledger"):
+                message = f"ready seq {seq} lies below the ledger's end but is in no version"
+                self.fail(message, ready.mark, seq=seq, group=ready.group)
+            return
+        version, trained, _ = found
+        for field in ("ticket", "group", "places"):
+            if getattr(trained, field) != getattr(ready, field):
+                message = f"version {version} trained seq {seq} with another {field} than it was resolved with"
+                self.fail(message, ready.mark, trained.mark, seq=seq, group=ready.group)
+
+    def finish(self) -> None:
+        first = min(self._ready, default=0)
+        for seq, (version, trained, _) in self._trained.items():
+            if seq not in self._ready and (seq >= first or self.facts.begins_at_zero("resolutions")):
+                message = f"version {version} trained seq {seq}, which no resolution made ready"
+                self.fail(message, trained.mark, seq=seq, group=trained.group)
+        self.finding.facts |= {"trained": len(self._trained), "lost": self._lost}
+        self.finding.facts["waiting"] = sum(seq >= self._seq_hi for seq in self._ready)
+        if self._lost:
+            self.note(f"{self._lost} ready groups could not be read any more and were consumed as masked")
+
+
+class ResolvedOnce(Claim):
+    """A ticket ends once, whatever arrives late; so does a group."""
+
+    name = "resolved-once"
+    sentence = "no ticket and no group is resolved twice"
+    unit = "resolutions"
+
+    def __init__(self, facts: Facts) -> None:
+        super().__init__(facts)
+        self._tickets: dict[int, Mark] = {}
+        self._groups: dict[str, Mark] = {}
+
+    def resolution(self, row: Row) -> None:
+        if row["kind"] == "setting":
+            return
+        self.finding.checked += 1
+        ticket, group, mark = row["ticket"], row["group"], row.mark
+        if ticket is not None and (first := self._tickets.setdefault(ticket, mark)) is not mark:
+            self.fail(f"ticket {ticket} is resolved a second time", first, mark, ticket=ticket, group=group)
+        elif group and (first := self._groups.setdefault(group, mark)) is not mark:
+            self.fail(f"group {group} is resolved a second time", first, mark, group=group)
+
+
+class Tickets(Claim):
+    """Admission loses nothing: every ticket was granted (or given to an unsolicited group) once, and is either
+    resolved or outstanding. Top-ups repeat a grant and are no new ticket."""
+
+    name = "tickets"
+    sentence = "tickets are dense, and granted = ready + negative + outstanding"
+    unit = "tickets"
+
+    def __init__(self, facts: Facts) -> None:
+        super().__init__(facts)
+        self._granted: dict[int, tuple[Mark, tuple[object, ...], int]] = {}
+        self._resolved: dict[int, tuple[str, bool, Mark]] = {}
+        self._floor = 0
+        self._heads: dict[int, int] = {}
+
+    def resolution(self, row: Row) -> None:
+        if row["kind"] == "setting" or row["ticket"] is None:
+            return
+        self._resolved.setdefault(row["ticket"], (row["kind"], row["solicited"], row.mark))
+
+    def grant(self, row: Row) -> None:
+        ticket, partition = row["ticket"], row.place.partition
+        if partition not in self._heads:
+            self._heads[partition] = ticket
+        count = len(self.facts.starts["grants"])
+        if partition != ticket % count:
+            self.fail(f"ticket {ticket} lies on partition {partition} of {count}", row, ticket=ticket)
+        terms = tuple(row[field] for field in ("prompt_id", "group_size", "min_version", "deadline"))
+        found = self._granted.get(ticket)
+        if found is None:
+            if row["round"] and not self.facts.starts["grants"].get(partition):
+                self.fail(f"ticket {ticket} begins with round {row['round']}", row, ticket=ticket)
+            self._granted[ticket] = (row.mark, terms, row["round"])
+            return
+        first, before, rounds = found
+        if row["round"] != rounds + 1:
+            message = f"ticket {ticket} is granted again in round {row['round']} after round {rounds}"
+            self.fail(message, first, row, ticket=ticket)
+        if terms != before:
+            self.fail(f"round {row['round']} of ticket {ticket} changes its terms", first, row, ticket=ticket)
+        self._granted[ticket] = (first, before, row["round"])
+
+    def finish(self) -> None:
+        for partition, start in self.facts.starts["grants"].items():
+            if start:
+                self._floor = max(self._floor, self._heads.get(partition, 0))
+        if not self.facts.begins_at_zero("resolutions"):
+            self._floor = max(self._floor, min(self._resolved, default=0))
+        unsolicited = {t: entry for t, entry in self._resolved.items() if not entry[1]}
+        for ticket, (_, _, mark) in unsolicited.items():
+            if ticket in self._granted:
+                message = f"ticket {ticket} was granted and given to an unsolicited group"
+                self.fail(message, self._granted[ticket][0], mark, ticket=ticket)
+        for ticket, (kind, solicited, mark) in self._resolved.items():
+            if solicited and ticket not in self._granted and ticket >= self._floor:
+                self.fail(f"ticket {ticket} is resolved as {kind} but was never granted", mark, ticket=ticket)
+        self._dense(sorted({*self._granted, *unsolicited}))
+        self._count(set(self._granted) | set(unsolicited))
+
+    def _dense(self, tickets: list[int]) -> None:
+        wanted = self._floor
+        for ticket in tickets:
+            if ticket < self._floor:
+                continue
+            if ticket != wanted:
+                mark = self._granted[ticket][0] if ticket in self._granted else self._resolved[ticket][2]
+                gap = f"ticket {wanted}" if ticket == wanted + 1 else f"tickets {wanted} to {ticket - 1}"
+                self.fail(f"{gap} never existed, but {ticket} does", mark, ticket=wanted)
+            wanted = ticket + 1
+
+    def _count(self, known: set[int]) -> None:
+        kinds = Counter(kind for ticket, (kind, _, _) in self._resolved.items() if ticket in known)
+        ready = kinds.pop("ready", 0)
+        negative = sum(kinds.values())
+        self.finding.checked = len(known)
+        self.finding.facts |= {"granted": len(known), "ready": ready, "negative": negative}
+        self.finding.facts["outstanding"] = len(known) - ready - negative
+        if self._floor:
+            self.note(f"checked from ticket {self._floor} on: retention has taken earlier grants or resolutions")

@@ -1,0 +1,63 @@
+"""The claim that settings were honoured: changes of B and eta hold exactly from where dispatch said."""
+
+from __future__ import annotations
+
+from consumers.audit.claim import Claim
+from consumers.audit.facts import Facts
+from consumers.audit.rows import Mark, Row
+
+
+class Settings(Claim):
+    """B changes at a batch boundary, eta for new grants only; each grant's deadline is its min_version plus the eta of
+    its ticket, and each change answers a decision."""
+
+    name = "settings"
+    sentence = "changes of B and eta hold from the seq and ticket that dispatch wrote, and grants obey them"
+    unit = "grants and changes"
+
+    def __init__(self, facts: Facts) -> None:
+        super().__init__(facts)
+        self._changes: list[tuple[str, int, str | None, Mark]] = []
+        self._grants: list[tuple[int, int, Mark]] = []
+        self._decisions: set[str] = set()
+        self._borders: set[int] = set()
+
+    def ledger(self, row: Row) -> None:
+        self._borders.add(row["seq_hi"])
+
+    def decision(self, row: Row) -> None:
+        self._decisions.add(row["id"])
+
+    def resolution(self, row: Row) -> None:
+        setting = row["setting"]
+        if row["kind"] != "setting":
+            return
+        self.finding.checked += 1
+        if setting is None:
+            self.fail("a change of settings that names no setting", row)
+            return
+        name = setting["name"]
+        position = {"batch": setting["from_seq"], "eta": setting["from_ticket"]}.get(name, 0)
+        if position is None:
+            self.fail(f"a change of {name} does not say from where it holds", row, setting=name)
+            return
+        self._changes.append((name, position, setting["decision"], row.mark))
+
+    def grant(self, row: Row) -> None:
+        self.finding.checked += 1
+        if row["round"] == 0:
+            eta = self.facts.eta.at(row["ticket"])
+            if eta is not None and row["deadline"] - row["min_version"] != eta:
+                message = (
+                    f"ticket {row['ticket']} may wait until batch {row['deadline']} from version "
+                    f"{row['min_version']}, where eta is {eta}"
+                )
+                self.fail(message, row, ticket=row["ticket"])
+
+    def finish(self) -> None:
+        last = max(self._borders, default=0)
+        for name, position, decision, mark in self._changes:
+            if name == "batch" and position <= last and position not in self._borders:
+                self.fail(f"B changes at seq {position}, which is no batch boundary", mark, setting=name)
+            if decision is not None and decision not in self._decisions and self.facts.begins_at_zero("decisions"):
+                self.fail(f"a change of {name} names decision {decision}, which nobody made", mark, setting=name)

@@ -1,0 +1,149 @@
+"""Claims about the versions of a policy: weight events, what trained them, and the settings that shaped them."""
+
+from __future__ import annotations
+
+from consumers.audit.claim import Claim
+from consumers.audit.facts import Facts
+from consumers.audit.rows import Mark, Row
+from consumers.ledger import stored_hash
+
+
+class Versions(Claim):
+    """Each weight event has one ledger entry, and the other way round: one transaction wrote both."""
+
+    name = "versions"
+    sentence = "weight versions are dense from 0, each from its parent, and agree with the ledger"
+    unit = "versions"
+
+    def __init__(self, facts: Facts) -> None:
+        super().__init__(facts)
+        self._last: tuple[int, Mark] | None = None
+        self._weights: dict[int, Row] = {}
+        self._entries: set[int] = set()
+
+    def weights(self, row: Row) -> None:
+        version = row["version"]
+        self.finding.checked += 1
+        wanted = self._last[0] + 1 if self._last else 0
+        if version != wanted and (self._last or self.facts.begins_at_zero("weights")):
+            shown = [self._last[1], row.mark] if self._last else [row.mark]
+            self.fail(f"weight event of version {version} where {wanted} belongs", *shown, version=version)
+        parent = version - 1 if version else None
+        if row["parent"] != parent:
+            self.fail(f"version {version} names parent {row['parent']} instead of {parent}", row, version=version)
+        if version in self._weights:
+            self.fail(f"version {version} has two weight events", self._weights[version], row, version=version)
+        self._weights.setdefault(version, row)
+        self._last = (version, row.mark)
+
+    def ledger(self, row: Row) -> None:
+        version = row["version"]
+        other = self._weights.get(version)
+        if version in self._entries:
+            self.fail(f"version {version} has two ledger entries", row, version=version)
+        elif other is None:
+            if self.facts.begins_at_zero("weights"):
+                self.fail(f"ledger entry of version {version}, which has no weight event", row, version=version)
+        else:
+            for field in ("digest", "seq_lo", "seq_hi", "policy"):
+                if row[field] != other[field]:
+                    message = f"version {version}: {field} is {row[field]} in the ledger, {other[field]} in its event"
+                    self.fail(message, other, row, version=version)
+            parent = self._weights.get(version - 1)
+            if row["unchanged"] and parent is not None and parent["digest"] != row["digest"]:
+                message = f"version {version} says its bytes are its parent's ({row['unchanged']}), but they differ"
+                self.fail(message, parent, row, version=version)
+        self._entries.add(version)
+
+    def finish(self) -> None:
+        begins = min(self._entries, default=0) if not self.facts.begins_at_zero("ledger") else 0
+        for version, row in self._weights.items():
+            if version >= begins and version not in self._entries:
+                self.fail(f"weight event of version {version} has no ledger entry", row, version=version)
+
+
+class Tiles(Claim):
+    """Ledger v+1 begins where v ended, takes whole batches of the B in force, and lists each seq of its range."""
+
+    name = "tiles"
+    sentence = "the ledger's seq ranges tile from 0, each a batch of the B in force, and list every seq"
+    unit = "entries"
+
+    def __init__(self, facts: Facts) -> None:
+        super().__init__(facts)
+        self._ranges: list[tuple[int, int, int, Mark]] = []
+
+    def ledger(self, row: Row) -> None:
+        version, low, high = row["version"], row["seq_lo"], row["seq_hi"]
+        self.finding.checked += 1
+        if not self._ranges:
+            if version == 0 and (low, high) != (0, 0):
+                self.fail(f"version 0 trained on seqs {low} to {high}: it comes from nothing", row, version=0)
+            elif version and self.facts.begins_at_zero("ledger"):
+                self.fail(f"the ledger begins with version {version}", row, version=version)
+        else:
+            last, _, end, mark = self._ranges[-1]
+            if version != last + 1:
+                self.fail(f"ledger entry of version {version} follows {last}", mark, row, version=version)
+            if low != end:
+                message = f"version {version} begins at seq {low}, but the entry before it ended at {end}"
+                self.fail(message, mark, row, version=version)
+        seqs = [group["seq"] for group in row["groups"]]
+        if seqs != list(range(low, high)):
+            message = f"version {version} covers seqs {low} to {high} but lists {_spans(seqs)}"
+            self.fail(message, row, version=version)
+        self._ranges.append((version, low, high, row.mark))
+
+    def finish(self) -> None:
+        """Sizes are checked last: settings are read after the ledger."""
+        for version, low, high, mark in self._ranges:
+            batch = self.facts.batch.at(low)
+            change = self.facts.batch.until(low)
+            if version == 0 or batch is None:
+                continue
+            if high - low != batch:
+                message = f"version {version} trained on {high - low} groups where B is {batch}"
+                self.fail(message, mark, version=version)
+            elif change is not None and change < high:
+                self.fail(f"B changes at seq {change}, inside version {version}", mark, version=version)
+
+
+class LedgerChain(Claim):
+    """Every entry has the hash of its stored bytes and names its parent's."""
+
+    name = "ledger-chain"
+    sentence = "the ledger's hash chain is unbroken"
+    unit = "links"
+
+    def __init__(self, facts: Facts) -> None:
+        super().__init__(facts)
+        self._last: tuple[bytes, Mark] | None = None
+
+    def ledger(self, row: Row) -> None:
+        version = row["version"]
+        self.finding.checked += 1
+        if stored_hash(row.value) != row["hash"]:
+            self.fail(
+                f"entry of version {version} does not have the hash of its bytes: it was changed", row, version=version
+            )
+        if self._last is not None and row["prev_hash"] != self._last[0]:
+            self.fail(
+                f"entry of version {version} does not name the hash of the entry before it",
+                self._last[1],
+                row,
+                version=version,
+            )
+        elif self._last is None and version == 0 and row["prev_hash"]:
+            self.fail("entry of version 0 names a parent's hash", row, version=0)
+        self._last = (row["hash"], row.mark)
+
+
+def _spans(seqs: list[int]) -> str:
+    """Numbers as spans: 0-3, 7."""
+    parts: list[list[int]] = []
+    for seq in seqs:
+        if parts and seq == parts[-1][1] + 1:
+            parts[-1][1] = seq
+        else:
+            parts.append([seq, seq])
+    return ", ".join(f"{low}-{high}" if low < high else str(low) for low, high in parts) or "none"

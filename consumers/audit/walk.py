@@ -1,0 +1,249 @@
+"""Reads every topic of one policy once, in a fixed order, and hands each record to the claims.
+
+Invariants: only committed records are read; the end of every topic is taken before that of the topics it points into,
+so what a live system appends meanwhile never looks like a violation; one record is held at a time, and of trajectories
+one batch with the model calls they name.
+
+Order: weights, ledger, decisions, prompts, resolutions, grants, completions, trajectories, evaluations, turns, dead
+letters, then per partition raw and events side by side. So a claim knows all that was decided when it sees what it was
+decided about.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, islice
+from typing import TYPE_CHECKING
+
+from consumers.audit.rows import Row, Sample
+from infra.bus.base import Bus, Record
+from infra.errors import AuditError, ClaimError, TopicError
+from infra.topics import STAGES, full_name, turns_of
+from schemas.codec import decode
+from schemas.errors import SchemaError
+
+if TYPE_CHECKING:
+    from consumers.audit.claim import Claim
+    from consumers.audit.facts import Facts
+
+NAMES = {
+    "weights": "WeightVersion",
+    "ledger": "LedgerEntry",
+    "decisions": "Decision",
+    "prompts": "Prompt",
+    "resolutions": "Resolution",
+    "grants": "Grant",
+    "completions": "Completion",
+    "trajectories": "Trajectory",
+    "evaluations": "Trajectory",
+    "dead-letters": "DeadLetter",
+    "raw": "Event",
+    **{turns_of(stage): "Turn" for stage in STAGES},
+}
+"""record name by kind of topic; `events` also holds Progress"""
+
+SHARED = ("raw", "events", "dead-letters", "decisions", *(turns_of(stage) for stage in STAGES))
+JOINT = ("ledger", "weights", "resolutions", "grants")
+"""topics that point at each other inside one transaction"""
+QUIET_S = 0.02
+ATTEMPTS = 50
+BATCH = 64
+"""trajectories whose model calls are fetched together"""
+
+Resolve = Callable[[Record], Record]
+"""turns a record that stands for a claim into the record that was claimed, and any other into itself"""
+
+
+class Walk:
+    """One reading of the topics. `starts` and `ends` are by kind of topic and partition."""
+
+    def __init__(self, bus: Bus, namespace: str, policy: str, resolve: Resolve) -> None:
+        """Raises AuditError when the policy has no topic of weights."""
+        self.bus = bus
+        self.policy = policy
+        self.resolve = resolve
+        self.full = {kind: full_name(namespace, kind if kind in SHARED else f"{policy}.{kind}") for kind in ORDER}
+        self.starts: dict[str, dict[int, int]] = {}
+        self.ends: dict[str, dict[int, int]] = {}
+        self.settled: dict[int, int] = {}
+        """ends of trajectories, taken before those of completions"""
+        self.counts: Counter[str] = Counter()
+        self.notes: list[str] = []
+        self._measure_all()
+        if not self.starts.get("weights"):
+            raise AuditError(
+                f"there is no topic {self.full['weights']}: check --policy and the namespace, or create the policy"
+            )
+
+    def _measure_all(self) -> None:
+        """Take starts and ends; what one transaction writes to two topics must not seem to be half there."""
+        for kind in ORDER[: ORDER.index(JOINT[0])]:
+            self._measure(kind)
+        self._measure("trajectories")
+        self.settled = self.ends["trajectories"]
+        for _ in range(ATTEMPTS):
+            before = {kind: self.ends.get(kind) for kind in JOINT}
+            for kind in JOINT:
+                self._measure(kind)
+            if before == {kind: self.ends[kind] for kind in JOINT}:
+                break
+            time.sleep(QUIET_S)
+        else:
+            self.notes.append("the log kept moving while its ends were taken: what is named at its end may be whole")
+        for kind in ORDER[ORDER.index(JOINT[-1]) + 1 :]:
+            self._measure(kind)
+        for kind in ORDER:
+            self._describe(kind)
+
+    def _measure(self, kind: str) -> None:
+        try:
+            self.ends[kind], self.starts[kind] = self.bus.ends(self.full[kind]), self.bus.starts(self.full[kind])
+        except TopicError:
+            self.ends[kind], self.starts[kind] = {}, {}
+
+    def _describe(self, kind: str) -> None:
+        if not self.starts[kind]:
+            self.notes.append(f"{self.full[kind]} does not exist")
+        lost = ", ".join(f"{p} from offset {at}" for p, at in sorted(self.starts[kind].items()) if at > 0)
+        if lost:
+            self.notes.append(f"{self.full[kind]} has lost its beginning to retention; read partition {lost}")
+
+    def partitions(self, kind: str) -> list[int]:
+        return sorted(self.starts[kind])
+
+    def records(self, kind: str, partition: int) -> Iterator[Record]:
+        """Committed records of one partition up to the measured end."""
+        start, end = self.starts[kind][partition], self.ends[kind][partition]
+        for record in self.bus.read(self.full[kind], partition, start, end):
+            self.counts[kind] += 1
+            yield record
+
+    def run(self, facts: Facts, claims: Sequence[Claim]) -> None:
+        """Walk once: the facts see what they ask for first, then every claim; at the end the claims finish."""
+        learn = {"weights": facts.weights, "ledger": facts.ledger, "resolutions": facts.resolution}
+        for kind in ("weights", "ledger", "decisions", "prompts", "resolutions", "grants", "completions"):
+            self._feed(kind, claims, learn.get(kind))
+        self._samples(claims)
+        for kind in ("evaluations", *(turns_of(stage) for stage in STAGES), "dead-letters"):
+            self._feed(kind, claims)
+        for partition in sorted({*self.partitions("events"), *self.partitions("raw")}):
+            self._slot(partition, claims)
+        for claim in claims:
+            claim.finish()
+
+    def _slot(self, partition: int, claims: Sequence[Claim]) -> None:
+        """Raw and events of one partition side by side: each event right after the raw event that it names."""
+        takers = {kind: [claim for claim in claims if claim.sees(handler(kind))] for kind in ("raw", "events")}
+        raw = self._rows("raw", partition, claims)
+        ahead = next(raw, None)
+        for row in self._rows("events", partition, claims):
+            source = row["source_place"] if row.name == "Event" else None
+            while source and ahead is not None and ahead.place.offset <= source["offset"]:
+                for claim in takers["raw"]:
+                    claim.raw(ahead)
+                ahead = next(raw, None)
+            for claim in takers["events"]:
+                claim.event(row)
+        for row in chain([ahead] if ahead else [], raw):
+            for claim in takers["raw"]:
+                claim.raw(row)
+        for claim in claims:
+            claim.slot_end(partition)
+
+    def _rows(self, kind: str, partition: int, claims: Sequence[Claim]) -> Iterator[Row]:
+        """Decoded records of one partition; every claim that asks sees the records first."""
+        seers = [claim for claim in claims if claim.sees("record")]
+        if partition not in self.starts[kind]:
+            return
+        for record in self.records(kind, partition):
+            for claim in seers:
+                claim.record(kind, record)
+            row = self.row(kind, record, claims)
+            if row is not None:
+                yield row
+
+    def _feed(self, kind: str, claims: Sequence[Claim], learn: Callable[[Row], None] | None = None) -> None:
+        takers = [claim for claim in claims if claim.sees(handler(kind))]
+        for partition in self.partitions(kind):
+            for row in self._rows(kind, partition, claims):
+                if learn is not None:
+                    learn(row)
+                for claim in takers:
+                    getattr(claim, handler(kind))(row)
+
+    def row(self, kind: str, record: Record, claims: Sequence[Claim]) -> Row | None:
+        """The decoded record, or None when it is none that this kind of topic holds: the claims are told."""
+        try:
+            if record.value is None:
+                raise SchemaError("a tombstone where every record is kept")
+            stored = self.resolve(record).value or b""
+            name, value = decode(stored)
+            wanted = NAMES.get(kind, "Event")
+            if name not in (wanted, "Progress" if kind == "events" else wanted):
+                raise SchemaError(f"a {name} where a {wanted} belongs")
+        except (SchemaError, ClaimError) as error:
+            for claim in claims:
+                claim.unreadable(kind, record, str(error))
+            return None
+        return Row(record, name, value, stored)
+
+    def _samples(self, claims: Sequence[Claim]) -> None:
+        takers = [claim for claim in claims if claim.sees("trajectory")]
+        for partition in self.partitions("trajectories"):
+            rows = self._rows("trajectories", partition, claims)
+            while batch := list(islice(rows, BATCH)):
+                for sample in self._with_calls(batch, claims):
+                    for claim in takers:
+                        claim.trajectory(sample)
+
+    def _with_calls(self, rows: Sequence[Row], claims: Sequence[Claim]) -> Iterator[Sample]:
+        """Samples with the events they name; None stands where nothing (readable) lies."""
+        wanted = [row.places("events") for row in rows]
+        found = iter(self.bus.fetch([place for places in wanted for place in places]))
+        for row, places in zip(rows, wanted, strict=True):
+            calls = [self._call(record) if (record := next(found)) else None for _ in places]
+            sample = Sample(row, places, calls)
+            try:
+                _ = sample.traces
+            except SchemaError as error:
+                for claim in claims:
+                    claim.unreadable("trajectories", row.raw, str(error))
+            else:
+                yield sample
+
+    def _call(self, record: Record) -> Row | None:
+        """A model call whose body can be read. What cannot is named where `events` are walked."""
+        row = self.row("events", record, ())
+        try:
+            return row if row is not None and row.name == "Event" and row.body else None
+        except SchemaError:
+            return None
+
+
+ORDER = (
+    *(turns_of(stage) for stage in STAGES),
+    "ledger",
+    "weights",
+    "resolutions",
+    "grants",
+    "completions",
+    "trajectories",
+    "evaluations",
+    "dead-letters",
+    "events",
+    "raw",
+    "prompts",
+    "decisions",
+)
+"""the order in which ends are taken: what points, before what it points at"""
+
+HANDLERS = {"ledger": "ledger", "raw": "raw", "weights": "weights", "dead-letters": "dead_letter"}
+
+
+def handler(kind: str) -> str:
+    """The method of a claim that sees rows of this kind of topic: `grants` are seen by `grant`."""
+    if kind.startswith("turns."):
+        return "turn"
+    return HANDLERS.get(kind, kind.removesuffix("s"))

@@ -1,0 +1,137 @@
+"""A whole world passes, and each of many seeded corruptions is named by the claim that must name it."""
+
+from __future__ import annotations
+
+import random
+from functools import cache
+
+import pytest
+
+from consumers.audit import CLAIMS, audit
+from infra.bus.base import Outgoing, TopicSpec
+from infra.bus.memory import MemoryBus
+from infra.errors import AuditError
+from schemas import codec
+from tests.support.corruptions import CORRUPTIONS, Corruption
+from tests.support.history import NS, POLICY, History
+
+
+@cache
+def world(seed: int) -> History:
+    return History(seed)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_whole_world_is_clean(seed: int) -> None:
+    report = audit(world(seed).bus, NS, POLICY)
+    assert report.clean, report.violations[:3]
+    assert all(finding.checked for finding in report.findings), "every claim looked at something"
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("corruption", "claim"), CORRUPTIONS, ids=lambda value: getattr(value, "__name__", value))
+def test_each_corruption_is_named_by_its_claim(corruption: Corruption, claim: str, seed: int) -> None:
+    broken = world(seed).copy()
+    place = corruption(broken, random.Random(seed))
+    finding = audit(broken.bus, NS, POLICY).finding(claim)
+    assert not finding.holds
+    assert any(place in violation.records for violation in finding.violations), finding.violations
+
+
+def test_every_claim_has_its_corruption() -> None:
+    assert {claim.name for claim in CLAIMS} == {claim for _, claim in CORRUPTIONS}
+
+
+def test_an_aborted_transaction_or_bad_raw_bytes_break_nothing() -> None:
+    """Holes in offsets are everywhere in the world above; so is one raw record that decodes as nothing."""
+    h = world(0)
+    assert len(h.rows("dead-letters")) == 1
+    assert any(entry is None for log in h.bus.logs[h.topic("completions")] for entry in log.entries)
+
+
+def test_raw_may_lose_its_head() -> None:
+    h = world(1).copy()
+    for partition in range(2):
+        h.bus.delete_before(h.topic("raw"), partition, 40)
+    report = audit(h.bus, NS, POLICY)
+    assert report.clean, report.violations[:3]
+    assert any("raw has lost its beginning" in note for note in report.notes)
+    assert any("retention" in note for note in report.finding("capture-chain").notes)
+
+
+def test_every_topic_with_retention_may_lose_its_head() -> None:
+    h = world(2).copy()
+    for kind in ("raw", "events", "trajectories", "completions", "grants", "turns.refine", "turns.seal"):
+        for partition, log in enumerate(h.bus.logs[h.topic(kind)]):
+            h.bus.delete_before(h.topic(kind), partition, len(log.entries) // 3)
+    report = audit(h.bus, NS, POLICY)
+    assert report.clean, report.violations[:3]
+
+
+def test_what_is_in_flight_is_no_violation() -> None:
+    h = world(3).copy()
+    raw = h.rows("raw")[0][0]
+    h.bus.publisher().publish(Outgoing(raw.topic, raw.key, raw.value, {}, raw.partition))
+    report = audit(h.bus, NS, POLICY)
+    assert report.clean
+    assert report.finding("dispositions").facts["in flight"] == 1
+
+
+def test_soft_release_reports_staleness_instead_of_judging_it() -> None:
+    h = world(0).copy()
+    next(corruption for corruption, _ in CORRUPTIONS if corruption.__name__ == "token_too_old")(h, random.Random(0))
+    finding = audit(h.bus, NS, POLICY, release="soft").finding("staleness")
+    assert finding.holds
+    assert finding.facts["over eta"] == 1
+    assert finding.notes
+
+
+def test_mask_head_counts_what_the_learner_must_have_masked() -> None:
+    h = world(0).copy()
+    next(corruption for corruption, _ in CORRUPTIONS if corruption.__name__ == "token_too_old")(h, random.Random(0))
+    assert not audit(h.bus, NS, POLICY, release="mask-head").finding("staleness").holds
+    stale = [v.ids["version"] for v in audit(h.bus, NS, POLICY, release="mask-head").finding("staleness").violations]
+    for record, entry in h.rows("ledger"):
+        if entry["version"] in stale:
+            h.rewrite(record, entry | {"masked_tokens": 1})
+    h.forge_ledger()
+    assert audit(h.bus, NS, POLICY, release="mask-head").finding("staleness").holds
+
+
+def test_a_lost_group_is_noted_and_not_missed() -> None:
+    """A ready group that could not be read any more is consumed as masked and named in the ledger."""
+    h = world(0).copy()
+    record, entry = h.rows("ledger")[3]
+    for place in entry["groups"][0]["trajectories"]:
+        for sample, _ in h.rows("trajectories"):
+            if sample.place._asdict() == place:
+                h.rewrite(sample, codec.decode(sample.value or b"")[1])
+    entry["groups"][0]["lost"] = "gone"
+    h.rewrite(record, entry)
+    h.forge_ledger()
+    report = audit(h.bus, NS, POLICY)
+    assert report.clean, report.violations[:3]
+    assert report.finding("consumed-once").facts["lost"] == 1
+
+
+def test_violations_come_in_the_order_of_time() -> None:
+    h = world(0).copy()
+    for number in (40, 5):
+        record, event = h.rows("events")[number]
+        h.rewrite(record, event | {"body": event["body"] + b"?"})
+    times = [violation.time for violation in audit(h.bus, NS, POLICY).violations]
+    assert times == sorted(times)
+    assert times[0] > 0
+
+
+def test_a_policy_that_does_not_exist_is_an_error() -> None:
+    with pytest.raises(AuditError, match="no topic"):
+        audit(world(0).bus, NS, "nobody")
+
+
+def test_topics_that_were_never_made_are_said() -> None:
+    bus = MemoryBus()
+    bus.ensure_topics([TopicSpec("new.p.weights", 1)])
+    report = audit(bus, "new", "p")
+    assert report.clean
+    assert any("new.raw does not exist" in note for note in report.notes)
