@@ -45,7 +45,7 @@ def mod97(account: bytes) -> bool:
 
 def _card(found: bytes) -> bool:
     digits = re.sub(rb"[ -]", b"", found)
-    return len(set(digits)) > 2 and luhn(digits)
+    return len(set(digits)) > 1 and luhn(digits)
 
 
 def _iban(found: bytes) -> bool:

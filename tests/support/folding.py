@@ -1,0 +1,58 @@
+"""Folds records through one slot of a stage without any bus: what a stage answers, turn by turn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from infra.bus.base import Record
+from infra.runner.fold import Fold
+from infra.runner.state import State
+from infra.stage import Emit, Stage
+from schemas import codec
+
+
+@dataclass
+class Bench:
+    """One slot of one stage. `clock` is micros for clock stages."""
+
+    stage: Stage
+    slot: int = 0
+    clock: int | None = None
+    emits: list[Emit] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.state = State(self.slot, strict=True)
+        self.fold = Fold(self.stage, self.state, skip_duplicates=False)
+        self.offset = 0
+
+    def record(
+        self, topic: str, key: str | bytes, name: str, value: Mapping[str, Any] | bytes | None, **headers: str
+    ) -> list[Emit]:
+        """Fold one record; returns what came out of it."""
+        data = codec.encode(name, value) if isinstance(value, Mapping) else value
+        self.offset += 1
+        record = Record(
+            f"w.{topic}",
+            self.slot if topic == self.stage.primary else 0,
+            self.offset,
+            key if isinstance(key, bytes) else key.encode(),
+            data,
+            {name: text.encode() for name, text in headers.items()},
+            0,
+        )
+        return self.turn([record])
+
+    def turn(self, records: Iterable[Record] = ()) -> list[Emit]:
+        """Fold a turn."""
+        out = [emit for _, emit in self.fold.turn(records, self.clock).emits]
+        for _ in self.state.changes():
+            """Ends the turn."""
+        self.emits += out
+        return out
+
+
+def of(emits: Iterable[Emit], name: str) -> list[Mapping[str, Any]]:
+    """The records of one kind."""
+    return [emit.record for emit in emits if emit.name == name]
