@@ -1,0 +1,198 @@
+"""Runs the demo: warm start, deployment, faults on schedule, live view, audit, report.
+
+Invariants: everything it shows is read from topics; the deployment is stopped whatever happens; the exit code is 0 only
+when the audit is clean and the plan's versions and gain were reached.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import tomlkit
+from rich.console import Console
+
+from infra.bus.kafka import KafkaBus
+from infra.config import Settings, load
+from infra.demo import warm
+from infra.demo.fleet import BROKER, Fleet
+from infra.demo.live import Screen
+from infra.demo.plan import FULL, SHORT, Fault, Plan, flags, gain
+from infra.demo.usage import Usage
+from infra.demo.watch import Watch
+from infra.errors import ServiceError
+from infra.services.net import free_ports, is_listening, wait_until
+
+STALL_S = 240
+"""Seconds without a new version after which the demo gives up."""
+
+
+def run(home: Path, *, seed: int = 0, short: bool = False, console: Console | None = None) -> int:
+    """The whole demo in `home`, which is emptied first. Returns the exit code."""
+    console = console or Console()
+    plan = SHORT if short else FULL
+    settings, file = _configure(home, seed)
+    fleet = Fleet(settings, file)
+    fleet.down()
+    started = time.monotonic()
+    try:
+        with Screen(console, plan.versions) as screen:
+            screen.tell("starting Kafka; warming up a 228k-parameter Qwen2 by SFT on 'sort six digits'")
+            _prepare(settings, fleet, seed, screen)
+            watch = Watch(KafkaBus(settings.kafka.bootstrap), settings.namespace, settings.policy.name)
+            usage = Usage(fleet.deployment)
+            screen.tell("starting vLLM, gateway, stages, learners, reloader and rollout workers")
+            fleet.up()
+            reached = _drive(plan, fleet, watch, usage, screen, started)
+            screen.tell("stopping the fleet; Kafka stays for the audit")
+            fleet.up((BROKER,))
+        code = _finish(settings, plan, watch, usage, console, reached, time.monotonic() - started)
+        watch.close()
+        return code
+    finally:
+        fleet.down()
+
+
+def make_topics(settings: Settings) -> None:
+    """Wait for the broker, then make what is missing."""
+    host, _, port = settings.kafka.bootstrap.rpartition(":")
+    wait_until(lambda: is_listening(host, int(port)), "Kafka", 60)
+    with KafkaBus(settings.kafka.bootstrap) as bus:
+        bus.ensure_topics(settings.layout.specs())
+
+
+def _configure(home: Path, seed: int) -> tuple[Settings, Path]:
+    shutil.rmtree(home, ignore_errors=True)
+    home.mkdir(parents=True)
+    values = flags(home.absolute(), seed, free_ports(3))
+    document = tomlkit.document()
+    for name, value in values.items():
+        section, _, key = name.rpartition(".")
+        if section and section not in document:
+            document[section] = tomlkit.table()
+        (document[section] if section else document)[key] = value  # type: ignore[index]
+    file = home / "millrace.toml"
+    file.write_text(tomlkit.dumps(document))
+    return load(file), file
+
+
+def _prepare(settings: Settings, fleet: Fleet, seed: int, screen: Screen) -> None:
+    """Kafka up, the model warm, version 0 written. Torch stays in a child process."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as child:
+        warming = child.submit(warm.start, settings.home, seed)
+        fleet.up((BROKER,))
+        make_topics(settings)
+        steps, accuracy, seconds = warming.result()
+        screen.tell(f"warm start: {steps} SFT steps in {seconds:.0f} s, sampled accuracy {accuracy:.2f}")
+        child.submit(warm.create_policy, settings).result()
+    screen.tell("version 0 is in the log")
+
+
+def _drive(plan: Plan, fleet: Fleet, watch: Watch, usage: Usage, screen: Screen, started: float) -> bool:
+    """Until the plan's versions are there: watch, and let processes die and join on schedule."""
+    todo = list(plan.faults)
+    recoveries: list[Callable[[], bool]] = []
+    progress = time.monotonic()
+    sampled = drawn = 0.0
+    while True:
+        now = time.monotonic()
+        if watch.poll(0.2):
+            progress = time.monotonic()
+            screen.version(watch.versions[-1], watch.rate("samples"))
+        if now - sampled > 2:
+            usage.sample()
+            sampled = now
+        if now - drawn > 0.5:
+            screen.show(watch, fleet.states())
+            drawn = now
+        while todo and watch.version >= todo[0].version:
+            recoveries.append(_strike(todo.pop(0), fleet, watch, screen))
+        recoveries = [recovered for recovered in recoveries if not recovered()]
+        if watch.version >= plan.versions and not todo and not recoveries:
+            return True
+        if now - progress > STALL_S or now - started > plan.minutes * 60:
+            screen.tell(f"gave up at version {watch.version}: see the logs in {fleet.logs}")
+            return False
+
+
+def _strike(fault: Fault, fleet: Fleet, watch: Watch, screen: Screen) -> Callable[[], bool]:
+    """Do it; returns what tells, once, that its consequence is over."""
+    at = time.monotonic()
+    version, resolutions = watch.version, sum(watch.resolved.values())
+    if fault.kind == "join":
+        before = len(watch.versions[-1]["ranks"])
+        fleet.add(fault.name, like="learn-0")
+        screen.tell(f"v{version}: started {fault.name}")
+
+        def joined() -> bool:
+            if not watch.versions or len(watch.versions[-1]["ranks"]) <= before:
+                return False
+            share = watch.versions[-1]["ranks"][-1]["samples"]
+            screen.tell(f"{fault.name} trains since v{watch.version} ({share} samples), {_since(at)} after its start")
+            return True
+
+        return joined
+    pid = fleet.pid(fault.name)
+    if pid is None:
+        raise ServiceError(f"{fault.name} does not run, so the demo cannot kill it: see {fleet.logs}")
+    os.kill(pid, signal.SIGKILL)
+    screen.tell(f"v{version}: kill -9 {fault.name} (pid {pid})")
+
+    def recovered() -> bool:
+        if fault.name.startswith("learn"):
+            if watch.version <= version:
+                return False
+            screen.tell(
+                f"recovered from the death of pid {pid}: v{watch.version} committed {_since(at)} after the kill"
+            )
+            return True
+        new = fleet.pid(fault.name)
+        if new in (None, pid) or sum(watch.resolved.values()) <= resolutions or watch.last_resolution < at + 0.5:
+            return False
+        screen.tell(f"{fault.name} is back as pid {new}: it resolved the next group {_since(at)} after the kill")
+        return True
+
+    return recovered
+
+
+def _since(at: float) -> str:
+    return f"{time.monotonic() - at:.1f} s"
+
+
+def _finish(
+    settings: Settings, plan: Plan, watch: Watch, usage: Usage, console: Console, reached: bool, seconds: float
+) -> int:
+    from consumers.audit import command as audit
+    from consumers import report
+
+    page = settings.home / "report.html"
+    cpu = usage.by_role()
+    (settings.home / "cpu.json").write_text(json.dumps({"seconds": cpu, "memory": usage.memory()}, indent=1))
+    report.write(settings, page)
+    clean = audit.run(settings, files=True, as_json=False) == 0
+    samples = sum(entry["metrics"].get("samples", 0.0) for entry in watch.versions)
+    active = watch.seen_at[-1] - watch.seen_at[0] if len(watch.seen_at) > 1 else 0.0
+    rewards = watch.rewards
+    rise = gain(rewards)
+    console.rule("demo")
+    console.print(
+        f"versions {watch.version} in {seconds:.0f} s; {samples:.0f} samples, {samples / max(active, 1):.0f}/s"
+    )
+    if len(rewards) >= 20:
+        first, last = sum(rewards[:10]) / 10, sum(rewards[-10:]) / 10
+        console.print(f"mean sampled reward: first ten {first:.3f}, last ten {last:.3f}, gain {rise:+.3f}")
+    total = sum(cpu.values()) or 1.0
+    parts = ", ".join(f"{role} {value:.0f} s ({value / total:.0%})" for role, value in list(cpu.items())[:12])
+    console.print(f"CPU time {total:.0f} s: {parts}")
+    console.print(f"report: {page} (again at any time while Kafka runs: millrace report)")
+    enough = plan.gain is None or rise >= plan.gain
+    if not enough:
+        console.print(f"[red]the gain {rise:+.3f} is below {plan.gain:+.2f}[/red]")
+    return 0 if reached and clean and enough else 1

@@ -1,0 +1,30 @@
+"""The demo's torch work, each in a child process: the warm start and version 0."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from infra.config import Settings
+
+TASKS = 20_000
+
+
+def start(home: Path, seed: int, target: float = 0.3) -> tuple[int, float, float]:
+    """Writes `home/model`, warm once `target` of sampled replies are right, and `home/tasks.jsonl`.
+
+    Returns SFT steps, sampled accuracy and seconds."""
+    from trainers.tasks import sort_digits
+    from trainers.tiny import make_sort_policy
+
+    sort_digits.write_tasks(home / "tasks.jsonl", TASKS, seed)
+    warm = make_sort_policy(home / "model", seed, target=target)
+    return warm.steps, warm.accuracy, warm.seconds
+
+
+def create_policy(settings: Settings) -> None:
+    """Writes version 0 of the policy from `home/model`."""
+    from consumers import policy
+    from infra.bus.kafka import KafkaBus
+
+    with KafkaBus(settings.kafka.bootstrap) as bus:
+        policy.create(settings, settings.home / "model", bus)

@@ -1,0 +1,131 @@
+"""`make chaos`: every kill point three times, random kills, zombies, joins and leaves on a real deployment; then audit.
+
+    python -m tests.chaos [--home DIR] [--seed N] [--engine vllm|inprocess] [--times 3] [--kills 50] ...
+
+Prints a table of faults with how often each was survived and the longest wait for the next version, then the audit.
+Exits 0 only when every fault was survived, every point was reached and the audit (checkpoint files included) is clean.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+import time
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from infra import faults
+from infra.bus.connect import connect
+from infra.demo.fleet import BROKER, ENGINE
+from tests.chaos.arena import Arena
+from tests.chaos.deploy import deploy
+
+LEAST = {ENGINE: 5, BROKER: 10}
+"""Fewest random kills of these programs."""
+
+
+def main() -> int:
+    """Parses the flags and runs every phase."""
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
+    parser.add_argument("--home", type=Path, default=Path(".millrace/chaos"))
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--engine", choices=("vllm", "inprocess"), default="vllm")
+    parser.add_argument("--times", type=int, default=3, help="how often each kill point is hit")
+    parser.add_argument("--points", default="", help="only points that begin like this")
+    parser.add_argument("--kills", type=int, default=50, help="random kills over all kinds of processes")
+    parser.add_argument("--zombies", type=int, default=20, help="SIGSTOPs of the learner's leader and of dispatch")
+    parser.add_argument("--moves", type=int, default=30, help="joins and leaves")
+    options = parser.parse_args()
+    console = Console()
+    home = options.home.absolute()
+    shutil.rmtree(home, ignore_errors=True)
+    arena = deploy(home, options.seed, options.engine)
+    arena_say = arena.faults
+    missed: list[str] = []
+    started = time.monotonic()
+    try:
+        arena.settle()
+        missed = kill_points(arena, [n for n in faults.names() if n.startswith(options.points)], options.times)
+        random_kills(arena, options.kills)
+        zombies(arena, options.zombies)
+        moves(arena, options.moves)
+        arena.settle(2)
+        arena.fleet.up((BROKER,))
+        clean = audit(arena)
+    finally:
+        arena.close()
+        arena.fleet.down()
+    table = Table("fault", "survived", "longest wait for the next version, s", title="chaos")
+    for fault, count in sorted(arena_say.items()):
+        table.add_row(fault, str(count), f"{arena.slowest[fault]:.1f}")
+    console.print(table)
+    console.print(
+        f"{sum(arena_say.values())} faults, version {arena.watch.version}, {time.monotonic() - started:.0f} s"
+    )
+    if missed:
+        console.print(f"[red]points that no process passed: {', '.join(missed)}[/red]")
+    return 0 if clean and not missed else 1
+
+
+def kill_points(arena: Arena, names: list[str], times: int, timeout_s: float = 90) -> list[str]:
+    """Each named point `times` times; gives those that were not reached."""
+    return [name for name in names for _ in range(times) if not arena.kill_point(name, timeout_s)]
+
+
+def random_kills(arena: Arena, count: int) -> None:
+    """`count` kills, the engine, the broker and the supervisor among them as often as is asked for."""
+    if count <= 0:
+        return
+    must = [name for name, least in LEAST.items() for _ in range(min(least, count))]
+    others = [name for name in arena.fleet.names if name not in LEAST]
+    chosen = must + [arena.random.choice(others) for _ in range(max(0, count - 1 - len(must)))]
+    arena.random.shuffle(chosen)
+    for name in chosen:
+        arena.kill(name)
+    arena.kill_supervisor()
+
+
+def zombies(arena: Arena, count: int) -> None:
+    """Freeze whoever leads: the learner's rank 0 and the owner of dispatch, in turn."""
+    if count <= 0:
+        return
+    for name, like in (("dispatch-b", "dispatch"), ("learn-b", "learn-0")):
+        arena.join(name, like)
+    for number in range(count):
+        if number % 2:
+            arena.wait(lambda: arena.owner("dispatch") is not None, "an owner of dispatch")
+            arena.freeze(str(arena.owner("dispatch")), "dispatch")
+        else:
+            arena.wait(lambda: arena.leader() is not None, "a leader of the learners")
+            arena.freeze(str(arena.leader()), "learner")
+    for name in ("dispatch-b", "learn-b"):
+        arena.leave(name)
+
+
+def moves(arena: Arena, count: int) -> None:
+    """Joins and leaves of learners, stages and rollout workers."""
+    guests: list[str] = []
+    for number in range(count):
+        if guests and (len(guests) == 3 or arena.random.random() < 0.5):
+            arena.leave(guests.pop(arena.random.randrange(len(guests))))
+        else:
+            like = arena.random.choice(("learn-0", "rollout-0", "seal", "refine", "dispatch"))
+            guests.append(f"{like.split('-')[0]}-guest{number}")
+            arena.join(guests[-1], like)
+    for guest in guests:
+        arena.leave(guest)
+
+
+def audit(arena: Arena) -> bool:
+    """The topics and the checkpoint files, by the product's own command."""
+    from consumers import audit as auditor
+
+    with connect(arena.settings):
+        return auditor.run(arena.settings, files=True, as_json=False) == 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

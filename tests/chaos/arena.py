@@ -1,0 +1,165 @@
+"""A real deployment to break: started by the supervisor, watched through its topics, audited at the end.
+
+Between two faults at least one version must be committed: `settle` waits for it. Nothing is judged here but progress;
+whether anything was lost or doubled is the audit's to say.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import tomlkit
+
+from infra.bus.base import Bus
+from infra.bus.kafka import KafkaBus
+from infra.config import Settings, load
+from infra.demo.fleet import Fleet
+from infra.demo.watch import Watch
+from infra.services import leftovers
+from infra.topics import full_name
+
+PATIENCE_S = 180.0
+
+
+class Stuck(AssertionError):
+    """No version was committed for too long after a fault."""
+
+
+class Arena:
+    """One deployment in `home` whose settings file is already there; `say` gets a line for each fault."""
+
+    def __init__(self, home: Path, seed: int, say: Callable[[str], None] = print) -> None:
+        self.kill_dir = home / "kill"
+        self.kill_dir.mkdir(parents=True, exist_ok=True)
+        self.settings: Settings = load(home / "millrace.toml")
+        self.fleet = Fleet(self.settings, home / "millrace.toml", {"MILLRACE_KILL_DIR": str(self.kill_dir)})
+        self.bus: Bus = KafkaBus(self.settings.kafka.bootstrap)
+        self.watch = Watch(self.bus, self.settings.namespace, self.settings.policy.name)
+        self.random = random.Random(seed)
+        self.faults: Counter[str] = Counter()
+        self.slowest: dict[str, float] = {}
+        self._say = say
+
+    def close(self) -> None:
+        self.watch.close()
+        self.bus.close()
+
+    # ---- waiting
+
+    def wait(self, reached: Callable[[], bool], what: str, timeout_s: float = PATIENCE_S) -> None:
+        """Watch the topics until `reached`. Raises Stuck."""
+        deadline = time.monotonic() + timeout_s
+        while not reached():
+            self.watch.poll(0.2)
+            if time.monotonic() > deadline:
+                states = ", ".join(f"{s.name} {s.state}" for s in self.fleet.states())
+                raise Stuck(f"{what}: not after {timeout_s:.0f} s, at version {self.watch.version}; {states}")
+
+    def settle(self, versions: int = 1) -> None:
+        """Wait for the next committed version."""
+        self.watch.poll(0.0)
+        beyond = self.watch.version + versions
+        self.wait(lambda: self.watch.version >= beyond, f"version {beyond}")
+
+    def after(self, fault: str) -> None:
+        """Count a fault and wait until learning has gone on."""
+        at = time.monotonic()
+        self.settle()
+        took = time.monotonic() - at
+        self.faults[fault] += 1
+        self.slowest[fault] = max(took, self.slowest.get(fault, 0.0))
+        self._say(f"{fault}: version {self.watch.version} {took:.1f} s later")
+
+    # ---- faults
+
+    def kill_point(self, name: str, timeout_s: float) -> bool:
+        """Kill -9 the first process that passes the named point. False when none passed it in time."""
+        file = self.kill_dir / name
+        file.touch()
+        deadline = time.monotonic() + timeout_s
+        while file.exists() and time.monotonic() < deadline:
+            self.watch.poll(0.1)
+        if file.exists():
+            with suppress(FileNotFoundError):
+                file.unlink()
+                return False
+        self.after(f"point {name}")
+        return True
+
+    def kill(self, program: str) -> None:
+        """Kill -9 one program's process; the supervisor starts it again."""
+        self._signal(program, signal.SIGKILL)
+        self.after(f"kill {program.split('-')[0]}")
+
+    def kill_supervisor(self) -> None:
+        """Kill -9 the supervisor, then bring the deployment up as a user would."""
+        mine = [p for p in leftovers.find(self.fleet.deployment) if "supervisor.supervisord" in " ".join(p.cmdline())]
+        assert len(mine) == 1, "there is one supervisor"
+        mine[0].kill()
+        mine[0].wait(10)
+        self.fleet.up()
+        self.after("kill supervisor")
+
+    def freeze(self, program: str, kind: str) -> None:
+        """SIGSTOP a process until its successor has gone on, then wake it: a zombie that believes it still leads."""
+        pid = self._signal(program, signal.SIGSTOP)
+        try:
+            self.after(f"freeze {kind}")
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        self.settle()
+
+    def join(self, name: str, like: str) -> None:
+        self.fleet.add(name, like)
+        self.after(f"join {like.split('-')[0]}")
+
+    def leave(self, name: str) -> None:
+        self.fleet.remove(name)
+        self.after(f"leave {name.split('-')[0]}")
+
+    def _signal(self, program: str, number: int) -> int:
+        self.wait(lambda: self.fleet.pid(program) is not None, f"a process of {program}")
+        pid = self.fleet.pid(program)
+        assert pid is not None
+        os.kill(pid, number)
+        return pid
+
+    # ---- who leads
+
+    def leader(self) -> str | None:
+        """The program that is rank 0 of the learners, by the newest ledger entry; None when it is gone already."""
+        members = self.bus.group(full_name(self.settings.namespace, f"{self.settings.policy.name}.learn")).members
+        member = self.watch.versions[-1]["leader"]
+        client = next((m.client_id for m in members if m.member_id == member), "")
+        by_pid = {w["pid"]: (w["url"] or "").removeprefix("tcp://") for w in self.watch.workers.values()}
+        pids = {s.pid: s.name for s in self.fleet.states()}
+        return next((pids[pid] for pid, url in by_pid.items() if url and url in client and pid in pids), None)
+
+    def owner(self, stage: str) -> str | None:
+        """The program that owns slot 0 of a stage."""
+        members = self.bus.group(f"{self.settings.namespace}.{stage}").members
+        client = next((m.client_id for m in members if any(slot == 0 for _, slot in m.partitions)), "")
+        return next((s.name for s in self.fleet.states() if s.pid and client == f"{stage}-{s.pid}"), None)
+
+
+def write_settings(home: Path, values: dict[str, Any]) -> Path:
+    """`home/millrace.toml` from dotted names."""
+    document = tomlkit.document()
+    for name, value in values.items():
+        section, _, key = name.rpartition(".")
+        if section and section not in document:
+            document[section] = tomlkit.table()
+        table: Any = document[section] if section else document
+        table[key] = value
+    home.mkdir(parents=True, exist_ok=True)
+    file = home / "millrace.toml"
+    file.write_text(tomlkit.dumps(document))
+    return file

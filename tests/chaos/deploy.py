@@ -1,0 +1,41 @@
+"""Brings up the small deployment that chaos breaks: two learners, short batches, the sort task."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from infra.config import load
+from infra.demo import warm
+from infra.demo.fleet import BROKER, Fleet
+from infra.demo.plan import flags
+from infra.demo.run import make_topics
+from infra.services.net import free_ports
+from tests.chaos.arena import Arena, write_settings
+
+
+def deploy(home: Path, seed: int, engine: str) -> Arena:
+    """A running deployment in `home`, version 0 written. Small batches make quick versions: faults can be many."""
+    values = dict(flags(home, seed, free_ports(3))) | {
+        "namespace": "chaos",
+        "engine.kind": engine,
+        "policy.batch": 8,
+        "policy.group_size": 4,
+        "policy.lease_s": 30,
+        "policy.reward_deadline_s": 20,
+        "policy.short_groups": "top-up",
+        "rollout.ahead": 64,
+        "rollout.concurrency": 16,
+        "rollout.timeout_s": 30,
+    }
+    file = write_settings(home, values)
+    settings = load(file)
+    fleet = Fleet(settings, file)
+    fleet.down()
+    fleet.up((BROKER,))
+    make_topics(settings)
+    warm.start(home, seed, target=0.0)
+    warm.create_policy(settings)
+    arena = Arena(home, seed)
+    fleet.down()
+    arena.fleet.up()
+    return arena
