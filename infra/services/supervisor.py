@@ -14,7 +14,7 @@ import shlex
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -114,9 +114,15 @@ class Supervisor:
             wait_until(ready, "the supervisor", 30)
             return stopped
 
-    def down(self, grace_s: float = 60) -> list[int]:
-        """Stop every program, then the supervisor, then whatever is left of the deployment; gives ids of the latter."""
+    def down(self, last: Collection[str] = ("broker",), grace_s: float = 60) -> list[int]:
+        """Stop every program (those in `last` after the others, which may need them to leave well), then the
+        supervisor,
+        then whatever is left of the deployment; gives ids of the latter."""
         if self.running():
+            first = [state.name for state in self.states() if state.name not in last]
+            for name in first:
+                self.stop(name, wait=False)
+            wait_until(lambda: not any(s.pid for s in self.states() if s.name in first), "the end of all", grace_s)
             pid = cast(int, self._call("supervisor.getPID"))
             self._call("supervisor.shutdown")
             wait_until(lambda: not _alive(pid), "the end of the supervisor", grace_s)
@@ -148,10 +154,10 @@ class Supervisor:
         self.stop(name)
         self._call("supervisor.startProcess", name, False)
 
-    def stop(self, name: str) -> None:
+    def stop(self, name: str, wait: bool = True) -> None:
         """Stop a program; it stays stopped until `restart` or the next `up` of a fresh supervisor."""
         try:
-            self._call("supervisor.stopProcess", name, True)
+            self._call("supervisor.stopProcess", name, wait)
         except Fault as fault:
             if fault.faultCode != _NOT_RUNNING:
                 known = ", ".join(state.name for state in self.states())

@@ -103,6 +103,19 @@ def test_down_ends_everything(supervisor: Supervisor) -> None:
 
 
 @pytest.mark.slow
+def test_down_ends_the_broker_after_those_who_need_it(supervisor: Supervisor, tmp_path: Path) -> None:
+    end = "import signal, sys, time\ndef f(*_):\n    time.sleep(0.5); open({out!r}, 'a').write({name!r}); sys.exit(0)\n"
+    wait = "signal.signal(signal.SIGTERM, f); print('ready', flush=True); time.sleep(600)"
+    order = tmp_path / "order"
+    code = {name: end.format(out=str(order), name=name[0]) + wait for name in ("broker", "x", "y")}
+    supervisor.up([Program(name, [sys.executable, "-c", f"exec({text!r})"]) for name, text in code.items()])
+    poll(lambda: all("ready" in supervisor.log_tail(name) for name in code))
+    supervisor.down()
+    assert sorted(order.read_text()[:2]) == ["x", "y"]
+    assert order.read_text()[2:] == "b"
+
+
+@pytest.mark.slow
 def test_what_cannot_start_is_tried_again_and_says_why(supervisor: Supervisor) -> None:
     supervisor.up([Program("bad", [sys.executable, "-c", "raise SystemExit('no luck')"])])
     poll(lambda: state(supervisor, "bad").state == "BACKOFF")
