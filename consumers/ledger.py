@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import io
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -100,13 +100,13 @@ def _against(parent: LedgerEntry | None, entry: LedgerEntry) -> str | None:
     return None
 
 
-def last(bus: Bus, topic: str) -> Record | None:
-    """The last committed record of a one-partition topic, None when it holds none."""
+def last(bus: Bus, topic: str, wanted: Callable[[Record], bool] = lambda _: True) -> Record | None:
+    """The last committed record of a one-partition topic that is wanted, None when it holds none."""
     start, end = bus.starts(topic)[0], bus.ends(topic)[0]
     window = WINDOW
     while True:
         low = max(start, end - window)
-        found = deque(bus.read(topic, 0, low, end), maxlen=1)
+        found = deque((record for record in bus.read(topic, 0, low, end) if wanted(record)), maxlen=1)
         if found or low == start:
             return found[0] if found else None
         window *= 2
@@ -115,17 +115,21 @@ def last(bus: Bus, topic: str) -> Record | None:
 def head(bus: Bus, weights: str, ledger: str) -> Head | None:
     """The newest committed version of a policy by its two full topic names; None before version 0.
 
-    Raises LedgerError when the two topics disagree, which one transaction makes impossible."""
-    record, other = last(bus, ledger), last(bus, weights)
-    if record is None and other is None:
+    Without a fence a newer version may be committed meanwhile: what is returned belongs together all the same. Raises
+    LedgerError when the two topics disagree, which one transaction makes impossible."""
+    record = last(bus, ledger)
+    if record is None:
         return None
-    if record is None or other is None:
-        raise LedgerError(f"only one of {weights} and {ledger} holds records: restore both from the same backup")
     entry = next(iter(entries([record])))
-    version = cast(WeightVersion, codec.decode_as("WeightVersion", other.value or b""))
-    if version["version"] != entry["version"] or version["digest"] != entry["digest"]:
+    other = last(bus, weights, lambda one: _weights_of(one)["version"] == entry["version"])
+    version = _weights_of(other) if other is not None else None
+    if version is None or version["digest"] != entry["digest"]:
         raise LedgerError(
-            f"{weights} ends with version {version['version']} and {ledger} with {entry['version']}: "
-            "they were not written together; audit the policy"
+            f"{ledger} ends with version {entry['version']} and digest {entry['digest'][:12]}, which {weights} does not "
+            "hold: they were not written together; audit the policy"
         )
     return Head(version, entry)
+
+
+def _weights_of(record: Record) -> WeightVersion:
+    return cast(WeightVersion, codec.decode_as("WeightVersion", record.value or b""))

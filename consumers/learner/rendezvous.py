@@ -13,8 +13,8 @@ from collections.abc import Callable
 from datetime import timedelta
 
 import msgspec
+from torch._C._distributed_c10d import TCPStore
 from torch.distributed.distributed_c10d import PrefixStore, Store
-from torch.distributed.rendezvous import TCPStore
 
 from consumers.learner.agreement import Roster
 from consumers.learner.membership import refuses

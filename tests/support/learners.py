@@ -1,0 +1,121 @@
+"""Learner processes under test: started with settings of their own, killed, frozen, and read back from the log."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from consumers import ledger, policy
+from infra.bus.base import Bus
+from infra.config import Settings
+
+ROOT = Path(__file__).parent.parent.parent
+PROGRAM = """
+import json, logging, os, sys, time
+logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
+from infra.config import load
+from consumers.learner.serve import run
+out = open(os.environ["TIMES"], "a", buffering=1)
+def at(name):
+    out.write(json.dumps([time.time(), name]) + "\\n")
+run(load(), at=at)
+"""
+
+
+class Learners:
+    """Processes `millrace learn`, numbered in order of their start. Ends what is left when the block ends."""
+
+    def __init__(self, folder: Path, file: Path) -> None:
+        self._folder = folder
+        self._file = file
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    def start(self, **environment: str) -> int:
+        """Start one more; gives its number."""
+        number = len(self.processes)
+        chosen = {
+            **os.environ,
+            "MILLRACE_CONFIG": str(self._file),
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": str(ROOT),
+            "TIMES": str(self._folder / f"times-{number}.jsonl"),
+            **environment,
+        }
+        with (self._folder / f"learner-{number}.log").open("ab") as log:
+            self.processes.append(
+                subprocess.Popen([sys.executable, "-c", PROGRAM], stdout=log, stderr=log, env=chosen, cwd=ROOT)
+            )
+        return number
+
+    def signal(self, number: int, what: signal.Signals) -> None:
+        """Send a signal to a learner."""
+        self.processes[number].send_signal(what)
+
+    def kill(self, number: int) -> None:
+        """kill -9, and wait until it is gone."""
+        self.signal(number, signal.SIGKILL)
+        self.processes[number].wait()
+
+    def alive(self, number: int) -> bool:
+        """Whether it still runs."""
+        return self.processes[number].poll() is None
+
+    def wait(self, number: int, timeout_s: float = 60) -> int:
+        """Its exit code, once it has ended."""
+        return self.processes[number].wait(timeout_s)
+
+    def output(self, number: int) -> str:
+        """What it has written so far."""
+        return (self._folder / f"learner-{number}.log").read_text(errors="replace")
+
+    def times(self, number: int) -> list[tuple[float, str]]:
+        """(wall clock, state) as the state machine passed them."""
+        path = self._folder / f"times-{number}.jsonl"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [(at, name) for at, name in map(json.loads, lines)]
+
+    def everything(self) -> str:
+        """All outputs, for a failed assertion."""
+        return "\n".join(f"--- learner {n}\n{self.output(n)[-3000:]}" for n in range(len(self.processes)))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for process in self.processes:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+        if kind is not None:
+            print(self.everything(), file=sys.stderr)
+
+
+def entries(bus: Bus, settings: Settings) -> list[Mapping[str, Any]]:
+    """The whole ledger, its chain checked."""
+    topic = policy.topics(settings)["ledger"]
+    return list(ledger.entries(bus.read(topic, 0)))
+
+
+def version(bus: Bus, settings: Settings) -> int:
+    """The newest committed version."""
+    names = policy.topics(settings)
+    head = ledger.head(bus, names["weights"], names["ledger"])
+    return head.version if head else -1
+
+
+def until(what: Callable[[], bool], learners: Learners, timeout_s: float = 90) -> None:
+    """Poll until `what`; fails with the learners' outputs."""
+    deadline = time.monotonic() + timeout_s
+    while not what():
+        assert time.monotonic() < deadline, f"not in {timeout_s} s\n{learners.everything()}"
+        time.sleep(0.05)
