@@ -100,21 +100,18 @@ class Timeline:
 
 
 class Facts:
-    """The shared knowledge of one walk. `topics` are full names by kind; `starts` by kind and partition; every
-    trajectory below `settled` (by partition) has its completion among those that are read."""
+    """The shared knowledge of one walk. `topics` are full names by kind; `starts` by kind and partition."""
 
     def __init__(
         self,
         policy: str,
         topics: Mapping[str, str],
         starts: Mapping[str, Mapping[int, int]],
-        settled: Mapping[int, int],
         release: str,
     ) -> None:
         self.policy = policy
         self.topics = topics
         self.starts = starts
-        self.settled = settled
         self.release = Timeline()
         self.release.set(0, release)
         self.batch = Timeline()
@@ -127,6 +124,14 @@ class Facts:
     def begins_at_zero(self, kind: str) -> bool:
         """Whether this kind of topic still has its beginning."""
         return not any(self.starts[kind].values())
+
+    def mine(self, topic: str) -> bool:
+        """Whether a logical topic is shared or this policy's."""
+        return "." not in topic or topic.startswith((f"{self.policy}.", "turns."))
+
+    def kind(self, topic: str) -> str:
+        """The kind of a logical topic: its name without the policy."""
+        return topic.removeprefix(f"{self.policy}.")
 
     def gone(self, kind: str, place: Place) -> bool:
         """Whether retention has taken this place."""

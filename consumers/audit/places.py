@@ -25,10 +25,10 @@ class _Named(NamedTuple):
 
 class Places(Claim):
     """Completions, resolutions and ledger entries name places; each holds a trajectory of that group, all samples of a
-    group on the one partition of its key, and each trajectory belongs to exactly one completion."""
+    group on the one partition of its key, each in one completion at most, and none that trains in none."""
 
     name = "places"
-    sentence = "places lead to samples of the right group, all of a group on one partition, each in one completion"
+    sentence = "places lead to samples of the right group, all on one partition, and what trains is in one completion"
     unit = "places"
 
     def __init__(self, facts: Facts) -> None:
@@ -80,10 +80,11 @@ class Places(Claim):
         count = len(self.facts.starts["trajectories"])
         if row.place.partition != partition_of(row["group"], count):
             self.fail("a trajectory lies on another partition than its group's", row, **sample.ids)
-        completions = 0
+        completions = trained = 0
         for at in self._index.take(row.place):
             named = self._named[at]
             completions += named.what == "the completion"
+            trained += named.what.startswith("version")
             if named.group != row["group"]:
                 message = f"{named.what} of group {named.group} names a sample of group {row['group']}"
                 self.fail(message, named.mark, row, **sample.ids)
@@ -99,9 +100,9 @@ class Places(Claim):
                     f"of a sample with {row['length']} and {row['reward']}"
                 )
                 self.fail(message, named.mark, row, **sample.ids)
-        settled = row.place.offset < self.facts.settled.get(row.place.partition, 0)
-        if completions != 1 and (settled or completions) and self.facts.begins_at_zero("completions"):
-            self.fail(f"a trajectory is named by {completions} completions", row, **sample.ids)
+        if completions > 1 or (trained and not completions and self.facts.begins_at_zero("completions")):
+            verb = "trains and " if trained else ""
+            self.fail(f"a trajectory {verb}is named by {completions} completions", row, **sample.ids)
 
     def finish(self) -> None:
         for partition, offset, at in self._index.unseen():

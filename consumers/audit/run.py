@@ -8,6 +8,7 @@ from consumers.audit.dispositions import Dispositions
 from consumers.audit.facts import Facts
 from consumers.audit.files import Files
 from consumers.audit.groups import ConsumedOnce, ResolvedOnce, Tickets
+from consumers.audit.outputs import Outputs
 from consumers.audit.places import Places
 from consumers.audit.records import Records
 from consumers.audit.samples import Eligible, MinVersion, Staleness, Tokens
@@ -33,6 +34,7 @@ CLAIMS: tuple[type[Claim], ...] = (
     MinVersion,
     Eligible,
     Turns,
+    Outputs,
     EventsChain,
     CaptureChain,
     Dispositions,
@@ -54,7 +56,7 @@ def audit(
     (`infra.claims.ClaimStore.resolve`); files: also hash the checkpoint directories. Raises AuditError when there is
     nothing to audit, BusError when the log cannot be read."""
     walk = Walk(bus, namespace, policy, resolve)
-    facts = Facts(policy, walk.full, walk.starts, walk.settled, release)
+    facts = Facts(policy, walk.full, walk.starts, release)
     claims = [claim(facts) for claim in (*CLAIMS, *((Files,) if files else ()))]
     walk.run(facts, claims)
     findings = tuple(claim.finding for claim in claims)

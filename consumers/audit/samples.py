@@ -7,10 +7,12 @@ from collections import Counter, defaultdict
 from consumers.audit.claim import Claim
 from consumers.audit.facts import HARD, Facts
 from consumers.audit.lineages import faults, rebuild
-from consumers.audit.rows import Row, Sample
+from consumers.audit.rows import Mark, Row, Sample
 
 BARRED = frozenset({"denied", "audit_only"})
 """eligibilities that never train"""
+CHAIN_FLAWS = frozenset({"step_gap", "chain_broken", "split_changed", "gap"})
+"""refine's reasons that taint a whole attempt, whichever event carries them"""
 
 
 class Tokens(Claim):
@@ -149,6 +151,10 @@ class Eligible(Claim):
     sentence = "evaluation traffic and ineligible content never train"
     unit = "samples"
 
+    def __init__(self, facts: Facts) -> None:
+        super().__init__(facts)
+        self._trained: dict[str, Mark] = {}
+
     def ledger(self, row: Row) -> None:
         for group in row["groups"]:
             for place in group["trajectories"]:
@@ -174,10 +180,38 @@ class Eligible(Claim):
                 if len(built.tokens) == len(trace.tokens) and trace.mask[own].any():
                     self.fail(f"tokens of reply {reply} train although it is {why}", row, call, **sample.ids)
 
+        if row["tokens"] and self.facts.trained_in(row.place):
+            self._trained[row["id"]] = row.mark
+
+    def event(self, row: Row) -> None:
+        """What taints an attempt taints all of it, from its start to its end."""
+        mark = self._trained.get(row["root_trajectory"]) if row.name == "Event" else None
+        if mark is None:
+            return
+        ended = row["kind"] == "episode_ended" and row["trajectory"] == row["root_trajectory"]
+        why = _flaw(row)
+        if why is not None:
+            message = f"a trained sample's {row['kind']} is {why}"
+            self.fail(message, row, mark, trajectory=row["root_trajectory"], event=row["id"])
+        if ended or why is not None:
+            del self._trained[row["root_trajectory"]]
+
     def evaluation(self, row: Row) -> None:
         self.finding.checked += 1
         if row["split"] != "evaluation":
             self.fail(f"a sample of split {row['split']} lies among the evaluations", row, trajectory=row["id"])
+
+
+def _flaw(event: Row) -> str | None:
+    """Why an event's whole attempt must not train, None when it may."""
+    governance = event["governance"]
+    if governance is None:
+        return "not governed"
+    if event["kind"] == "gap" or governance["reason"] in CHAIN_FLAWS:
+        return f"flagged ({governance['reason']})"
+    if event["kind"] in ("episode_started", "episode_ended") and governance["eligibility"] in BARRED:
+        return f"{governance['eligibility']} ({governance['reason']})"
+    return None
 
 
 def _barred(call: Row) -> str | None:

@@ -53,10 +53,9 @@ class Turns(Claim):
             self.fail(f"a slot begins with turn {number}", row, **ids)
         self._last[slot] = (number, row.mark)
         for span in row["ranges"]:
-            if "." in span["topic"] and not span["topic"].startswith(f"{self.facts.policy}."):
+            if not self.facts.mine(span["topic"]):
                 continue  # another policy's: audited with it
-            kind = span["topic"].rpartition(".")[2]
-            where = (row["stage"], row["slot"], kind, span["partition"])
+            where = (row["stage"], row["slot"], self.facts.kind(span["topic"]), span["partition"])
             taken = span["count"] + span["skipped"]
             self._ranges[where].append(_Range(number, span["first"], span["last"], taken, row.mark))
 

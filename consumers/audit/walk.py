@@ -67,8 +67,6 @@ class Walk:
         self.full = {kind: full_name(namespace, kind if kind in SHARED else f"{policy}.{kind}") for kind in ORDER}
         self.starts: dict[str, dict[int, int]] = {}
         self.ends: dict[str, dict[int, int]] = {}
-        self.settled: dict[int, int] = {}
-        """ends of trajectories, taken before those of completions"""
         self.counts: Counter[str] = Counter()
         self.notes: list[str] = []
         self._measure_all()
@@ -78,11 +76,10 @@ class Walk:
             )
 
     def _measure_all(self) -> None:
-        """Take starts and ends; what one transaction writes to two topics must not seem to be half there."""
+        """Take starts and ends; what one transaction writes to several topics must not seem to be half there."""
         for kind in ORDER[: ORDER.index(JOINT[0])]:
             self._measure(kind)
-        self._measure("trajectories")
-        self.settled = self.ends["trajectories"]
+        time.sleep(QUIET_S)
         for _ in range(ATTEMPTS):
             before = {kind: self.ends.get(kind) for kind in JOINT}
             for kind in JOINT:

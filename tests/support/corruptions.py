@@ -251,6 +251,27 @@ def trajectory_forgotten(h: History, rng: random.Random) -> Place:
     return h.append("trajectories", "Trajectory", value, value["group"], sample.partition)
 
 
+def sample_completed_twice(h: History, rng: random.Random) -> Place:
+    _, value = pick(h, rng, "completions", lambda row: row["kind"] == "complete")
+    h.append("completions", "Completion", value, value["group"])
+    return Place(**value["trajectories"][0])
+
+
+def output_lost(h: History, rng: random.Random) -> Place:
+    """What a turn says that it wrote is not there; the turn is named."""
+    record, _ = pick(h, rng, rng.choice(["trajectories", "completions", "grants"]))
+    h.rewrite(record, None)
+    stage, slot, number = record.headers["turn"].decode().split("/")
+    turns = h.rows(f"turns.{stage}")
+    return next(r.place for r, turn in turns if (turn["slot"], turn["number"]) == (int(slot), int(number)))
+
+
+def output_of_no_turn(h: History, rng: random.Random) -> Place:
+    """Someone else writes where only a stage may."""
+    _, value = pick(h, rng, "completions", lambda row: row["kind"] == "progress")
+    return h.append("completions", "Completion", value, "")
+
+
 def token_changed(h: History, rng: random.Random) -> Place:
     return retoken(h, rng, "tokens", lambda array, at: put(at, array, array[at] + 1))
 
@@ -355,6 +376,13 @@ def ineligible_trained(h: History, rng: random.Random) -> Place:
         source = h.bus.fetch([Place(**place)])[0]
         event = codec.decode(source.value or b"")[1]
         h.rewrite(source, event | {"governance": event["governance"] | {"eligibility": "audit_only"}})
+    return record.place
+
+
+def tainted_trained(h: History, rng: random.Random) -> Place:
+    ids = {value["id"] for _, value in trained(h)}
+    record, event = pick(h, rng, "events", lambda row: row["kind"] == "episode_started" and row["trajectory"] in ids)
+    h.rewrite(record, event | {"governance": event["governance"] | {"reason": "step_gap", "eligibility": "audit_only"}})
     return record.place
 
 
@@ -490,7 +518,10 @@ CORRUPTIONS: list[tuple[Corruption, str]] = [
     (place_of_another_group, "places"),
     (samples_apart, "places"),
     (wrong_reward, "places"),
-    (trajectory_forgotten, "places"),
+    (sample_completed_twice, "places"),
+    (trajectory_forgotten, "outputs"),
+    (output_lost, "outputs"),
+    (output_of_no_turn, "outputs"),
     (token_changed, "tokens"),
     (logprob_changed, "tokens"),
     (logprob_not_finite, "tokens"),
@@ -505,6 +536,7 @@ CORRUPTIONS: list[tuple[Corruption, str]] = [
     (evaluation_trained, "eligible"),
     (evaluation_in_ledger, "eligible"),
     (ineligible_trained, "eligible"),
+    (tainted_trained, "eligible"),
     (turn_lost, "turns"),
     (offset_twice, "turns"),
     (turn_miscounts, "turns"),

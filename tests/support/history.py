@@ -9,13 +9,13 @@ from __future__ import annotations
 import copy
 import json
 import random
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from consumers.ledger import chained
-from infra.bus.base import Outgoing, Place, Record
+from infra.bus.base import NO_HEADERS, Outgoing, Place, Record
 from infra.bus.memory import MemoryBus
 from infra.chain import START, event_hash
 from infra.topics import Layout, full_name, partition_of, turns_of
@@ -25,6 +25,9 @@ from tests.support.history_records import POLICY, SIZE, completion, ledger_entry
 NS, TENANT = "test", "local"
 SLOTS, SHARDS = 2, 4
 SECOND = 1_000_000
+
+Out = tuple[str, str, str, Mapping[str, Any], int | None]
+"""kind of topic, key, record name, record, partition"""
 
 
 class History:
@@ -48,6 +51,8 @@ class History:
         self.marks: dict[int, int] = defaultdict(lambda: -1)
         self.positions: dict[tuple[str, int, str, int], int] = defaultdict(int)
         self.turns: dict[tuple[str, int], int] = defaultdict(int)
+        self.ahead: Counter[str] = Counter()
+        """records of the turn in the making that are written already, by logical topic"""
         self.traces: dict[str, dict[str, Any]] = {}
         self.completed: set[str] = set()
         self._build(versions)
@@ -63,14 +68,14 @@ class History:
 
     # -- writing
 
-    def commit(self, outs: Sequence[tuple[str, str, str, Mapping[str, Any], int | None]]) -> list[Place]:
-        """One transaction of (kind, key, record name, record, partition); sometimes an aborted one before it."""
+    def commit(self, outs: Sequence[Out], headers: Mapping[str, bytes] = NO_HEADERS) -> list[Place]:
+        """One transaction; sometimes an aborted one before it."""
         self.now += self.rng.randrange(1000, 50_000)
         with self.bus.transactor("history") as transactor:
             for keep in [False, True] if self.rng.random() < 0.2 else [True]:
                 transactor.begin()
                 sent = [
-                    transactor.send(Outgoing(self.topic(kind), key.encode(), codec.encode(name, record), {}, at))
+                    transactor.send(Outgoing(self.topic(kind), key.encode(), codec.encode(name, record), headers, at))
                     for kind, key, name, record, at in outs
                 ]
                 transactor.flush()
@@ -92,12 +97,21 @@ class History:
         span = {"topic": name, "partition": partition, "first": records[0].offset, "last": records[-1].offset}
         return records, [{**span, "count": len(records), "skipped": 0}]
 
-    def turn(self, stage: str, slot: int, ranges: list[dict[str, Any]]) -> tuple[str, str, str, dict[str, Any], int]:
+    def turn(self, stage: str, slot: int, ranges: list[dict[str, Any]], outs: Sequence[Out]) -> None:
+        """One turn: its outputs and what it says of itself, in one transaction."""
         number = self.turns[stage, slot]
-        self.turns[stage, slot] += 1
         skipped = sum(span["skipped"] for span in ranges)
         record = {"stage": stage, "slot": slot, "number": number, "now": self.now, "clock": None, "ranges": ranges}
-        return turns_of(stage), str(slot), "Turn", {**record, "emitted": {}, "duplicates": skipped}, slot
+        emitted = Counter(self.topic(out[0]).partition(".")[2] for out in outs) + self.ahead
+        record |= {"emitted": dict(emitted), "duplicates": skipped}
+        self.commit(outs, self.made_by(stage, slot))
+        self.commit([(turns_of(stage), str(slot), "Turn", record, slot)])
+        self.turns[stage, slot] += 1
+        self.ahead.clear()
+
+    def made_by(self, stage: str, slot: int) -> dict[str, bytes]:
+        """The header of what the next turn writes."""
+        return {"turn": f"{stage}/{slot}/{self.turns[stage, slot]}".encode()}
 
     # -- capture
 
@@ -223,7 +237,7 @@ class History:
             records, ranges = self.fresh("refine", slot, "raw", slot)
             if not records:
                 continue
-            outs = []
+            outs: list[Out] = []
             for record in records:
                 number = int(record.headers.get("source-seq", b"-1"))
                 if 0 <= number <= self.marks[slot]:
@@ -235,9 +249,9 @@ class History:
             self.now += SECOND
             progress = {"stage": "refine", "slot": slot, "time": self.now}
             outs.append(("events", f"progress/{slot}", "Progress", progress, slot))
-            self.commit([*outs, self.turn("refine", slot, ranges)])
+            self.turn("refine", slot, ranges, outs)
 
-    def refined(self, slot: int, record: Record) -> tuple[str, str, str, dict[str, Any], int]:
+    def refined(self, slot: int, record: Record) -> Out:
         key = record.key.decode()
         if not record.value or record.value[:2] != codec.MARK:
             letter = {"id": self.id("letter"), "stage": "refine", "place": record.place._asdict()}
@@ -266,9 +280,9 @@ class History:
                     trace = self.traces.setdefault(event["trajectory"], {"events": [], "rewards": []})
                     trace["events"].append((event, record.place))
             if records:
-                self.commit([*self.completions(slot), self.turn("seal", slot, ranges)])
+                self.turn("seal", slot, ranges, self.completions(slot))
 
-    def completions(self, slot: int) -> list[tuple[str, str, str, dict[str, Any], int | None]]:
+    def completions(self, slot: int) -> list[Out]:
         """Evaluations and the completions of whole groups; trajectories of a group are sent first, for their places."""
         groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
         for trace in self.traces.values():
@@ -276,7 +290,7 @@ class History:
             if "episode_ended" in kinds and "reward" in kinds:
                 sample = trajectory(trace["events"], self.now)
                 groups[sample["group"]].append(sample)
-        outs: list[tuple[str, str, str, dict[str, Any], int | None]] = []
+        outs: list[Out] = []
         for group, samples in groups.items():
             if group in self.completed or partition_of(f"{TENANT}/{group}", SLOTS) != slot:
                 continue
@@ -286,7 +300,9 @@ class History:
             elif len(samples) == SIZE:
                 self.completed.add(group)
                 samples.sort(key=lambda sample: sample["sample"])
-                places = self.commit([("trajectories", group, "Trajectory", sample, None) for sample in samples])
+                sealed: list[Out] = [("trajectories", group, "Trajectory", sample, None) for sample in samples]
+                places = self.commit(sealed, self.made_by("seal", slot))
+                self.ahead[f"{POLICY}.trajectories"] += len(sealed)
                 outs.append(("completions", group, "Completion", completion(slot, samples, places, self.now), 0))
         progress = {"kind": "progress", "policy": POLICY, "slot": slot, "time": self.now, "group": "", "ticket": None}
         progress |= {"size": 0, "samples": [], "missing": [], "trajectories": [], "tokens": [], "rewards": []}
@@ -306,7 +322,7 @@ class History:
             grant |= {"lease_until": self.now + 300 * SECOND, "reward_deadline_ms": 60_000, "awaits": ["verifier"]}
         grant["time"] = self.now
         ticket = grant["ticket"]
-        self.commit([("grants", str(ticket), "Grant", grant, ticket % SLOTS)])
+        self.turn("dispatch", 0, [], [("grants", str(ticket), "Grant", grant, ticket % SLOTS)])
         return grant
 
     def resolution(self, kind: str, **fields: Any) -> dict[str, Any]:
@@ -317,7 +333,7 @@ class History:
 
     def dispatch(self) -> None:
         records, ranges = self.fresh("dispatch", 0, "completions", 0)
-        outs = []
+        outs: list[Out] = []
         for record in records:
             completion = codec.decode_as("Completion", record.value or b"")
             if completion["kind"] in ("complete", "unsolicited"):
@@ -326,9 +342,9 @@ class History:
             _, more = self.fresh("dispatch", 0, side, 0)
             ranges += more
         if ranges:
-            self.commit([*outs, self.turn("dispatch", 0, ranges)])
+            self.turn("dispatch", 0, ranges, outs)
 
-    def resolved(self, completion: Mapping[str, Any]) -> tuple[str, str, str, dict[str, Any], int]:
+    def resolved(self, completion: Mapping[str, Any]) -> Out:
         ticket = completion["ticket"]
         solicited = ticket is not None
         grant = next((g for g in self.outstanding if g["ticket"] == ticket), None)
@@ -351,7 +367,7 @@ class History:
         self.outstanding.remove(dict(grant))
         fields = {name: grant[name] for name in ("ticket", "prompt_id", "min_version", "deadline")}
         record = self.resolution(kind, group=f"ticket-{grant['ticket']}", reason=reason, **fields)
-        self.commit([("resolutions", record["group"], "Resolution", record, 0)])
+        self.turn("dispatch", 0, [], [("resolutions", record["group"], "Resolution", record, 0)])
 
     def change(self, name: str, value: int) -> None:
         """Someone asks for another B or eta; it holds from the next boundary or ticket on."""
@@ -361,7 +377,8 @@ class History:
         setting = {"name": name, "value": json.dumps(value), "decision": decision["id"]}
         setting |= {"from_seq": self.seq_hi if name == "batch" else None}
         setting |= {"from_ticket": self.tickets if name == "eta" else None}
-        self.commit([("resolutions", "setting", "Resolution", self.resolution("setting", setting=setting), 0)])
+        changed = self.resolution("setting", setting=setting)
+        self.turn("dispatch", 0, [], [("resolutions", "setting", "Resolution", changed, 0)])
         setattr(self, name, value)
 
     # -- learner

@@ -1,0 +1,72 @@
+"""The claim that stages wrote what their turns say, and that nobody else writes where only a stage may."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from consumers.audit.claim import Claim
+from consumers.audit.facts import Facts
+from consumers.audit.rows import Mark, Row
+from infra.bus.base import Record
+
+WRITTEN = ("events", "trajectories", "evaluations", "completions", "grants", "resolutions")
+"""kinds of topic that one stage alone writes"""
+
+
+class Outputs(Claim):
+    """Every output carries the turn that wrote it, and every turn counts its outputs: both sides agree."""
+
+    name = "outputs"
+    sentence = "stages' topics hold exactly the records that their turns say they wrote"
+    unit = "records"
+
+    def __init__(self, facts: Facts) -> None:
+        super().__init__(facts)
+        self._wrote: Counter[tuple[bytes, str]] = Counter()
+        self._first: dict[tuple[bytes, str], Mark] = {}
+        self._turns: dict[bytes, tuple[Mark, dict[str, int]]] = {}
+        self._span: dict[bytes, tuple[int, int]] = {}
+        """stage/slot -> first and last turn that is there"""
+
+    def record(self, kind: str, record: Record) -> None:
+        if kind not in WRITTEN:
+            return
+        self.finding.checked += 1
+        mark = Mark(record.place, record.timestamp)
+        turn = record.headers.get("turn")
+        if turn is None:
+            self.fail(f"a record of {kind} was written by no turn", mark)
+            return
+        self._wrote[turn, kind] += 1
+        self._first.setdefault((turn, kind), mark)
+
+    def turn(self, row: Row) -> None:
+        slot = f"{row['stage']}/{row['slot']}".encode()
+        number = row["number"]
+        emitted = {self.facts.kind(topic): count for topic, count in row["emitted"].items() if self.facts.mine(topic)}
+        self._turns[slot + b"/%d" % number] = (row.mark, emitted)
+        first, last = self._span.get(slot, (number, number))
+        self._span[slot] = (min(first, number), max(last, number))
+
+    def finish(self) -> None:
+        for (turn, kind), count in self._wrote.items():
+            known = self._turns.get(turn)
+            if known is None:
+                if self._expected(turn):
+                    message = f"a record of {kind} names turn {turn.decode()}, which does not exist"
+                    self.fail(message, self._first[turn, kind])
+            elif count > known[1].get(kind, 0):
+                message = f"turn {turn.decode()} wrote {known[1].get(kind, 0)} records to {kind}, {count} lie there"
+                self.fail(message, known[0], self._first[turn, kind])
+        for turn, (mark, emitted) in self._turns.items():
+            for kind in WRITTEN:
+                count, there = emitted.get(kind, 0), self._wrote.get((turn, kind), 0)
+                if there < count and self.facts.begins_at_zero(kind):
+                    self.fail(f"turn {turn.decode()} wrote {count} records to {kind}, {there} lie there", mark)
+
+    def _expected(self, turn: bytes) -> bool:
+        """Whether a turn of this name should be among those kept: neither older than the first nor newer than the last
+        that was read."""
+        slot, _, number = turn.rpartition(b"/")
+        first, last = self._span.get(slot, (0, 0))
+        return not number.isdigit() or slot not in self._span or first <= int(number) <= last
