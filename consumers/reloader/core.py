@@ -66,7 +66,6 @@ class Machine:
     failures: int = 0
     broke: int = -1
     condemned: bool = False
-    error: str | None = None
     trouble: dict[int, _Trouble] = field(default_factory=dict)
 
     # ------------------------------------------------------------------ facts
@@ -89,13 +88,10 @@ class Machine:
         self.trusted = self.served is not None
         self.failures = 0
         self.condemned = False
-        self.error = None
         return True
 
     def loaded(self, version: int) -> None:
         """The engine serves this version: loaded, cache reset, label set."""
-        if self.served is None or version > self.served:
-            self.error = None
         self.served = version
         self.clean = self.trusted = True
         self.failures = 0
@@ -130,6 +126,13 @@ class Machine:
         return Idle()
 
     @property
+    def error(self) -> str | None:
+        """Why the newest version is not served, where it was tried."""
+        version = max(self.trouble, default=-1)
+        wanted = self.served is None or version > self.served or not self.trusted
+        return f"version {version}: {self.trouble[version].reason}" if self.trouble and wanted else None
+
+    @property
     def newest(self) -> int | None:
         """The newest version that exists."""
         return max(self.events, default=None)
@@ -151,4 +154,3 @@ class Machine:
         times = before.times + 1 if before else 1
         delay = min(MOST_S, DELAY_S * 2 ** (times - 1))
         self.trouble[version] = _Trouble(reason, times, now + delay)
-        self.error = f"version {version}: {reason}"

@@ -19,7 +19,7 @@ from consumers.reloader.core import Condemn, Idle, Machine, Swap
 from consumers.reloader.directory import Signature, check
 from consumers.reloader.swap import freeze, swap
 from infra import faults
-from infra.bus.base import Bus, Outgoing, Publisher, Tail
+from infra.bus.base import EARLIEST, Bus, Outgoing, Publisher, Tail
 from infra.errors import EngineError, EngineUnavailable, ReloadError, UnreachableError
 from infra.labels import make_label
 from infra.topics import full_name
@@ -77,7 +77,7 @@ class Reloader:
         records = await asyncio.to_thread(lambda: list(self._bus.read(self._weights, 0)))
         for record in records:
             self._learn(record.value)
-        tail = self._bus.tail({(self._weights, 0): records[-1].offset + 1 if records else 0})
+        tail = self._bus.tail({(self._weights, 0): records[-1].offset + 1 if records else EARLIEST})
         try:
             while not stop.is_set():
                 await self._turn()

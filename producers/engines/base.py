@@ -44,9 +44,9 @@ class Usage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How tokens are drawn. `temperature` is 0 (greedy) to 2, `top_k` 0 and `top_p` 1 are off, `stop` are strings of the
-    output text, `stop_ids` are token ids beside the model's own end tokens, `n` is how many choices, `top_logprobs`
-    (0 to 19) how many most likely tokens to report at each position."""
+    """How tokens are drawn. `temperature` is 0 (greedy) to 2, `top_k` 0 and `top_p` 1 are off, `stop` are strings of
+    the output text, `stop_ids` are token ids beside the model's own end tokens, `n` is how many choices,
+    `top_logprobs` (0 to 19) how many most likely tokens to report at each position."""
 
     max_tokens: int
     temperature: float = 1.0

@@ -7,9 +7,10 @@ on reload); matrices are scaled up so that two seeds give clearly different log-
 
 from __future__ import annotations
 
-import hashlib
-import json
 from pathlib import Path
+
+from trainers import manifest
+from trainers.manifest import Manifest
 
 VOCAB = 512
 EOS = 2
@@ -78,12 +79,9 @@ def write_model(folder: Path, seed: int = 0, *, hidden: int = 64, layers: int = 
     return folder
 
 
-def write_manifest(folder: Path) -> dict[str, str]:
-    """(Re)write ``manifest.json``: sha256 of every other file; returns the sums."""
-    files = {
-        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(folder.iterdir())
-        if path.is_file() and path.name != "manifest.json"
-    }
-    (folder / "manifest.json").write_text(json.dumps({"files": files}, indent=1, sort_keys=True))
-    return files
+def write_manifest(folder: Path) -> Manifest:
+    """(Re)write the manifest over every other file of `folder`."""
+    files = [path for path in sorted(folder.iterdir()) if path.is_file() and path.name != manifest.NAME]
+    listing = Manifest({path.name: manifest.file_hash(path) for path in files})
+    (folder / manifest.NAME).write_bytes(listing.to_bytes())
+    return listing
