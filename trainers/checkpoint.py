@@ -14,6 +14,7 @@ states give equal bytes. Any number of ranks can load it: tensors are full.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import secrets
@@ -146,6 +147,12 @@ def adopt(directory: Path, *, seed: int = 0) -> State:
         if path.is_file() and path.name not in skipped and path.suffix not in (".bin", ".pt", ".gguf", ".pth")
     }
     return State(weights, assets, seed=seed)
+
+
+def fingerprint(state: State) -> str:
+    """sha256 hex over every byte of `state`: equal for equal states only."""
+    files = {**_huggingface(state), **_training(state)}
+    return Manifest({name: hashlib.sha256(content).hexdigest() for name, content in files.items()}).digest
 
 
 def sweep(root: Path, older_than: float = 3600.0) -> list[Path]:

@@ -35,9 +35,7 @@ class TimedAllGather(_Allocates, AllGather):
         async_op: bool = False,
     ) -> dist.Work | None:
         with self._clock.phase(COLLECTIVES):
-            work: dist.Work | None = dist.all_gather_into_tensor(
-                output_tensor, input_tensor, group=group, async_op=async_op
-            )
+            work: dist.Work | None = dist.all_gather_single(output_tensor, input_tensor, group=group, async_op=async_op)
         return work
 
 
@@ -53,7 +51,7 @@ class TimedReduceScatter(_Allocates, ReduceScatter):
         async_op: bool = False,
     ) -> dist.Work | None:
         with self._clock.phase(COLLECTIVES):
-            work: dist.Work | None = dist.reduce_scatter_tensor(
+            work: dist.Work | None = dist.reduce_scatter_single(
                 output_tensor, input_tensor, op=op, group=group, async_op=async_op
             )
         return work

@@ -118,11 +118,13 @@ class TorchBackend(Backend):
     def tear_down(self) -> None:
         if self._sockets is not None:
             self._sockets.close()
+        held = self._model is not None or self._mesh is not None
         self._sockets = self._mesh = None
         self._forget()
         if dist.is_initialized():
             dist.destroy_process_group()
-        gc.collect()
+        if held:
+            gc.collect()
         self.rank, self.world, self.layout = 0, 1, ""
 
     def sum(self, values: Sequence[float]) -> list[float]:

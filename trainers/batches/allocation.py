@@ -33,18 +33,21 @@ def minibatches(groups: Sequence[Group], count: int) -> list[list[Group]]:
     return [ordered[lo:hi] for lo, hi in pairwise(bounds)]
 
 
-def allocate(groups: Sequence[Group], ranks: int) -> list[list[Group]]:
+def allocate(groups: Sequence[Group], ranks: int, carried: Sequence[int] = ()) -> list[list[Group]]:
     """One list of groups a rank, in seq order, balanced by tokens, preferring owners.
 
-    No rank's load exceeds SLACK times the mean plus the largest group, and none is empty when len(groups) >= ranks.
+    No rank's load exceeds SLACK times the mean plus the largest group, and none is empty when len(groups) >= ranks. With
+    fewer groups than ranks, those with the least `carried` (tokens by rank, from earlier minibatches) come first.
     """
     shares: list[list[Group]] = [[] for _ in range(ranks)]
     loads = [0] * ranks
+    before = list(carried) or [0] * ranks
     fair = SLACK * sum(group.tokens for group in groups) / ranks
     for group in sorted(groups, key=lambda group: (-group.tokens, group.seq)):
-        lightest = min(range(ranks), key=lambda rank: (loads[rank], len(shares[rank]), rank))
+        rank = min(range(ranks), key=lambda rank: (loads[rank], len(shares[rank]), before[rank], rank))
         owner = group.owner
-        rank = owner if owner is not None and 0 <= owner < ranks and loads[owner] + group.tokens <= fair else lightest
+        if owner is not None and 0 <= owner < ranks <= len(groups) and loads[owner] + group.tokens <= fair:
+            rank = owner
         shares[rank].append(group)
         loads[rank] += group.tokens
     for rank in range(ranks):
@@ -55,8 +58,14 @@ def allocate(groups: Sequence[Group], ranks: int) -> list[list[Group]]:
 
 
 def plan(groups: Sequence[Group], ranks: int, count: int) -> list[list[list[int]]]:
-    """plan[minibatch][rank] = seqs. The manifest of a step: what every rank computes and when."""
-    return [
-        [[group.seq for group in share] for share in allocate(minibatch, ranks)]
-        for minibatch in minibatches(groups, count)
-    ]
+    """plan[minibatch][rank] = seqs. The manifest of a step: what every rank computes and when.
+
+    Every rank has a share of the batch when there are as many groups as ranks, however small the minibatches are.
+    """
+    carried = [0] * ranks
+    planned = []
+    for minibatch in minibatches(groups, count):
+        shares = allocate(minibatch, ranks, carried)
+        carried = [before + sum(g.tokens for g in share) for before, share in zip(carried, shares, strict=True)]
+        planned.append([[group.seq for group in share] for share in shares])
+    return planned

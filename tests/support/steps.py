@@ -1,0 +1,102 @@
+"""Jobs for `ranks.Ranks`: what learner processes do in the tests of backends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import Store
+
+from tests.support.ranks import descriptors
+from tests.support.samples import groups_of
+from trainers.algorithms.base import Algorithm
+from trainers.backends.fsdp import TorchBackend
+from trainers.batches.allocation import plan
+from trainers.batches.sample import Sample
+from trainers.learning import Report, Schedule, Trainer
+from trainers.state import State
+
+
+def train_share(
+    trainer: Trainer, samples: Sequence[Sample], rank: int, world: int, version: int = 0, oldest: int | None = None
+) -> Report:
+    """One batch, of which this rank trains what the plan gives it."""
+    planned = plan(groups_of(samples, world), world, trainer.algorithm.minibatches)
+    mine = {seq for minibatch in planned for seq in minibatch[rank]}
+    return trainer.train(
+        [sample for sample in samples if sample.seq in mine],
+        minibatches=[[seq for share in minibatch for seq in share] for minibatch in planned],
+        version=version,
+        oldest=oldest,
+    )
+
+
+def train(
+    backend: TorchBackend,
+    rank: int,
+    world: int,
+    store: Store,
+    state: State,
+    algorithm: Algorithm,
+    batches: Sequence[Sequence[Sample]],
+    budget: int = 10**6,
+) -> tuple[list[Report], State | None]:
+    """Form, load, train each batch, gather, tear down."""
+    backend.form(rank, world, store, 30.0)
+    backend.load(state)
+    trainer = Trainer(backend, algorithm, Schedule(1e-3), budget=budget)
+    reports = [train_share(trainer, batch, rank, world, version) for version, batch in enumerate(batches)]
+    gathered = backend.gather()
+    backend.tear_down()
+    return reports, gathered
+
+
+def form_and_wait(backend: TorchBackend, rank: int, world: int, store: Store, state: State, timeout: float) -> str:
+    """Form and load, then block in a collective until it fails; says how it failed. The backend is torn down."""
+    backend.form(rank, world, store, timeout)
+    backend.load(state)
+    backend.sum([1.0])
+    store.set(f"looping/{rank}", "yes")
+    message = ""
+    try:
+        while True:
+            backend.sum([1.0])
+    except RuntimeError as error:
+        message = str(error)
+    backend.tear_down()
+    return message
+
+
+def form_and_leave(backend: TorchBackend, rank: int, world: int, store: Store, state: State, timeout: float) -> str:
+    """Rank 0 waits for the others in a collective; the last rank leaves alone, though something still holds its group."""
+    backend.form(rank, world, store, timeout)
+    backend.load(state)
+    backend.sum([1.0])
+    held: Any = dist.group.WORLD
+    if rank == world - 1:
+        backend.tear_down()
+        store.set("left", "yes")
+        assert held is not None
+        return "left"
+    message = ""
+    try:
+        backend.sum([1.0])
+    except RuntimeError as error:
+        message = str(error)
+    backend.tear_down()
+    store.get("left")
+    return message
+
+
+def form_again(backend: TorchBackend, rank: int, world: int, store: Store, state: State, times: int) -> list[int]:
+    """Form, load, use and tear down `times` times in one process; open descriptors after each."""
+    seen = []
+    for index in range(times):
+        backend.form(rank, world, dist.PrefixStore(str(index), store), 30.0)
+        backend.load(state)
+        assert backend.sum([1.0, float(rank)]) == [world, world * (world - 1) / 2]
+        backend.gather()
+        backend.tear_down()
+        seen.append(descriptors())
+    return seen
