@@ -4,6 +4,7 @@ Invariants that both siblings keep (`tests/infra/bus/test_conformance.py`):
 
 - Offsets of a partition rise and are never dense: transaction markers and aborted records leave holes.
 - Every reader sees committed records only, in offset order, and never past the stable end (the first open transaction).
+  A commit is visible soon after it returned (its markers follow), and at once to whoever fences its owner.
 - Opening a transactor fences every former owner of its transactional id and settles what that owner left in doubt.
 - A commit that carries a member token is refused once the group has moved on since the token was captured.
 - Offsets in doubt (part of an open transaction) are never answered: `Member.committed` waits, then raises.
@@ -163,8 +164,10 @@ class Transactor(_Closing, ABC):
         """Start a transaction."""
 
     @abstractmethod
-    def send(self, out: Outgoing) -> Sent:
-        """Write inside the transaction. Errors may surface at `flush` or `commit` instead."""
+    def send(self, out: Outgoing, *, placed: bool = True) -> Sent:
+        """Write inside the transaction. Errors may surface at `flush` or `commit` instead.
+
+        `placed=False` says that nobody will ask for the place, which is cheaper."""
 
     @abstractmethod
     def flush(self) -> None:
@@ -225,7 +228,7 @@ class Tail(_Closing, ABC):
 
     @abstractmethod
     def positions(self) -> dict[tuple[str, int], int]:
-        """Next offset to read, of every followed partition."""
+        """Next offset to read, of every followed partition: right behind the last record, or behind holes after it."""
 
     @abstractmethod
     def seek(self, topic: str, partition: int, offset: int) -> None:

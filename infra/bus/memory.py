@@ -301,12 +301,13 @@ class _MemoryTransactor(Transactor):
         self._check(open_=False)
         self._open = True
 
-    def send(self, out: Outgoing) -> Sent:
+    def send(self, out: Outgoing, *, placed: bool = True) -> Sent:
         sent = Sent()
         with self._bus.changed:
             self._check(open_=True)
             place = self._bus.append(out, self)
-            self._sent.append((sent, place))
+            if placed:
+                self._sent.append((sent, place))
             self._places.append(place)
         return sent
 

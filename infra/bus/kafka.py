@@ -1,0 +1,312 @@
+"""The bus over Apache Kafka, through librdkafka.
+
+Invariants: topics are never created by accident; readers that come and go share a small pool of clients, while members,
+tails, publishers and transactors have their own; nothing here knows a namespace.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import confluent_kafka.admin
+from confluent_kafka import Consumer, ConsumerGroupState, IsolationLevel, KafkaError, KafkaException, TopicPartition
+
+from infra.bus.base import (
+    Bus,
+    GroupMember,
+    GroupView,
+    Member,
+    OnAssign,
+    OnRevoke,
+    Place,
+    Publisher,
+    Record,
+    Tail,
+    TopicSpec,
+    Transactor,
+)
+from infra.bus.kafka_common import WAIT_S, common, raise_ours, reading, records_of
+from infra.bus.kafka_read import KafkaMember, KafkaTail, take
+from infra.bus.kafka_write import KafkaPublisher, KafkaTransactor
+from infra.errors import TopicError, UnreachableError
+
+Where = tuple[str, int]
+
+kafka: Any = confluent_kafka.admin  # half of its names are hidden from type checkers
+
+SKIP = 500
+"""offsets between two wanted records that are cheaper to read than to seek over"""
+
+
+class KafkaBus(Bus):
+    """A Kafka cluster. Threads may share it, but not the members, tails and transactors that it opens."""
+
+    def __init__(
+        self,
+        bootstrap: str,
+        options: Mapping[str, Any] | None = None,
+        *,
+        client_id: str = "",
+        session_timeout_s: float = 6.0,
+        replication: int = -1,
+    ) -> None:
+        """`options` are librdkafka settings for every client (SASL, TLS ...). `session_timeout_s` is after how long a
+        silent member loses its slots; brokers refuse less than 6 unless told otherwise. `replication` -1 leaves it to
+        the broker."""
+        self._bootstrap = bootstrap
+        self._options = dict(options or {})
+        self._session_timeout_s = session_timeout_s
+        self._replication = replication
+        self._base = common(bootstrap, self._options, client_id)
+        self._lock = threading.Lock()
+        self._admin: Any = None
+        self._idle: list[Consumer] = []
+        self._counts: dict[str, int] = {}
+
+    # -- topics
+
+    @property
+    def admin(self) -> Any:
+        """The cluster's administration."""
+        with self._lock:
+            if self._admin is None:
+                self._admin = kafka.AdminClient(self._base)
+            return self._admin
+
+    def partitions(self, topic: str) -> int:
+        if topic not in self._counts:
+            found = self._describe([topic])
+            if topic not in found:
+                raise TopicError(f"topic {topic} is missing. Create it with `millrace topics`.")
+            self._counts[topic] = found[topic]
+        return self._counts[topic]
+
+    def _describe(self, names: Sequence[str]) -> dict[str, int]:
+        """Partition counts of those topics that exist and can be written to."""
+        try:
+            known = self.admin.list_topics(timeout=WAIT_S).topics
+        except KafkaException as error:
+            raise_ours(error, "listing topics")
+        rows = {name: known[name] for name in names if name in known and known[name].error is None}
+        return {
+            name: len(row.partitions)
+            for name, row in rows.items()
+            if row.partitions and all(p.leader >= 0 for p in row.partitions.values())
+        }
+
+    def ensure_topics(self, specs: Sequence[TopicSpec]) -> None:
+        missing = [spec for spec in specs if spec.name not in self._describe([s.name for s in specs])]
+        if missing:
+            wanted = [kafka.NewTopic(s.name, s.partitions, self._replication, config=dict(s.config)) for s in missing]
+            for name, future in self.admin.create_topics(wanted, operation_timeout=WAIT_S).items():
+                try:
+                    future.result(WAIT_S)
+                except KafkaException as error:
+                    if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+                        raise_ours(error, f"creating {name}")
+            deadline = time.monotonic() + WAIT_S
+            while len(self._describe([s.name for s in missing])) < len({s.name for s in missing}):
+                if time.monotonic() > deadline:
+                    raise UnreachableError(f"new topics have no leader after {WAIT_S} s. Check the brokers.")
+                time.sleep(0.05)
+        self.check_topics(specs)
+
+    def check_topics(self, specs: Sequence[TopicSpec]) -> None:
+        counts = self._describe([spec.name for spec in specs])
+        wrong = [f"{spec.name} is missing" for spec in specs if spec.name not in counts]
+        there = [spec for spec in specs if spec.name in counts]
+        resources = [kafka.ConfigResource(kafka.ResourceType.TOPIC, spec.name) for spec in there]
+        try:
+            answers = self.admin.describe_configs(resources).items() if resources else ()
+            settings = {resource.name: future.result(WAIT_S) for resource, future in answers}
+        except KafkaException as error:
+            raise_ours(error, "reading the settings of topics")
+        for spec in there:
+            policy = settings[spec.name]["cleanup.policy"].value
+            if counts[spec.name] != spec.partitions:
+                wrong.append(f"{spec.name} has {counts[spec.name]} partitions, not {spec.partitions}")
+            elif policy != spec.config.get("cleanup.policy", "delete"):
+                wanted = spec.config.get("cleanup.policy", "delete")
+                wrong.append(f"{spec.name} has cleanup.policy {policy}, not {wanted}")
+        if wrong:
+            raise TopicError("; ".join(wrong) + ". Create them with `millrace topics`, or use another namespace.")
+
+    def starts(self, topic: str) -> dict[int, int]:
+        return {p: at for (_, p), at in self._offsets(self._all(topic), kafka.OffsetSpec.earliest()).items()}
+
+    def ends(self, topic: str) -> dict[int, int]:
+        return {p: at for (_, p), at in self._offsets(self._all(topic), kafka.OffsetSpec.latest()).items()}
+
+    def _all(self, topic: str) -> list[Where]:
+        return [(topic, p) for p in range(self.partitions(topic))]
+
+    def _offsets(self, wheres: Sequence[Where], spec: Any) -> dict[Where, int]:
+        if not wheres:
+            return {}
+        asked = {TopicPartition(*where): spec for where in wheres}
+        level = IsolationLevel.READ_COMMITTED
+        try:
+            answers = self.admin.list_offsets(asked, isolation_level=level, request_timeout=WAIT_S)
+            return {(tp.topic, tp.partition): future.result(WAIT_S).offset for tp, future in answers.items()}
+        except KafkaException as error:
+            raise_ours(error, "asking for offsets")
+
+    # -- reading
+
+    @contextmanager
+    def _reader(self) -> Iterator[Consumer]:
+        with self._lock:
+            reader = self._idle.pop() if self._idle else None
+        if reader is None:
+            reader = Consumer({**reading(self._base), "enable.partition.eof": True, "fetch.wait.max.ms": 5})
+        try:
+            yield reader
+        except KafkaException as error:
+            raise_ours(error, "reading")
+        finally:
+            reader.unassign()
+            with self._lock:
+                self._idle.append(reader)
+
+    def read(self, topic: str, partition: int, start: int = 0, end: int | None = None) -> Iterator[Record]:
+        stable = self.ends(topic)[partition]
+        stop = stable if end is None else min(end, stable)
+        first = max(start, self.starts(topic)[partition])
+        return self._read(topic, partition, first, stop) if first < stop else iter(())
+
+    def _read(self, topic: str, partition: int, first: int, stop: int) -> Iterator[Record]:
+        with self._reader() as reader:
+            reader.assign([TopicPartition(topic, partition, first)])
+            for messages in _answers(reader, 1000):
+                for record in records_of(messages, f"reading {topic}[{partition}]"):
+                    if record.offset >= stop:
+                        return
+                    yield record
+                    if record.offset + 1 >= stop:
+                        return
+                if any(_at_end(message) for message in messages):
+                    return
+
+    def fetch(self, places: Sequence[Place]) -> list[Record | None]:
+        wanted: dict[Where, list[int]] = {}
+        for topic, partition, offset in sorted(set(places)):
+            wanted.setdefault((topic, partition), []).append(offset)
+        starts = self._offsets(list(wanted), kafka.OffsetSpec.earliest())
+        ends = self._offsets(list(wanted), kafka.OffsetSpec.latest())
+        found: dict[Place, Record] = {}
+        for where, offsets in wanted.items():
+            kept = [offset for offset in offsets if starts[where] <= offset < ends[where]]
+            for run in _runs(kept):
+                for record in self._read(*where, run[0], run[-1] + 1):
+                    found[record.place] = record
+        return [found.get(Place(*place)) for place in places]
+
+    def tail(self, positions: Mapping[Where, int]) -> Tail:
+        return KafkaTail(self._base, positions)
+
+    def member(
+        self,
+        group: str,
+        topic: str,
+        *,
+        client_id: str = "",
+        on_assign: OnAssign | None = None,
+        on_revoke: OnRevoke | None = None,
+        assignor: str = "cooperative-sticky",
+        session_timeout_s: float | None = None,
+        max_poll_interval_s: float = 300.0,
+    ) -> Member:
+        self.partitions(topic)
+        base = {**self._base, "client.id": client_id} if client_id else self._base
+        session = session_timeout_s or self._session_timeout_s
+        return KafkaMember(base, group, topic, on_assign, on_revoke, assignor, session, max_poll_interval_s)
+
+    # -- writing
+
+    def publisher(self) -> Publisher:
+        return KafkaPublisher(self._base)
+
+    def transactor(self, transactional_id: str) -> Transactor:
+        return KafkaTransactor(self._base, transactional_id)
+
+    # -- groups
+
+    def group(self, group: str) -> GroupView:
+        try:
+            found = self.admin.describe_consumer_groups([group], request_timeout=WAIT_S)[group].result(WAIT_S)
+        except KafkaException as error:
+            if error.args[0].code() == KafkaError.GROUP_ID_NOT_FOUND:
+                return GroupView(True, ())
+            raise_ours(error, f"describing group {group}")
+        rows = tuple(
+            GroupMember(
+                m.member_id,
+                m.client_id,
+                m.host,
+                frozenset((tp.topic, tp.partition) for tp in m.assignment.topic_partitions),
+            )
+            for m in found.members
+        )
+        calm = (ConsumerGroupState.STABLE, ConsumerGroupState.EMPTY, ConsumerGroupState.DEAD)
+        return GroupView(found.state in calm, rows)
+
+    def expel(self, group: str, member_id: str) -> bool:
+        """Sends LeaveGroup in the member's name: the client library has no call for it. Plaintext listeners only;
+        with TLS or SASL the session timeout does it, and this returns False."""
+        if self._options.get("security.protocol", "PLAINTEXT").upper() != "PLAINTEXT":
+            return False
+        try:
+            found = self.admin.describe_consumer_groups([group], request_timeout=WAIT_S)[group].result(WAIT_S)
+        except KafkaException as error:
+            raise_ours(error, f"describing group {group}")
+        request = struct.pack(">hhi", 13, 0, 1) + _text("millrace") + _text(group) + _text(member_id)
+        try:
+            with socket.create_connection((found.coordinator.host, found.coordinator.port), 5) as wire:
+                wire.sendall(struct.pack(">i", len(request)) + request)
+                answer = wire.makefile("rb").read(10)
+        except OSError as error:
+            raise UnreachableError(f"the coordinator of {group} does not answer: {error}. Try again.") from error
+        return len(answer) == 10 and struct.unpack(">h", answer[8:])[0] == 0
+
+    def close(self) -> None:
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for reader in idle:
+            reader.close()
+
+
+def _text(value: str) -> bytes:
+    data = value.encode()
+    return struct.pack(">h", len(data)) + data
+
+
+def _at_end(message: Any) -> bool:
+    return message.error() is not None and message.error().code() == KafkaError._PARTITION_EOF
+
+
+def _answers(reader: Consumer, size: int) -> Iterator[list[Any]]:
+    """What an assigned reader returns, as long as it returns something."""
+    deadline = time.monotonic() + WAIT_S
+    while time.monotonic() < deadline:
+        messages = take(reader, size, 1.0)
+        if messages:
+            deadline = time.monotonic() + WAIT_S
+            yield messages
+    raise UnreachableError(f"no answer in {WAIT_S} s while reading. Check that the broker is up (`millrace doctor`).")
+
+
+def _runs(offsets: Sequence[int]) -> list[list[int]]:
+    """Offsets in ascending order, cut where seeking is cheaper than reading on."""
+    runs: list[list[int]] = []
+    for offset in offsets:
+        if runs and offset - runs[-1][-1] <= SKIP:
+            runs[-1].append(offset)
+        else:
+            runs.append([offset])
+    return runs

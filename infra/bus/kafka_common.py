@@ -1,0 +1,147 @@
+"""What the Kafka clients share: configuration, errors as ours, messages as records, places to begin."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, KafkaError, KafkaException
+
+from infra.bus.base import EARLIEST, LATEST, NO_HEADERS, Record
+from infra.errors import BusError, FencedError, TooLargeError, TopicError, UnreachableError
+
+log = logging.getLogger(__name__)
+
+WAIT_S = 30.0
+"""how long anything may take before the broker counts as unreachable"""
+
+FENCED = {
+    KafkaError._FENCED,
+    KafkaError._FATAL,
+    KafkaError.PRODUCER_FENCED,
+    KafkaError.INVALID_PRODUCER_EPOCH,
+    KafkaError.TRANSACTION_COORDINATOR_FENCED,
+}
+MISSING = {KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION, KafkaError.UNKNOWN_TOPIC_OR_PART}
+TOO_LARGE = {KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE, KafkaError.INVALID_MSG_SIZE}
+PASSING = {
+    KafkaError._TRANSPORT,
+    KafkaError._ALL_BROKERS_DOWN,
+    KafkaError._RESOLVE,
+    KafkaError._TIMED_OUT,
+    KafkaError._TIMED_OUT_QUEUE,
+    KafkaError._MSG_TIMED_OUT,
+    KafkaError._PURGE_QUEUE,
+    KafkaError._PURGE_INFLIGHT,
+    KafkaError._WAIT_COORD,
+    KafkaError._IN_PROGRESS,
+    KafkaError.REQUEST_TIMED_OUT,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    KafkaError.NOT_COORDINATOR,
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.CONCURRENT_TRANSACTIONS,
+    KafkaError.UNSTABLE_OFFSET_COMMIT,
+}
+
+
+def translated(error: KafkaError, what: str) -> BusError:
+    """Our error for a client's error that happened while doing `what`."""
+    code, text = error.code(), f"{what}: {error.str()}"
+    if code in FENCED or error.fatal():
+        return FencedError(f"{text}. Drop this transactor and restore from the log.")
+    if code in MISSING:
+        return TopicError(f"{text}. Create the topics with `millrace topics`.")
+    if code in TOO_LARGE:
+        return TooLargeError(f"{text}. Store the record as a claim.")
+    if code in PASSING or error.retriable():
+        return UnreachableError(f"{text}. Check that the broker is up and reachable (`millrace doctor`).")
+    return BusError(text)
+
+
+def raise_ours(error: KafkaException, what: str) -> NoReturn:
+    """Raise a client's exception as ours."""
+    raise translated(error.args[0], what) from error
+
+
+def common(bootstrap: str, options: Mapping[str, Any], client_id: str) -> dict[str, Any]:
+    """Configuration of every client. `options` are librdkafka's names (SASL, TLS ...) and win."""
+
+    def on_error(error: KafkaError) -> None:
+        log.debug("%s: %s", client_id or "kafka", error.str())
+
+    return {
+        "bootstrap.servers": bootstrap,
+        "client.id": client_id or "millrace",
+        "error_cb": on_error,
+        "log_level": 2,
+        "reconnect.backoff.ms": 50,
+        "reconnect.backoff.max.ms": 1000,
+        "topic.metadata.refresh.interval.ms": 60_000,
+        **options,
+    }
+
+
+def reading(base: Mapping[str, Any]) -> dict[str, Any]:
+    """Configuration of every reader: committed records only, and never a silent jump when records are gone."""
+    return {
+        "group.id": "millrace-readers",
+        "enable.auto.commit": False,
+        "isolation.level": "read_committed",
+        "auto.offset.reset": "error",
+        "queued.max.messages.kbytes": 32_768,
+        "fetch.error.backoff.ms": 50,
+        **base,
+    }
+
+
+def writing(base: Mapping[str, Any]) -> dict[str, Any]:
+    """Configuration of every writer."""
+    return {
+        "acks": "all",
+        "enable.idempotence": True,
+        "compression.type": "lz4",
+        "linger.ms": 2,
+        "partitioner": "murmur2_random",
+        "queue.buffering.max.kbytes": 262_144,
+        **base,
+    }
+
+
+def offset_for(position: int) -> int:
+    """Kafka's number for one of ours: EARLIEST and LATEST are numbered the other way round."""
+    return {EARLIEST: OFFSET_BEGINNING, LATEST: OFFSET_END}.get(position, position)
+
+
+def record_of(message: Any) -> Record:
+    """A message that is no error, as a record."""
+    headers = message.headers()
+    return Record(
+        message.topic(),
+        message.partition(),
+        message.offset(),
+        message.key() or b"",
+        message.value(),
+        {name: value or b"" for name, value in headers} if headers else NO_HEADERS,
+        message.timestamp()[1] * 1000,
+    )
+
+
+def records_of(messages: list[Any], what: str) -> list[Record]:
+    """The records among what a consumer returned. Raises TopicError when the position is gone, BusError when fatal.
+
+    What the client gets over by itself (lost connections, rebalances) is only logged."""
+    found = []
+    for message in messages:
+        error = message.error()
+        if error is None:
+            found.append(record_of(message))
+        elif error.code() == KafkaError._AUTO_OFFSET_RESET:
+            raise TopicError(f"{what}: records at the position were deleted ({error.str()}). Keep the topic longer.")
+        elif error.fatal() or error.code() in MISSING:
+            raise translated(error, what)
+        else:
+            log.debug("%s: %s", what, error.str())
+    return found

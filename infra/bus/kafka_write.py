@@ -1,0 +1,218 @@
+"""Writing to Kafka: the publisher and the transactor.
+
+Invariants: every write is idempotent and acknowledged by all replicas; a transaction lives at most `TRANSACTION_S`, so
+that a dead owner holds readers up no longer; an error whose outcome is unknown is never retried as if it had failed.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
+from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_exponential
+
+from infra import faults
+from infra.bus.base import MemberToken, Outgoing, Place, Publisher, Sent, Transactor
+from infra.bus.kafka_common import WAIT_S, raise_ours, translated, writing
+from infra.errors import BusError, RefusedError, UnreachableError
+
+TRANSACTION_S = 10.0
+
+MOVED_ON = {
+    KafkaError.ILLEGAL_GENERATION,
+    KafkaError.UNKNOWN_MEMBER_ID,
+    KafkaError.FENCED_INSTANCE_ID,
+    KafkaError.REBALANCE_IN_PROGRESS,
+}
+
+
+def _retriable(error: BaseException) -> bool:
+    return isinstance(error, KafkaException) and bool(error.args[0].retriable()) and not error.args[0].fatal()
+
+
+def _retrying(seconds: float) -> Retrying:
+    """Calls that the client says are safe to repeat: the same transaction step, not the transaction."""
+    return Retrying(
+        retry=retry_if_exception(_retriable),
+        stop=stop_after_delay(seconds),
+        wait=wait_exponential(0.02, max=0.5),
+        reraise=True,
+    )
+
+
+def _hand_over(producer: Producer, out: Outgoing, on_delivery: Any) -> None:
+    """Give a record to the client, waiting while its queue is full."""
+    headers: list[Any] = list(out.headers.items())
+    partition = -1 if out.partition is None else out.partition
+    while True:
+        try:
+            producer.produce(out.topic, out.value, out.key, partition, on_delivery, headers=headers)
+            return
+        except BufferError:
+            producer.poll(0.05)
+
+
+def _place(message: Any) -> Place:
+    return Place(message.topic(), message.partition(), message.offset())
+
+
+class KafkaPublisher(Publisher):
+    """A producer with a thread of its own for the delivery reports."""
+
+    def __init__(self, base: Mapping[str, Any]) -> None:
+        self._producer = Producer({**writing(base), "linger.ms": 1})
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._serve, name="kafka-publisher", daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        while not self._closed.is_set():
+            self._producer.poll(0.1)
+
+    def publish(self, out: Outgoing) -> Future[Place]:
+        future: Future[Place] = Future()
+
+        def answered(error: KafkaError | None, message: Any) -> None:
+            if error is None:
+                future.set_result(_place(message))
+            else:
+                future.set_exception(translated(error, f"writing to {out.topic}"))
+
+        try:
+            _hand_over(self._producer, out, answered)
+        except KafkaException as error:
+            future.set_exception(translated(error.args[0], f"writing to {out.topic}"))
+        return future
+
+    def flush(self, timeout_s: float = WAIT_S) -> None:
+        left = self._producer.flush(timeout_s)
+        if left:
+            raise UnreachableError(f"{left} records are unanswered after {timeout_s} s. Check the broker, then resend.")
+
+    def close(self) -> None:
+        if not self._closed.is_set():
+            self._closed.set()
+            self._thread.join()
+            self._producer.close()
+
+
+class KafkaTransactor(Transactor):
+    """One producer of one transactional id. The id is fenced when the constructor returns."""
+
+    def __init__(self, base: Mapping[str, Any], transactional_id: str) -> None:
+        self._id = transactional_id
+        self._failed: KafkaError | None = None
+        self._open = False
+        self._dead = False
+        self._closed = False
+        config = {"transactional.id": transactional_id, "transaction.timeout.ms": int(TRANSACTION_S * 1000)}
+        self._producer = Producer({**writing(base), **config})
+        faults.point("transactor.before_fence")
+        try:
+            for attempt in _retrying(WAIT_S):
+                with attempt:
+                    self._producer.init_transactions(WAIT_S)
+        except KafkaException as error:
+            self._producer.close()
+            raise_ours(error, f"fencing {transactional_id}")
+        faults.point("transactor.after_fence")
+
+    def begin(self) -> None:
+        self._failed = None
+        try:
+            self._producer.begin_transaction()
+        except KafkaException as error:
+            self._give_up(error, "beginning a transaction")
+        self._open = True
+
+    def send(self, out: Outgoing, *, placed: bool = True) -> Sent:
+        sent = Sent()
+
+        def answered(error: KafkaError | None, message: Any) -> None:
+            if error is None:
+                sent.fill(_place(message))
+            else:
+                self._failed = self._failed or error
+
+        try:
+            _hand_over(self._producer, out, answered if placed else self._answered)
+        except KafkaException as error:
+            self._give_up(error, f"writing to {out.topic}")
+        return sent
+
+    def _answered(self, error: KafkaError | None, message: Any) -> None:
+        if error is not None:
+            self._failed = self._failed or error
+
+    def flush(self) -> None:
+        try:
+            left = self._producer.flush(TRANSACTION_S)
+        except KafkaException as error:
+            self._give_up(error, "flushing")
+        if self._failed is not None:
+            failed = self._failed
+            self.abort()
+            raise translated(failed, f"writing as {self._id}")
+        if left:
+            raise UnreachableError(f"{left} records of {self._id} are unanswered: open a new transactor")
+
+    def commit(self, offsets: Mapping[tuple[str, int], int], member: MemberToken | None) -> None:
+        try:
+            if offsets:
+                if member is None:
+                    raise ValueError("offsets are committed on behalf of a member: pass its token")
+                moved = [TopicPartition(topic, partition, at) for (topic, partition), at in offsets.items()]
+                for attempt in _retrying(TRANSACTION_S):
+                    with attempt:
+                        self._producer.send_offsets_to_transaction(moved, member.raw, TRANSACTION_S)
+            faults.point("transactor.after_offsets")
+            for attempt in _retrying(TRANSACTION_S):
+                with attempt:
+                    self._producer.commit_transaction(TRANSACTION_S)
+        except KafkaException as error:
+            self._give_up(error, "committing")
+        self._open = False
+
+    def abort(self) -> None:
+        if not self._open:
+            return
+        try:
+            self._producer.abort_transaction(TRANSACTION_S)
+        except KafkaException as error:
+            self._dead |= error.args[0].fatal()
+            raise_ours(error, f"aborting as {self._id}")
+        self._open = False
+
+    def _give_up(self, error: KafkaException, what: str) -> None:
+        """Raise what an error means; a transaction that can be aborted is."""
+        cause = error.args[0]
+        text = f"{what} as {self._id}"
+        self._dead |= cause.fatal()
+        if cause.fatal() or not cause.txn_requires_abort():
+            raise_ours(error, text)
+        self._open = True
+        self.abort()
+        if cause.code() in MOVED_ON:
+            raise RefusedError(f"{text}: {cause.str()}. The group moved on: poll again.") from error
+        found = translated(self._failed or cause, text)
+        known = (
+            found if type(found) is not BusError else UnreachableError(f"{text}: {cause.str()}: open a new transactor")
+        )
+        raise known from error
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        if self._open and not self._dead:
+            # Letting go: what cannot be aborted now, the next owner's fence or the timeout settles.
+            with suppress(BusError):
+                self.abort()
+        if not self._dead:  # a fenced client would only repeat its error; forgetting it frees it
+            self._producer.purge()
+            self._producer.close()
+        del self._producer
