@@ -1,0 +1,56 @@
+"""What a client is told when a request cannot be served, in OpenAI's shape."""
+
+from __future__ import annotations
+
+import orjson
+from starlette.responses import Response
+
+from infra.errors import EngineError, EngineRejected, EngineTimeout, GatewayError
+
+
+class ApiError(GatewayError):
+    """A refusal with its HTTP status. `type` and `code` are what OpenAI clients switch on."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str | None = None,
+        param: str | None = None,
+        type: str = "invalid_request_error",
+        retry_after_s: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.param = param
+        self.type = type
+        self.retry_after_s = retry_after_s
+
+    def body(self) -> bytes:
+        """The error as JSON."""
+        error = {"message": str(self), "type": self.type, "param": self.param, "code": self.code}
+        return orjson.dumps({"error": error})
+
+    def response(self) -> Response:
+        """The error as a response."""
+        headers = {"retry-after": str(self.retry_after_s)} if self.retry_after_s is not None else None
+        return Response(self.body(), self.status, headers, "application/json")
+
+
+def bad_request(message: str, *, param: str | None = None, code: str | None = None) -> ApiError:
+    """The client must change its request."""
+    return ApiError(400, message, param=param, code=code)
+
+
+def of_engine(error: EngineError) -> ApiError:
+    """What an engine's failure means to the client: its own mistake (4xx), or try again (502, 503, 504)."""
+    match error:
+        case EngineRejected():
+            status = error.status if 400 <= error.status < 500 else 400
+            return ApiError(status, str(error), code="engine_rejected")
+        case EngineTimeout():
+            return ApiError(504, str(error), type="server_error", code="engine_timeout")
+        case _:
+            return ApiError(502, str(error), type="server_error", code="engine_unavailable")

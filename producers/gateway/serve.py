@@ -1,0 +1,222 @@
+"""The process `millrace gateway`: one event loop with the server, the engines' clients and the capture log.
+
+Order of life: the capture log is opened and the sessions rebuilt before the port is; on SIGTERM the port is closed
+first, calls in flight end, then what was captured is sent on, and what could not be sent is sent by the next start."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import uvloop
+from granian.constants import Interfaces
+from granian.http import HTTP1Settings
+from granian.log import LogLevels
+from granian.server.embed import Server
+
+from infra.bus.base import Bus, Outgoing, Record
+from infra.bus.connect import connect
+from infra.claims import ClaimStore
+from infra.config import Settings
+from infra.errors import BusError, ConfigError
+from infra.topics import full_name
+from producers.capture.forwarder import Forwarder
+from producers.capture.log import CaptureLog
+from producers.engines.base import Engine
+from producers.gateway.app import make_app
+from producers.gateway.fleet import Fleet
+from producers.gateway.gateway import Gateway
+from producers.gateway.options import Options
+from producers.gateway.recorder import Recorder
+from producers.gateway.rendering.base import Renderer
+from producers.gateway.rendering.template import TemplateRenderer
+from producers.gateway.rendering.tokenizer import ChatTokenizer
+from producers.gateway.sessions import Sessions
+from schemas import codec
+from schemas.ids import new_id, now_micros
+
+logger = logging.getLogger(__name__)
+
+BEAT_S = 2.0
+TTL_S = 8.0
+
+
+def run(settings: Settings) -> None:
+    """Serve until SIGTERM or SIGINT."""
+    with connect(settings) as bus:
+        uvloop.run(_run(settings, bus))
+
+
+async def _run(settings: Settings, bus: Bus) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    options = Options.of(settings)
+    renderer = await asyncio.to_thread(load_renderer, settings, bus, stop)
+    if renderer is None:
+        return
+    log = CaptureLog(settings.gateway.capture_dir, max_waiting=settings.gateway.capture_max_bytes)
+    sessions = Sessions(log.folder, options.policy)
+    live = sessions.rebuild(log)
+    logger.info("%s: %d live sessions, %d bytes to send", log.source, live, log.waiting)
+    fleet = Fleet(options.policy, _make_engine, (settings.gateway.engine_url.rstrip("/"),))
+    gateway = Gateway(options, sessions, Recorder(log), fleet, renderer)
+    forwarder = Forwarder(
+        log,
+        bus,
+        full_name(settings.namespace, "raw"),
+        ClaimStore(settings.claims),
+        retention_s=settings.topics.short_hours * 3600,
+    )
+    forwarder.start()
+    watch = WorkersWatch(bus, full_name(settings.namespace, "workers"), loop, fleet.observe)
+    watch.start()
+    beat = asyncio.create_task(_beat(settings, bus))
+    try:
+        await serve(gateway, settings.gateway.host, settings.gateway.port, stop)
+    finally:
+        beat.cancel()
+        watch.close()
+        await fleet.close()
+        await asyncio.to_thread(forwarder.close)
+        log.close()
+
+
+async def serve(
+    gateway: Gateway, host: str, port: int, stop: asyncio.Event, ready: Callable[[], None] = lambda: None
+) -> None:
+    """Serve `gateway` over HTTP until `stop` is set."""
+    server = Server(
+        make_app(gateway),
+        host,
+        port,
+        interface=Interfaces.ASGINL,
+        websockets=False,
+        log_level=LogLevels.warning,
+        backlog=1024,
+        http1_settings=HTTP1Settings(header_read_timeout=30_000),
+    )
+    serving = asyncio.create_task(server.serve())
+    reaper = asyncio.create_task(gateway.reap())
+    stopping = asyncio.create_task(stop.wait())
+    ready()
+    try:
+        await asyncio.wait((serving, stopping, reaper), return_when=asyncio.FIRST_COMPLETED)
+        if reaper.done():
+            reaper.result()
+    finally:
+        stopping.cancel()
+        reaper.cancel()
+        if not serving.done():
+            server.main_loop_interrupt.set()
+            server.interrupt_signal = True
+        await serving
+
+
+def load_renderer(settings: Settings, bus: Bus, stop: asyncio.Event | threading.Event) -> Renderer | None:
+    """The renderer of the policy's model: its tokenizer lies beside its weights. Waits for version 0, None on `stop`.
+
+    Raises ConfigError for a renderer that this gateway does not have."""
+    if settings.gateway.renderer not in ("auto", "template"):
+        raise ConfigError(f"[gateway] renderer {settings.gateway.renderer!r} is not supported: use auto or template")
+    topic = full_name(settings.namespace, f"{settings.policy.name}.weights")
+    said = False
+    while not stop.is_set():
+        with suppress(BusError):
+            for record in bus.read(topic, 0):
+                event = codec.decode_as("WeightVersion", record.value or b"")
+                tokenizer = ChatTokenizer(Path(event["uri"].removeprefix("file://")))
+                return TemplateRenderer(
+                    tokenizer, tokenizer_hash=event["tokenizer_hash"], template_hash=event["template_hash"]
+                )
+        if not said:
+            logger.warning("policy %s has no version yet: `millrace policy create` makes one", settings.policy.name)
+            said = True
+        threading.Event().wait(0.5)
+    return None
+
+
+class WorkersWatch:
+    """Follows `workers` in a thread and hands each status to `observe` in the event loop."""
+
+    def __init__(
+        self, bus: Bus, topic: str, loop: asyncio.AbstractEventLoop, observe: Callable[[dict[str, object]], None]
+    ) -> None:
+        self._bus = bus
+        self._topic = topic
+        self._loop = loop
+        self._observe = observe
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="workers-watch", daemon=True)
+
+    def start(self) -> None:
+        """Begin to follow, from the first status kept."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop. Idempotent."""
+        self._stop.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        position = -1
+        while not self._stop.is_set():
+            try:
+                with self._bus.tail({(self._topic, 0): position}) as tail:
+                    while not self._stop.is_set():
+                        for record in tail.poll(500, 0.2):
+                            self._hand_over(record)
+                        position = tail.positions()[(self._topic, 0)]
+            except BusError as error:
+                logger.warning("following %s stopped, again in 1 s: %s", self._topic, error)
+                self._stop.wait(1.0)
+
+    def _hand_over(self, record: Record) -> None:
+        if record.value is not None:
+            status = codec.decode_as("WorkerStatus", record.value)
+            with suppress(RuntimeError):  # the loop was closed: nobody listens any more
+                self._loop.call_soon_threadsafe(self._observe, status)
+
+
+async def _beat(settings: Settings, bus: Bus) -> None:
+    """Say that this gateway is alive."""
+    incarnation, name = new_id(), f"gateway-{settings.gateway.port}"
+    topic = full_name(settings.namespace, "workers")
+    with bus.publisher() as publisher:
+        while True:
+            now = now_micros()
+            status = {
+                "worker": name,
+                "incarnation": incarnation,
+                "role": "gateway",
+                "state": "serving",
+                "policy": settings.policy.name,
+                "version": None,
+                "label": None,
+                "url": f"http://{settings.gateway.host}:{settings.gateway.port}",
+                "host": socket.gethostname(),
+                "pid": os.getpid(),
+                "error": None,
+                "expires_at": now + int(TTL_S * 1e6),
+                "time": now,
+            }
+            publisher.publish(Outgoing(topic, f"{name}/{incarnation}".encode(), codec.encode("WorkerStatus", status)))
+            await asyncio.sleep(BEAT_S)
+
+
+def _make_engine(url: str) -> Engine:
+    from producers.engines.vllm import VllmEngine
+
+    if urlsplit(url).scheme not in ("http", "https"):
+        raise ConfigError(f"[gateway] engine_url {url!r} must begin with http:// or https://")
+    return VllmEngine(url)

@@ -1,0 +1,106 @@
+"""One episode as the gateway knows it: who it belongs to, where its chain stands, what may continue.
+
+Invariants: `step` and `link` only move when an event is in the capture log, so steps are dense and the chain unbroken
+even over a full disk; the same folds (`begun`, `followed`) build a session live and from the log."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from infra.chain import START
+from producers.gateway.lineage import Lineages
+from producers.gateway.rendering.base import Message
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """One trajectory. `id` is its trajectory id; `start` is the body of its episode_started."""
+
+    id: str
+    tenant: str
+    policy: str
+    group: str
+    root: str
+    attempt: str
+    split: str
+    start: dict[str, Any]
+    parent: str | None = None
+    spawn_call: str | None = None
+    defaults: dict[str, Any] = field(default_factory=dict)
+    step: int = 0
+    link: bytes = START
+    whole: bool = True
+    gap_open: bool = False
+    ended: bool = False
+    lineages: Lineages = field(default_factory=Lineages)
+    rewards: set[str] = field(default_factory=set)
+    calls: dict[str, asyncio.Task[Any]] = field(default_factory=dict)
+    digests: list[bytes] = field(default_factory=list)
+    engine: str | None = None
+    said: str | None = None
+    alias: str | None = None
+    touched: float = field(default_factory=time.monotonic)
+
+    @property
+    def granted(self) -> bool:
+        """Whether a grant asked for this episode, so that its versions are bounded."""
+        return self.start["ticket"] is not None
+
+    @property
+    def key(self) -> str:
+        """The key of its events."""
+        return f"{self.tenant}/{self.group}"
+
+    @property
+    def busy(self) -> bool:
+        """Whether a call is in flight."""
+        return bool(self.calls)
+
+    def touch(self) -> None:
+        """The episode is alive."""
+        self.touched = time.monotonic()
+
+    def followed(self, kind: str, step: int, link: bytes) -> None:
+        """An event of this trajectory is in the log."""
+        self.step, self.link = step + 1, link
+        if kind == "gap":
+            self.whole = False
+        elif kind == "episode_ended":
+            self.ended = True
+
+    def shrink(self) -> None:
+        """Keep only what a late reward needs."""
+        self.lineages = Lineages()
+        self.digests.clear()
+        self.start = {**self.start, "task": ""}
+        self.said = None
+
+
+def begun(event: Mapping[str, Any], body: Mapping[str, Any]) -> Session:
+    """The session that an episode_started event begins."""
+    return Session(
+        id=event["trajectory"],
+        tenant=event["tenant"],
+        policy=event["policy"],
+        group=event["group"],
+        root=event["root_trajectory"],
+        attempt=event["attempt"],
+        split=event["split"],
+        start=dict(body),
+        parent=event["parent_trajectory"],
+        spawn_call=event["spawn_call"],
+    )
+
+
+def to_reply(message: Mapping[str, Any]) -> Message:
+    """The assistant message of a response as the lineages keep it."""
+    out: dict[str, Any] = {"role": "assistant", "content": message.get("content") or ""}
+    if message.get("tool_calls"):
+        out["tool_calls"] = message["tool_calls"]
+    if message.get("reasoning_content"):
+        out["reasoning_content"] = message["reasoning_content"]
+    return out

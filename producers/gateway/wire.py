@@ -1,0 +1,199 @@
+"""What clients send: OpenAI's chat request, typed, and what of it this gateway serves.
+
+Policy for fields: what changes sampling in a way that is not served is refused with 400, never ignored; what changes
+nothing here (`user`, `metadata`, ...) is accepted and kept with the captured request; an unknown field of the request
+is refused as OpenAI does; unknown keys inside messages are ignored, since frameworks add their own."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+import orjson
+
+from producers.engines.base import Sampling
+from producers.gateway.errors import ApiError, bad_request
+from producers.gateway.rendering.base import Message, Tools
+
+MAX_CHOICES = 128
+
+
+class FunctionIn(msgspec.Struct):
+    """Name and arguments of a call; some clients echo the arguments as an object."""
+
+    name: str
+    arguments: str | dict[str, Any] = ""
+
+
+class CallIn(msgspec.Struct):
+    """A tool call echoed by the client."""
+
+    function: FunctionIn
+    id: str = ""
+    type: str = "function"
+
+
+class MessageIn(msgspec.Struct):
+    """One message of the conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[dict[str, Any]] | None = None
+    tool_calls: list[CallIn] | None = None
+    tool_call_id: str | None = None
+    name: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+
+
+class StreamOptions(msgspec.Struct):
+    """Only `include_usage` has an effect."""
+
+    include_usage: bool = False
+
+
+class ChatRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """OpenAI's chat completion request, with vLLM's `top_k`."""
+
+    model: str
+    messages: list[MessageIn]
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    n: int | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: dict[str, Any] | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    verbosity: str | None = None
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The stop strings as a tuple."""
+        return () if self.stop is None else (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    @property
+    def offered(self) -> Tools:
+        """The tools that the template shows, None when there are none."""
+        return self.tools or None
+
+
+_decoder = msgspec.json.Decoder(ChatRequest)
+
+
+def parse_chat(body: bytes) -> ChatRequest:
+    """The request. Raises ApiError 400 for what is no JSON, has wrong types, or asks for what is not served."""
+    try:
+        request = _decoder.decode(body)
+    except msgspec.ValidationError as error:
+        message, _, path = str(error).partition(" - at `$")
+        if "unknown field" in message:
+            field = message.rsplit("`", 2)[1]
+            raise bad_request(f"Unrecognized request argument supplied: {field}", param=field) from None
+        raise bad_request(message, param=path.strip("`.") or None) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise bad_request(f"The body is not valid JSON: {error}") from None
+    _check(request)
+    return request
+
+
+def to_sampling(request: ChatRequest, defaults: dict[str, Any], room: int) -> Sampling:
+    """How to sample; a session's `defaults` fill what the request leaves open, `room` is what the context has left.
+
+    Raises ApiError 400 when the prompt fills the context, EngineRejected for values no engine takes."""
+    if room < 1:
+        raise bad_request(
+            "The conversation is longer than the model's context", param="messages", code="context_length_exceeded"
+        )
+    asked = request.max_completion_tokens if request.max_completion_tokens is not None else request.max_tokens
+
+    def pick(value: Any, name: str, default: Any) -> Any:
+        return value if value is not None else defaults.get(name, default)
+
+    return Sampling(
+        max_tokens=asked if asked is not None else min(int(defaults.get("max_tokens", room)), room),
+        temperature=float(pick(request.temperature, "temperature", 1.0)),
+        top_p=float(pick(request.top_p, "top_p", 1.0)),
+        top_k=int(pick(request.top_k, "top_k", 0)),
+        seed=pick(request.seed, "seed", None),
+        stop=request.stops,
+        n=request.n or 1,
+        top_logprobs=request.top_logprobs or 0,
+    )
+
+
+def to_messages(request: ChatRequest) -> list[Message]:
+    """The messages as templates and match keys want them: text content, arguments as text.
+
+    Raises ApiError 400 for content that is no text."""
+    return [_message(message, at) for at, message in enumerate(request.messages)]
+
+
+def _message(message: MessageIn, at: int) -> Message:
+    out: dict[str, Any] = {"role": message.role, "content": _text(message.content, at)}
+    if message.tool_calls:
+        out["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": _plain(call)}}
+            for call in message.tool_calls
+        ]
+    for name in ("tool_call_id", "name"):
+        if (value := getattr(message, name)) is not None:
+            out[name] = value
+    thoughts = message.reasoning_content or message.reasoning
+    if thoughts:
+        out["reasoning_content"] = thoughts
+    return out
+
+
+def _plain(call: CallIn) -> str:
+    arguments = call.function.arguments
+    return arguments if isinstance(arguments, str) else orjson.dumps(arguments).decode()
+
+
+def _text(content: str | list[dict[str, Any]] | None, at: int) -> str:
+    if isinstance(content, str):
+        return content
+    parts: list[str] = []
+    for part in content or ():
+        text = part.get("text")
+        if part.get("type") not in ("text", "input_text", "output_text") or not isinstance(text, str):
+            raise bad_request(
+                f"Only text content is supported, not {part.get('type')!r}", param=f"messages[{at}].content"
+            )
+        parts.append(text)
+    return "".join(parts)
+
+
+def _check(request: ChatRequest) -> None:
+    choice = request.tool_choice
+    response_type = (request.response_format or {}).get("type", "text")
+    refusals: list[tuple[bool, str, str]] = [
+        (not request.messages, "messages", "at least one message is needed"),
+        (choice not in (None, "auto", "none"), "tool_choice", "only auto and none are supported: calls are not forced"),
+        (response_type != "text", "response_format", "only text is supported: outputs are not constrained"),
+        (bool(request.frequency_penalty), "frequency_penalty", "penalties are not supported"),
+        (bool(request.presence_penalty), "presence_penalty", "penalties are not supported"),
+        (bool(request.logit_bias), "logit_bias", "a bias is not supported"),
+        (not 1 <= (request.n or 1) <= MAX_CHOICES, "n", f"must be 1 to {MAX_CHOICES}"),
+        (bool(request.top_logprobs) and not request.logprobs, "top_logprobs", "needs logprobs: true"),
+        (len(request.stops) > 16 or not all(request.stops), "stop", "at most 16 strings, none of them empty"),
+    ]
+    for refused, param, why in refusals:
+        if refused:
+            raise ApiError(400, f"{param}: {why}", param=param, code="unsupported_parameter")

@@ -1,0 +1,223 @@
+"""A whole gateway on a free port inside the test's event loop, before a scripted engine and an in-memory bus."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from infra.bus.base import TopicSpec
+from infra.bus.memory import MemoryBus
+from infra.claims import ClaimStore
+from infra.errors import EngineError
+from infra.services.net import free_ports
+from producers.capture.forwarder import Forwarder
+from producers.capture.log import CaptureLog
+from producers.engines.base import Chunk, Engine, Sampling, Span, Usage
+from producers.gateway.fleet import Fleet
+from producers.gateway.gateway import Gateway
+from producers.gateway.options import Options
+from producers.gateway.recorder import Recorder
+from producers.gateway.rendering.base import Renderer
+from producers.gateway.serve import serve
+from producers.gateway.sessions import Sessions
+from schemas import codec
+from schemas.ids import now_micros
+
+POLICY = "policy"
+RAW = "t.raw"
+ENGINE = "http://engine.test"
+
+
+@dataclass
+class Asked:
+    """One request that the engine got, and what it gave back."""
+
+    prompt: list[int]
+    sampling: Sampling
+    ids: list[list[int]] = field(default_factory=list)
+
+
+Script = Callable[[list[int], Sampling, int], Sequence[int]]
+
+
+class ScriptedEngine(Engine):
+    """Answers with what `script(prompt, sampling, choice)` gives; log-probability of token t at position i is
+    -(t % 7) - i / 1000. `gate` holds each token back until it is released; `label` may change in between."""
+
+    kind = "scripted"
+
+    def __init__(self, script: Script, label: str = f"{POLICY}@0") -> None:
+        self.script = script
+        self.label = label
+        self.asked: list[Asked] = []
+        self.gate: asyncio.Semaphore | None = None
+        self.error: EngineError | None = None
+        self.break_after: int | None = None
+        self.finish: str | None = None
+        self.left_early = 0
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str, stream: bool = True
+    ) -> AsyncGenerator[Chunk, None]:
+        asked = Asked(list(prompt_ids), sampling)
+        self.asked.append(asked)
+        if self.error is not None and self.break_after is None:
+            raise self.error
+        done = False
+        try:
+            for choice in range(sampling.n):
+                ids = list(self.script(asked.prompt, sampling, choice))
+                finish = self.finish or ("stop" if len(ids) <= sampling.max_tokens else "length")
+                ids = ids[: sampling.max_tokens]
+                asked.ids.append(ids)
+                labels = []
+                for at, id in enumerate(ids):
+                    if self.gate is not None:
+                        await self.gate.acquire()
+                    if self.error is not None and at == self.break_after:
+                        raise self.error
+                    labels.append(self.label)
+                    if stream and at < len(ids) - 1:
+                        yield Chunk(choice, [id], [logprob(id, at)])
+                last = ids[-1:] if stream else ids
+                start = len(ids) - len(last)
+                usage = Usage(len(asked.prompt), sum(map(len, asked.ids)), 0) if choice == sampling.n - 1 else None
+                yield Chunk(
+                    choice,
+                    last,
+                    [logprob(id, start + at) for at, id in enumerate(last)],
+                    finish,
+                    None,
+                    spans(labels),
+                    usage,
+                )
+            done = True
+        finally:
+            self.left_early += not done
+
+    async def health(self) -> bool:
+        return True
+
+    async def weight_version(self) -> str:
+        return self.label
+
+    async def close(self) -> None:
+        pass
+
+
+def logprob(id: int, at: int) -> float:
+    return -float(id % 7) - at / 1000
+
+
+def spans(labels: Sequence[str]) -> tuple[Span, ...]:
+    out: list[Span] = []
+    for at, label in enumerate(labels):
+        if out and out[-1].label == label:
+            out[-1] = Span(label, out[-1].start, at + 1)
+        else:
+            out.append(Span(label, at, at + 1))
+    return tuple(out)
+
+
+@dataclass
+class World:
+    """What a test needs to look at."""
+
+    gateway: Gateway
+    log: CaptureLog
+    bus: MemoryBus
+    engine: Any
+    url: str
+    http: httpx.AsyncClient
+    forwarder: Forwarder
+
+    def acknowledge(self, version: int, *, state: str = "serving", incarnation: str = "one") -> None:
+        """As if the engine's reloader had said so."""
+        self.gateway.fleet.observe(status(version, state, incarnation))
+
+    def events(self, trajectory: str | None = None) -> list[dict[str, Any]]:
+        """Events of the capture log with decoded bodies under `data`, in order."""
+        out = []
+        for kept in self.log.read():
+            event = codec.decode_as("Event", kept.entry.value)
+            if trajectory in (None, event["trajectory"]):
+                out.append({**event, "data": codec.decode_body(event["kind"], event["body"])})
+        return out
+
+    def calls(self, trajectory: str | None = None) -> list[dict[str, Any]]:
+        return [event["data"] for event in self.events(trajectory) if event["kind"] == "model_call"]
+
+    async def start(self, **fields: Any) -> dict[str, str]:
+        """Start a session; returns session, api_key and base_url."""
+        answer = await self.http.post("/v1/sessions", json=fields)
+        assert answer.status_code == 200, answer.text
+        return dict(answer.json())
+
+    async def chat(self, messages: Any, key: str = "x", **fields: Any) -> httpx.Response:
+        body = {"model": "m", "messages": messages, **fields}
+        return await self.http.post(
+            "/v1/chat/completions", json=body, headers={"authorization": f"Bearer {key}"}, timeout=30
+        )
+
+
+def status(version: int | None, state: str = "serving", incarnation: str = "one", url: str = ENGINE) -> dict[str, Any]:
+    now = now_micros()
+    return {
+        "worker": "engine-0",
+        "incarnation": incarnation,
+        "role": "engine",
+        "state": state,
+        "policy": POLICY,
+        "version": version,
+        "label": None,
+        "url": url,
+        "host": "here",
+        "pid": 1,
+        "error": None,
+        "expires_at": now + 60_000_000,
+        "time": now,
+    }
+
+
+@asynccontextmanager
+async def world(
+    folder: Path, renderer: Renderer, engine: Any, *, log_options: dict[str, Any] | None = None, **options: Any
+) -> AsyncIterator[World]:
+    """Serve a gateway; its folder may be used again by another world afterwards."""
+    bus = MemoryBus()
+    bus.ensure_topics([TopicSpec(RAW, 2)])
+    log = CaptureLog(folder / "capture", **(log_options or {}))
+    sessions = Sessions(log.folder, POLICY)
+    sessions.rebuild(log)
+    fleet = Fleet(POLICY, lambda url: engine, (ENGINE,))
+    gateway = Gateway(Options(**{"policy": POLICY, **options}), sessions, Recorder(log), fleet, renderer)
+    forwarder = Forwarder(log, bus, RAW, ClaimStore(str(folder / "claims")))
+    forwarder.start()
+    stop, (port,) = asyncio.Event(), free_ports(1)
+    serving = asyncio.create_task(serve(gateway, "127.0.0.1", port, stop))
+    url = f"http://127.0.0.1:{port}"
+    async with httpx.AsyncClient(base_url=url, timeout=30) as http:
+        await _answers(http)
+        try:
+            yield World(gateway, log, bus, engine, url, http, forwarder)
+        finally:
+            stop.set()
+            await serving
+            await asyncio.to_thread(forwarder.close)
+            log.close()
+
+
+async def _answers(http: httpx.AsyncClient) -> None:
+    for _ in range(500):
+        try:
+            if (await http.get("/health")).status_code == 200:
+                return
+        except httpx.TransportError:
+            await asyncio.sleep(0.01)
+    raise AssertionError("the gateway did not come up")
