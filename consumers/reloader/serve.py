@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from consumers.reloader.restart import end_engine
 from consumers.reloader.shell import Reloader
 from consumers.reloader.vllm import VllmControl
-from infra.bus.kafka import KafkaBus
+from infra.bus.connect import connect
 from infra.config import Settings
 
 
@@ -29,7 +29,7 @@ async def _run(settings: Settings, url: str) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    bus = KafkaBus(settings.kafka.bootstrap, settings.kafka.client_options())
+    bus = connect(settings)
     control = VllmControl(url)
     try:
         reloader = Reloader(

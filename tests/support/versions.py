@@ -54,6 +54,6 @@ def announce(bus: Bus, event: WeightVersion) -> None:
 def statuses(bus: Bus) -> list[WorkerStatus | None]:
     """Everything that was said in `workers`, in order; None is a withdrawal."""
     return [
-        None if record.value is None else codec.decode_as("WorkerStatus", record.value)  # type: ignore[misc]
+        None if record.value is None else codec.decode_as("WorkerStatus", record.value)
         for record in bus.read(WORKERS, 0)
     ]

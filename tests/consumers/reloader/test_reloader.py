@@ -34,7 +34,7 @@ async def test_a_swap_has_one_order_and_is_acknowledged_before_it_resumes(
         said.extend(status and status["state"] for status in statuses(bus))
         await resume()
 
-    scripted.resume = spy  # type: ignore[method-assign]
+    scripted.resume = spy
     announce(bus, weight_event(0, folders[0]))
     async with start(scripted) as reloader:
         await until(lambda: reloader.served == 0 and not scripted.paused)
@@ -194,7 +194,7 @@ async def test_a_pause_that_fails_does_not_condemn(
             raise EngineError("busy")
         await pause()
 
-    scripted.pause = flaky  # type: ignore[method-assign, assignment]
+    scripted.pause = flaky
     announce(bus, weight_event(0, folders[0]))
     async with start(scripted) as reloader:
         await until(lambda: reloader.served == 0)
@@ -253,7 +253,7 @@ async def test_tokens_follow_the_versions_through_swaps_in_mid_generation(
                     shutil.rmtree(odd)
                 await load(folder)
 
-            engine.load = vanish  # type: ignore[method-assign]
+            engine.load = vanish
             announce(bus, event)
             parts += [chunk async for chunk in chunks]
         await until(lambda: not odd.exists() and reloader.served == 1 and not engine.paused)

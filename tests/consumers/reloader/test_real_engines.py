@@ -1,0 +1,161 @@
+"""The reloader with engines that are processes of their own: the light server, and vLLM."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from consumers.reloader import shell
+from consumers.reloader.restart import end_engine
+from consumers.reloader.vllm import VllmControl
+from infra.bus.memory import MemoryBus
+from producers.engines.base import Sampling
+from producers.engines.vllm import VllmEngine
+from tests.consumers.reloader.conftest import Start
+from tests.support.engines import LightEngine, complete, differences, join, until
+from tests.support.versions import announce, statuses, weight_event
+
+pytestmark = pytest.mark.slow
+PROMPT = [22, 10, 14, 40]
+EXACT = 1e-5
+
+
+@dataclass
+class Rig:
+    """A server under test."""
+
+    engine: VllmEngine
+    control: VllmControl
+
+
+@pytest.fixture(scope="module")
+def light(folders: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[LightEngine]:
+    server = LightEngine(folders[0], tmp_path_factory.mktemp("light") / "log")
+    server.start()
+    yield server
+    server.kill()
+
+
+@pytest.fixture(params=["light", pytest.param("vllm", marks=pytest.mark.vllm)])
+async def rig(request: pytest.FixtureRequest, folders: list[Path]) -> AsyncIterator[Rig]:
+    url = request.getfixturevalue(request.param).url
+    rig = Rig(VllmEngine(url), VllmControl(url))
+    yield rig
+    await rig.control.pause("abort")
+    await rig.control.load(folders[0])
+    await rig.control.set_version("default")
+    await rig.control.reset_prefix_cache()
+    await rig.control.resume()
+    await rig.control.close()
+    await rig.engine.close()
+
+
+async def test_versions_follow_events_in_mid_generation(
+    rig: Rig, bus: MemoryBus, folders: list[Path], start: Start
+) -> None:
+    announce(bus, weight_event(0, folders[0]))
+    async with start(rig.control) as reloader:
+        await until(lambda: reloader.served == 0)
+        (choice,) = await complete(rig.engine, PROMPT, Sampling(20, ignore_eos=True))
+        assert max(differences(folders[0], PROMPT, choice.token_ids, choice.logprobs)) < EXACT
+        async with aclosing(rig.engine.generate(PROMPT, Sampling(450, ignore_eos=True), request_id="r")) as chunks:
+            parts = [await anext(chunks) for _ in range(10)]
+            announce(bus, weight_event(1, folders[1]))
+            parts += [chunk async for chunk in chunks]
+        await until(lambda: reloader.served == 1)
+        whole = join(parts)
+        assert [span.label for span in whole.spans] == ["policy@0", "policy@1"]
+        cut = whole.spans[1].start
+        assert max(differences(folders[0], PROMPT, whole.token_ids, whole.logprobs)[:cut]) < EXACT
+        assert max(differences(folders[1], PROMPT, whole.token_ids, whole.logprobs)[cut:]) < EXACT
+
+
+@pytest.mark.parametrize("damage", ["vanished", "truncated"])
+async def test_what_breaks_between_check_and_load_is_survived(
+    rig: Rig,
+    bus: MemoryBus,
+    folders: list[Path],
+    start: Start,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    damage: str,
+) -> None:
+    copy = Path(shutil.copytree(folders[2], tmp_path / "copy"))
+    event = weight_event(2, copy)
+    check = shell.check
+
+    def break_it(version: object, reference: object) -> object:
+        found = check(version, reference)
+        if found[0] == copy and damage == "vanished":
+            shutil.rmtree(copy)
+        elif found[0] == copy:
+            (copy / "model.safetensors").write_bytes((copy / "model.safetensors").read_bytes()[:-1000])
+        return found
+
+    monkeypatch.setattr(shell, "check", break_it)
+    announce(bus, weight_event(1, folders[1]))
+    async with start(rig.control) as reloader:
+        await until(lambda: reloader.served == 1)
+        async with aclosing(rig.engine.generate(PROMPT, Sampling(450, ignore_eos=True), request_id="r")) as chunks:
+            parts = [await anext(chunks) for _ in range(10)]
+            announce(bus, event)
+            await until(lambda: any(s is not None and s["state"] == "failed" for s in statuses(bus)))
+            parts += [chunk async for chunk in chunks]
+        whole = join(parts)
+        assert {span.label for span in whole.spans} == {"policy@1"}
+        assert max(differences(folders[1], PROMPT, whole.token_ids, whole.logprobs)) < EXACT
+        announce(bus, weight_event(3, folders[0]))
+        await until(lambda: reloader.served == 3)
+        (choice,) = await complete(rig.engine, PROMPT, Sampling(20, ignore_eos=True))
+        assert max(differences(folders[0], PROMPT, choice.token_ids, choice.logprobs)) < EXACT
+
+
+async def test_a_killed_engine_is_waited_for_and_brought_back(
+    light: LightEngine, bus: MemoryBus, folders: list[Path], start: Start
+) -> None:
+    engine, control = VllmEngine(light.url, patience_s=60), VllmControl(light.url)
+    announce(bus, weight_event(1, folders[1]))
+    async with start(control) as reloader:
+        await until(lambda: reloader.served == 1)
+        first = statuses(bus)[-1]
+        light.kill()
+        await until(lambda: statuses(bus)[-1] is not None and statuses(bus)[-1]["state"] == "stopped")
+        light.start()
+
+        def back() -> bool:
+            last = statuses(bus)[-1]
+            return last is not None and last["state"] == "serving" and last["incarnation"] != first["incarnation"]
+
+        await until(back)
+        assert await engine.weight_version() == "policy@1"
+        (choice,) = await complete(engine, PROMPT, Sampling(20, ignore_eos=True))
+        assert max(differences(folders[1], PROMPT, choice.token_ids, choice.logprobs)) < EXACT
+    await engine.close()
+    await control.close()
+
+
+async def test_an_engine_that_cannot_be_trusted_is_ended(
+    light: LightEngine, bus: MemoryBus, folders: list[Path], start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check = shell.check
+    monkeypatch.setattr(shell, "check", lambda event, reference: check(event, None))
+    announce(bus, weight_event(0, folders[3]))
+    announce(bus, weight_event(1, folders[3]))
+    control = VllmControl(light.url)
+    async with start(control, restart=partial(end_engine, light.url)) as reloader:
+        await until(light.ended)
+        announce(bus, weight_event(2, folders[2]))
+        light.start()
+        await until(lambda: reloader.served == 2)
+    await control.close()
+
+
+def test_only_a_listener_of_this_machine_is_ended() -> None:
+    assert end_engine("http://192.0.2.1:80") is None
+    assert end_engine("http://127.0.0.1:1") is None
