@@ -144,7 +144,9 @@ class Engine(Section):
     url: str = Field(default="http://127.0.0.1:8901", description="where it answers")
     local: bool = Field(default=True, description="`millrace up` starts it there; false: bring your own")
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="what the local engine runs on")
-    max_model_len: Positive = Field(default=2048, description="longest sequence of the local engine, in tokens")
+    max_model_len: Annotated[int, Field(ge=0)] = Field(
+        default=0, description="longest sequence of the local engine, in tokens; 0: as long as the model takes"
+    )
     max_num_seqs: Positive = Field(default=64, description="sequences the local engine works on at once")
     kv_cache_mb: Positive = Field(
         default=256, description="memory for the key-value cache of the local engine on a CPU"

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Group, RenderableType
 from rich.live import Live
-from rich.table import Table
 
+from infra.bus.connect import connect
 from infra.cli.context import call, console, entry
+from infra.cli.view import learning, processes, workers
 from infra.config import Settings
+from infra.demo.watch import Watch
+from infra.errors import TopicError
+from infra.services.broker import answers
 from infra.services.deployment import Deployment
-from infra.services.supervisor import State
-
-COLOURS = {"RUNNING": "green", "STARTING": "yellow", "BACKOFF": "red", "FATAL": "bold red", "EXITED": "dim"}
+from schemas.ids import now_micros
 
 
 def up(context: typer.Context) -> None:
@@ -24,7 +27,7 @@ def up(context: typer.Context) -> None:
     stopped = deployment.up()
     if stopped:
         console.print(f"stopped {len(stopped)} processes that a killed supervisor left behind", highlight=False)
-    console.print(_processes(deployment.supervisor.states()))
+    console.print(processes(deployment.supervisor.states()))
     settings = deployment.settings
     console.print(f"agents: base_url http://{settings.gateway.host}:{settings.gateway.port}/v1", highlight=False)
     console.print(f"logs: {deployment.supervisor.logs}; `millrace status` shows how it goes", highlight=False)
@@ -38,17 +41,20 @@ def down(context: typer.Context) -> None:
 
 def status(
     context: typer.Context,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="stay and follow")] = False,
+    follow: Annotated[bool, typer.Option("--watch", "-w", help="stay and follow")] = False,
 ) -> None:
-    """Show the processes of the deployment on this machine. Exit code 1 when one does not run."""
-    supervisor = _deployment(context).supervisor
-    if watch:
-        with Live(console=console, refresh_per_second=2) as live:
-            while True:
-                live.update(_processes(supervisor.states()))
-                time.sleep(0.5)
-    states = supervisor.states()
-    console.print(_processes(states) if states else "nothing runs: `millrace up` starts it", highlight=False)
+    """Show how the policy does, who is alive anywhere, and this machine's processes. Exit code 1 when one does not
+    run.
+    """
+    deployment = _deployment(context)
+    with ExitStack() as held:
+        watch = _watch(deployment.settings, held)
+        if follow:
+            with Live(console=console, refresh_per_second=2) as live:
+                while True:
+                    live.update(_status(deployment, watch))
+        console.print(_status(deployment, watch), highlight=False)
+    states = deployment.supervisor.states()
     if not states or any(state.state not in ("RUNNING", "EXITED") for state in states):
         raise typer.Exit(1)
 
@@ -68,17 +74,28 @@ def _deployment(context: typer.Context) -> Deployment:
     return Deployment(settings, made.environment())
 
 
-def _processes(states: list[State]) -> Table:
-    table = Table("process", "state", "pid", "up", "says", box=None, pad_edge=False)
-    for one in states:
-        colour = COLOURS.get(one.state, "default")
-        says = "" if one.state == "RUNNING" else one.said
-        row = (one.name, f"[{colour}]{one.state.lower()}[/]", str(one.pid or ""), _time(one.up_s) if one.pid else "")
-        table.add_row(*row, says)
-    return table
+def _watch(settings: Settings, held: ExitStack) -> Watch | None:
+    """A reader of the policy's topics, None when there is no broker or no policy."""
+    if not answers(settings.kafka.bootstrap, 2, settings.kafka.client_options()):
+        return None
+    bus = held.enter_context(connect(settings))
+    try:
+        watch = Watch(bus, settings.namespace, settings.policy.name)
+    except TopicError:
+        return None
+    held.callback(watch.close)
+    return watch
 
 
-def _time(seconds: float) -> str:
-    minutes, left = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{left:02}"
+def _status(deployment: Deployment, watch: Watch | None) -> RenderableType:
+    parts: list[RenderableType] = []
+    if watch is None:
+        parts.append(f"no topics at {deployment.settings.kafka.bootstrap}: `millrace up` starts what is local")
+    else:
+        seen = None
+        while seen != (seen := (watch.version, watch.resolved.total(), len(watch.workers))):
+            watch.poll(1)
+        parts += [learning(watch), "", workers(watch, now_micros())]
+    states = deployment.supervisor.states()
+    parts += ["", processes(states) if states else "nothing runs here"]
+    return Group(*parts)

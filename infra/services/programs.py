@@ -18,14 +18,16 @@ def programs(settings: Settings, environment: Mapping[str, str]) -> list[Program
     """Every process of the deployment on this machine. `environment` leads each to the same settings."""
     made: list[Program] = []
 
-    def add(name: str, role: str, stop_s: int = 15, again: bool = True, **variables: str) -> None:
+    def add(
+        name: str, role: str, *, stop_s: int = 15, again: bool = True, healthy_s: int = 3, **variables: str
+    ) -> None:
         command = [sys.executable, "-m", "infra.cli.main", role]
-        made.append(Program(name, command, {**environment, **variables}, stop_s, again))
+        made.append(Program(name, command, {**environment, **variables}, stop_s, again, healthy_s))
 
     if settings.kafka.local:
         add(BROKER, "broker", stop_s=30)
     if settings.engine.local:
-        add(ENGINE, "engine")
+        add(ENGINE, "engine", healthy_s=30)
         add("reload", "reload")
     add("gateway", "gateway")
     for role in ("refine", "reward", "seal", "dispatch"):
@@ -33,7 +35,7 @@ def programs(settings: Settings, environment: Mapping[str, str]) -> list[Program
     threads = str(settings.learner.threads)
     for number in range(settings.learner.learners):
         # A learner that has reached its last version ends well and stays down.
-        add(f"learn-{number}", "learn", again=False, OMP_NUM_THREADS=threads)
+        add(f"learn-{number}", "learn", again=False, healthy_s=10, OMP_NUM_THREADS=threads)
     if settings.rollout.agent:
         for number in range(settings.rollout.workers):
             add(f"rollout-{number}", "rollout")

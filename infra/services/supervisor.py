@@ -28,21 +28,20 @@ from infra.services import leftovers
 from infra.services.net import socket_dir, wait_until
 from infra.services.process import inherited
 
-HEALTHY_S = 3
-"""who ends before that did not start: the next try waits. Less would let a failing import run in circles"""
-
 
 @dataclass(frozen=True, slots=True)
 class Program:
     """One process to keep alive. `environment` is added to what it inherits: no secrets, it is written to a file.
 
-    `again` False lets it rest once it ended by itself with code 0."""
+    `again` False lets it rest once it ended by itself with code 0. Who ends before `healthy_s` did not start, and the
+    next try waits: less than a program needs to fail would let it run in circles."""
 
     name: str
     command: Sequence[str]
     environment: Mapping[str, str] = field(default_factory=dict)
     stop_s: int = 15
     again: bool = True
+    healthy_s: int = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +203,7 @@ class Supervisor:
         # Pauses between failed starts grow by a second each.
         return (
             f"[program:{program.name}]\ncommand={command}\ndirectory={_plain(str(Path.cwd()))}\n"
-            f"autostart=true\nautorestart={again}\nexitcodes=0\nstartsecs={HEALTHY_S}\nstartretries=100000\n"
+            f"autostart=true\nautorestart={again}\nexitcodes=0\nstartsecs={program.healthy_s}\nstartretries=100000\n"
             f"stopwaitsecs={program.stop_s}\nstopasgroup=false\nkillasgroup=true\nredirect_stderr=true\n"
             f"stdout_logfile={self.logs}/{program.name}.log\nstdout_logfile_maxbytes=20MB\nstdout_logfile_backups=1"
         )

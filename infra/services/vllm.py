@@ -26,7 +26,7 @@ Device = Literal["auto", "cpu", "cuda"]
 class Vllm(Service):
     """A server at `url` that answers for `model` (a directory in Hugging Face layout) under the name `served`.
 
-    On a CPU `kv_cache_mb` bounds the cache; on a GPU vLLM's own share of memory holds, which `args` may change."""
+    `max_model_len` 0 is the model's own. On a CPU `kv_cache_mb` bounds the cache; on a GPU vLLM's own share of memory holds, which `args` may change."""
 
     name = "vllm"
 
@@ -38,7 +38,7 @@ class Vllm(Service):
         served: str,
         *,
         device: Device = "auto",
-        max_model_len: int = 2048,
+        max_model_len: int = 0,
         max_num_seqs: int = 64,
         kv_cache_mb: int = 256,
         args: Sequence[str] = (),
@@ -62,8 +62,10 @@ class Vllm(Service):
         length, seqs, cache_mb = self.limits
         command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", self.model]
         command += ["--served-model-name", self.served, "--host", address.hostname or "127.0.0.1"]
-        command += ["--port", str(address.port or 8000), "--max-model-len", str(length), "--max-num-seqs", str(seqs)]
+        command += ["--port", str(address.port or 8000), "--max-num-seqs", str(seqs)]
         command += ["--enable-scale-out", "--uvicorn-log-level", "warning"]
+        if length:
+            command += ["--max-model-len", str(length)]
         if self.device == "cpu":
             # Compiling costs a minute at every start and gains nothing on a CPU; fp32 is exact and faster than bf16
             # there.
