@@ -1,0 +1,66 @@
+"""`millrace why ID`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from io import StringIO
+
+from rich.console import Console, RenderableType
+
+from consumers.why.find import find
+from consumers.why.read import Resolve, Topics
+from consumers.why.render import render
+from consumers.why.story import tell
+from infra.bus.base import Bus
+from infra.bus.connect import connect
+from infra.claims import ClaimStore
+from infra.config import Settings
+
+WIDTH = 160
+MOST_TICKETS = 5
+"""tickets of one prompt that are told"""
+
+
+def explain(settings: Settings, wanted: str) -> str:
+    """What became of an event, reply, call, session, group, ticket, prompt or reward, as text for a terminal.
+
+    Raises BusError when the log cannot be read."""
+    with connect(settings) as bus:
+        return explain_in(bus, settings.namespace, settings.policy.name, wanted, ClaimStore(settings.claims).resolve)
+
+
+def explain_in(
+    bus: Bus,
+    namespace: str,
+    policy: str,
+    wanted: str,
+    resolve: Resolve = lambda record: record,
+    *,
+    colour: bool = False,
+) -> str:
+    """The same for any bus. `resolve` reads claims of large records."""
+    topics = Topics(bus, namespace, policy, resolve)
+    wanted = wanted.strip()
+    subject = find(topics, wanted) if wanted else None
+    if subject is None:
+        return (
+            f"Nothing is known of {wanted!r} in {namespace}: no event, reply, call, session, group, ticket, prompt or "
+            f"reward of policy {policy} has this id. Ids are compared whole; raw events are kept for a short time only."
+        )
+    parts: list[RenderableType] = [render(tell(topics, subject))]
+    for ticket in subject.tickets[:MOST_TICKETS]:
+        found = find(topics, str(ticket))
+        if found is not None:
+            parts.append(render(tell(topics, replace(found, kind="ticket"))))
+    if len(subject.tickets) > MOST_TICKETS:
+        rest = ", ".join(map(str, subject.tickets[MOST_TICKETS:]))
+        return _text(parts, colour) + f"\nand tickets {rest}: ask for one of them"
+    return _text(parts, colour)
+
+
+def _text(parts: list[RenderableType], colour: bool) -> str:
+    out = StringIO()
+    console = Console(file=out, width=WIDTH, force_terminal=colour, no_color=not colour, highlight=False)
+    for part in parts:
+        console.print(part)
+    return out.getvalue().rstrip()

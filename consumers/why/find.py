@@ -1,0 +1,124 @@
+"""What an id names. Headers and small records are looked at first, bodies of events only when those say nothing.
+
+Invariant: ids are compared whole; a number is a ticket."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from consumers.audit.rows import Row
+from consumers.why.read import Topics
+from infra.bus.base import Record
+from schemas.errors import SchemaError
+
+BODY_IDS = {
+    "model_call": (("response_id", "reply"), ("call_id", "call"), ("lineage", "lineage")),
+    "tool_call": (("call_id", "tool call"),),
+    "tool_result": (("call_id", "tool call"),),
+    "reward": (("reward_id", "reward"),),
+}
+"""kind of event -> fields of its body that name something, and what"""
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What an id names: `kind` in words, and as much of what it belongs to as is known. `key` is the Kafka key
+    `tenant/group` of its events, None when there are none."""
+
+    id: str
+    kind: str
+    group: str | None = None
+    key: str | None = None
+    ticket: int | None = None
+    trajectory: str | None = None
+    event: str | None = None
+    response: str | None = None
+    tickets: tuple[int, ...] = ()
+
+
+def find(topics: Topics, wanted: str) -> Subject | None:
+    """The subject of an id, None when no topic knows it."""
+    if wanted.isdigit():
+        return _ticket(topics, int(wanted))
+    return _by_header(topics, wanted) or _by_group(topics, wanted) or _by_body(topics, wanted)
+
+
+def _ticket(topics: Topics, ticket: int) -> Subject | None:
+    """A ticket and the group that answered it, if any did."""
+    known, group = False, None
+    for kind in ("grants", "completions", "resolutions"):
+        for row in topics.rows(kind):
+            if row["ticket"] == ticket:
+                known = True
+                group = group or (row["group"] if kind != "grants" else None) or None
+    if not known:
+        return None
+    return Subject(str(ticket), "ticket", group, key=_key(topics, group or str(ticket)), ticket=ticket)
+
+
+def _key(topics: Topics, group: str) -> str | None:
+    """The key of a group's events."""
+    wanted = group.encode()
+    for kind in ("events", "raw"):
+        for record in topics.records(kind):
+            if record.headers.get("group") == wanted:
+                return record.key.decode()
+    return None
+
+
+def _by_header(topics: Topics, wanted: str) -> Subject | None:
+    """An event, trajectory or group by the headers of events and raw events."""
+    value = wanted.encode()
+    for kind in ("events", "raw"):
+        for record in topics.records(kind):
+            for header, what in (("id", "event"), ("trajectory", "session"), ("group", "group")):
+                if record.headers.get(header) == value:
+                    return _from_event(wanted, what, record)
+    return None
+
+
+def _from_event(wanted: str, what: str, record: Record) -> Subject:
+    headers = {name: value.decode("utf-8", "replace") for name, value in record.headers.items()}
+    trajectory = headers.get("trajectory") if what != "group" else None
+    event = headers.get("id") if what == "event" else None
+    return Subject(wanted, what, headers.get("group"), record.key.decode(), None, trajectory, event)
+
+
+def _by_group(topics: Topics, wanted: str) -> Subject | None:
+    """A group that is resolved, a prompt, or what a dead letter names."""
+    for kind in ("resolutions", "completions", "trajectories", "evaluations"):
+        for row in topics.rows(kind):
+            if row["group"] == wanted:
+                return Subject(wanted, "group", wanted, _key(topics, wanted), row["ticket"])
+    tickets = tuple(row["ticket"] for row in topics.rows("grants") if row["prompt_id"] == wanted and not row["round"])
+    if tickets or any(row["id"] == wanted for row in topics.rows("prompts")):
+        return Subject(wanted, "prompt", tickets=tickets)
+    for row in topics.rows("dead-letters"):
+        if wanted in (row["id"], row["event_id"], row["trajectory"], row["group"]):
+            what = "dead letter" if wanted == row["id"] else "event"
+            return Subject(wanted, what, row["group"], row.raw.key.decode(), None, row["trajectory"], row["event_id"])
+    return None
+
+
+def _by_body(topics: Topics, wanted: str) -> Subject | None:
+    """A reply, call, lineage, tool call, reward or attempt, inside events."""
+    for kind in ("events", "raw"):
+        for row in topics.rows(kind):
+            if row.name == "Event" and (what := _named(row, wanted)) is not None:
+                response = row.body["response_id"] if row["kind"] == "model_call" and what != "lineage" else None
+                key = row.raw.key.decode()
+                return Subject(wanted, what, row["group"], key, None, row["root_trajectory"], row["id"], response)
+    return None
+
+
+def _named(row: Row, wanted: str) -> str | None:
+    """What the id names in this event, None when it does not occur."""
+    if row["attempt"] == wanted:
+        return "attempt"
+    for field, what in BODY_IDS.get(row["kind"], ()):
+        try:
+            if row.body[field] == wanted:
+                return what
+        except SchemaError:
+            return None
+    return None
