@@ -26,7 +26,8 @@ Device = Literal["auto", "cpu", "cuda"]
 class Vllm(Service):
     """A server at `url` that answers for `model` (a directory in Hugging Face layout) under the name `served`.
 
-    `max_model_len` 0 is the model's own. On a CPU `kv_cache_mb` bounds the cache; on a GPU vLLM's own share of memory holds, which `args` may change."""
+    `max_model_len` 0 is the model's own.
+    On a CPU `kv_cache_mb` bounds the cache; on a GPU vLLM's own share of memory holds, which `args` may change."""
 
     name = "vllm"
 
