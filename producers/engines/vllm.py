@@ -107,6 +107,9 @@ class VllmEngine(Engine):
             answer.release()
         usage = to_usage(message.usage) if message.usage else None
         chunks = self._chunks(message, sampling)
+        finished = sum(chunk.finish_reason is not None for chunk in chunks)
+        if finished != sampling.n:
+            raise EngineUnavailable(f"{self.url} answered {finished} of {sampling.n} choices")
         for position, chunk in enumerate(chunks, 1):
             if position == len(chunks):
                 chunk.usage = usage

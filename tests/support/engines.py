@@ -53,9 +53,10 @@ class LightEngine:
             self._process.wait()
 
     @property
-    def pid(self) -> int:
+    def process(self) -> subprocess.Popen[bytes]:
+        """The process that was started last."""
         assert self._process is not None
-        return self._process.pid
+        return self._process
 
     def ended(self) -> bool:
         """Whether the process is gone."""
