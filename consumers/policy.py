@@ -38,7 +38,12 @@ TOKENIZER = (
 
 def transactional_id(settings: Settings) -> str:
     """The one id under which versions of a policy are written: whoever opens it fences everybody before."""
-    return f"{settings.namespace}.{settings.policy.name}.learn"
+    return group(settings)
+
+
+def group(settings: Settings) -> str:
+    """The consumer group of a policy's learners."""
+    return full_name(settings.namespace, f"{settings.policy.name}.learn")
 
 
 def topics(settings: Settings) -> dict[str, str]:

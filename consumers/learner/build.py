@@ -1,19 +1,73 @@
-"""From settings to a trainer, and its warm-up."""
+"""From settings to the parts of a learner process, warmed up before it joins anybody."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
+from consumers import ledger, policy
+from consumers.learner.agreement import client_id
+from consumers.learner.identity import identify
+from consumers.learner.membership import Membership
+from consumers.learner.parts import Parts
+from consumers.learner.rendezvous import daemon
+from consumers.places import PlaceReader
+from infra.bus.base import Bus
+from infra.claims import ClaimStore
 from infra.config import Settings
-from infra.errors import ConfigError
-from schemas.records import WeightVersion
+from infra.errors import ConfigError, PolicyError
+from infra.topics import full_name
+from schemas.records import LedgerEntry, WeightVersion
 from trainers import checkpoint
 from trainers.algorithms.registry import algorithm
 from trainers.backends.fsdp import Adam, TorchBackend
 from trainers.batches.sample import Sample
 from trainers.learning import Schedule, Trainer
+
+
+def build(
+    settings: Settings,
+    bus: Bus,
+    *,
+    stopping: Callable[[], bool],
+    note: Callable[[str], None],
+    at: Callable[[str], None] | None = None,
+    said: Callable[[LedgerEntry], None] | None = None,
+) -> Parts:
+    """The parts of a learner of an existing policy, its rendezvous store listening. Raises PolicyError without one."""
+    names = policy.topics(settings)
+    head = ledger.head(bus, names["weights"], names["ledger"])
+    if head is None:
+        raise PolicyError(
+            f"policy {settings.policy.name} does not exist: `millrace policy create --model DIR` writes version 0"
+        )
+    trainer = build_trainer(settings)
+    warm_up(trainer, head.weights)
+    host, group, identity = settings.learner.host, policy.group(settings), identify(settings)
+    store = daemon(host)
+    me = client_id(f"learner/{identity.shown}", host, store.port)
+    return Parts(
+        settings=settings,
+        bus=bus,
+        group=group,
+        url=f"tcp://{host}:{store.port}",
+        topics=names,
+        workers_topic=full_name(settings.namespace, "workers"),
+        transactional_id=policy.transactional_id(settings),
+        root=policy.weights_root(settings),
+        identity=identity,
+        membership=Membership(bus, group, names["trajectories"], me, settings.learner.session_timeout_s),
+        reader=PlaceReader(bus, ClaimStore(settings.claims)),
+        store=store,
+        trainer=trainer,
+        timeout_s=settings.learner.collective_timeout_s,
+        stopping=stopping,
+        note=note,
+        at=at or _nobody,
+        said=said or _nobody,
+    )
 
 
 def build_trainer(settings: Settings) -> Trainer:
@@ -53,3 +107,7 @@ def _sample(reward: float) -> Sample:
         group="warm-up",
         trajectory=f"warm-up-{reward}",
     )
+
+
+def _nobody(_: object) -> None:
+    """Hears what nobody else wants to."""

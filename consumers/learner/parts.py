@@ -19,18 +19,17 @@ from trainers.backends.base import Backend
 from trainers.learning import Trainer
 
 
-def nobody(_: str) -> None:
-    """Hears what nobody else wants to."""
-
-
 @dataclass(slots=True)
 class Parts:
-    """topics: full names by last word; root: the directory of versions; timeout_s: longest wait of a collective;
-    stopping: whether this process was asked to stop; said: hears each committed entry (rank 0); note: hears what an
-    operator should know; at: hears where the state machine is; log: kept once this process has led."""
+    """group: of the policy's learners; url: where this one's store listens; topics: full names by last word; root: the
+    directory of versions; timeout_s: longest wait of a collective; stopping: whether this process was asked to stop;
+    note: hears what an operator should know; at: hears where the state machine is; said: hears each entry that this
+    process committed; log: kept once this process has led."""
 
     settings: Settings
     bus: Bus
+    group: str
+    url: str
     topics: Mapping[str, str]
     workers_topic: str
     transactional_id: str
@@ -42,9 +41,9 @@ class Parts:
     trainer: Trainer
     timeout_s: float
     stopping: Callable[[], bool]
-    said: Callable[[LedgerEntry], None]
     note: Callable[[str], None]
-    at: Callable[[str], None] = nobody
+    at: Callable[[str], None]
+    said: Callable[[LedgerEntry], None]
     log: Log | None = None
 
     @property

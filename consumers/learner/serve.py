@@ -9,16 +9,12 @@ from collections.abc import Callable
 
 from rich.console import Console
 
-from consumers import ledger, policy
-from consumers.learner.agreement import client_id
+from consumers import policy
 from consumers.learner.identity import differing, identify, shown_by
-from consumers.ledger import Head
 from infra.bus.base import Bus
 from infra.bus.kafka import KafkaBus
-from infra.claims import ClaimStore
 from infra.config import Settings, is_local
-from infra.errors import PolicyError, RefusedMember
-from infra.topics import full_name
+from infra.errors import RefusedMember
 from schemas.records import LedgerEntry
 
 log = logging.getLogger(__name__)
@@ -49,64 +45,26 @@ class _Stop:
         return self.asked
 
 
-def group_of(settings: Settings) -> str:
-    """The consumer group of a policy's learners."""
-    return full_name(settings.namespace, f"{settings.policy.name}.learn")
-
-
 def _serve(settings: Settings, bus: Bus, stop: _Stop, at: Callable[[str], None] | None) -> None:
-    names = policy.topics(settings)
-    head = ledger.head(bus, names["weights"], names["ledger"])
-    if head is None:
-        raise PolicyError(
-            f"policy {settings.policy.name} does not exist: `millrace policy create --model DIR` writes version 0"
-        )
-    _check_peers(settings, bus, head)
+    _check_peers(settings, bus)
     _prepare_process(settings)
 
     # torch takes seconds to import: after everything that can refuse to start.
-    from consumers.learner.build import build_trainer, warm_up
+    from consumers.learner.build import build
     from consumers.learner.learner import Learner
-    from consumers.learner.membership import Membership
-    from consumers.learner.parts import Parts, nobody
-    from consumers.learner.rendezvous import daemon
     from consumers.learner.status import Heartbeat
     from consumers.learner.watch import Watchdog
-    from consumers.places import PlaceReader
 
-    trainer = build_trainer(settings)
-    warm_up(trainer, head.weights)
-    store = daemon(settings.learner.host)
-    identity = identify(settings)
-    group = group_of(settings)
-    me = client_id(f"learner/{identity.shown}", settings.learner.host, store.port)
-    workers = full_name(settings.namespace, "workers")
-    heartbeat = Heartbeat(bus, workers, settings.policy.name, f"tcp://{settings.learner.host}:{store.port}")
-    watchdog = Watchdog(bus, group, trainer.backend.abort)
+    parts = build(settings, bus, stopping=stop, note=log.warning, at=at)
+    heartbeat = Heartbeat(bus, parts.workers_topic, settings.policy.name, parts.url)
+    watchdog = Watchdog(bus, parts.group, parts.backend.abort)
     console = Console(soft_wrap=True)
 
     def said(entry: LedgerEntry) -> None:
         heartbeat.say("serving", entry["version"])
         console.print(line(entry), highlight=False)
 
-    parts = Parts(
-        settings=settings,
-        bus=bus,
-        topics=names,
-        workers_topic=workers,
-        transactional_id=policy.transactional_id(settings),
-        root=policy.weights_root(settings),
-        identity=identity,
-        membership=Membership(bus, group, names["trajectories"], me, settings.learner.session_timeout_s),
-        reader=PlaceReader(bus, ClaimStore(settings.claims)),
-        store=store,
-        trainer=trainer,
-        timeout_s=settings.learner.collective_timeout_s,
-        stopping=stop,
-        said=said,
-        note=log.warning,
-        at=at or nobody,
-    )
+    parts.said = said
     error: str | None = None
     try:
         Learner(parts, watchdog).run()
@@ -137,10 +95,10 @@ def line(entry: LedgerEntry) -> str:
     return "  ".join(parts)
 
 
-def _check_peers(settings: Settings, bus: Bus, head: Head) -> None:
+def _check_peers(settings: Settings, bus: Bus) -> None:
     """Refuse to start beside learners that differ, before joining costs them a rebalance."""
     mine = identify(settings).shown
-    others = [shown_by(member.client_id) for member in bus.group(group_of(settings)).members]
+    others = [shown_by(member.client_id) for member in bus.group(policy.group(settings)).members]
     wrong = differing([*others, mine], "").get(len(others))
     if others and wrong:
         raise RefusedMember(

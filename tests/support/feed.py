@@ -1,10 +1,10 @@
-"""A policy and its ready groups, written straight into the log, so that learners run without agents, engines or stages.
+"""A policy and its ready groups, written straight into the log, so that learners need no agents, engines or stages.
 
-Groups are the same for the same seq, wherever and whenever they are written: two runs differ by their learners alone."""
+Groups are the same for the same seq, wherever and whenever they are written: two runs differ by learners alone."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +99,9 @@ def trajectory(policy_name: str, seq: int, sample: int, *, size: int, version: i
     }
 
 
-def resolution(settings: Settings, seq: int, places: Iterable[Place], tokens: list[int], version: int) -> dict[str, Any]:
+def resolution(
+    settings: Settings, seq: int, places: Iterable[Place], tokens: list[int], version: int
+) -> dict[str, Any]:
     """The ready resolution of group `seq`."""
     eta = settings.policy.eta
     return {
@@ -145,11 +147,19 @@ def completion(settings: Settings, ready: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def feed(bus: Bus, settings: Settings, seqs: range, *, version: int | None = None, gone: Iterable[int] = ()) -> None:
+def feed(
+    bus: Bus,
+    settings: Settings,
+    seqs: range,
+    *,
+    version: int | None = None,
+    gone: Iterable[int] = (),
+    change: Callable[[dict[str, Any]], None] = lambda _: None,
+) -> None:
     """Write groups `seqs`, in one transaction each for samples and completion and one for the resolutions of all.
 
     `version` stamps their tokens (default: the version that trains them when B is 4). Samples of the seqs in `gone`
-    are in an aborted transaction: their places hold nothing."""
+    are in an aborted transaction: their places hold nothing. `change` may alter each sample before it is written."""
     names = policy.topics(settings)
     size = settings.policy.group_size
     shards = settings.topics.shards
@@ -160,6 +170,8 @@ def feed(bus: Bus, settings: Settings, seqs: range, *, version: int | None = Non
             samples = [
                 trajectory(settings.policy.name, seq, sample, size=size, version=version) for sample in range(size)
             ]
+            for sample in samples:
+                change(sample)
             partition = partition_of(f"group-{seq}", shards)
             transactor.begin()
             sent = [

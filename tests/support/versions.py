@@ -1,31 +1,49 @@
-"""Weight events for tests."""
+"""Bare weight events and ledger entries, chained but trained by nobody."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import Any
 
-from infra.bus.base import Bus, Outgoing
-from schemas import codec
-from schemas.ids import now_micros
-from schemas.records import WeightVersion, WorkerStatus
-from tests.support.tiny_model import write_manifest
-from trainers import manifest
-
-NAMESPACE, POLICY = "test", "policy"
-WEIGHTS, WORKERS = f"{NAMESPACE}.{POLICY}.weights", f"{NAMESPACE}.workers"
+from consumers.ledger import chained
 
 
-def weight_event(version: int, folder: Path) -> WeightVersion:
-    """The event of a directory that holds a manifest."""
-    listing = manifest.load(folder)
-    return {
-        "policy": POLICY,
+def entry(version: int, lo: int, hi: int, previous: bytes, **over: Any) -> Any:
+    row: Any = {
+        "policy": "p",
         "version": version,
-        "parent": version - 1 if version else None,
+        "seq_lo": lo,
+        "seq_hi": hi,
+        "groups": [],
+        "ranks": [],
+        "layout": "torch:d1",
+        "generation": 1,
+        "leader": "m",
+        "unchanged": None,
+        "masked_tokens": 0,
+        "digest": f"digest-{version}",
+        "libraries": {"torch": "2", "numpy": "1"},
+        "cpu": "",
+        "config_hash": "",
+        "code_hash": "",
+        "metrics": {"b": 1.0, "a": 2.0},
+        "eta": 1,
+        "prev_hash": b"",
+        "hash": b"",
+        "time": 5,
+        **over,
+    }
+    return chained(row, previous)
+
+
+def weights(version: int, digest: str) -> Any:
+    return {
+        "policy": "p",
+        "version": version,
+        "parent": None,
         "mode": "full",
-        "uri": str(folder),
-        "digest": listing.digest,
-        "files": dict(listing.files),
+        "uri": "",
+        "digest": digest,
+        "files": {},
         "tokenizer_hash": "",
         "template_hash": "",
         "seq_lo": 0,
@@ -34,26 +52,5 @@ def weight_event(version: int, folder: Path) -> WeightVersion:
         "eta": None,
         "shards": None,
         "group_size": None,
-        "time": now_micros(),
+        "time": 0,
     }
-
-
-def damaged(event: WeightVersion, folder: Path) -> WeightVersion:
-    """An event whose hashes hold although `folder` was changed after it was made: what only an engine can find out."""
-    listing = write_manifest(folder)
-    return {**event, "digest": listing.digest, "files": dict(listing.files)}
-
-
-def announce(bus: Bus, event: WeightVersion) -> None:
-    """Write a weight event."""
-    publisher = bus.publisher()
-    publisher.publish(Outgoing(WEIGHTS, POLICY.encode(), codec.encode("WeightVersion", event))).result(30)
-    publisher.close()
-
-
-def statuses(bus: Bus) -> list[WorkerStatus | None]:
-    """Everything that was said in `workers`, in order; None is a withdrawal."""
-    return [
-        None if record.value is None else codec.decode_as("WorkerStatus", record.value)
-        for record in bus.read(WORKERS, 0)
-    ]

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from consumers.learner.agreement import address, agree, client_id, covered
+from infra.bus.base import GroupMember, GroupView, MemberToken
+
+TOPIC = "ns.p.trajectories"
+
+
+def member(name: str, *partitions: int) -> GroupMember:
+    client = client_id(f"learner/{name}", "127.0.0.1", 4000 + len(name))
+    return GroupMember(name, client, "/127.0.0.1", frozenset((TOPIC, p) for p in partitions))
+
+
+def view(*members: GroupMember, stable: bool = True) -> GroupView:
+    return GroupView(stable, members)
+
+
+def test_ranks_follow_the_lowest_partition_whatever_the_order_of_the_table() -> None:
+    table = [member("b", 2, 3), member("a", 0, 1), member("ccc")]
+    roster = agree(view(*table), MemberToken("g", 7, "b"), {2, 3}, TOPIC, 4)
+    assert roster is not None
+    assert [peer.member_id for peer in roster.peers] == ["a", "b"]
+    assert (roster.rank, roster.world, roster.generation) == (1, 2, 7)
+    assert roster.leader.member_id == "a"
+    assert roster.leader.port == 4001
+    assert [roster.owner(p) for p in range(4)] == [0, 0, 1, 1]
+    other = agree(view(*reversed(table)), MemberToken("g", 7, "a"), {0, 1}, TOPIC, 4)
+    assert other is not None
+    assert other.key == roster.key
+
+
+@pytest.mark.parametrize(
+    ("table", "token", "own"),
+    [
+        (view(member("a", 0, 1, 2, 3), stable=False), MemberToken("g", 1, "a"), {0, 1, 2, 3}),
+        (view(member("a", 0, 1, 2)), MemberToken("g", 1, "a"), {0, 1, 2}),
+        (view(member("a", 0, 1, 2, 3)), MemberToken("g", -1, "a"), {0, 1, 2, 3}),
+        (view(member("a", 0, 1, 2, 3)), MemberToken("g", 1, "a"), {0, 1}),
+        (view(member("a", 0, 1), member("b", 1, 2, 3)), MemberToken("g", 1, "a"), {0, 1}),
+        (view(member("a", 0, 1, 2, 3)), MemberToken("g", 1, "gone"), {0}),
+        (view(member("a", 0, 1, 2, 3), member("b")), MemberToken("g", 1, "b"), set()),
+    ],
+    ids=["rebalancing", "uncovered", "never joined", "own differs", "owned twice", "not in it", "standby"],
+)
+def test_no_roster_while(table: GroupView, token: MemberToken, own: set[int]) -> None:
+    assert agree(table, token, own, TOPIC, 4) is None
+
+
+def test_a_key_belongs_to_one_generation_of_one_table() -> None:
+    keys = {
+        agree(view(*table), MemberToken("g", generation, "a"), set(own), TOPIC, 4).key  # type: ignore[union-attr]
+        for generation in (1, 2)
+        for own, table in (
+            ({0, 1}, [member("a", 0, 1), member("b", 2, 3)]),
+            ({0, 1}, [member("a", 0, 1), member("c", 2, 3)]),
+            ({0}, [member("a", 0), member("b", 1, 2, 3)]),
+        )
+    }
+    assert len(keys) == 6
+
+
+def test_a_table_of_other_topics_covers_nothing() -> None:
+    other = GroupMember("a", "x@h:1", "h", frozenset(("ns.other", p) for p in range(4)))
+    assert not covered(view(other), TOPIC, 4)
+
+
+@given(st.text("abc/-@:", max_size=8), st.integers(1, 65535))
+def test_the_address_survives_any_name(name: str, port: int) -> None:
+    assert address(client_id(name, "10.0.0.7", port)) == ("10.0.0.7", port)

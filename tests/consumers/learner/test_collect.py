@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+from consumers.learner.collect import PIN, choose, collect
+
+DIGESTS = {n: f"{n:012x}" + "0" * 52 for n in range(6)}
+MINE = [f"v{n}-{DIGESTS[n][:12]}" for n in DIGESTS]
+
+
+def chosen(names: list[str], **over: object) -> list[str]:
+    settings = {"keep": 2, "serving": set(), "pinned": set(), **over}
+    return choose(names, DIGESTS, **settings)  # type: ignore[arg-type]
+
+
+def test_the_newest_and_the_first_stay() -> None:
+    assert chosen(MINE) == MINE[1:4]
+
+
+def test_what_an_engine_serves_or_a_pin_holds_stays() -> None:
+    assert chosen(MINE, serving={1}, pinned={MINE[2]}) == [MINE[3]]
+
+
+def test_an_orphan_goes_once_its_number_is_committed() -> None:
+    assert chosen(["v5-ffffffffffff", "v6-ffffffffffff", "v7-ffffffffffff"]) == ["v5-ffffffffffff"]
+
+
+def test_drafts_go_once_their_number_is_committed() -> None:
+    names = [".tmp-v5-0011aabbccdd", ".tmp-v6-0011aabbccdd", ".tmp-v5-0011aabbccdd-damaged"]
+    assert chosen(names) == [names[0], names[2]]
+
+
+def test_what_is_not_ours_stays() -> None:
+    assert chosen(["lost+found", "v3", "v3-xyz", "notes"]) == []
+
+
+def test_collect_removes_from_disk(tmp_path: Path) -> None:
+    for name in MINE:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_text("x")
+    (tmp_path / MINE[1] / PIN).touch()
+    assert collect(tmp_path, DIGESTS, keep=2, serving=()) == MINE[2:4]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [MINE[0], MINE[1], MINE[4], MINE[5]]

@@ -1,0 +1,203 @@
+"""The production learner, alone, over the bus in memory: what it commits for good, bad and missing groups."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from consumers import policy
+from infra import faults
+from infra.errors import LedgerError
+from infra.topics import full_name
+from schemas import codec
+from schemas.arrays import pack, unpack
+from tests.support.feed import feed
+from tests.support.learners import entries
+from trainers import checkpoint, manifest
+
+Make = Callable[..., Any]
+
+
+def digests(place: Any) -> list[str]:
+    return [entry["digest"] for entry in entries(place.bus, place.settings)]
+
+
+def test_versions_are_dense_chained_and_durable(place: Make) -> None:
+    it = place()
+    feed(it.bus, it.settings, range(16))
+    it.learn(3)
+    rows = entries(it.bus, it.settings)
+    assert [row["version"] for row in rows] == [0, 1, 2, 3]
+    assert [(row["seq_lo"], row["seq_hi"]) for row in rows] == [(0, 0), (0, 4), (4, 8), (8, 12)]
+    assert [group["seq"] for row in rows for group in row["groups"]] == list(range(12))
+    weights = [
+        codec.decode_as("WeightVersion", r.value or b"") for r in it.bus.read(policy.topics(it.settings)["weights"], 0)
+    ]
+    for event in weights:
+        path = policy.weights_root(it.settings) / event["uri"].rpartition("/")[2]
+        assert manifest.verify(path, event["digest"]).files == event["files"]
+    assert len(set(digests(it))) == 4
+    last = rows[-1]
+    assert last["layout"] == "torch:d1"
+    assert [(s["samples"], s["groups"]) for s in last["ranks"]] == [(8, 4)]
+    assert last["ranks"][0]["tokens"] == last["metrics"]["tokens_computed"] > 0
+    assert last["metrics"]["reward_mean"] == 0.5
+    assert last["metrics"]["staleness_tokens_0"] == last["metrics"]["tokens_trainable"]
+    assert all(last[name] for name in ("config_hash", "code_hash", "cpu"))
+    assert last["libraries"]["torch"]
+    assert [entry["version"] for entry in it.said] == [1, 2, 3]
+
+
+def test_offsets_are_what_is_settled(place: Make) -> None:
+    it = place()
+    feed(it.bus, it.settings, range(6))
+    it.learn(1)
+    names = policy.topics(it.settings)
+    group = it.bus.groups[policy.group(it.settings)]
+    rows = [codec.decode_as("Resolution", r.value or b"") for r in it.bus.read(names["resolutions"], 0)]
+    for partition in range(4):
+        waiting = [p["offset"] for row in rows[4:] for p in row["trajectories"] if p["partition"] == partition]
+        known = [p["offset"] + 1 for row in rows for p in row["trajectories"] if p["partition"] == partition]
+        if known:
+            assert group.offsets[partition] == min(waiting, default=max(known))
+
+
+def test_the_same_batches_give_the_same_bytes(place: Make) -> None:
+    one, two = place(), place()
+    for it in (one, two):
+        feed(it.bus, it.settings, range(12))
+    one.learn(3)
+    for version in (1, 2, 3):  # a process a version
+        two.learn(version)
+    assert digests(one) == digests(two)
+
+
+def test_a_group_that_is_gone_is_consumed_as_lost_by_name(place: Make) -> None:
+    it = place()
+    feed(it.bus, it.settings, range(4), gone={1})
+    it.learn(1)
+    (row,) = entries(it.bus, it.settings)[1:]
+    assert [group["lost"] for group in row["groups"]] == [None, "gone from the log", None, None]
+    assert row["ranks"][0]["groups"] == 3
+    assert row["unchanged"] is None
+    assert any("group-1" in note for note in it.notes)
+
+
+def test_when_nothing_can_be_read_the_next_version_has_the_same_bytes(place: Make) -> None:
+    it = place()
+    feed(it.bus, it.settings, range(4), gone=range(4))
+    feed(it.bus, it.settings, range(4, 8))
+    it.learn(2)
+    first, second, third = entries(it.bus, it.settings)
+    assert second["digest"] == first["digest"] != third["digest"]
+    assert second["unchanged"] == "nothing trainable in the batch"
+    assert all(group["lost"] for group in second["groups"])
+
+
+def test_an_impossible_sample_loses_its_group_alone(place: Make) -> None:
+    def broken(sample: dict[str, Any]) -> None:
+        if sample["group"] == "group-2" and sample["sample"] == 1:
+            sample["lineages"][0]["tokens"] = pack(np.full(len(unpack(sample["lineages"][0]["mask"])), 999, np.int32))
+
+    it = place()
+    feed(it.bus, it.settings, range(4), change=broken)
+    it.learn(1)
+    (row,) = entries(it.bus, it.settings)[1:]
+    assert [bool(group["lost"]) for group in row["groups"]] == [False, False, True, False]
+    assert "impossible" in row["groups"][2]["lost"]
+
+
+def test_a_step_that_is_not_finite_changes_no_byte_and_says_so(place: Make) -> None:
+    def absurd(sample: dict[str, Any]) -> None:
+        mask = unpack(sample["lineages"][0]["mask"])
+        sample["lineages"][0]["logprobs"] = pack(np.where(mask, -3e38, 0).astype(np.float32))
+
+    it = place()
+    feed(it.bus, it.settings, range(4), change=absurd)
+    feed(it.bus, it.settings, range(4, 8))
+    it.learn(2)
+    first, second, third = entries(it.bus, it.settings)
+    assert second["unchanged"] == "non-finite loss or gradient"
+    assert second["digest"] == first["digest"] != third["digest"]
+    assert all(math.isfinite(value) for value in third["metrics"].values())
+
+
+@pytest.mark.parametrize(("release", "masked"), [("reserve", False), ("mask-head", True)])
+def test_only_mask_head_masks_what_is_older_than_eta(place: Make, release: str, masked: bool) -> None:
+    it = place(**{"policy.release": release, "policy.eta": 1})
+    feed(it.bus, it.settings, range(16), version=0)
+    it.learn(4)
+    rows = entries(it.bus, it.settings)[1:]
+    assert [row["masked_tokens"] > 0 for row in rows] == [False, False, masked, masked]
+    assert [row["metrics"]["staleness_max"] for row in rows] == [0, 1, 2, 3]
+
+
+def test_old_directories_go_and_needed_ones_stay(place: Make) -> None:
+    it = place()
+    feed(it.bus, it.settings, range(48))
+    it.learn(12)
+    kept = sorted(int(p.name[1:].partition("-")[0]) for p in policy.weights_root(it.settings).iterdir())
+    assert kept[0] == 0
+    assert kept[-3:] == [10, 11, 12]
+    assert len(kept) <= 8
+    assert checkpoint.read(next(policy.weights_root(it.settings).glob("v12-*"))).step == 12
+
+
+def points() -> list[str]:
+    ours = ("learner.", "checkpoint.")
+    return [name for name in faults.names(["consumers"]) if name.startswith(ours) and name != "learner.after_collect"]
+
+
+class Killed(BaseException):
+    """Stands in for SIGKILL."""
+
+
+@pytest.mark.parametrize("name", points())
+def test_a_crash_anywhere_leaves_the_same_chain(place: Make, name: str) -> None:
+    whole, cut = place(), place()
+    for it in (whole, cut):
+        feed(it.bus, it.settings, range(12))
+    whole.learn(3)
+    left = 1 if name == "learner.after_fence" else 2
+
+    def hook(point: str) -> None:
+        nonlocal left
+        if point == name:
+            left -= 1
+            if left == 0:
+                raise Killed
+
+    before = faults.install(hook)
+    try:
+        with pytest.raises(Killed):
+            cut.learn(3)
+    finally:
+        faults.install(before)
+    cut.learn(3)
+    assert digests(whole) == digests(cut)
+    rows = entries(cut.bus, cut.settings)
+    assert [(row["version"], row["seq_lo"], row["seq_hi"]) for row in rows] == [
+        (0, 0, 0),
+        (1, 0, 4),
+        (2, 4, 8),
+        (3, 8, 12),
+    ]
+
+
+def test_a_ledger_without_its_weights_is_refused(place: Make) -> None:
+    it = place()
+    topic = full_name("t", "pico.ledger")
+    head = next(iter(it.bus.read(topic, 0)))
+    entry = codec.decode_as("LedgerEntry", head.value or b"")
+    from consumers.ledger import chained
+    from infra.bus.base import Outgoing
+
+    with it.bus.publisher() as publisher:
+        forged = chained({**entry, "version": 1}, entry["hash"])  # type: ignore[typeddict-item]
+        publisher.publish(Outgoing(topic, b"1", codec.encode("LedgerEntry", forged))).result()
+    with pytest.raises(LedgerError):
+        it.learn(2)
