@@ -1,11 +1,11 @@
 """A version on disk: Hugging Face layout plus the training state, durable before it has a name.
 
     v{n}-{digest12}/
-        config.json, tokenizer files, chat template, generation_config.json     carried on from the parent, byte for
-        byte model.safetensors                                                       weights, in config.json's dtype
-        state.tensors                                                           moments; fp32 weights where the above
-        are not fp32 training.json                                                           optimizer steps, seed
-        manifest.json                                                           sha256 of each file
+        config.json, tokenizer, chat template ...    carried on from the parent, byte for byte
+        model.safetensors                            weights, in config.json's dtype
+        state.tensors                                moments; fp32 weights where the above are not fp32
+        training.json                                optimizer steps, seed
+        manifest.json                                sha256 of each file
 
 Invariants: a directory appears under its name by one rename, after its files and its own entries are fsynced, so a name
 means whole content; the name holds the digest, so a leader that was replaced can never overwrite another's bytes; equal
@@ -34,6 +34,7 @@ from trainers.manifest import Manifest
 from trainers.state import State
 
 WEIGHTS, MOMENTS, TRAINING = "model.safetensors", "state.tensors", "training.json"
+"""MOMENTS is safetensors too, under another ending: engines load every *.safetensors of a directory as weights."""
 _OWN = {MOMENTS, TRAINING, manifest.NAME}
 _MASTER = "master"
 _TEMPORARY = ".tmp-"
@@ -131,7 +132,6 @@ def read(directory: Path, *, verify: bool = True, digest: str | None = None) -> 
 def adopt(directory: Path, *, seed: int = 0) -> State:
     """The state that starts from a Hugging Face model directory: its weights in fp32, no moments, step 0."""
     shards = sorted(directory.glob("*.safetensors"))
-    shards = [shard for shard in shards if shard.name != MOMENTS]
     if not shards or not (directory / "config.json").is_file():
         raise CheckpointError(f"{directory} is no Hugging Face model directory: it needs config.json and *.safetensors")
     try:

@@ -1,4 +1,4 @@
-"""Random batches and small models for tests of trainers: unequal lengths, several lineages, perturbed norms and biases."""
+"""Random batches and small models: unequal lengths, several lineages, perturbed norms and biases."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def random_samples(
     version: int = 0,
     vocabulary: int = VOCABULARY,
 ) -> list[Sample]:
-    """Whole groups with unequal lengths; some trajectories have two lineages, replies alternate with what came between."""
+    """Whole groups of unequal lengths; some trajectories have two lineages, replies alternate with other text."""
     draw = np.random.default_rng(seed)
     samples = []
     for seq in range(groups):

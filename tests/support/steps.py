@@ -69,7 +69,7 @@ def form_and_wait(backend: TorchBackend, rank: int, world: int, store: Store, st
 
 
 def form_and_leave(backend: TorchBackend, rank: int, world: int, store: Store, state: State, timeout: float) -> str:
-    """Rank 0 waits for the others in a collective; the last rank leaves alone, though something still holds its group."""
+    """Rank 0 waits for the others in a collective; the last rank leaves alone, its group still held."""
     backend.form(rank, world, store, timeout)
     backend.load(state)
     backend.sum([1.0])

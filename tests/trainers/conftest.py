@@ -6,8 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from hypothesis import settings
 
 from tests.support.ranks import Ranks
+
+settings.register_profile("trainers", deadline=None, derandomize=True)
+settings.load_profile("trainers")
 
 
 @pytest.fixture(autouse=True)

@@ -36,7 +36,7 @@ def minibatches(groups: Sequence[Group], count: int) -> list[list[Group]]:
 def allocate(groups: Sequence[Group], ranks: int, carried: Sequence[int] = ()) -> list[list[Group]]:
     """One list of groups a rank, in seq order, balanced by tokens, preferring owners.
 
-    No rank's load exceeds SLACK times the mean plus the largest group, and none is empty when len(groups) >= ranks. With
+    No rank's load exceeds SLACK times the mean plus the largest group; none is empty when len(groups) >= ranks. With
     fewer groups than ranks, those with the least `carried` (tokens by rank, from earlier minibatches) come first.
     """
     shares: list[list[Group]] = [[] for _ in range(ranks)]

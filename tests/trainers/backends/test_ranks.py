@@ -1,4 +1,4 @@
-"""The FSDP2 backend on real processes: layouts agree, the same layout repeats its bytes, groups come and go in place."""
+"""The FSDP2 backend on real processes: layouts agree, one layout repeats its bytes, groups come and go in place."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from trainers import checkpoint
 from trainers.algorithms.base import Algorithm
 from trainers.algorithms.grpo import Grpo
 from trainers.algorithms.sft import Sft
+from trainers.learning import Report
 from trainers.state import State
 
 pytestmark = pytest.mark.slow
@@ -24,16 +25,19 @@ pytestmark = pytest.mark.slow
 LOSS, NORM, WEIGHT = 1.5e-6, 5e-7, 5e-5
 """Tolerances across layouts: absolute loss, relative gradient norm, absolute weight after three steps at lr 1e-3."""
 
+Outcome = tuple[list[list[Report]], State]
+"""Reports by rank and batch; the state that rank 0 gathered."""
+
 
 def run(
     ranks: Ranks, world: int, state: State, algorithm: Algorithm, batches: int = 2, budget: int = 10**6, **shape: int
-):  # noqa: ANN201
+) -> Outcome:
     data = [random_samples(seed, **shape) for seed in range(batches)]
     results = ranks.run(train, world, state, algorithm, data, budget)
     return [reports for reports, _ in results], results[0][1]
 
 
-def assert_close(ours: tuple, theirs: tuple) -> None:
+def assert_close(ours: Outcome, theirs: Outcome) -> None:
     for mine, other in zip(ours[0][0], theirs[0][0], strict=True):
         assert mine.metrics["loss"] == pytest.approx(other.metrics["loss"], abs=LOSS)
         assert mine.metrics["grad_norm"] == pytest.approx(other.metrics["grad_norm"], rel=NORM)

@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from tests.support.samples import random_samples, small_state
+from trainers.algorithms.sft import Sft
+from trainers.backends.forward import token_logprobs
+from trainers.backends.models import build
+from trainers.batches.packing import Packed, cut, pack
+from trainers.batches.sample import Sample
+
+SHAPES = st.fixed_dictionaries(
+    {"seed": st.integers(0, 10**6), "groups": st.integers(1, 4), "group_size": st.integers(1, 4)}
+)
+
+
+def packed(samples: list[Sample]) -> Packed:
+    return pack(Sft().weigh(samples, None))
+
+
+def columns(batch: Packed) -> list[list[float]]:
+    return [
+        getattr(batch, name).flatten().tolist()
+        for name in ("tokens", "positions", "at", "labels", "behaviour", "advantages", "keep", "versions", "owners")
+    ]
+
+
+@given(SHAPES, st.randoms())
+def test_the_order_samples_come_in_is_forgotten(shape: dict[str, int], draw: random.Random) -> None:
+    samples = random_samples(**shape)
+    shuffled = list(samples)
+    draw.shuffle(shuffled)
+    assert columns(packed(samples)) == columns(packed(shuffled))
+
+
+@given(SHAPES, st.integers(1, 200))
+def test_micro_batches_hold_every_trainable_token_once(shape: dict[str, int], budget: int) -> None:
+    samples = random_samples(**shape)
+    micros = cut(Sft().weigh(samples, None), budget)
+    for micro in micros:
+        assert len(micro) == 1 or sum(w.sample.length for w in micro) <= budget
+    labels = sorted(label for micro in micros for label in pack(micro).labels.tolist())
+    assert labels == sorted(int(t) for s in samples for t in s.tokens[s.mask != 0])
+
+
+@given(SHAPES)
+def test_columns_line_up_with_the_tokens_they_describe(shape: dict[str, int]) -> None:
+    samples = sorted(random_samples(**shape), key=lambda s: (s.length, s.seq, s.trajectory, s.lineage))
+    batch = packed(samples)
+    start = row = 0
+    for owner, sample in enumerate(samples):
+        assert batch.positions[0, start : start + sample.length].tolist() == list(range(sample.length))
+        for t in range(sample.length):
+            if sample.mask[t]:
+                assert batch.at[row] == start + t - 1
+                assert batch.labels[row] == sample.tokens[t]
+                assert batch.behaviour[row] == sample.logprobs[t]
+                assert batch.versions[row] == sample.versions[t]
+                assert batch.owners[row] == owner
+                row += 1
+        start += sample.length
+    assert (batch.trainable, batch.length, batch.samples) == (row, start, len(samples))
+    assert sum(run.count * run.length for run in batch.runs) == start
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings_"),
+    [
+        ("qwen2", {}),
+        ("qwen3", {}),
+        ("llama", {}),
+        ("qwen2", {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}),
+        ("mistral", {"sliding_window": 4}),
+    ],
+)
+def test_packed_equals_unpacked(kind: str, settings_: dict[str, object]) -> None:
+    """Against transformers' own sdpa, one sample at a time."""
+    state = small_state(kind, **settings_)
+    samples = random_samples(3)
+    batch = packed(samples)
+    with torch.no_grad():
+        ours, entropy = token_logprobs(build(state.assets, state.weights), batch, temperature=0.7)
+        plain = AutoModelForCausalLM.from_config(
+            AutoConfig.for_model(kind, **_settings(state.assets)), dtype=torch.float32, attn_implementation="sdpa"
+        )
+        plain.load_state_dict(dict(state.weights))
+        theirs, entropies = [], []
+        for sample in sorted(samples, key=lambda s: (s.length, s.seq, s.trajectory, s.lineage)):
+            ids = torch.from_numpy(sample.tokens.astype("int64"))[None]
+            distribution = torch.log_softmax(plain(ids).logits[0] / 0.7, -1)
+            for t in sample.mask.nonzero()[0]:
+                theirs.append(distribution[t - 1, ids[0, t]])
+                entropies.append(torch.distributions.Categorical(logits=distribution[t - 1]).entropy())
+    torch.testing.assert_close(ours, torch.stack(theirs), rtol=0, atol=3e-6)
+    torch.testing.assert_close(entropy, torch.stack(entropies), rtol=0, atol=3e-6)
+
+
+def _settings(assets: object) -> dict[str, object]:
+    import json
+
+    content = json.loads(assets["config.json"])  # type: ignore[index]
+    content.pop("model_type")
+    return content
+
+
+@settings(max_examples=10, deadline=None)
+@given(SHAPES)
+def test_no_sample_sees_another(shape: dict[str, int]) -> None:
+    state = small_state()
+    model = build(state.assets, state.weights)
+    samples = random_samples(**shape)
+    with torch.no_grad():
+        together = token_logprobs(model, packed(samples), 1.0)[0]
+        ordered = sorted(samples, key=lambda s: (s.length, s.seq, s.trajectory, s.lineage))
+        alone = torch.cat([token_logprobs(model, packed([sample]), 1.0)[0] for sample in ordered])
+    torch.testing.assert_close(together, alone, rtol=0, atol=2e-6)
+
+
+def test_an_empty_micro_batch_has_a_gradient_of_zero() -> None:
+    state = small_state()
+    model = build(state.assets, state.weights)
+    logprobs, entropy = token_logprobs(model, pack([]), 1.0)
+    loss, sums = Sft().loss(logprobs, entropy, pack([]))
+    loss.backward()
+    assert loss.item() == 0.0
+    assert float(sums["kept"]) == 0.0
+    assert all(p.grad is None or not p.grad.any() for p in model.parameters())
+    assert (pack([]).length, pack([]).samples) == (0, 0)
