@@ -33,7 +33,7 @@ TICK = "tick"
 
 
 class Later(NamedTuple):
-    """Stands in an emit's record for the place of the emit of this turn whose `ref` it names.
+    """Stands in an emit's record for the place of the emit whose `ref` it names, yielded for the same record or wake.
 
     The runner replaces it by {"topic", "partition", "offset"} once the log has answered, in the same transaction."""
 

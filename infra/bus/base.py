@@ -208,7 +208,7 @@ class Member(_Closing, ABC):
 
     @abstractmethod
     def seek(self, partition: int, offset: int) -> None:
-        """Read an owned partition from here on."""
+        """Read an owned partition from here on (an offset, EARLIEST or LATEST)."""
 
     @abstractmethod
     def pause(self, partitions: set[int]) -> None:

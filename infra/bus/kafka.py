@@ -31,7 +31,7 @@ from infra.bus.base import (
     TopicSpec,
     Transactor,
 )
-from infra.bus.kafka_common import WAIT_S, common, raise_ours, reading, records_of
+from infra.bus.kafka_common import WAIT_S, common, know_topic, raise_ours, reading, records_of
 from infra.bus.kafka_read import KafkaMember, KafkaTail, take
 from infra.bus.kafka_write import KafkaPublisher, KafkaTransactor
 from infra.errors import TopicError, UnreachableError
@@ -182,6 +182,7 @@ class KafkaBus(Bus):
 
     def _read(self, topic: str, partition: int, first: int, stop: int) -> Iterator[Record]:
         with self._reader() as reader:
+            know_topic(reader, topic)
             reader.assign([TopicPartition(topic, partition, first)])
             for messages in _answers(reader, 1000):
                 for record in records_of(messages, f"reading {topic}[{partition}]"):

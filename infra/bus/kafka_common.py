@@ -110,6 +110,14 @@ def writing(base: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def know_topic(client: Any, topic: str) -> None:
+    """Have a client learn where a topic lies: left to itself it asks only once a second about topics new to it."""
+    try:
+        client.list_topics(topic, timeout=WAIT_S)
+    except KafkaException as error:
+        raise_ours(error, f"asking for {topic}")
+
+
 def offset_for(position: int) -> int:
     """Kafka's number for one of ours: EARLIEST and LATEST are numbered the other way round."""
     return {EARLIEST: OFFSET_BEGINNING, LATEST: OFFSET_END}.get(position, position)

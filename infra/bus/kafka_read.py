@@ -14,7 +14,7 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from infra.bus.base import EARLIEST, LATEST, Member, MemberToken, OnAssign, OnRevoke, Record, Tail
-from infra.bus.kafka_common import WAIT_S, offset_for, raise_ours, reading, records_of
+from infra.bus.kafka_common import WAIT_S, know_topic, offset_for, raise_ours, reading, records_of
 from infra.errors import BusError, RefusedError, UnreachableError
 
 _METADATA = b"CGMDv2:"
@@ -159,6 +159,8 @@ class KafkaTail(Tail):
         self._consumer.assign(placed)
 
     def _placed(self, topic: str, partition: int, offset: int) -> TopicPartition:
+        if not any(known == topic for known, _ in self._at):
+            know_topic(self._consumer, topic)
         if offset in (EARLIEST, LATEST):
             try:
                 ends = self._consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=WAIT_S)

@@ -17,7 +17,7 @@ from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_expone
 
 from infra import faults
 from infra.bus.base import MemberToken, Outgoing, Place, Publisher, Sent, Transactor
-from infra.bus.kafka_common import WAIT_S, raise_ours, translated, writing
+from infra.bus.kafka_common import WAIT_S, know_topic, raise_ours, translated, writing
 from infra.errors import BusError, RefusedError, UnreachableError
 
 TRANSACTION_S = 10.0
@@ -44,8 +44,11 @@ def _retrying(seconds: float) -> Retrying:
     )
 
 
-def _hand_over(producer: Producer, out: Outgoing, on_delivery: Any) -> None:
-    """Give a record to the client, waiting while its queue is full."""
+def _hand_over(producer: Producer, known: set[str], out: Outgoing, on_delivery: Any) -> None:
+    """Give a record to the client, waiting while its queue is full. `known` are topics that it has met."""
+    if out.topic not in known:
+        know_topic(producer, out.topic)
+        known.add(out.topic)
     headers: list[Any] = list(out.headers.items())
     partition = -1 if out.partition is None else out.partition
     while True:
@@ -65,6 +68,7 @@ class KafkaPublisher(Publisher):
 
     def __init__(self, base: Mapping[str, Any]) -> None:
         self._producer = Producer({**writing(base), "linger.ms": 1})
+        self._known: set[str] = set()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="kafka-publisher", daemon=True)
         self._thread.start()
@@ -83,9 +87,11 @@ class KafkaPublisher(Publisher):
                 future.set_exception(translated(error, f"writing to {out.topic}"))
 
         try:
-            _hand_over(self._producer, out, answered)
+            _hand_over(self._producer, self._known, out, answered)
         except KafkaException as error:
             future.set_exception(translated(error.args[0], f"writing to {out.topic}"))
+        except BusError as error:
+            future.set_exception(error)
         return future
 
     def flush(self, timeout_s: float = WAIT_S) -> None:
@@ -106,6 +112,7 @@ class KafkaTransactor(Transactor):
     def __init__(self, base: Mapping[str, Any], transactional_id: str) -> None:
         self._id = transactional_id
         self._failed: KafkaError | None = None
+        self._known: set[str] = set()
         self._open = False
         self._dead = False
         self._closed = False
@@ -139,7 +146,7 @@ class KafkaTransactor(Transactor):
                 self._failed = self._failed or error
 
         try:
-            _hand_over(self._producer, out, answered if placed else self._answered)
+            _hand_over(self._producer, self._known, out, answered if placed else self._answered)
         except KafkaException as error:
             self._give_up(error, f"writing to {out.topic}")
         return sent

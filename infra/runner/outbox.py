@@ -64,7 +64,7 @@ class Outbox:
             counts[emit.topic] = counts.get(emit.topic, 0) + 1
         if not any(emit.ref for _, emit in emits):
             for _, emit in emits:
-                transactor.send(self.encode(emit, emit.record, turn))
+                transactor.send(self.encode(emit, emit.record, turn), placed=False)
             return counts
         self._send_in_phases(transactor, emits, turn)
         return counts
@@ -82,7 +82,7 @@ class Outbox:
                     held.append((scope, emit, needs))
                     continue
                 record = filled(emit.record, {ref: known[scope, ref] for ref in needs}) if needs else emit.record
-                handed = transactor.send(self.encode(emit, record, turn))
+                handed = transactor.send(self.encode(emit, record, turn), placed=bool(emit.ref))
                 if emit.ref:
                     if (scope, emit.ref) in known or (scope, emit.ref) in sent:
                         raise StageError(f"two emits for one record are named {emit.ref!r}: give each its own ref")

@@ -45,8 +45,9 @@ def refold(bus: Bus, stage: Stage, namespace: str, slot: int) -> Iterator[tuple[
         records: list[Record] = []
         for span in turn["ranges"]:
             where = (full_name(namespace, span["topic"]), span["partition"])
-            reader = readers.setdefault(where, bus.read(*where, span["first"]))
-            records += _take(reader, span, f"turn {number} of {stage.name}[{slot}]")
+            if where not in readers:
+                readers[where] = bus.read(*where, span["first"])
+            records += _take(readers[where], span, f"turn {number} of {stage.name}[{slot}]")
         folded = fold.turn(records, turn["clock"])
         for field, now in (("now", folded.now), ("ranges", folded.ranges), ("duplicates", folded.duplicates)):
             if turn[field] != now:

@@ -134,7 +134,7 @@ class Slot:
         emitted = self._outbox.send(transactor, folded.emits, name)
         faults.point("runner.after_emits")
         for key, value in self._fold.state.changes():
-            transactor.send(Outgoing(self._changelog, key, value, partition=number))
+            transactor.send(Outgoing(self._changelog, key, value, partition=number), placed=False)
         turn = {
             "stage": self._stage.name,
             "slot": number,
@@ -145,7 +145,8 @@ class Slot:
             "emitted": emitted,
             "duplicates": folded.duplicates,
         }
-        transactor.send(Outgoing(self._turns, str(number).encode(), codec.encode("Turn", turn), partition=number))
+        record = Outgoing(self._turns, str(number).encode(), codec.encode("Turn", turn), partition=number)
+        transactor.send(record, placed=False)
         faults.point("runner.after_send")
         transactor.commit({(self._primary, number): position}, token)
         faults.point("runner.after_commit")

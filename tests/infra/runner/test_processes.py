@@ -84,7 +84,7 @@ class Deployment:
             if process.poll() is None:
                 process.terminate()
         for process in self.processes:
-            assert process.wait(PATIENCE_S) in (0, -signal.SIGKILL), self.tell()
+            assert process.wait(PATIENCE_S) in (0, -signal.SIGKILL, -signal.SIGTERM), self.tell()
         counted = self.counted()
         assert sum(map(len, counted.values())) == self.sent
         assert all(found == list(range(1, len(found) + 1)) for found in counted.values())
