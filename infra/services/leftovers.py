@@ -1,13 +1,16 @@
-"""Processes that a killed supervisor or a killed role left behind.
+"""The processes of a deployment, those included that a killed supervisor or a killed role left behind.
 
-Every process of a deployment inherits MILLRACE_DEPLOYMENT, and every process of a role MILLRACE_ROLE: so its own
-workers and engine cores are found even when whoever started them is gone.
+Every process of a deployment inherits MILLRACE_DEPLOYMENT, and every process of a role MILLRACE_ROLE. Programs that
+write a title over their environment (vLLM's cores) are found by their session, which is the supervisor's, and by who
+started them: so workers are found even when everybody above them is gone.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 
@@ -15,6 +18,15 @@ from infra.errors import ServiceError
 
 DEPLOYMENT = "MILLRACE_DEPLOYMENT"
 ROLE = "MILLRACE_ROLE"
+SUPERVISOR, ORPHAN = "supervisor", "orphan"
+"""what `members` calls processes that belong to no role, and those whose role is gone and unknown"""
+
+
+class _Row(NamedTuple):
+    process: psutil.Process
+    environment: dict[str, str]
+    session: int
+    parent: int
 
 
 def deployment_id(namespace: str, home: Path) -> str:
@@ -22,20 +34,25 @@ def deployment_id(namespace: str, home: Path) -> str:
     return f"{namespace}:{home.absolute()}"
 
 
-def find(deployment: str, role: str | None = None) -> list[psutil.Process]:
-    """Live processes of a deployment (of one role of it), less this one and those that started it."""
+def members(deployment: str, sessions: Collection[int] = ()) -> dict[psutil.Process, str]:
+    """Every live process of a deployment with its role. `sessions`: ids that its supervisors are known to have had."""
+    rows = _rows()
+    marked = {pid for pid, row in rows.items() if row.environment.get(DEPLOYMENT) == deployment}
+    asked = {rows[pid].session for pid in marked} | set(sessions)
+    # A session whose leader lives and is not ours is somebody's terminal.
+    ours = {session for session in asked if session in marked or session not in rows}
+    return {row.process: _role(pid, rows, marked) for pid, row in rows.items() if pid in marked or row.session in ours}
+
+
+def find(deployment: str, role: str | None = None, sessions: Collection[int] = ()) -> list[psutil.Process]:
+    """Processes of a deployment (of one role of it, and orphans), less this one and those that started it."""
     mine = {os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
-    found = []
-    for process in psutil.process_iter():
-        if process.pid in mine:
-            continue
-        try:
-            environment = process.environ()
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
-            continue
-        if environment.get(DEPLOYMENT) == deployment and role in (None, environment.get(ROLE)):
-            found.append(process)
-    return found
+    wanted = None if role is None else (role, ORPHAN)
+    return [
+        process
+        for process, its_role in members(deployment, sessions).items()
+        if process.pid not in mine and (wanted is None or its_role in wanted)
+    ]
 
 
 def stop(processes: list[psutil.Process], grace_s: float = 10) -> list[int]:
@@ -56,3 +73,22 @@ def _signal(process: psutil.Process, kill: bool) -> None:
         process.kill() if kill else process.terminate()
     except psutil.NoSuchProcess:
         return
+
+
+def _rows() -> dict[int, _Row]:
+    """Live processes of this user by id."""
+    rows = {}
+    for process in psutil.process_iter():
+        try:
+            row = _Row(process, process.environ(), os.getsid(process.pid), process.ppid())
+        except (psutil.NoSuchProcess, psutil.AccessDenied, ProcessLookupError, PermissionError):
+            continue
+        rows[process.pid] = row
+    return rows
+
+
+def _role(pid: int, rows: dict[int, _Row], marked: set[int]) -> str:
+    """The role of the nearest marked process upwards."""
+    while pid in rows and pid not in marked:
+        pid = rows[pid].parent
+    return rows[pid].environment.get(ROLE, SUPERVISOR) if pid in marked else ORPHAN

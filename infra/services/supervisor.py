@@ -92,7 +92,7 @@ class Supervisor:
             if self.running():
                 self._apply(programs)
                 return []
-            stopped = leftovers.stop(leftovers.find(self.deployment))
+            stopped = leftovers.stop(self._left())
             self._write(programs)
             with (self.folder / "output.log").open("ab") as log:
                 process = subprocess.Popen(
@@ -125,7 +125,7 @@ class Supervisor:
             pid = cast(int, self._call("supervisor.getPID"))
             self._call("supervisor.shutdown")
             wait_until(lambda: not _alive(pid), "the end of the supervisor", grace_s)
-        return leftovers.stop(leftovers.find(self.deployment))
+        return leftovers.stop(self._left())
 
     def states(self) -> list[State]:
         """Every program, sorted by name; empty when no supervisor runs."""
@@ -166,6 +166,12 @@ class Supervisor:
         """The last `size` bytes that a program printed."""
         path = self.logs / f"{name}.log"
         return path.read_bytes()[-size:].decode(errors="replace") if path.exists() else ""
+
+    def _left(self) -> list[psutil.Process]:
+        """Processes of the deployment that no living supervisor keeps. The id of the last one is its session's too."""
+        pidfile = self.folder / "supervisord.pid"
+        text = pidfile.read_text().strip() if pidfile.exists() else ""
+        return leftovers.find(self.deployment, sessions=[int(text)] if text.isdigit() else [])
 
     def _apply(self, programs: Sequence[Program]) -> None:
         self._write(programs)
