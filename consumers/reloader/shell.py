@@ -72,8 +72,9 @@ class Reloader:
         return self._machine.served if self._machine.trusted else None
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Until `stop` is set. Leaves the engine as it is. BusError and whatever is unexpected propagate: whoever
-        starts this process starts it again, and nothing depends on what it knew."""
+        """Until `stop` is set. Leaves the engine as it is, and its status to lapse: a reloader that comes back in time
+        interrupts nothing. BusError and whatever is unexpected propagate: whoever starts this process starts it again,
+        and nothing depends on what it knew."""
         records = await asyncio.to_thread(lambda: list(self._bus.read(self._weights, 0)))
         for record in records:
             self._learn(record.value)
@@ -84,7 +85,6 @@ class Reloader:
                 await self._wait(tail)
         finally:
             tail.close()
-            await self._say("stopped")
             self._publisher.close()
 
     # ------------------------------------------------------------------ one turn
@@ -112,12 +112,10 @@ class Reloader:
 
     async def _look(self) -> None:
         state = await self._control.state()
-        before = self._machine.incarnation
         if self._machine.see(state):
             log.info("%s: incarnation %s with label %s", self._worker, state.incarnation, state.label)
-            if before is not None:
-                await self._publish(before, None)
             await self._say(self._standing())
+            await self._withdraw_former(state.incarnation)
         elif not self._alive:
             await self._say(self._standing())
         self._alive = True
@@ -233,6 +231,14 @@ class Reloader:
         }
         await self._publish(incarnation, codec.encode("WorkerStatus", status))
         self._beat_at = time.monotonic() + BEAT_S
+
+    async def _withdraw_former(self, incarnation: str) -> None:
+        """Take back what was said of former starts of this engine, so that `workers` keeps one status of it."""
+        records = await asyncio.to_thread(lambda: list(self._bus.read(self._workers, 0)))
+        last = {record.key.decode().rpartition("/"): record.value for record in records}
+        for (worker, _, former), value in last.items():
+            if worker == self._worker and former != incarnation and value is not None:
+                await self._publish(former, None)
 
     async def _publish(self, incarnation: str, value: bytes | None) -> None:
         sent = self._publisher.publish(Outgoing(self._workers, f"{self._worker}/{incarnation}".encode(), value))

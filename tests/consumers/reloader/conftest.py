@@ -17,8 +17,8 @@ from consumers.reloader.shell import Reloader
 from infra import faults
 from infra.bus.memory import MemoryBus
 from infra.errors import EngineError, EngineUnavailable
+from tests.support.announced import NAMESPACE, POLICY, WEIGHTS, WORKERS
 from tests.support.tiny_model import write_model
-from tests.support.versions import NAMESPACE, POLICY, WEIGHTS, WORKERS
 
 Start = Callable[..., contextlib.AbstractAsyncContextManager[Reloader]]
 

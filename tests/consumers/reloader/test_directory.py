@@ -11,8 +11,8 @@ import pytest
 
 from consumers.reloader.directory import check, local_folder, weight_files
 from infra.errors import ReloadError
+from tests.support.announced import damaged, weight_event
 from tests.support.tiny_model import write_manifest
-from tests.support.versions import damaged, weight_event
 
 
 @pytest.fixture

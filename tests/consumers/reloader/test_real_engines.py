@@ -18,8 +18,8 @@ from infra.bus.memory import MemoryBus
 from producers.engines.base import Sampling
 from producers.engines.vllm import VllmEngine
 from tests.consumers.reloader.conftest import Start
+from tests.support.announced import announce, statuses, weight_event
 from tests.support.engines import LightEngine, complete, differences, join, until
-from tests.support.versions import announce, statuses, weight_event
 
 pytestmark = pytest.mark.slow
 PROMPT = [22, 10, 14, 40]

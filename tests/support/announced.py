@@ -1,0 +1,59 @@
+"""Weight events for tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from infra.bus.base import Bus, Outgoing
+from schemas import codec
+from schemas.ids import now_micros
+from schemas.records import WeightVersion, WorkerStatus
+from tests.support.tiny_model import write_manifest
+from trainers import manifest
+
+NAMESPACE, POLICY = "test", "policy"
+WEIGHTS, WORKERS = f"{NAMESPACE}.{POLICY}.weights", f"{NAMESPACE}.workers"
+
+
+def weight_event(version: int, folder: Path) -> WeightVersion:
+    """The event of a directory that holds a manifest."""
+    listing = manifest.load(folder)
+    return {
+        "policy": POLICY,
+        "version": version,
+        "parent": version - 1 if version else None,
+        "mode": "full",
+        "uri": str(folder),
+        "digest": listing.digest,
+        "files": dict(listing.files),
+        "tokenizer_hash": "",
+        "template_hash": "",
+        "seq_lo": 0,
+        "seq_hi": 0,
+        "batch": None,
+        "eta": None,
+        "shards": None,
+        "group_size": None,
+        "time": now_micros(),
+    }
+
+
+def damaged(event: WeightVersion, folder: Path) -> WeightVersion:
+    """An event whose hashes hold although `folder` was changed after it was made: what only an engine can find out."""
+    listing = write_manifest(folder)
+    return {**event, "digest": listing.digest, "files": dict(listing.files)}
+
+
+def announce(bus: Bus, event: WeightVersion) -> None:
+    """Write a weight event."""
+    publisher = bus.publisher()
+    publisher.publish(Outgoing(WEIGHTS, POLICY.encode(), codec.encode("WeightVersion", event))).result(30)
+    publisher.close()
+
+
+def statuses(bus: Bus) -> list[WorkerStatus | None]:
+    """Everything that was said in `workers`, in order; None is a withdrawal."""
+    return [
+        None if record.value is None else codec.decode_as("WorkerStatus", record.value)
+        for record in bus.read(WORKERS, 0)
+    ]
