@@ -20,11 +20,11 @@ class Usage:
     def sample(self) -> None:
         """Read every live process of the deployment."""
         memory: dict[str, int] = {}
-        for process in leftovers.find(self._deployment):
+        for process, now in leftovers.members(self._deployment).items():
             try:
                 with process.oneshot():
                     key = (process.pid, process.create_time())
-                    role = self._roles.get(key) or process.environ().get(leftovers.ROLE, "supervisor")
+                    role = self._roles.get(key) or now
                     times = process.cpu_times()
                     memory[role] = memory.get(role, 0) + process.memory_info().rss
             except psutil.NoSuchProcess:
