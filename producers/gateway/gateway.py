@@ -112,8 +112,7 @@ class Gateway:
         except RenderError as error:
             raise ApiError(400, str(error), param="messages", code="unsupported_messages") from error
         try:
-            defaults = {**self.options.sampling, **session.defaults}
-            sampling = to_sampling(request, defaults, self.options.max_model_len - len(plan.prompt))
+            sampling = to_sampling(request, session.defaults, self.options.max_model_len - len(plan.prompt))
             minimum = session.start["min_version"]
             target = await self.fleet.route(session.granted, minimum, session.engine, self.options.patience_s)
         except (ApiError, EngineError, asyncio.CancelledError) as error:

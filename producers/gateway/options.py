@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from infra.config import Settings
 
@@ -22,7 +21,6 @@ class Options:
     patience_s: float = 60.0
     awaits: tuple[str, ...] = ()
     reward_deadline_ms: int = 60_000
-    sampling: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, settings: Settings) -> Options:
@@ -36,5 +34,4 @@ class Options:
             idle_timeout_s=gateway.idle_timeout_s,
             awaits=settings.policy.awaits,
             reward_deadline_ms=int(settings.policy.reward_deadline_s * 1000),
-            sampling=dict(settings.rollout.sampling),
         )

@@ -1,0 +1,269 @@
+"""Tell the gateway what an agent does and how it went, from the agent's own code.
+
+    with Session.start("http://127.0.0.1:8900/v1", task_id="t1") as session:
+        client = openai.OpenAI(base_url=session.base_url, api_key=session.api_key)
+        ...
+        session.tool_result("call_1", "add", "7")
+        session.reward(1.0, source="unit-tests")
+
+Inside a rollout the episode is there already: `Session.attach(base_url, api_key)`, which does not end it. Both classes
+say the same things: `Session` at once, `AsyncSession` when awaited. Leaving the block ends the session, as failed when
+an exception leaves it."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Generic, Literal, Self, TypeVar
+
+import aiohttp
+import httpx
+import orjson
+from tenacity import AsyncRetrying, Retrying, retry_if_exception_type, stop_after_attempt, wait_exponential
+
+from infra.errors import GatewayError
+
+R = TypeVar("R")
+Json = dict[str, Any]
+ToolStatus = Literal["ok", "error", "timeout", "denied", "cancelled"]
+
+TIMEOUT_S = 30.0
+ATTEMPTS = 4
+
+
+class GatewayUnreachable(GatewayError):
+    """The gateway did not answer, or not as a gateway: is it up?"""
+
+
+class GatewayRefused(GatewayError):
+    """The gateway refused. `status` is the HTTP status, `code` its code."""
+
+    def __init__(self, status: int, code: str, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+
+
+class Speaker(ABC, Generic[R]):
+    """What can be said about an episode. `R` is what a method returns: the answer, or an awaitable of it."""
+
+    base_url: str
+    api_key: str
+    id: str
+
+    @abstractmethod
+    def _send(self, path: str, body: Json, *, again: bool) -> R:
+        """POST to a path of the session; `again`: whether it may be sent twice."""
+
+    def tool_call(self, call_id: str, name: str, arguments: str | Mapping[str, Any] = "{}") -> R:
+        """The agent asks a tool."""
+        text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+        return self._event(kind="tool_call", call_id=call_id, name=name, arguments=text)
+
+    def tool_result(
+        self, call_id: str, name: str, content: str, *, status: ToolStatus = "ok", latency_us: int = 0
+    ) -> R:
+        """A tool answered."""
+        return self._event(
+            kind="tool_result", call_id=call_id, name=name, content=content, status=status, latency_us=latency_us
+        )
+
+    def observation(self, content: str, *, media_type: str = "text/plain", origin: str = "") -> R:
+        """The agent saw something that is no tool result."""
+        return self._event(kind="observation", content=content, media_type=media_type, origin=origin)
+
+    def internal_state(self, summary: str, *, plan_step: str | None = None, confidence: float | None = None) -> R:
+        """What the agent held in mind, in short."""
+        return self._event(kind="internal_state", summary=summary, plan_step=plan_step, confidence=confidence)
+
+    def feedback(
+        self,
+        *,
+        response_id: str | None = None,
+        rating: float | None = None,
+        label: str | None = None,
+        text: str | None = None,
+    ) -> R:
+        """What a person said about a reply."""
+        return self._event(kind="user_feedback", response_id=response_id, rating=rating, label=label, text=text)
+
+    def security(self, classification: str, labels: Sequence[str] = (), scopes: Sequence[str] = ()) -> R:
+        """Labels for everything of this episode from here on."""
+        return self._event(
+            kind="security_label", classification=classification, labels=list(labels), scopes=list(scopes)
+        )
+
+    def reward(
+        self,
+        value: float | None,
+        *,
+        source: str = "agent",
+        response_id: str | None = None,
+        reward_id: str | None = None,
+        **more: Any,
+    ) -> R:
+        """Judge the episode, or one reply. `more`: components, label, critique, rubric_version, supersedes, ..."""
+        body = {"value": value, "source": source, "response_id": response_id, "reward_id": reward_id, **more}
+        return self._send("reward", body, again=reward_id is not None)
+
+    def end(
+        self,
+        status: str = "completed",
+        *,
+        stop_condition: str = "agent",
+        output: str | None = None,
+        reason: str | None = None,
+    ) -> R:
+        """The episode is over. Saying so twice does no harm."""
+        body = {"status": status, "stop_condition": stop_condition, "output": output, "reason": reason}
+        return self._send("end", body, again=True)
+
+    def _event(self, **event: Any) -> R:
+        return self._send("events", {"events": [event]}, again=False)
+
+
+class Session(Speaker[Json]):
+    """One episode, from synchronous code."""
+
+    def __init__(self, base_url: str, api_key: str, *, owned: bool = False) -> None:
+        self.base_url, self.api_key, self.owned = base_url.rstrip("/"), api_key, owned
+        self.id = session_id(api_key)
+        self._http = httpx.Client(timeout=TIMEOUT_S)
+
+    @classmethod
+    def start(cls, base_url: str, api_key: str = "", **fields: Any) -> Session:
+        """Begin an episode. `fields`: task_id, task, group, awaits, split, ... as `POST /v1/sessions` takes them."""
+        with httpx.Client(timeout=TIMEOUT_S) as http:
+            found = _post(http, f"{base_url.rstrip('/')}/sessions", api_key, fields, again="attempt" in fields)
+        return cls(base_url, found["api_key"], owned=True)
+
+    @classmethod
+    def attach(cls, base_url: str, api_key: str) -> Session:
+        """The episode that a session key belongs to."""
+        return cls(base_url, api_key)
+
+    def close(self) -> None:
+        """Let go of the connection; ends nothing."""
+        self._http.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self.owned:
+            self.end(**_verdict(error))
+        self.close()
+
+    def _send(self, path: str, body: Json, *, again: bool) -> Json:
+        return _post(self._http, f"{self.base_url}/sessions/{self.id}/{path}", self.api_key, body, again=again)
+
+
+class AsyncSession(Speaker[Awaitable[Json]]):
+    """One episode, from asynchronous code. Several may share one `http` session."""
+
+    def __init__(
+        self, base_url: str, api_key: str, *, owned: bool = False, http: aiohttp.ClientSession | None = None
+    ) -> None:
+        self.base_url, self.api_key, self.owned = base_url.rstrip("/"), api_key, owned
+        self.id = session_id(api_key)
+        self._http, self._own_http = http or aiohttp.ClientSession(), http is None
+
+    @classmethod
+    async def start(
+        cls, base_url: str, api_key: str = "", *, http: aiohttp.ClientSession | None = None, **fields: Any
+    ) -> AsyncSession:
+        """Begin an episode. `fields` as `POST /v1/sessions` takes them."""
+        url, again = f"{base_url.rstrip('/')}/sessions", "attempt" in fields
+        if http is not None:
+            found = await _apost(http, url, api_key, fields, again=again)
+        else:
+            async with aiohttp.ClientSession() as own:
+                found = await _apost(own, url, api_key, fields, again=again)
+        return cls(base_url, found["api_key"], owned=True, http=http)
+
+    @classmethod
+    def attach(cls, base_url: str, api_key: str) -> AsyncSession:
+        """The episode that a session key belongs to."""
+        return cls(base_url, api_key)
+
+    async def close(self) -> None:
+        """Let go of the connection; ends nothing."""
+        if self._own_http:
+            await self._http.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        if self.owned:
+            await self.end(**_verdict(error))
+        await self.close()
+
+    def _send(self, path: str, body: Json, *, again: bool) -> Awaitable[Json]:
+        return _apost(self._http, f"{self.base_url}/sessions/{self.id}/{path}", self.api_key, body, again=again)
+
+
+def session_id(api_key: str) -> str:
+    """The session behind a session's own key. Raises GatewayError for any other key."""
+    if not api_key.startswith("mr-") or "." not in api_key:
+        raise GatewayError("this is not a session's own key: start a session, and use the api_key that it gives you")
+    return api_key[3:].partition(".")[0]
+
+
+def _verdict(error: BaseException | None) -> Json:
+    if error is None:
+        return {"status": "completed"}
+    return {"status": "failed", "stop_condition": "exception", "reason": f"{type(error).__name__}: {error}"}
+
+
+def _post(http: httpx.Client, url: str, key: str, body: Json, *, again: bool) -> Json:
+    for attempt in Retrying(**_policy(again)):
+        with attempt:
+            try:
+                answer = http.post(url, content=orjson.dumps(body), headers=_headers(key))
+            except httpx.HTTPError as error:
+                raise GatewayUnreachable(f"{url} did not answer: {error}") from error
+            return _answer(url, answer.status_code, answer.content)
+    raise AssertionError("tenacity either returns or raises")
+
+
+async def _apost(http: aiohttp.ClientSession, url: str, key: str, body: Json, *, again: bool) -> Json:
+    limit = aiohttp.ClientTimeout(total=TIMEOUT_S)
+    async for attempt in AsyncRetrying(**_policy(again)):
+        with attempt:
+            try:
+                async with http.post(url, data=orjson.dumps(body), headers=_headers(key), timeout=limit) as answer:
+                    return _answer(url, answer.status, await answer.read())
+            except (aiohttp.ClientError, TimeoutError) as error:
+                raise GatewayUnreachable(f"{url} did not answer: {error}") from error
+    raise AssertionError("tenacity either returns or raises")
+
+
+def _policy(again: bool) -> Json:
+    return {
+        "retry": retry_if_exception_type(GatewayUnreachable),
+        "stop": stop_after_attempt(ATTEMPTS if again else 1),
+        "wait": wait_exponential(0.1, max=2.0),
+        "reraise": True,
+    }
+
+
+def _headers(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}", "content-type": "application/json"}
+
+
+def _answer(url: str, status: int, body: bytes) -> Json:
+    try:
+        content = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        raise GatewayUnreachable(f"{url} answered {status} without JSON: is it a gateway?") from None
+    if status < 300:
+        return dict(content)
+    error = content.get("error") or {}
+    if status in (502, 503, 504):
+        raise GatewayUnreachable(f"{url} answered {status}: {error.get('message')}")
+    raise GatewayRefused(status, error.get("code") or "", f"{url} answered {status}: {error.get('message')}")

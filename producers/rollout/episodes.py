@@ -1,0 +1,116 @@
+"""One sample of one grant: start its session, run the agent, end the session whatever happened.
+
+Invariants: an episode that began is ended once, with the reason when it failed; while the gateway does not answer the
+worker waits, it gives nothing up; a cancelled episode (the worker is going down) is left open, so that the grant is
+run again by whoever takes over."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+
+from infra import telemetry
+from producers.client import AsyncSession, GatewayRefused, GatewayUnreachable
+from producers.rollout.agents import Agent
+from schemas.ids import new_id
+
+logger = logging.getLogger(__name__)
+
+AGAIN_S = 0.5
+REASON = 2000
+
+_episodes = telemetry.counter("millrace.rollout.episodes", "{episode}", "episodes ended, by status")
+
+
+@dataclass(slots=True)
+class Runner:
+    """Runs samples against one gateway, at most `concurrency` at once. Make and use it in one event loop."""
+
+    agent: Agent
+    base_url: str
+    api_key: str = ""
+    concurrency: int = 8
+    timeout_s: float = 120.0
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    _slots: asyncio.Semaphore = field(init=False)
+    _http: aiohttp.ClientSession = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._slots = asyncio.Semaphore(self.concurrency)
+        self._http = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+
+    async def close(self) -> None:
+        """Let go of the connections."""
+        await self._http.close()
+
+    async def group(self, grant: Mapping[str, Any]) -> None:
+        """Run every sample that a grant asks for; returns once each of them has ended."""
+        await asyncio.gather(*(self.sample(grant, sample) for sample in grant["samples"]))
+
+    async def sample(self, grant: Mapping[str, Any], sample: int) -> None:
+        """Run one sample."""
+        async with self._slots:
+            session = await self._start(grant, sample)
+            if session is None:
+                return
+            ended = await self._run(session, json.loads(grant["task"]))
+            await self._end(session, ended)
+            _episodes.add(1, status=ended["status"])
+
+    async def _start(self, grant: Mapping[str, Any], sample: int) -> AsyncSession | None:
+        """The session of a sample; None when the gateway will never take it."""
+        fields = {
+            "ticket": grant["ticket"],
+            "group_size": grant["group_size"],
+            "sample": sample,
+            "attempt": new_id(),
+            "min_version": grant["min_version"],
+            "deadline": grant["deadline"],
+            "task_id": grant["prompt_id"],
+            "task": json.loads(grant["task"]),
+            "awaits": grant["awaits"],
+            "reward_deadline_ms": grant["reward_deadline_ms"],
+            "sampling": dict(self.sampling),
+        }
+        while True:
+            try:
+                return await AsyncSession.start(self.base_url, self.api_key, http=self._http, **fields)
+            except GatewayUnreachable as error:
+                logger.warning("ticket %d waits for the gateway: %s", grant["ticket"], error)
+                await asyncio.sleep(AGAIN_S)
+            except GatewayRefused as error:
+                logger.error("ticket %d cannot be run: %s", grant["ticket"], error)
+                return None
+
+    async def _run(self, session: AsyncSession, task: dict[str, Any]) -> dict[str, Any]:
+        """The agent's verdict on itself, as the end of the session takes it."""
+        try:
+            async with asyncio.timeout(self.timeout_s):
+                output = await self.agent(task, self.base_url, session.api_key)
+        except TimeoutError:
+            reason = f"the agent took longer than {self.timeout_s} s"
+            return {"status": "failed", "stop_condition": "timeout", "reason": reason}
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"[:REASON]
+            logger.info("episode %s failed: %s", session.id, reason)
+            return {"status": "failed", "stop_condition": "exception", "reason": reason}
+        return {"status": "completed", "stop_condition": "agent", "output": output}
+
+    async def _end(self, session: AsyncSession, ended: dict[str, Any]) -> None:
+        while True:
+            try:
+                await session.end(**ended)
+                return
+            except GatewayUnreachable as error:
+                logger.warning("episode %s waits for the gateway to end: %s", session.id, error)
+                await asyncio.sleep(AGAIN_S)
+            except GatewayRefused as error:
+                # The gateway lost it (its capture log is gone): the group's lease decides.
+                logger.error("episode %s could not be ended: %s", session.id, error)
+                return

@@ -1,0 +1,70 @@
+"""The process `millrace rollout`: one worker, and the task loader where it is its turn."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+from pathlib import Path
+
+import uvloop
+
+from infra.bus.base import Bus
+from infra.bus.connect import connect
+from infra.config import Settings
+from infra.errors import ConfigError
+from producers.rollout.agents import load_agent
+from producers.rollout.episodes import Runner
+from producers.rollout.worker import Names, Worker
+from producers.tasks.loader import Loader, LoaderThread
+from producers.tasks.source import open_tasks
+
+
+def run(settings: Settings) -> None:
+    """Work until SIGTERM or SIGINT."""
+    if not settings.rollout.agent:
+        raise ConfigError("[rollout] agent is not set: name your agent as module:function")
+    with connect(settings) as bus:
+        uvloop.run(_run(settings, bus))
+
+
+def worker_name() -> str:
+    """The stable name of this worker: what the supervisor calls the process, else host and pid."""
+    return os.environ.get("MILLRACE_ROLE") or f"rollout-{socket.gethostname()}-{os.getpid()}"
+
+
+async def _run(settings: Settings, bus: Bus) -> None:
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    rollout, gateway = settings.rollout, settings.gateway
+    key = next((key.key.get_secret_value() for key in gateway.keys.values()), "")
+    runner = Runner(
+        load_agent(rollout.agent, rollout.concurrency),
+        f"http://{gateway.host}:{gateway.port}/v1",
+        key,
+        concurrency=rollout.concurrency,
+        timeout_s=rollout.timeout_s,
+        sampling=rollout.sampling,
+    )
+    worker = Worker(
+        bus, Names(settings.namespace, settings.policy.name, worker_name()), runner, make_loader(settings, bus)
+    )
+    try:
+        await worker.run(stop)
+    finally:
+        await runner.close()
+
+
+def make_loader(settings: Settings, bus: Bus) -> LoaderThread | None:
+    """The task loader that the settings ask for; None without tasks. Raises ConfigError when they cannot be read."""
+    if not settings.rollout.tasks:
+        return None
+    source = open_tasks(Path(settings.rollout.tasks))
+    rollout = settings.rollout
+    return LoaderThread(
+        lambda: Loader(
+            bus, settings.namespace, settings.policy.name, source, ahead=rollout.ahead, epochs=rollout.epochs
+        )
+    )

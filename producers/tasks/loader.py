@@ -1,0 +1,142 @@
+"""Keeps a bounded number of unresolved prompts ahead in `<policy>.prompts`.
+
+Invariants: prompt numbers are dense, each is written exactly once: one transactional id for the policy, so a second
+loader fences the first, and a new one continues from the topic's own end; prompt `n` is task `n mod len` of epoch
+`n div len`, so nothing else need be remembered."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Callable
+
+from infra import faults
+from infra.bus.base import Bus, Outgoing, Tail, Transactor
+from infra.errors import BusError, FencedError
+from infra.topics import full_name
+from producers.tasks.source import Source
+from schemas import codec
+
+logger = logging.getLogger(__name__)
+
+BATCH = 64
+IDLE_S = 0.2
+
+
+class Loader:
+    """One loader of one policy. `step` does one round; use it from one thread."""
+
+    def __init__(self, bus: Bus, namespace: str, policy: str, source: Source, *, ahead: int, epochs: int = 0) -> None:
+        self.policy = policy
+        self.source = source
+        self.ahead = ahead
+        self.epochs = epochs
+        self._prompts = full_name(namespace, f"{policy}.prompts")
+        resolutions = full_name(namespace, f"{policy}.resolutions")
+        # The fence first: from here on nobody else adds a prompt, so the end that is read next is the end.
+        self._transactor: Transactor = bus.transactor(f"{namespace}.{policy}.loader")
+        faults.point("loader.fenced")
+        self.number = 0
+        self.unresolved: set[str] = set()
+        for record in bus.read(self._prompts, 0):
+            prompt = codec.decode_as("Prompt", record.value or b"")
+            self.number = prompt["number"] + 1
+            self.unresolved.add(prompt["id"])
+        self._tail: Tail = bus.tail({(resolutions, 0): -1})
+        while self._settle(0.5):
+            pass
+
+    @property
+    def done(self) -> bool:
+        """Whether every epoch was handed out."""
+        return bool(self.epochs) and self.number >= self.epochs * len(self.source)
+
+    def step(self, timeout_s: float = IDLE_S) -> int:
+        """Take in what was resolved and write what is missing ahead; returns how many prompts were written."""
+        self._settle(timeout_s)
+        count = min(self.ahead - len(self.unresolved), BATCH)
+        if self.epochs:
+            count = min(count, self.epochs * len(self.source) - self.number)
+        if count <= 0:
+            return 0
+        self._transactor.begin()
+        written = []
+        for number in range(self.number, self.number + count):
+            epoch, index = divmod(number, len(self.source))
+            id = self.source.id(index, epoch)
+            prompt = {
+                "id": id,
+                "policy": self.policy,
+                "number": number,
+                "task": json.dumps(self.source.task(index), ensure_ascii=False),
+                "group_size": None,
+                "awaits": [],
+            }
+            self._transactor.send(Outgoing(self._prompts, id.encode(), codec.encode("Prompt", prompt)))
+            written.append(id)
+        faults.point("loader.sent")
+        self._transactor.commit({}, None)
+        faults.point("loader.committed")
+        self.number += count
+        self.unresolved.update(written)
+        return count
+
+    def close(self) -> None:
+        """Let go of the log. Idempotent."""
+        self._transactor.close()
+        self._tail.close()
+
+    def _settle(self, timeout_s: float) -> int:
+        records = self._tail.poll(1000, timeout_s)
+        for record in records:
+            self.unresolved.discard(codec.decode_as("Resolution", record.value or b"")["prompt_id"])
+        return len(records)
+
+
+class LoaderThread:
+    """Runs a loader while it is wanted: `start` and `stop` may alternate."""
+
+    def __init__(self, make: Callable[[], Loader]) -> None:
+        self._make = make
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self.failed: Exception | None = None
+        """what ended the thread; whoever started it raises it"""
+
+    def start(self) -> None:
+        """Begin, unless it runs."""
+        if self._thread is None:
+            self._stop = threading.Event()
+            self._thread = threading.Thread(target=self._run, args=(self._stop,), name="task-loader", daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        """End it. Idempotent."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def _run(self, stop: threading.Event) -> None:
+        while not stop.is_set():
+            loader = None
+            try:
+                loader = self._make()
+                while not stop.is_set() and not loader.done:
+                    loader.step()
+                if loader.done:
+                    logger.info("every task was handed out %d times", loader.epochs)
+                    return
+            except FencedError:
+                logger.info("another worker loads the tasks now")
+                stop.wait(5.0)
+            except BusError as error:
+                logger.warning("the task loader starts again in 1 s: %s", error)
+                stop.wait(1.0)
+            except Exception as error:
+                self.failed = error
+                return
+            finally:
+                if loader is not None:
+                    loader.close()

@@ -1,0 +1,118 @@
+"""Tasks from files: JSON lines, or a Hugging Face dataset directory.
+
+Invariants: task number `i` is the same task in every process that reads the same files, and costs one seek; what is no
+task is refused when the files are opened, so that a loader never stops in the middle."""
+
+from __future__ import annotations
+
+import importlib
+from abc import ABC, abstractmethod
+from array import array
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from infra.errors import ConfigError
+
+Task = dict[str, Any]
+
+
+class Source(ABC):
+    """A fixed sequence of tasks."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """How many there are."""
+
+    @abstractmethod
+    def task(self, index: int) -> Task:
+        """Task number `index`, 0 to len - 1."""
+
+    def id(self, index: int, epoch: int) -> str:
+        """The task's id: its own `id`, else its number. Later epochs have ids of their own."""
+        own = self.task(index).get("id", f"task-{index}")
+        return f"{own}@{epoch}" if epoch else str(own)
+
+
+class JsonLines(Source):
+    """One or more files of JSON objects, one a line; empty lines are skipped."""
+
+    def __init__(self, paths: list[Path]) -> None:
+        self._paths = paths
+        self._file = array("I")
+        self._at = array("Q")
+        for number, path in enumerate(paths):
+            with path.open("rb") as file:
+                at = 0
+                for row, line in enumerate(file, 1):
+                    if line.strip():
+                        _parse(line, f"{path}:{row}")
+                        self._file.append(number)
+                        self._at.append(at)
+                    at += len(line)
+        if not self._at:
+            raise ConfigError(f"{paths[0]} has no tasks: write one JSON object a line")
+
+    def __len__(self) -> int:
+        return len(self._at)
+
+    def task(self, index: int) -> Task:
+        path = self._paths[self._file[index]]
+        with path.open("rb") as file:
+            file.seek(self._at[index])
+            return _parse(file.readline(), str(path))
+
+
+def _parse(line: bytes, where: str) -> Task:
+    try:
+        task = orjson.loads(line)
+    except orjson.JSONDecodeError as error:
+        raise ConfigError(f"{where} is not JSON: {error}") from None
+    if not isinstance(task, dict):
+        raise ConfigError(f"{where} is no JSON object: a task is one")
+    return task
+
+
+class Columns(Source):
+    """Parquet or Arrow files, by pyarrow."""
+
+    def __init__(self, paths: list[Path]) -> None:
+        try:
+            pa, pq = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
+        except ImportError:
+            raise ConfigError(
+                f"{paths[0]} needs pyarrow, which is not installed: `pip install pyarrow`, or export the tasks as JSONL"
+            ) from None
+        tables = [pq.read_table(path) if path.suffix == ".parquet" else _arrow(pa, path) for path in paths]
+        self._rows = pa.concat_tables(tables)
+
+    def __len__(self) -> int:
+        return int(self._rows.num_rows)
+
+    def task(self, index: int) -> Task:
+        return dict(self._rows.slice(index, 1).to_pylist()[0])
+
+
+def _arrow(pa: Any, path: Path) -> Any:
+    with pa.memory_map(str(path)) as mapped:
+        return pa.ipc.open_stream(mapped).read_all()
+
+
+def open_tasks(path: Path) -> Source:
+    """The tasks at a path: a .jsonl file, or a dataset directory (its train split where it names one).
+
+    Raises ConfigError when there is nothing that can be read."""
+    if path.is_file():
+        return Columns([path]) if path.suffix in (".parquet", ".arrow") else JsonLines([path])
+    if not path.is_dir():
+        raise ConfigError(f"there is no {path}: set [rollout] tasks to a JSONL file or a dataset directory")
+    for suffixes, kind in (((".jsonl", ".json"), JsonLines), ((".parquet", ".arrow"), Columns)):
+        found = [p for p in sorted(path.rglob("*")) if p.suffix in suffixes and p.stem not in METADATA]
+        train = [p for p in found if "train" in str(p.relative_to(path))]
+        if found:
+            return kind(train or found)
+    raise ConfigError(f"{path} holds no .jsonl, .parquet or .arrow file: is it a dataset directory?")
+
+
+METADATA = {"dataset_info", "dataset_infos", "dataset_dict", "state"}

@@ -1,0 +1,205 @@
+"""Workers against a real gateway and an in-memory log: grants in, ended episodes out, whatever agents do."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from infra.bus.base import Outgoing, TopicSpec
+from infra.errors import ConfigError
+from producers.examples import sort_agent
+from producers.gateway.rendering.template import TemplateRenderer
+from producers.rollout.agents import load_agent
+from producers.rollout.episodes import Runner
+from producers.rollout.progress import Progress
+from producers.rollout.worker import Names, Tickets, Worker
+from schemas import codec
+from tests.support.gateway_world import POLICY, ScriptedEngine, World, world
+
+NAMES = Names("t", POLICY, "worker-0")
+TASK = {"messages": [{"role": "user", "content": "312"}], "answer": "123"}
+
+
+def grant(ticket: int, size: int = 3, **fields: Any) -> dict[str, Any]:
+    return {
+        "ticket": ticket, "policy": POLICY, "prompt_id": f"p{ticket}", "task": json.dumps(TASK), "group_size": size,
+        "samples": list(range(size)), "round": 0, "min_version": 0, "deadline": 9, "lease_until": 0,
+        "reward_deadline_ms": 1000, "awaits": ["verifier"], "time": 0, **fields,
+    }  # fmt: skip
+
+
+def put(w: World, *grants: dict[str, Any]) -> None:
+    with w.bus.publisher() as publisher:
+        for one in grants:
+            out = Outgoing(NAMES.grants, b"k", codec.encode("Grant", one), partition=one["ticket"] % 2)
+            publisher.publish(out).result(5)
+
+
+@pytest.fixture
+async def w(tmp_path: Path, renderer: TemplateRenderer) -> AsyncIterator[World]:
+    engine = ScriptedEngine(lambda prompt, sampling, choice: renderer.tokenizer.encode("123<|im_end|>"))
+    async with world(tmp_path, renderer, engine) as w:
+        w.bus.ensure_topics([TopicSpec(NAMES.grants, 2), TopicSpec(NAMES.resolutions, 1)])
+        w.acknowledge(0)
+        yield w
+
+
+@asynccontextmanager
+async def working(w: World, agent: Any = sort_agent.agent, name: str = "worker-0", **kw: Any) -> AsyncIterator[Worker]:
+    runner = Runner(agent, f"{w.url}/v1", **kw)
+    worker, stop = Worker(w.bus, Names("t", POLICY, name), runner), asyncio.Event()
+    running = asyncio.create_task(worker.run(stop, grace_s=1.0))
+    try:
+        yield worker
+    finally:
+        stop.set()
+        await running
+        await runner.close()
+
+
+async def until(condition: Any, timeout_s: float = 20.0) -> None:
+    deadline = asyncio.get_running_loop().time() + timeout_s
+    while not condition():
+        assert asyncio.get_running_loop().time() < deadline, "it did not happen in time"
+        await asyncio.sleep(0.02)
+
+
+def ended(w: World) -> list[dict[str, Any]]:
+    return [event for event in w.events() if event["kind"] == "episode_ended"]
+
+
+def committed(w: World) -> dict[int, int]:
+    with w.bus.member(NAMES.group, NAMES.grants) as member:
+        return member.committed({0, 1})
+
+
+async def test_every_sample_of_every_grant_ends_once(w: World):
+    put(w, *(grant(n) for n in range(6)))
+    async with working(w, concurrency=4):
+        await until(lambda: len(ended(w)) == 18)
+    starts = {e["trajectory"]: e for e in w.events() if e["kind"] == "episode_started"}
+    assert Counter((e["group"], e["data"]["sample"]) for e in starts.values()) == Counter(
+        (str(n), s) for n in range(6) for s in range(3)
+    )
+    first = starts[ended(w)[0]["trajectory"]]["data"]
+    assert (first["deadline"], first["awaits"], json.loads(first["task"])) == (9, ["verifier"], TASK)
+    assert {e["data"]["output"] for e in ended(w)} == {"123"}
+    assert {e["data"]["status"] for e in ended(w)} == {"completed"}
+    assert all(call["trainable"] for call in w.calls())
+    assert committed(w) == w.bus.ends(NAMES.grants)
+
+
+async def test_agents_that_fail_end_their_episodes_with_the_reason(w: World):
+    async def agent(task: dict[str, Any], base_url: str, api_key: str) -> str:
+        if len(ended(w)) == 0:
+            raise ValueError("no idea")
+        await asyncio.sleep(30)
+        return "never"
+
+    put(w, grant(0, 2))
+    async with working(w, agent, concurrency=1, timeout_s=0.3):
+        await until(lambda: len(ended(w)) == 2)
+    bodies = [event["data"] for event in ended(w)]
+    assert [body["status"] for body in bodies] == ["failed", "failed"]
+    assert bodies[0]["reason"] == "ValueError: no idea"
+    assert bodies[1]["stop_condition"] == "timeout"
+
+
+async def test_resolved_tickets_are_skipped_and_others_run_again(w: World):
+    put(w, grant(0), grant(2))
+    resolution = {
+        "kind": "expired", "policy": POLICY, "ticket": 0, "seq": None, "group": "0", "prompt_id": "p0",
+        "solicited": True, "size": 3, "trajectories": [], "tokens": [], "rewards": [], "v_head": -1, "v_tail": -1,
+        "min_version": 0, "deadline": 0, "reason": None, "setting": None, "time": 0,
+    }  # fmt: skip
+    with w.bus.publisher() as publisher:
+        publisher.publish(Outgoing(NAMES.resolutions, b"0", codec.encode("Resolution", resolution))).result(5)
+    async with working(w):
+        await until(lambda: len(ended(w)) == 3)
+        await until(lambda: committed(w).get(0) == w.bus.ends(NAMES.grants)[0])
+    assert {event["group"] for event in ended(w)} == {"2"}
+
+
+async def test_a_worker_that_stops_in_the_middle_leaves_the_grant_to_the_next(w: World):
+    hold = asyncio.Event()
+
+    async def agent(task: dict[str, Any], base_url: str, api_key: str) -> str:
+        await hold.wait()
+        return "late"
+
+    put(w, grant(0), grant(2))
+    async with working(w, agent):
+        await until(lambda: len(w.gateway.sessions.live) == 6)
+    assert ended(w) == []
+    assert committed(w).get(0, 0) == 0
+    async with working(w, name="worker-1"):
+        await until(lambda: len(ended(w)) == 6)
+    attempts = [e["attempt"] for e in w.events() if e["kind"] == "episode_started"]
+    assert len(set(attempts)) == 12
+
+
+async def test_two_workers_share_the_grants(w: World):
+    put(w, *(grant(n, 2) for n in range(10)))
+    async with working(w, concurrency=2), working(w, name="worker-1", concurrency=2):
+        await until(lambda: len({e["trajectory"] for e in ended(w)}) >= 20)
+        await until(lambda: committed(w) == w.bus.ends(NAMES.grants))
+    assert {e["group"] for e in ended(w)} == {str(n) for n in range(10)}
+
+
+async def test_a_sync_agent_sees_no_answer(w: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "my_sync_agent.py").write_text(
+        "import openai\n"
+        "def agent(task, base_url, api_key):\n"
+        "    assert 'answer' not in task\n"
+        "    client = openai.OpenAI(base_url=base_url, api_key=api_key)\n"
+        "    return client.chat.completions.create(model='m', messages=task['messages']).choices[0].message.content\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    put(w, grant(0, 2))
+    async with working(w, load_agent("my_sync_agent:agent", 2)):
+        await until(lambda: len(ended(w)) == 2)
+    assert {event["data"]["output"] for event in ended(w)} == {"123"}
+
+
+@pytest.mark.parametrize("name", ["", "nothing", "no.such:agent", "json:nothing", "math:pi"])
+def test_bad_agents_are_refused(name: str):
+    with pytest.raises(ConfigError, match="agent"):
+        load_agent(name, 1)
+
+
+def test_progress_never_passes_an_open_grant():
+    progress = Progress()
+    assert progress.position(0) is None
+    for offset in (3, 5, 9):
+        progress.began(0, offset)
+    progress.finished(0, 5)
+    assert progress.position(0) == 3
+    progress.finished(0, 3)
+    assert progress.position(0) == 9
+    progress.finished(0, 9)
+    assert progress.position(0) == 10
+    progress.forget(0)
+    assert progress.position(0) is None
+
+
+def test_tickets_are_bits():
+    tickets = Tickets()
+    for ticket in (0, 7, 8, 100_000):
+        assert ticket not in tickets
+        tickets.add(ticket)
+        assert ticket in tickets
+    assert 99_999 not in tickets
+    assert 10**9 not in tickets
+
+
+def test_the_example_only_changes_url_and_key():
+    assert sort_agent.connection("http://x/v1") is sort_agent.connection("http://x/v1")
+    assert isinstance(sort_agent.connection("http://x/v1"), openai.AsyncOpenAI)
