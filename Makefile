@@ -57,7 +57,7 @@ chaos: setup ## every kill point, random kills, zombies, joins and leaves; then 
 	$(BIN)/python -m tests.chaos
 
 histories: setup ## random histories of the production stages in memory; N= how many
-	MILLRACE_HISTORIES=$(N) $(BIN)/pytest tests/histories || [ $$? -eq 5 ]
+	MILLRACE_HISTORIES=$(N) $(BIN)/pytest tests/properties/test_histories.py || [ $$? -eq 5 ]
 
 conformance: setup ## every sibling of every seam against its one suite
 	$(BIN)/pytest -k conformance || [ $$? -eq 5 ]
