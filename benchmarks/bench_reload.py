@@ -1,0 +1,147 @@
+"""From a weight event to a served version: `python -m benchmarks.bench_reload [--engine vllm] [--load 8]`.
+
+A real broker, a real engine process and the production reloader. Measured from the moment the event's write is
+acknowledged: until the reloader has checked and frozen, until the engine serves (resumed), and until the first
+token with the new label arrives at a client, while `--load` requests are being sampled. The printed ratio is that
+time over a bare swap of the same directories (pause, load, reset, label, resume, called directly) in the same run."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import statistics
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager
+from pathlib import Path
+
+from consumers.reloader.control import PauseMode
+from consumers.reloader.shell import Reloader
+from consumers.reloader.vllm import VllmControl
+from infra.bus.base import Outgoing, TopicSpec
+from infra.bus.kafka import KafkaBus
+from infra.labels import make_label
+from infra.services.broker import Broker
+from infra.services.net import LOCALHOST, free_ports
+from infra.services.vllm import Vllm
+from producers.engines.base import Sampling
+from producers.engines.vllm import VllmEngine
+from schemas import codec
+from tests.support.announced import NAMESPACE, POLICY, WEIGHTS, WORKERS, announce, weight_event
+from tests.support.engines import LightEngine, until
+from tests.support.tiny_model import write_model
+
+
+class TimedControl(VllmControl):
+    """Notes when the last swap froze and resumed the engine."""
+
+    frozen_at = resumed_at = 0.0
+
+    async def pause(self, mode: PauseMode = "keep") -> None:
+        await super().pause(mode)
+        self.frozen_at = time.perf_counter()
+
+    async def resume(self) -> None:
+        await super().resume()
+        self.resumed_at = time.perf_counter()
+
+
+@asynccontextmanager
+async def load(engine: VllmEngine, count: int, seen: dict[str, float]) -> AsyncIterator[None]:
+    """`count` requests in flight all the time; `seen` gets when each label first arrived in a finished request."""
+
+    async def client(number: int) -> None:
+        while True:
+            async for chunk in engine.generate([5] * 32, Sampling(16, ignore_eos=True), request_id=f"l{number}"):
+                for span in chunk.spans:
+                    seen.setdefault(span.label, time.perf_counter())
+
+    clients = [asyncio.create_task(client(number)) for number in range(count)]
+    yield
+    for one in clients:
+        one.cancel()
+    await asyncio.gather(*clients, return_exceptions=True)
+
+
+async def bare_swaps(control: VllmControl, folders: list[Path], count: int) -> list[float]:
+    """Seconds of each direct swap."""
+    times = []
+    for number in range(count):
+        start = time.perf_counter()
+        await control.pause("keep")
+        await control.load(folders[number % 2])
+        await control.reset_prefix_cache()
+        await control.set_version(make_label("bare", number))
+        await control.resume()
+        times.append(time.perf_counter() - start)
+    return times
+
+
+async def measure(bus: KafkaBus, url: str, folders: list[Path], versions: int, count: int) -> None:
+    """Print the table."""
+    control, engine, seen = TimedControl(url), VllmEngine(url), dict[str, float]()
+    rows: dict[str, list[float]] = {"checked and frozen": [], "serving": [], "first token at a client": []}
+    async with load(engine, count, seen):
+        await until(lambda: seen)
+        bare = await bare_swaps(control, folders, versions)
+        reloader = Reloader(bus, control, namespace=NAMESPACE, policy=POLICY, worker="engine-0")
+        stop, publisher = asyncio.Event(), bus.publisher()
+        running = asyncio.create_task(reloader.run(stop))
+        announce(bus, weight_event(0, folders[0]))
+        await until(lambda: reloader.served == 0)
+        for version in range(1, versions + 1):
+            await asyncio.sleep(0.3)
+            record = codec.encode("WeightVersion", weight_event(version, folders[version % 2]))
+            written: list[float] = []
+            sent = publisher.publish(Outgoing(WEIGHTS, POLICY.encode(), record))
+            sent.add_done_callback(lambda _, written=written: written.append(time.perf_counter()))
+            label = make_label(POLICY, version)
+            await until(lambda label=label, version=version: label in seen if count else reloader.served == version)
+            (start,) = written
+            rows["checked and frozen"].append(control.frozen_at - start)
+            rows["serving"].append(control.resumed_at - start)
+            rows["first token at a client"].append(seen.get(label, control.resumed_at) - start)
+        stop.set()
+        await running
+        publisher.close()
+    await engine.close()
+    await control.close()
+    base = statistics.median(bare)
+    print(f"{versions} versions, {count} requests in flight; a bare swap takes {base * 1000:.0f} ms (median)")
+    for name, times in rows.items():
+        median, worst = statistics.median(times), max(times)
+        print(f"{name:24} {median * 1000:6.0f} ms median, {worst * 1000:6.0f} ms worst, ratio {median / base:.2f}")
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--engine", choices=("light", "vllm"), default="vllm")
+    parser.add_argument("--load", type=int, default=8, help="requests in flight")
+    parser.add_argument("--versions", type=int, default=20)
+    given = parser.parse_args()
+    logging.basicConfig(level=logging.WARNING)
+    with ExitStack() as stack:
+        root = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        folders = [write_model(root / f"v{seed}", seed) for seed in range(2)]
+        if given.engine == "light":
+            light = LightEngine(folders[0], root / "log")
+            stack.callback(light.kill)
+            light.start()
+            url = light.url
+        else:
+            address = f"http://{LOCALHOST}:{free_ports(1)[0]}"
+            vllm = stack.enter_context(Vllm(root, address, str(folders[0]), "tiny", max_model_len=512, kv_cache_mb=64))
+            vllm.start()
+            url = vllm.url
+        broker = stack.enter_context(Broker(root / "broker"))
+        broker.start()
+        bus = stack.enter_context(KafkaBus(broker.bootstrap))
+        bus.ensure_topics([TopicSpec(WEIGHTS, 1), TopicSpec(WORKERS, 1, {"cleanup.policy": "compact"})])
+        asyncio.run(measure(bus, url, folders, given.versions, given.load))
+
+
+if __name__ == "__main__":
+    main()
