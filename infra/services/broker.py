@@ -116,6 +116,7 @@ class Broker(Service):
             "-XX:+UseSerialGC",
         ]
         flags += ["-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-Dorg.slf4j.simpleLogger.showDateTime=true"]
+        flags += ["-Dorg.slf4j.simpleLogger.dateTimeFormat=yyyy-MM-dd HH:mm:ss,SSS"]
         return [str(java()), *flags, "-cp", self._class_path(), "kafka.Kafka", str(self.properties)]
 
     def ready(self) -> bool:

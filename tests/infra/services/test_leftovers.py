@@ -19,7 +19,8 @@ WORKER = "import setproctitle, time; setproctitle.setproctitle('WORKER' + ' ' * 
 ROLE = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {WORKER!r}])"
 BOSS = (
     "import os, subprocess, sys, time;"
-    f"subprocess.run([sys.executable, '-c', {ROLE!r}], env=os.environ | {{'MILLRACE_ROLE': 'engine'}}, process_group=0);"
+    "env = os.environ | {'MILLRACE_ROLE': 'engine'};"
+    f"subprocess.run([sys.executable, '-c', {ROLE!r}], env=env, process_group=0);"
     "time.sleep(600)"
 )
 
