@@ -28,7 +28,7 @@ def may_grant(book: Book, rules: Rules, schedule: Schedule) -> bool:
     return all(book.seq + book.urgent(k) + 1 <= schedule.end(k) for k in {deadline, *book.deadlines()} if k >= deadline)
 
 
-def may_admit(book: Book, rules: Rules, schedule: Schedule, deadline: int) -> str | None:
+def may_admit(book: Book, rules: Rules, schedule: Schedule, v_head: int, v_tail: int) -> str | None:
     """Why an unsolicited group may not be given the next ticket and the next seq at once; None when it may.
 
     It never waits: either every outstanding guarantee, and its own, holds with the seq taken, or it is declined."""
@@ -38,7 +38,8 @@ def may_admit(book: Book, rules: Rules, schedule: Schedule, deadline: int) -> st
         return "over the share of unsolicited groups"
     if book.granted - book.negative >= schedule.end(book.version + rules.eta):
         return "no room before the next version"
-    if rules.release in ("reserve", "reject") and schedule.batch_of(book.seq) > deadline:
+    oldest = {"reserve": v_head, "reject": v_head, "mask-head": v_tail}.get(rules.release)
+    if oldest is not None and schedule.batch_of(book.seq) - oldest > rules.eta:
         return "too old"
     if rules.release == "reserve" and any(book.seq + 1 + book.urgent(k) > schedule.end(k) for k in book.deadlines()):
         return "it would push a granted group past its deadline"

@@ -233,7 +233,7 @@ class Dispatch(Stage):
     def _unsolicited(self, view: View, found: Mapping[str, Any], now: Micros) -> Iterator[Op]:
         book, rules = self._book(view), self._rules(view)
         deadline = found["v_head"] + rules.eta
-        refusal = may_admit(book, rules, rules.schedule(book), deadline)
+        refusal = may_admit(book, rules, rules.schedule(book), found["v_head"], found["v_tail"])
         if refusal is not None:
             yield self._resolution(
                 records.resolution("declined", self._policy, now, done=found, deadline=deadline, reason=refusal)

@@ -9,7 +9,7 @@ deadline; a ticket below `granted` without a key is resolved."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
 from streams.dispatch.schedule import Schedule
@@ -45,7 +45,7 @@ class Book:
         return cls(**value)
 
     def written(self) -> dict[str, Any]:
-        return asdict(self)
+        return _written(self)
 
     @property
     def outstanding(self) -> int:
@@ -109,7 +109,7 @@ class Rules:
         return cls(**value)
 
     def written(self) -> dict[str, Any]:
-        return asdict(self)
+        return _written(self)
 
     def schedule(self, book: Book) -> Schedule:
         """The batches from the newest known version on."""
@@ -126,6 +126,10 @@ def held_key(deadline: int, ticket: int) -> str:
 
 def line_key(number: int) -> str:
     return f"q/{number:015d}"
+
+
+def _written(of: Book | Rules) -> dict[str, Any]:
+    return {field.name: getattr(of, field.name) for field in fields(of)}
 
 
 def _pairs(counts: Mapping[int, int]) -> list[tuple[int, int]]:

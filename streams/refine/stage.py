@@ -196,11 +196,9 @@ def _key(event: Mapping[str, Any]) -> str:
 
 
 def headers_of(event: Mapping[str, Any], record: Record) -> dict[str, str]:
-    """What travels beside an event, so that routing need not decode it."""
+    """What travels beside an event, so that routing need not decode it; numbers and context as they came."""
     headers = {name: str(event[name]) for name in ("id", "kind", "policy", "group", "trajectory", "source")}
-    if event["source_seq"] is not None:
-        headers["source-seq"] = str(event["source_seq"])
-        headers["source-epoch"] = str(event["source_epoch"])
-    if "traceparent" in record.headers:
-        headers["traceparent"] = record.headers["traceparent"].decode("ascii", "replace")
+    for name in ("source", "source-seq", "source-epoch", "traceparent"):
+        if name in record.headers:
+            headers[name] = record.headers[name].decode("utf-8", "backslashreplace")
     return headers

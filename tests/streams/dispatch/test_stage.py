@@ -334,8 +334,9 @@ def test_unsolicited_groups_never_push_a_granted_one_past_its_deadline():
     assert d.resolutions[-1]["reason"] == "it would push a granted group past its deadline"
 
 
-def test_unsolicited_groups_that_are_too_old_are_declined():
-    d = Desk(batch=1, eta=0, unsolicited_share=1.0)
+@pytest.mark.parametrize("release", ["reserve", "reject", "mask-head"])
+def test_unsolicited_groups_that_are_too_old_are_declined(release):
+    d = Desk(batch=1, eta=0, unsolicited_share=1.0, release=release)
     d.prompt(1)
     d.say("complete", 0)
     d.commit(1)

@@ -66,7 +66,8 @@ def test_an_event_is_passed_on_with_time_chain_and_governance():
 def test_headers_let_readers_route_without_decoding():
     b, episode = bench(), Episode("r1")
     event = episode.start()
-    emit = b.record("raw", episode.key, "Event", event, traceparent="00-x")[-1]
+    came = {"source": "gateway-0", "source-seq": "0", "source-epoch": "0", "traceparent": "00-x"}
+    emit = b.record("raw", episode.key, "Event", event, **came)[-1]
     wanted = {"id": event["id"], "kind": "episode_started", "policy": "p", "group": "r1", "trajectory": "r1"}
     assert (
         wanted | {"source": "gateway-0", "source-seq": "0", "source-epoch": "0", "traceparent": "00-x"} == emit.headers

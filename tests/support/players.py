@@ -1,0 +1,288 @@
+"""Who is no stage in a history: the task loader, the rollout workers with their gateway and judge, production traffic,
+and a learner that commits with the production code.
+
+Each is called by the world's scheduler and does one small thing. While `Plan.healthy` is false they fail in every way
+real ones do: attempts that die, are run twice, lose events or their rewards, answer late or with tokens older than was
+allowed; learners that freeze in the middle of a commit and wake after their successor."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from consumers import ledger
+from consumers.learner.commit import commit_version
+from consumers.learner.order import Batch, Order
+from infra.bus.base import Member, MemberToken, Transactor
+from infra.errors import BusError
+from infra.topics import full_name
+from schemas import codec
+from tests.support.events import Episode, made
+from tests.support.world import NAMESPACE, World, _Freeze
+
+SECOND = 1_000_000
+POLICY = "p"
+
+
+@dataclass
+class Plan:
+    """One history's terms. `random` is the history's own source of chance."""
+
+    random: random.Random
+    batch: int
+    eta: int
+    size: int
+    slots: int
+    release: str
+    share: float
+    short: str
+    healthy: bool = False
+    prompting: bool = True
+    tries: dict[str, int] = field(default_factory=dict)
+    zombies: int = 0
+    """learner commits of the dead that were refused"""
+
+    def chance(self, probability: float) -> bool:
+        return not self.healthy and self.random.random() < probability
+
+
+def first_digest() -> str:
+    return hashlib.sha256(b"version 0").hexdigest()
+
+
+def next_digest(parent: str, batch: Any) -> str:
+    """A deterministic trainer: the weights follow from the parent and from what the batch holds."""
+    content = [(group["group"], group["tokens"], sorted(map(repr, group["rewards"]))) for group in batch]
+    return hashlib.sha256(f"{parent}{content}".encode()).hexdigest()
+
+
+def version_zero(plan: Plan) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(WeightVersion, LedgerEntry) of the beginning."""
+    event = {"policy": POLICY, "version": 0, "parent": None, "mode": "full", "uri": "", "digest": first_digest()}
+    event |= {"files": {}, "tokenizer_hash": "", "template_hash": "", "seq_lo": 0, "seq_hi": 0, "time": 0}
+    event |= {"batch": plan.batch, "eta": plan.eta, "shards": 2, "group_size": plan.size}
+    return event, ledger.chained(_entry(0, [], first_digest(), 0, 0), b"")  # type: ignore[arg-type]
+
+
+def _entry(version: int, groups: list[Any], digest: str, lo: int, hi: int) -> dict[str, Any]:
+    entry = {"policy": POLICY, "version": version, "seq_lo": lo, "seq_hi": hi, "groups": groups, "ranks": []}
+    entry |= {"layout": "test", "generation": 0, "leader": "", "unchanged": None, "masked_tokens": 0, "digest": digest}
+    entry |= {"libraries": {}, "cpu": "", "config_hash": "", "code_hash": "", "metrics": {}, "eta": 0, "time": 0}
+    return entry | {"prev_hash": b"", "hash": b""}
+
+
+class Loader:
+    """Keeps a few unresolved prompts ahead."""
+
+    def __init__(self, plan: Plan, ahead: int = 6) -> None:
+        self.plan, self.ahead, self.sent = plan, ahead, 0
+        self.open: set[str] = set()
+
+    def __call__(self, world: World) -> None:
+        for record in world.new("loader", f"{POLICY}.resolutions"):
+            self.open.discard(codec.decode_as("Resolution", record.value or b"")["prompt_id"] or "")
+        while self.plan.prompting and len(self.open) < self.ahead:
+            prompt = {"id": f"task-{self.sent}", "policy": POLICY, "number": self.sent, "task": "{}"}
+            world.send(
+                f"{POLICY}.prompts", prompt["id"], "Prompt", prompt | {"group_size": None, "awaits": ["verifier"]}
+            )
+            self.open.add(prompt["id"])
+            self.sent += 1
+            if self.plan.chance(0.05):  # a loader that restarts may write its last prompt again
+                world.send(f"{POLICY}.prompts", prompt["id"], "Prompt", prompt | {"group_size": None, "awaits": []})
+
+
+class Crew:
+    """Rollout workers, gateway and judge: each call moves one attempt on by an event."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.committed = 0
+        self.running: list[Iterator[None]] = []
+        self.forgotten: list[tuple[dict[str, Any], int]] = []
+        """samples whose worker died: whoever takes over runs them again, unless the lease ends first"""
+        self.counter = 0
+
+    def __call__(self, world: World) -> None:
+        self._look(world)
+        r = self.plan.random
+        if self.forgotten and r.random() < (0.5 if self.plan.healthy else 0.1):
+            self._start(world, *self.forgotten.pop(r.randrange(len(self.forgotten))))
+        if self.plan.share and r.random() < 0.15 and len(self.running) < 12 and self.plan.prompting:
+            self._start(world, None, 0)
+        for _ in range(min(len(self.running), 16 if self.plan.healthy else 3)):
+            run = r.choice(self.running)
+            try:
+                next(run)
+            except StopIteration:
+                self.running.remove(run)
+
+    def _look(self, world: World) -> None:
+        for record in world.new("crew", f"{POLICY}.weights"):
+            self.committed = codec.decode_as("WeightVersion", record.value or b"")["version"]
+        for record in world.new("crew", f"{POLICY}.grants"):
+            grant = codec.decode_as("Grant", record.value or b"")
+            for sample in grant["samples"]:
+                if self.plan.chance(0.08):
+                    self.forgotten.append((grant, sample))
+                else:
+                    self._start(world, grant, sample)
+                    if self.plan.chance(0.1):
+                        self._start(world, grant, sample)
+
+    def _start(self, world: World, grant: dict[str, Any] | None, sample: int) -> None:
+        self.counter += 1
+        self.running.append(self._attempt(world, grant, sample, self.counter))
+
+    def _attempt(self, world: World, grant: dict[str, Any] | None, sample: int, number: int) -> Iterator[None]:
+        plan, r = self.plan, self.plan.random
+        root = made("root", number)
+        common = {"policy": POLICY, "attempt": f"a{number}", "source": f"gateway-{number % 2}", "wait_ms": 4_000}
+        if grant is None:
+            low = self.committed
+            episode = Episode(root, **common)
+        else:
+            low = grant["min_version"]
+            terms = {"ticket": grant["ticket"], "size": grant["group_size"], "sample": sample}
+            episode = Episode(root, **common, **terms, min_version=low, deadline=grant["deadline"])
+        if low and plan.chance(0.03):
+            low -= 1  # an engine that had not loaded what its grant asks for
+
+        def send(event: dict[str, Any], times: int = 1) -> None:
+            source = episode.source if event["source_seq"] is not None else ""
+            for _ in range(times):
+                world.send("raw", episode.key, "Event", event, source=source)
+
+        send(episode.start())
+        yield
+        version, keep = low, 0
+        for turn in range(r.randint(1, 2)):
+            version = r.randint(version, max(version, self.committed))
+            if plan.chance(0.02):
+                episode.call("lost")  # written by the gateway, and lost with its disk
+            send(episode.call(f"{root}-{turn}", keep=keep, version=version))
+            keep += 5
+            yield
+            if plan.chance(0.04):
+                return  # the worker died
+        if plan.chance(0.05):
+            send(episode.event("gap", {"missed": 1, "reason": "disk full"}))
+        send(episode.end("failed" if plan.chance(0.06) else "completed"))
+        yield
+        for _ in range(r.randint(0, 3)):
+            yield
+        if plan.chance(0.06):
+            return  # the judge never speaks
+        value = None if plan.chance(0.05) else r.choice((0.0, 0.5, 1.0))
+        send(episode.reward(value), 2 if plan.chance(0.1) else 1)
+        if plan.chance(0.1):
+            yield
+            send(episode.reward(r.random(), n=1))
+
+
+class Learner:
+    """One learner process at a time, with every way to die in the middle of a commit."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.zombies: list[_Freeze] = []
+        self._digests: list[str] = [first_digest()]
+        self._restart()
+
+    def __call__(self, world: World) -> None:
+        if self.zombies and (self.plan.healthy or self.plan.random.random() < 0.3):
+            self.zombies.pop(self.plan.random.randrange(len(self.zombies))).wake()
+        if self.plan.chance(0.08):
+            freeze = _Freeze(lambda: self._step(world), self.plan.random.randint(1, 8))
+            freeze.start()
+            if not freeze.done:
+                if self.plan.random.random() < 0.5:
+                    freeze.wake(dead=True)
+                else:
+                    self.zombies.append(freeze)
+                self._restart()
+        else:
+            self._step(world)
+
+    def close(self) -> None:
+        for zombie in self.zombies:
+            zombie.wake(dead=True)
+
+    def _restart(self) -> None:
+        self._life = _Life(self.plan, getattr(self, "_life", None))
+
+    def _step(self, world: World) -> None:
+        life = self._life
+        try:
+            life.step(world)
+        except BusError:
+            if life is self._life:
+                self._restart()
+            else:
+                self.plan.zombies += 1
+
+
+class _Life:
+    """One incarnation: fence, read the ledger, train what is ready, commit."""
+
+    def __init__(self, plan: Plan, former: _Life | None) -> None:
+        self.plan = plan
+        self.former = former
+        self.transactor: Transactor | None = None
+        self.member: Member | None = None
+        self.token: MemberToken | None = None
+        self.number = former.number + 1 if former else 0
+        self.order = Order(plan.batch, plan.eta, plan.release)
+        self.head: ledger.Head | None = None
+
+    def step(self, world: World) -> None:
+        weights, book = (full_name(NAMESPACE, f"{POLICY}.{name}") for name in ("weights", "ledger"))
+        if self.token is None:
+            self._open(world)
+        assert self.transactor is not None
+        assert self.token is not None
+        if self.head is None:
+            self.head = ledger.head(world.bus, weights, book)
+            assert self.head is not None
+            self.order.commit(self.head.seq_hi)
+        for record in world.new(f"learner-{self.number}", f"{POLICY}.resolutions"):
+            self.order.fold(codec.decode_as("Resolution", record.value or b""))  # type: ignore[arg-type]
+        batch = self.order.next(self.head.seq_hi)
+        if batch is None:
+            return
+        event, entry = _records(self.head, batch)
+        offsets = {(full_name(NAMESPACE, f"{POLICY}.trajectories"), 0): entry["seq_hi"]}
+        commit_version(self.transactor, event, entry, offsets, self.token, weights_topic=weights, ledger_topic=book)
+        self.head = ledger.Head(event, entry)
+        self.order.commit(entry["seq_hi"])
+
+    def _open(self, world: World) -> None:
+        if self.former is not None and self.former.member is not None:
+            self.former.member.close()
+        self.former = None
+        # Fenced before it asks where the group is: what a dead leader left in doubt must be settled first.
+        self.transactor = world.bus.transactor(f"{NAMESPACE}.{POLICY}.learn")
+        self.member = world.bus.member(f"{NAMESPACE}.{POLICY}.learn", full_name(NAMESPACE, f"{POLICY}.trajectories"))
+        self.member.poll(1, 0)
+        self.token = self.member.token()
+
+
+def _records(head: ledger.Head, batch: Batch) -> tuple[Any, Any]:
+    groups = [
+        {
+            "seq": seq,
+            "ticket": group["ticket"],
+            "group": group["group"],
+            "trajectories": group["trajectories"],
+            "lost": None,
+        }
+        for seq, group in enumerate(batch.groups, batch.seq_lo)
+    ]
+    digest = next_digest(head.entry["digest"], batch.groups)
+    entry = _entry(head.version + 1, groups, digest, batch.seq_lo, batch.seq_hi) | {"eta": batch.eta}
+    event = {**head.weights, "version": head.version + 1, "parent": head.version, "digest": digest}
+    event |= {"seq_lo": batch.seq_lo, "seq_hi": batch.seq_hi, "batch": None, "eta": None, "group_size": None}
+    return event, ledger.chained(entry, head.entry["hash"])  # type: ignore[arg-type]
