@@ -253,7 +253,7 @@ def _policy(again: bool) -> Json:
 
 
 def _headers(key: str) -> dict[str, str]:
-    return {"authorization": f"Bearer {key}", "content-type": "application/json"}
+    return {"content-type": "application/json", **({"authorization": f"Bearer {key}"} if key else {})}
 
 
 def _answer(url: str, status: int, body: bytes) -> Json:

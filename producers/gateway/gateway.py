@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from infra import telemetry
-from infra.errors import EngineError
+from infra.errors import EngineError, EngineRejected
 from producers.engines.base import Chunk
 from producers.gateway import keys
 from producers.gateway.call import Call
@@ -77,7 +77,7 @@ class Gateway:
         return Caller(tenant, None)
 
     def _session(self, caller: Caller, headers: Mapping[str, str], messages: Any, digests: list[bytes]) -> Session:
-        """The session of a call; begins an unsolicited one where it belongs to none."""
+        """The session of a call; an unsolicited one, not begun yet, where it belongs to none."""
         session = caller.session
         named = headers.get("x-millrace-session") or headers.get("x-session-id")
         if session is None and named:
@@ -90,7 +90,6 @@ class Gateway:
             session = self.sessions.unsolicited(
                 caller.tenant, named, self.options.awaits, self.options.reward_deadline_ms
             )
-            self.begin(session)
         if session.ended:
             raise _ended(session)
         session.touch()
@@ -113,10 +112,14 @@ class Gateway:
             raise ApiError(400, str(error), param="messages", code="unsupported_messages") from error
         try:
             sampling = to_sampling(request, session.defaults, self.options.max_model_len - len(plan.prompt))
+            if session.step == 0:
+                self.begin(session)
             minimum = session.start["min_version"]
             target = await self.fleet.route(session.granted, minimum, session.engine, self.options.patience_s)
         except (ApiError, EngineError, asyncio.CancelledError) as error:
             session.lineages.withdraw(plan)
+            if isinstance(error, EngineRejected):
+                raise of_engine(error) from error
             if isinstance(error, EngineError):
                 raise _unserved(error) from error
             raise

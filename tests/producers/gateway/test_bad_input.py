@@ -1,0 +1,114 @@
+"""What the listener answers to what it cannot serve: always an OpenAI error, never a trace in the log."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from producers.gateway.rendering.template import TemplateRenderer
+from tests.support.gateway_world import ScriptedEngine, World, world
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+M = [{"role": "user", "content": "hi"}]
+CHAT = "/v1/chat/completions"
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def w(tmp_path_factory: pytest.TempPathFactory, renderer: TemplateRenderer) -> AsyncIterator[World]:
+    engine = ScriptedEngine(lambda *_: renderer.tokenizer.encode("x<|im_end|>"))
+    folder = tmp_path_factory.mktemp("gateway")
+    async with world(folder, renderer, engine, max_body_bytes=100_000, max_model_len=256) as w:
+        yield w
+
+
+def chat(**fields: Any) -> dict[str, Any]:
+    return {"model": "m", "messages": M, **fields}
+
+
+def calls(**call: Any) -> list[dict[str, Any]]:
+    return [*M, {"role": "assistant", "content": "", "tool_calls": [call]}]
+
+
+TABLE: list[tuple[str, str, Any, int, str]] = [
+    ("malformed JSON", CHAT, b'{"model": "m", "messages": [', 400, "not valid JSON"),
+    ("no JSON at all", CHAT, b"\xff\x00", 400, "not valid JSON"),
+    ("empty body", CHAT, b"", 400, "not valid JSON"),
+    ("not an object", CHAT, b"[1]", 400, "Expected `object`"),
+    ("no messages field", CHAT, {"model": "m"}, 400, "messages"),
+    ("no model", CHAT, {"messages": M}, 400, "model"),
+    ("no message", CHAT, chat(messages=[]), 400, "at least one message"),
+    ("unknown field", CHAT, chat(temprature=1), 400, "Unrecognized request argument supplied: temprature"),
+    ("wrong type", CHAT, chat(temperature="hot"), 400, "Expected `float | null`"),
+    ("wrong role", CHAT, chat(messages=[{"role": "robot", "content": "x"}]), 400, "Invalid enum value 'robot'"),
+    ("wrong content", CHAT, chat(messages=[{"role": "user", "content": 5}]), 400, "Expected"),
+    ("image", CHAT, chat(messages=[{"role": "user", "content": [{"type": "image_url"}]}]), 400, "Only text content"),
+    ("text part without text", CHAT, chat(messages=[{"role": "user", "content": [{"type": "text"}]}]), 400, "Only"),
+    ("call without name", CHAT, chat(messages=calls(function={})), 400, "name"),
+    ("temperature", CHAT, chat(temperature=-1), 400, "temperature"),
+    ("top_p", CHAT, chat(top_p=2), 400, "top_p"),
+    ("max_tokens", CHAT, chat(max_tokens=0), 400, "max_tokens"),
+    ("n", CHAT, chat(n=1000), 400, "must be 1 to 128"),
+    ("empty stop", CHAT, chat(stop=[""]), 400, "stop"),
+    ("top_logprobs alone", CHAT, chat(top_logprobs=3), 400, "needs logprobs"),
+    ("penalty", CHAT, chat(presence_penalty=0.5), 400, "penalties are not supported"),
+    ("bias", CHAT, chat(logit_bias={"5": 1}), 400, "bias is not supported"),
+    ("forced tool", CHAT, chat(tool_choice="required"), 400, "only auto and none"),
+    ("json mode", CHAT, chat(response_format={"type": "json_object"}), 400, "outputs are not constrained"),
+    ("too long for the model", CHAT, chat(messages=[{"role": "user", "content": "x y " * 500}]), 400, "longer than"),
+    ("too large", CHAT, b" " * 100_001, 413, "larger than 100000 bytes"),
+    ("session of nobody", "/v1/sessions/none/end", {}, 404, "There is no session none here"),
+    ("start: unknown field", "/v1/sessions", {"tiket": 1}, 400, "unknown field `tiket`"),
+    ("start: bad sample", "/v1/sessions", {"group_size": 2, "sample": 2}, 400, "sample is out of range"),
+    ("start: bad split", "/v1/sessions", {"split": "test"}, 400, "Invalid enum value 'test'"),
+    ("start: bad parent", "/v1/sessions", {"parent": "nobody"}, 404, "There is no session nobody here"),
+    ("events: unknown kind", "/v1/sessions/S/events", {"events": [{"kind": "model_call"}]}, 400, "Invalid value"),
+    ("events: no list", "/v1/sessions/S/events", {"kind": "observation"}, 400, "unknown field"),
+    ("events: missing", "/v1/sessions/S/events", {"events": [{"kind": "tool_call"}]}, 400, "missing required field"),
+    ("reward: not a number", "/v1/sessions/S/reward", {"value": "good"}, 400, "Expected `float | null`"),
+    ("reward: bad target", "/v1/sessions/S/reward", {"value": 1, "target_kind": "moon"}, 400, "Invalid enum value"),
+    ("end: bad status", "/v1/sessions/S/end", {"status": "great"}, 400, "Invalid enum value 'great'"),
+    ("wrong method", "/health", {}, 405, "Method Not Allowed"),
+    ("wrong path", "/v1/completions", {}, 404, "Not Found"),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "status", "message"), [row[1:] for row in TABLE], ids=[r[0] for r in TABLE])
+async def test_bad_input(w: World, path: str, body: Any, status: int, message: str):
+    if "/S/" in path:
+        path = path.replace("S", (await w.start())["session"])
+    before = len([e for e in w.events() if e["kind"] != "episode_started"])
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    answer = await w.http.post(path, content=content)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["type"]) == (status, "invalid_request_error"), answer.text
+    assert message in error["message"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert len([e for e in w.events() if e["kind"] != "episode_started"]) == before
+    assert (await w.http.post(CHAT, json=chat())).status_code == 200
+
+
+async def test_a_body_without_a_length_is_cut_off_too(w: World):
+    async def endless() -> AsyncIterator[bytes]:
+        for _ in range(1000):
+            yield b" " * 1000
+
+    answer = await w.http.post(CHAT, content=endless())
+    assert answer.status_code == 413
+
+
+async def test_non_finite_numbers_are_no_json(w: World):
+    assert (await w.http.post(CHAT, content=b'{"model":"m","messages":[],"temperature":NaN}')).status_code == 400
+    answer = await w.http.post("/v1/sessions", content=b'{"task": Infinity}')
+    assert answer.status_code == 400
+
+
+async def test_unicode_that_is_none(w: World):
+    body = b'{"model":"m","messages":[{"role":"user","content":"\\ud800"}]}'
+    answer = await w.http.post(CHAT, content=body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["type"] == "invalid_request_error"
