@@ -1,0 +1,100 @@
+"""The page: the summary, its charts and the audit, in one file that loads nothing.
+
+Invariants: no script and no link to anywhere; everything that a record says is escaped; written by one rename."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from consumers.audit import Report, audit
+from consumers.audit.command import spot
+from consumers.report.charts import drawn, shortened
+from consumers.report.summary import Summary, summary
+from infra.bus.base import Bus, Record
+from infra.bus.connect import connect
+from infra.claims import ClaimStore
+from infra.config import Settings
+from schemas.ids import now_micros
+
+TEMPLATE = "page.html.jinja"
+SHOWN = 300
+"""newest versions listed one by one"""
+
+
+def write(settings: Settings, out: Path) -> Summary:
+    """Write the page of the configured policy to `out`, computed from topics alone.
+
+    Raises AuditError when the policy has no topics, BusError when the log cannot be read."""
+    with connect(settings) as bus:
+        names = (settings.namespace, settings.policy.name)
+        return write_from(bus, *names, out, settings.policy.release, ClaimStore(settings.claims).resolve)
+
+
+def write_from(
+    bus: Bus,
+    namespace: str,
+    policy: str,
+    out: Path,
+    release: str = "reserve",
+    resolve: Callable[[Record], Record] = lambda record: record,
+) -> Summary:
+    """The same for any bus. release: the policy's first release policy; resolve: reads claims of large records."""
+    report = audit(bus, namespace, policy, release=release, resolve=resolve)
+    found = summary(bus, namespace, policy, now_micros())
+    part = out.with_name(f".{out.name}.part")
+    part.write_text(render(found, report), encoding="utf-8")
+    part.replace(out)
+    return found
+
+
+def render(found: Summary, report: Report) -> str:
+    """The whole page."""
+    folder = Path(__file__).parent
+    environment = Environment(
+        loader=FileSystemLoader(folder),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    filters: dict[str, Callable[..., str]] = {
+        "moment": moment,
+        "clock": clock,
+        "duration": duration,
+        "number": lambda value: f"{value:,}",
+        "decimal": decimal,
+        "spot": spot,
+        "member": shortened,
+    }
+    environment.filters.update(filters)
+    charts = {name: (Markup(chart.svg), chart.legend) for name, chart in drawn(found).items()}
+    return environment.get_template(TEMPLATE).render(found=found, charts=charts, report=report, shown=SHOWN)
+
+
+def moment(micros: int) -> str:
+    """Date and time, UTC."""
+    return datetime.fromtimestamp(micros / 1e6, UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def clock(micros: int) -> str:
+    """Time of day, UTC."""
+    return moment(micros)[11:]
+
+
+def decimal(value: float, digits: int = 3) -> str:
+    """A number with so many digits behind the point, a dash for NaN."""
+    return "–" if value != value else f"{value:,.{digits}f}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds as people say them."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"

@@ -1,0 +1,154 @@
+"""The page and the summary behind it, from a whole world."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from consumers.audit import audit
+from consumers.report import summary, write_from
+from consumers.report.charts import drawn, shortened
+from consumers.report.faults import changes, silences
+from consumers.report.page import duration, render
+from consumers.report.reading import Reading, read
+from consumers.report.summary import Summary, summed
+from tests.support.history import NS, POLICY, SECOND, History
+
+
+@cache
+def world() -> History:
+    return History(0, versions=14)
+
+
+@cache
+def found() -> Summary:
+    return summary(world().bus, NS, POLICY, world().now)
+
+
+@cache
+def page() -> str:
+    return render(found(), audit(world().bus, NS, POLICY))
+
+
+def test_versions_and_rewards_are_those_of_the_batches() -> None:
+    steps = found().steps
+    assert [step.version for step in steps] == list(range(1, 15))
+    ready = {row["seq"]: row for _, row in world().rows("resolutions") if row["kind"] == "ready"}
+    entry = world().rows("ledger")[5][1]
+    rewards = [reward for group in entry["groups"] for reward in ready[group["seq"]]["rewards"]]
+    assert steps[4].reward == pytest.approx(sum(rewards) / len(rewards))
+    assert steps[4].low <= steps[4].high
+    low, high = found().edges or (0.0, 0.0)
+    assert low == pytest.approx(sum(step.reward for step in steps[:7]) / 7)
+    assert high == pytest.approx(sum(step.reward for step in steps[-7:]) / 7)
+
+
+def test_counts_agree_with_the_audit() -> None:
+    facts = audit(world().bus, NS, POLICY).finding("tickets").facts
+    assert found().granted == facts["granted"]
+    assert found().resolved["ready"] == facts["ready"]
+    assert found().outstanding == facts["outstanding"]
+    assert found().oldest == audit(world().bus, NS, POLICY).finding("staleness").facts["oldest"]
+    assert found().flow.granted[-1] == len({row["ticket"] for _, row in world().rows("grants")})
+    assert found().flow.trained[-1] == sum(step.groups for step in found().steps)
+
+
+def test_settings_and_reasons_are_told() -> None:
+    assert found().etas == [1, 2]
+    assert found().batches == [2, 3]
+    assert ("expired", "lease ran out", 1) in found().reasons
+    assert ("refine", "undecodable", 1) in found().refused
+
+
+def entry(version: int, time: int, members: list[str], generation: int) -> dict[str, Any]:
+    ranks = [{"member": member} for member in members]
+    return {"version": version, "time": time * SECOND, "ranks": ranks, "generation": generation, "leader": members[0]}
+
+
+def test_a_change_of_learners_and_a_slow_version_stand_out() -> None:
+    ledger = [entry(0, 0, ["a"], 0), *(entry(n, 4 * n, ["a", "b"], 1) for n in range(1, 6))]
+    ledger += [entry(6, 27, ["b"], 2), entry(7, 31, ["b"], 2), entry(8, 60, ["b"], 2)]
+    lost, slow = changes(ledger)
+    assert (lost.version, lost.before, lost.after, lost.gap) == (6, 2, 1, 7.0)
+    assert lost.what == "1 learner left, another one leads"
+    assert slow.version == 8
+    assert "same learners" in slow.what
+
+
+def test_slots_that_fall_silent_together_are_one_silence() -> None:
+    times = {slot: [n * SECOND for n in range(10)] + [n * SECOND for n in range(16, 20)] for slot in ("a/0", "b/0")}
+    times["c/0"] = [n * SECOND for n in range(20)]
+    (only,) = silences(Reading("n", "p", [], [], [], [], [], [], [], times, 0))
+    assert only.slots == ("a/0", "b/0")
+    assert only.seconds == 7.0
+
+
+def test_the_page_loads_nothing_and_is_small(tmp_path: Path) -> None:
+    out = tmp_path / "report.html"
+    write_from(world().bus, NS, POLICY, out)
+    text = out.read_text()
+    assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
+    assert len(text) < 1_000_000
+    assert "<script" not in text
+    outside = re.findall(r'(?:src|href|url)\s*[=(]\s*["\']?(?!#|["\']?#)([^"\')>\s]+)', text)
+    assert not [link for link in outside if link.startswith(("http", "//", "data:"))], outside
+    assert "@import" not in text
+    assert "audit clean" in text
+
+
+def test_every_chart_is_well_formed_and_follows_the_page() -> None:
+    for name, chart in drawn(found()).items():
+        ElementTree.fromstring(chart.svg)
+        assert "var(--" in chart.svg, name
+        assert not re.search(r"#0102[0-9a-f]{2}", chart.svg), name
+
+
+def test_ids_of_one_chart_occur_in_no_other() -> None:
+    seen: set[str] = set()
+    for chart in drawn(found()).values():
+        ids = set(re.findall(r' id="([^"]+)"', chart.svg))
+        assert not ids & seen
+        seen |= ids
+
+
+def test_a_thousand_versions_stay_small() -> None:
+    steps = found().steps
+    many = Summary(**{**{n: getattr(found(), n) for n in Summary.__slots__}, "steps": steps * 75})
+    assert len(render(many, audit(world().bus, NS, POLICY))) < 1_000_000
+
+
+def test_what_records_say_is_escaped() -> None:
+    h = world().copy()
+    record, row = next((r, row) for r, row in h.rows("resolutions") if row["kind"] == "failed")
+    h.rewrite(record, row | {"reason": "<script>alert(1)</script>"})
+    text = render(summary(h.bus, NS, POLICY, h.now), audit(h.bus, NS, POLICY))
+    assert "<script" not in text
+    assert "&lt;script&gt;" in text
+
+
+def test_violations_are_shown() -> None:
+    h = world().copy()
+    record, event = h.rows("events")[3]
+    h.rewrite(record, event | {"source_hash": b"x" * 32})
+    text = render(found(), audit(h.bus, NS, POLICY))
+    assert "audit found violations" in text
+    assert f"{record.topic}[{record.partition}]@{record.offset}" in text
+
+
+def test_a_policy_without_versions_has_a_page_too() -> None:
+    first = read(world().bus, NS, POLICY, world().now)
+    begun = Reading(NS, POLICY, first.weights[:1], first.ledger[:1], [], [], [], [], [], {}, world().now)
+    text = render(summed(begun), audit(world().bus, NS, POLICY))
+    assert "No version has been trained yet" in text
+
+
+def test_small_words() -> None:
+    assert [duration(s) for s in (3.21, 75, 7300)] == ["3.2 s", "1 min 15 s", "2 h 1 min"]
+    assert shortened("learner@127.0.0.1:4521-8b1f-77aa") == "127.0.0.1:4521 (8b1f)"
+    assert len(shortened("x" * 60)) < 30
+    assert "Reward" in page()
