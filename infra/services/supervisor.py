@@ -86,8 +86,9 @@ class Supervisor:
         """Bring exactly these programs up, starting the supervisor first where none runs.
 
         Gives the ids of leftover processes that were stopped. Raises ServiceError when the supervisor cannot start."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self.logs.mkdir(parents=True, exist_ok=True)
+        # Flags may hold what others must not see, and so may what programs print.
+        for folder in (self.folder, self.logs):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with self._only_one():
             if self.running():
                 self._apply(programs)

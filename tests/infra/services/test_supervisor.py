@@ -57,6 +57,8 @@ def test_what_is_killed_comes_back(supervisor: Supervisor) -> None:
     os.kill(first, signal.SIGKILL)
     poll(lambda: state(supervisor, "a").state == "RUNNING" and supervisor.pid("a") != first)
     assert "hello %s" in supervisor.log_tail("a")
+    for folder in (supervisor.folder, supervisor.logs, supervisor.socket.parent):
+        assert folder.stat().st_mode & 0o077 == 0
 
 
 @pytest.mark.slow
