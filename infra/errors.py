@@ -17,7 +17,7 @@
     │   └── EngineRejected       it refused the request as such; the same request will be refused again
     ├── GatewayError             the capture gateway refused or failed
     ├── RolloutError             a rollout worker could not do its part
-    ├── DetectorError            a detector of secrets and personal data failed; what it was given must not be learned from
+    ├── DetectorError            a detector of secrets failed; what it was given must not be learned from
     ├── RewardError              a verifier could not be loaded or run
     ├── LearnerError             a learner cannot go on
     │   ├── RefusedMember        this learner differs from the others in configuration, code or libraries
