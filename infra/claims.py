@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from infra import faults
 from infra.bus.base import Record
 from infra.errors import ClaimError
 from schemas import codec
+
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 class ClaimStore:
@@ -43,7 +46,7 @@ class ClaimStore:
     def load(self, claim: dict[str, Any]) -> bytes:
         """The bytes behind a Claim record. Raises ClaimError when they are missing, foreign or changed."""
         path = f"{self._root}/{claim['sha256'][:2]}/{claim['sha256']}"
-        if claim["uri"] != self._fs.unstrip_protocol(path):
+        if not _DIGEST.fullmatch(claim["sha256"]) or claim["uri"] != self._fs.unstrip_protocol(path):
             raise ClaimError(
                 f"{claim['uri']} is not in this store ({self._root}): set the same claims directory everywhere"
             )

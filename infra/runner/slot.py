@@ -92,9 +92,11 @@ class Slot:
         """Fold what was polled for this slot, and side records and timers, in as many turns as it takes.
 
         Returns how many records were folded. Raises BusError: close this slot then."""
-        records = [record for record in polled if record.offset >= self.position]
+        records = [record for record in polled if record.offset >= self.position] if polled else []
         if self._tail is not None:
             records = self._tail.poll(self._settings.turn_records, 0) + records
+        elif not records and not self._stage.clock:
+            return 0
         folded = 0
         for batch in _cut(records, self._settings):
             folded += self._turn(batch, token)
