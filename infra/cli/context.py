@@ -82,7 +82,7 @@ def become_role(name: str) -> None:
     logging.basicConfig(
         level=logging.INFO, format=f"%(asctime)s {name} %(levelname)s %(name)s: %(message)s", stream=sys.stderr
     )
-    for noisy in ("httpx", "httpcore", "faust", "aiokafka", "asyncio"):
+    for noisy in ("httpx", "httpx2", "httpcore", "httpcore2", "openai", "faust", "aiokafka", "asyncio"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())

@@ -77,7 +77,7 @@ def _configure(home: Path, seed: int) -> tuple[Settings, Path]:
         section, _, key = name.rpartition(".")
         if section and section not in document:
             document[section] = tomlkit.table()
-        (document[section] if section else document)[key] = value  # type: ignore[index]
+        (document[section] if section else document)[key] = value
     file = home / "millrace.toml"
     file.write_text(tomlkit.dumps(document))
     return load(file), file

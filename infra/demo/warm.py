@@ -13,9 +13,12 @@ def start(home: Path, seed: int, target: float = 0.3) -> tuple[int, float, float
     """Writes `home/model`, warm once `target` of sampled replies are right, and `home/tasks.jsonl`.
 
     Returns SFT steps, sampled accuracy and seconds."""
+    import torch
+
     from trainers.tasks import sort_digits
     from trainers.tiny import make_sort_policy
 
+    torch.set_num_threads(1)  # a second thread only helps on idle cores, and here the broker starts beside it
     sort_digits.write_tasks(home / "tasks.jsonl", TASKS, seed)
     warm = make_sort_policy(home / "model", seed, target=target)
     return warm.steps, warm.accuracy, warm.seconds
