@@ -41,6 +41,10 @@ class EngineControl(ABC):
     async def resume(self) -> None:
         """Go on sampling."""
 
+    async def refusal(self, folder: Path) -> str | None:
+        """Why this engine must not be given this directory, None: it may be. Changes nothing."""
+        return None
+
     @abstractmethod
     async def load(self, folder: Path) -> None:
         """Replace the weights by those of a Hugging Face directory on a disk that the engine sees."""

@@ -124,6 +124,8 @@ class Reloader:
         event = self._machine.events[version]
         try:
             folder, found = await asyncio.to_thread(check, event, self._reference)
+            if reason := await self._control.refusal(folder):
+                raise ReloadError(reason)
         except ReloadError as error:
             log.warning("%s: version %d is not loaded: %s", self._worker, version, error)
             self._machine.unfit(version, str(error), time.monotonic())

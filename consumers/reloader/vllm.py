@@ -50,12 +50,15 @@ class VllmControl(EngineControl):
     async def resume(self) -> None:
         await self._post("/resume")
 
-    async def load(self, folder: Path) -> None:
+    async def refusal(self, folder: Path) -> str | None:
         if await self._keeps_tied_output(folder):
-            raise EngineError(
+            return (
                 f"{folder} ties its embeddings, and vLLM on a CPU keeps the old output matrix of such a model when it "
                 "reloads: save the model with tie_word_embeddings=false and an lm_head of its own"
             )
+        return None
+
+    async def load(self, folder: Path) -> None:
         call = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
         await self._post("/collective_rpc", json=call, timeout=self._load_timeout_s)
 

@@ -39,6 +39,7 @@ class ScriptedEngine(EngineControl):
         self.served: list[tuple[str, str | None]] = []
         self.bad: set[str] = set()
         self.resets: list[bool] = []
+        self.refuses: str | None = None
 
     def restart(self) -> None:
         """Come back as a new process."""
@@ -64,6 +65,9 @@ class ScriptedEngine(EngineControl):
         assert not self.poisoned, "a poisoned engine was resumed"
         self.paused = False
         self.served.append((self.label, self.folder.name if self.folder else None))
+
+    async def refusal(self, folder: Path) -> str | None:
+        return self.refuses
 
     async def load(self, folder: Path) -> None:
         self._call(f"load {folder.name}")

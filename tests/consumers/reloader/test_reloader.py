@@ -83,6 +83,17 @@ async def test_a_bad_directory_never_reaches_the_engine(
     assert scripted.calls == SWAP
 
 
+async def test_what_the_engine_must_not_be_given_never_reaches_it(
+    bus: MemoryBus, scripted: ScriptedEngine, folders: list[Path], start: Start
+) -> None:
+    scripted.refuses = "its embeddings are tied"
+    announce(bus, weight_event(0, folders[0]))
+    async with start(scripted):
+        reason = "version 0: its embeddings are tied"
+        await until(lambda: reason in [status and status["error"] for status in statuses(bus)])
+    assert scripted.calls == []
+
+
 async def test_a_failed_load_is_followed_by_the_last_good_one(
     bus: MemoryBus, scripted: ScriptedEngine, folders: list[Path], start: Start
 ) -> None:

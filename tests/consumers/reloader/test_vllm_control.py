@@ -1,0 +1,120 @@
+"""The control of vLLM against a server that misbehaves."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from consumers.reloader.control import EngineState
+from consumers.reloader.vllm import VllmControl
+from infra.errors import EngineError, EngineRejected, EngineTimeout, EngineUnavailable
+from tests.support.fake_http import FakeServer, Script, answer, hang_up, serving, stay_silent
+
+METRICS = b"# TYPE process_start_time_seconds gauge\nprocess_start_time_seconds 1.79525815036e+09\n"
+
+
+def label(text: str) -> Script:
+    return answer(json.dumps({"weight_version": text}).encode())
+
+
+RUNNING = answer(b'{"is_paused":false}')
+
+
+@asynccontextmanager
+async def control(*scripts: Script, timeout_s: float = 10) -> AsyncIterator[tuple[VllmControl, FakeServer]]:
+    async with serving(*scripts) as fake:
+        found = VllmControl(fake.url, timeout_s=timeout_s)
+        yield found, fake
+        await found.close()
+
+
+async def test_metrics_are_read_only_when_the_label_surprises() -> None:
+    later = METRICS.replace(b"1.79525815036e+09", b"1795258199.5")
+    scripts = [
+        label("default"),
+        RUNNING,
+        answer(METRICS),
+        label("default"),
+        RUNNING,
+        answer(b"{}"),
+        label("p@1"),
+        RUNNING,
+    ]
+    scripts += [label("default"), RUNNING, answer(later)]
+    async with control(*scripts) as (found, fake):
+        first = await found.state()
+        assert first == EngineState("1795258150.360000", "default", False)
+        assert await found.state() == first
+        await found.set_version("p@1")
+        assert await found.state() == EngineState(first.incarnation, "p@1", False)
+        assert (await found.state()).incarnation == "1795258199.500000"
+    assert [head.split()[1] for head, _ in fake.requests].count("/metrics") == 2
+
+
+async def test_a_server_whose_restarts_cannot_be_noticed_is_refused() -> None:
+    async with control(label("default"), RUNNING, answer(b"nothing 1\n")) as (found, _):
+        with pytest.raises(EngineError, match="restarts could not be noticed"):
+            await found.state()
+
+
+@pytest.mark.parametrize(("body", "done"), [(b'{"success":true}', True), (b'{"success":false}', False), (b"{}", False)])
+async def test_a_reset_is_believed_by_its_body_alone(body: bytes, done: bool) -> None:
+    async with control(answer(body)) as (found, fake):
+        assert await found.reset_prefix_cache() is done
+    assert "reset_running_requests=true" in fake.requests[0][0]
+
+
+@pytest.mark.parametrize(
+    ("script", "kind"),
+    [
+        (answer(b"no", 404), EngineRejected),
+        (answer(b"dead", 500), EngineError),
+        (hang_up, EngineUnavailable),
+        (stay_silent, EngineTimeout),
+        (answer(b"[]"), EngineError),
+    ],
+)
+async def test_failures_have_names(script: Script, kind: type[EngineError]) -> None:
+    async with control(script, timeout_s=0.3) as (found, _):
+        with pytest.raises(kind):
+            await found.resume()
+
+
+async def test_a_broken_connection_is_tried_again() -> None:
+    async with control(hang_up, hang_up, answer(b'{"status":"paused"}')) as (found, fake):
+        await found.pause("keep")
+        assert len(fake.requests) == 3
+
+
+@pytest.mark.parametrize(
+    ("about", "refused"),
+    [
+        (answer(b'{"vllm_config":"x, device_config=cpu, y"}'), True),
+        (answer(b'{"vllm_config":"device_config=cuda"}'), False),
+        (answer(b"no such route", 404), False),
+    ],
+)
+async def test_tied_embeddings_are_refused_on_a_cpu_alone(tmp_path: Path, about: Script, refused: bool) -> None:
+    (tmp_path / "config.json").write_text('{"tie_word_embeddings": true}')
+    async with control(about) as (found, _):
+        reason = await found.refusal(tmp_path)
+        assert (reason is not None and "tie_word_embeddings=false" in reason) is refused
+
+
+async def test_untied_embeddings_are_never_asked_about(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"tie_word_embeddings": false}')
+    async with control(answer(b"")) as (found, fake):
+        assert await found.refusal(tmp_path) is None
+        assert await found.refusal(tmp_path / "vanished") is None
+    assert not fake.requests
+
+
+async def test_requests_are_aborted_by_the_names_that_vllm_gives_them() -> None:
+    async with control(answer(b'{"status":"aborted","aborted":2}')) as (found, fake):
+        assert await found.abort(["a"]) == 2
+        assert await found.abort() == 2
+    assert [json.loads(body) for _, body in fake.requests] == [{"request_ids": ["generate-tokens-a"]}, {}]
