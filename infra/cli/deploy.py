@@ -55,7 +55,7 @@ def status(
                     live.update(_status(deployment, watch))
         console.print(_status(deployment, watch), highlight=False)
     states = deployment.supervisor.states()
-    if not states or any(state.state not in ("RUNNING", "EXITED") for state in states):
+    if not states or any(state.state not in ("RUNNING", "STARTING", "EXITED") for state in states):
         raise typer.Exit(1)
 
 

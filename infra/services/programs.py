@@ -19,7 +19,7 @@ def programs(settings: Settings, environment: Mapping[str, str]) -> list[Program
     made: list[Program] = []
 
     def add(
-        name: str, role: str, *, stop_s: int = 15, again: bool = True, healthy_s: int = 3, **variables: str
+        name: str, role: str, *, stop_s: int = 15, again: bool = True, healthy_s: int = 10, **variables: str
     ) -> None:
         command = [sys.executable, "-m", "infra.cli.main", role]
         made.append(Program(name, command, {**environment, **variables}, stop_s, again, healthy_s))
@@ -35,7 +35,7 @@ def programs(settings: Settings, environment: Mapping[str, str]) -> list[Program
     threads = str(settings.learner.threads)
     for number in range(settings.learner.learners):
         # A learner that has reached its last version ends well and stays down.
-        add(f"learn-{number}", "learn", again=False, healthy_s=10, OMP_NUM_THREADS=threads)
+        add(f"learn-{number}", "learn", again=False, OMP_NUM_THREADS=threads)
     if settings.rollout.agent:
         for number in range(settings.rollout.workers):
             add(f"rollout-{number}", "rollout")

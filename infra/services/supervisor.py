@@ -41,7 +41,7 @@ class Program:
     environment: Mapping[str, str] = field(default_factory=dict)
     stop_s: int = 15
     again: bool = True
-    healthy_s: int = 3
+    healthy_s: int = 10
 
 
 @dataclass(frozen=True, slots=True)

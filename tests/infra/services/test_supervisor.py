@@ -20,7 +20,7 @@ SLEEP = 'import time; print("hello %s", flush=True); time.sleep(600)'
 
 
 def sleeper(name: str, **environment: str) -> Program:
-    return Program(name, [sys.executable, "-c", SLEEP], environment)
+    return Program(name, [sys.executable, "-c", SLEEP], environment, healthy_s=1)
 
 
 def poll(ready: Callable[[], bool]) -> None:
