@@ -1,1 +1,8 @@
-"""Judges ended episodes: verifiers in a process pool, driven by faust agents, answers sent to `raw` as events."""
+"""Judging ended episodes: work that waits (sandboxes, provers, judges) kept out of the pure stages.
+
+verifiers  what judges: exact match, math, any module:function
+pool       judging in processes with timeouts: a crash costs one verdict
+judge      an ended episode to a reward event
+agents     the one file that knows faust
+serve      the process
+"""

@@ -1,88 +1,125 @@
-"""From an ended episode to a reward event, whoever computes the verdict between.
+"""An ended episode to a reward event.
 
-Invariant: ids follow from what is judged, by whom and under which rubric, so a verdict that is published twice is one
-reward; seal keeps the first. Judges finish out of order, so their events carry no source number and no chain.
-"""
+Invariants: the reward's ids follow from its target, source and rubric, so judging twice makes the same reward twice,
+and seal counts the first; the event has no source number and belongs to no chain; it enters by `raw`, like everything
+else."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
-from infra.bus.base import Outgoing
+from infra.bus.base import Outgoing, Record
 from infra.chain import START, event_hash
+from infra.claims import ClaimStore
+from infra.topics import full_name, logical_name
 from schemas import codec
-from schemas.ids import Micros
+from schemas.ids import now_micros
 from streams.reward.pool import Verdict
-from streams.words import made_id
+from streams.words import Decoder, Unreadable, made_id
+
+
+class Judging(Protocol):
+    """What gives verdicts."""
+
+    async def judge(self, task: str, output: str, episode: dict[str, Any]) -> Verdict:
+        """Never raises for what a verifier does."""
 
 
 @dataclass(frozen=True, slots=True)
-class Judge:
-    """Who judges: the source that episodes await, and the version of its rubric."""
+class Evaluator:
+    """Whose rewards these are."""
 
     source: str
     version: str
     rubric: str
 
 
-def awaited(event: Mapping[str, Any], body: Mapping[str, Any], judge: Judge) -> bool:
-    """Whether this event is the end of an episode that waits for this judge."""
-    return event["kind"] == "episode_ended" and judge.source in body["awaits"]
+class Judge:
+    """Judges the episodes of one deployment that await its evaluator."""
 
+    def __init__(
+        self,
+        pool: Judging,
+        evaluator: Evaluator,
+        claims: ClaimStore | None = None,
+        clock: Callable[[], int] = now_micros,
+    ) -> None:
+        self._pool = pool
+        self._evaluator = evaluator
+        self._decode = Decoder(claims)
+        self._clock = clock
 
-def reward_event(
-    event: Mapping[str, Any], verdict: Verdict, judge: Judge, now: Micros, topic: str, headers: Mapping[str, bytes]
-) -> Outgoing:
-    """The record for `raw` (full name `topic`) that says the verdict on the episode that `event` ended.
+    async def __call__(self, record: Record) -> Outgoing | None:
+        """The reward to write into raw for a record of `events`, None when it is not ours to judge."""
+        if record.headers.get("kind") != b"episode_ended":
+            return None
+        try:
+            _, event = self._decode(record)
+        except Unreadable:
+            return None  # seal says so in a dead letter of its own
+        if event["body_encoding"] != "plain" or event["trajectory"] != event["root_trajectory"]:
+            return None
+        ended = codec.decode_body("episode_ended", event["body"])
+        if self._evaluator.source not in ended["awaits"]:
+            return None
+        episode = {name: ended[name] for name in ("task_id", "status", "stop_condition", "steps")}
+        episode |= {name: event[name] for name in ("trajectory", "group", "policy", "attempt")}
+        verdict = await self._pool.judge(ended["task"], ended["output"] or "", episode)
+        namespace = record.topic.removesuffix(f".{logical_name(record.topic)}")
+        return self._outgoing(full_name(namespace, "raw"), record, event, self._reward(event, verdict))
 
-    `headers` are the event's, for the trace they carry."""
-    target = event["trajectory"]
-    identity = made_id("reward", target, judge.source, judge.rubric)
-    body = {
-        "reward_id": identity,
-        "target_kind": "trajectory",
-        "target": target,
-        "span_start": None,
-        "span_end": None,
-        "source": judge.source,
-        "source_version": judge.version,
-        "rubric_version": judge.rubric,
-        "value": verdict.value,
-        "components": dict(verdict.components),
-        "label": verdict.label,
-        "failure": verdict.failure,
-        "critique": verdict.critique,
-        "supersedes": None,
-        "independent": True,
-        "observed_at": now,
-    }
-    copied = ("tenant", "policy", "group", "root_trajectory", "trajectory", "attempt", "split", "trace_id")
-    record = {name: event[name] for name in copied} | {
-        "id": made_id("event", identity),
-        "kind": "reward",
-        "parent_trajectory": None,
-        "parent_event": event["id"],
-        "spawn_call": None,
-        "step": event["step"] + 1,
-        "actor": "evaluator",
-        "event_time": now,
-        "capture_time": now,
-        "log_time": None,
-        "source": f"reward/{judge.source}",
-        "source_epoch": 0,
-        "source_seq": None,
-        "prev_hash": START,
-        "source_place": None,
-        "source_hash": None,
-        "span_id": None,
-        "governance": None,
-        "body_encoding": "plain",
-        "body": codec.encode_body("reward", body),
-    }
-    record["hash"] = event_hash(START, record)
-    ids = {"id": record["id"], "kind": "reward", "policy": event["policy"], "group": event["group"]}
-    named = {name: value.encode() for name, value in {**ids, "trajectory": target}.items()}
-    trace = {name: value for name, value in headers.items() if name == "traceparent"}
-    return Outgoing(topic, f"{event['tenant']}/{event['group']}".encode(), codec.encode("Event", record), named | trace)
+    def _reward(self, event: Mapping[str, Any], verdict: Verdict) -> dict[str, Any]:
+        who = self._evaluator
+        return {
+            "reward_id": made_id("reward", event["trajectory"], who.source, who.rubric),
+            "target_kind": "trajectory",
+            "target": event["trajectory"],
+            "span_start": None,
+            "span_end": None,
+            "source": who.source,
+            "source_version": who.version,
+            "rubric_version": who.rubric,
+            "value": verdict.value,
+            "components": verdict.components,
+            "label": verdict.label,
+            "failure": verdict.failure,
+            "critique": verdict.critique,
+            "supersedes": None,
+            "independent": True,
+            "observed_at": self._clock(),
+        }
+
+    def _outgoing(self, topic: str, record: Record, ended: Mapping[str, Any], reward: Mapping[str, Any]) -> Outgoing:
+        kept = ("tenant", "policy", "group", "root_trajectory", "trajectory", "attempt", "split", "trace_id")
+        event = {name: ended[name] for name in kept} | {
+            "id": made_id("event", reward["reward_id"]),
+            "kind": "reward",
+            "parent_trajectory": None,
+            "parent_event": ended["id"],
+            "spawn_call": None,
+            "step": -1,
+            "actor": "evaluator",
+            "event_time": reward["observed_at"],
+            "capture_time": reward["observed_at"],
+            "log_time": None,
+            "source": self._evaluator.source,
+            "source_epoch": 0,
+            "source_seq": None,
+            "prev_hash": START,
+            "hash": b"",
+            "source_place": None,
+            "source_hash": None,
+            "span_id": None,
+            "governance": None,
+            "body_encoding": "plain",
+            "body": codec.encode_body("reward", reward),
+        }
+        event["hash"] = event_hash(START, event)
+        headers = {
+            name: str(event[name]).encode() for name in ("id", "kind", "policy", "group", "trajectory", "source")
+        }
+        if "traceparent" in record.headers:
+            headers["traceparent"] = record.headers["traceparent"]
+        return Outgoing(topic, record.key, codec.encode("Event", event), headers)

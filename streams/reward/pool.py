@@ -1,79 +1,75 @@
-"""Runs verifiers in worker processes: a timeout kills the worker, a crash loses only its own verdict.
+"""Verifiers in processes of their own, with timeouts.
 
-Invariant: every call ends in a Verdict; what goes wrong is a labelled failure without a value.
-"""
+Invariants: every judgement ends, with a verdict or with a labelled failure (`timeout`, `crash`, or `error: Name`); a
+verifier that dies or hangs costs its own verdict only; a failure never carries the text of an exception, which may
+quote the episode."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-import math
-import multiprocessing
-import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from concurrent.futures import TimeoutError as FutureTimeout
+from functools import cache
+from multiprocessing import get_context
+from typing import Any, NamedTuple
 
+import orjson
 from pebble import ProcessExpired, ProcessPool
 
-from streams.reward.verifiers import load
+from streams.reward.verifiers import load, normal
+
+LIFE = 10_000
+"""verdicts after which a process is replaced, should a verifier leak"""
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """What a verifier said. `failure` is set exactly when `value` is None: timeout, crash or error: TEXT."""
+class Verdict(NamedTuple):
+    """What a verifier said, or why it said nothing."""
 
     value: float | None
-    failure: str | None = None
-    label: str | None = None
-    critique: str | None = None
-    components: Mapping[str, float] = field(default_factory=dict)
+    components: dict[str, float]
+    label: str | None
+    critique: str | None
+    failure: str | None
 
 
-class VerifierPool:
-    """`workers` processes that run the verifier `name` for at most `timeout_s` a call."""
+class Pool:
+    """Judges with one verifier. `timeout_s` bounds each verdict."""
 
-    def __init__(self, name: str, *, workers: int, timeout_s: float) -> None:
-        load(name)  # a verifier that is not there is said at the start, not at the first episode
-        self._name = name
+    def __init__(self, verifier: str, *, workers: int = 1, timeout_s: float = 10.0) -> None:
+        """Raises RewardError when there is no such verifier."""
+        load(verifier)
+        self._verifier = verifier
         self._timeout_s = timeout_s
-        context = multiprocessing.get_context("spawn")
-        self._pool: Any = ProcessPool(workers, initializer=_begin, initargs=(name, list(sys.path)), context=context)
+        self._pool: Any = ProcessPool(max_workers=workers, max_tasks=LIFE, context=get_context("spawn"))
 
-    async def judge(self, task: str, output: str) -> Verdict:
-        """The verdict on an output for a task (JSON)."""
-        future = self._pool.schedule(_judge, args=[self._name, task, output], timeout=self._timeout_s)
+    async def judge(self, task: str, output: str, episode: dict[str, Any]) -> Verdict:
+        """The verdict on an output. `task` is JSON."""
+        future = self._pool.schedule(run, args=(self._verifier, task, output, episode), timeout=self._timeout_s)
         try:
-            return await asyncio.wrap_future(future)
-        except TimeoutError:
-            return Verdict(None, "timeout")
+            verdict, failure = await asyncio.wrap_future(future)
+        except FutureTimeout:
+            return _failed("timeout")
         except ProcessExpired:
-            return Verdict(None, "crash")
+            return _failed("crash")
+        return _failed(failure) if failure else Verdict(**verdict, failure=None)
 
     def close(self) -> None:
-        """End the workers, verdicts in progress included."""
+        """End the processes, whatever they do."""
         self._pool.stop()
         self._pool.join()
 
 
-def _begin(name: str, path: Sequence[str]) -> None:
-    sys.path[:] = path
-    load(name)
-
-
-def _judge(name: str, task: str, output: str) -> Verdict:
-    """In a worker. A verifier's own exceptions are its verdict's failure: user code may raise anything."""
+def run(verifier: str, task: str, output: str, episode: dict[str, Any]) -> tuple[dict[str, Any], str]:
+    """(verdict, failure or "") in a process of the pool."""
     try:
-        said = load(name)(json.loads(task), output)
-        return _verdict(said)
-    except Exception as error:
-        return Verdict(None, f"error: {type(error).__name__}: {error}"[:500])
+        return normal(_loaded(verifier)(orjson.loads(task), output, episode)), ""
+    except Exception as error:  # a verifier is the user's code: whatever it raises is a labelled failure
+        return {}, f"error: {type(error).__name__}"
 
 
-def _verdict(said: float | Mapping[str, Any]) -> Verdict:
-    found: Mapping[str, Any] = said if isinstance(said, Mapping) else {"value": said}
-    value = float(found["value"])
-    if not math.isfinite(value):
-        return Verdict(None, f"error: the verifier said {value}")
-    components = {str(name): float(part) for name, part in dict(found.get("components") or {}).items()}
-    return Verdict(value, None, found.get("label"), found.get("critique"), components)
+@cache
+def _loaded(verifier: str) -> Any:
+    return load(verifier)
+
+
+def _failed(failure: str) -> Verdict:
+    return Verdict(None, {}, None, None, failure)

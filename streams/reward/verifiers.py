@@ -1,52 +1,85 @@
-"""Verifiers: plain functions `(task, output) -> float | dict`, built in or named as module:function.
+"""Verifiers: plain functions that judge an output.
 
-A dict holds `value` and, when wanted, `label`, `critique` and named float `components`. Raising means that the verifier
-failed, which is recorded as such and is never a zero. They run in worker processes: import what is heavy inside.
-"""
+    def verify(task: dict, output: str, episode: dict) -> float | dict
+
+`task` is the task as its author wrote it, answers included; `output` what the agent returned, else the last reply's
+text ("" when there is none); `episode` has trajectory, group, task_id, status, stop_condition, steps, policy, attempt.
+A dict may hold `value` (number), `components` (numbers by name), `label` and `critique`.
+
+Invariant: a verdict is a finite number with its parts, or an error; nothing else becomes a reward."""
 
 from __future__ import annotations
 
 import importlib
+import math
+import os
+import sys
 from collections.abc import Callable, Mapping
-from functools import cache
 from typing import Any
 
 from infra.errors import RewardError
 
-Task = Mapping[str, Any]
-Verifier = Callable[[Task, str], "float | Mapping[str, Any]"]
+Verifier = Callable[[dict[str, Any], str, dict[str, Any]], float | Mapping[str, Any]]
 
 
-def exact(task: Task, output: str) -> float:
-    """1.0 when the output is the task's `answer`, blanks around both ignored."""
-    return float(output.strip() == str(task["answer"]).strip())
+def exact(task: dict[str, Any], output: str, episode: dict[str, Any]) -> float:
+    """1 when the output is the task's `answer` (or one of its `answers`), spaces at the ends aside."""
+    wanted = task["answers"] if "answers" in task else [task["answer"]]
+    return float(any(output.strip() == str(answer).strip() for answer in wanted))
 
 
-def math(task: Task, output: str) -> float:
-    """1.0 when the output equals the task's `answer` as mathematics (math-verify: LaTeX and plain expressions)."""
+def mathematics(task: dict[str, Any], output: str, episode: dict[str, Any]) -> float:
+    """1 when the output's last mathematical expression equals the task's `answer` (math-verify)."""
     from math_verify import parse, verify
 
-    # Its own timeouts need the main thread's signals; the pool's timeout stands in for them.
-    wanted = parse(str(task["answer"]), parsing_timeout=None)
-    return float(verify(wanted, parse(output, parsing_timeout=None), timeout_seconds=None))
+    # Its own timeouts use signals, which only main threads have; the pool ends what takes too long.
+    gold = parse(f"${task['answer']}$", parsing_timeout=None)
+    return float(bool(verify(gold, parse(output, parsing_timeout=None), timeout_seconds=None)))
 
 
-BUILT_IN: Mapping[str, Verifier] = {"exact": exact, "math": math}
+OURS: Mapping[str, Verifier] = {"exact": exact, "math": mathematics}
 
 
-@cache
 def load(name: str) -> Verifier:
-    """The verifier of this name. Raises RewardError when there is none."""
-    if name in BUILT_IN:
-        return BUILT_IN[name]
-    module, colon, attribute = name.partition(":")
-    if not colon:
-        raise RewardError(f"no verifier is called {name!r}: use {', '.join(BUILT_IN)} or module:function")
+    """The verifier called `exact`, `math` or `module:function`. Raises RewardError when there is none."""
+    if name in OURS:
+        return OURS[name]
+    module, _, function = name.partition(":")
+    if not module or not function:
+        raise RewardError(f"verifier {name!r} must be exact, math, or module:function such as my_rewards.sort:check")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
     try:
-        found = getattr(importlib.import_module(module), attribute)
+        found: Verifier = getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError) as error:
-        raise RewardError(f"the verifier {name} cannot be loaded: {error}") from error
+        raise RewardError(f"verifier {name!r} cannot be loaded: {error}") from error
     if not callable(found):
-        raise RewardError(f"the verifier {name} is no function")
-    verifier: Verifier = found
-    return verifier
+        raise RewardError(f"verifier {name!r} is not a function")
+    return found
+
+
+def normal(answer: object) -> dict[str, Any]:
+    """A verdict with value, components, label and critique. Raises ValueError for what is none."""
+    given: Mapping[str, Any] = answer if isinstance(answer, Mapping) else {"value": answer}
+    unknown = set(given) - {"value", "components", "label", "critique"}
+    if unknown:
+        raise ValueError(f"a verdict has no {', '.join(sorted(map(str, unknown)))}")
+    return {
+        "value": _number(given.get("value")),
+        "components": {str(name): _number(part) for name, part in dict(given.get("components") or {}).items()},
+        "label": _text(given.get("label")),
+        "critique": _text(given.get("critique")),
+    }
+
+
+def _number(value: object) -> float:
+    if isinstance(value, str | bytes) or value is None:
+        raise ValueError("a verdict's value must be a number")
+    number = float(value)  # type: ignore[arg-type]
+    if not math.isfinite(number):
+        raise ValueError("a verdict's value must be finite")
+    return number
+
+
+def _text(value: object) -> str | None:
+    return None if value is None else str(value)

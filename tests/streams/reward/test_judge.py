@@ -1,0 +1,108 @@
+"""An ended episode to a reward that refine and seal take."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from infra.bus.base import Record
+from infra.config import Governance
+from schemas import codec
+from streams.refine.stage import Refine
+from streams.reward.judge import Evaluator, Judge
+from streams.reward.pool import Verdict
+from tests.support.events import Episode
+from tests.support.folding import Bench, of
+
+
+class Always:
+    """A pool that knows its verdict."""
+
+    def __init__(self, verdict: Verdict) -> None:
+        self.verdict = verdict
+        self.asked: list[tuple] = []
+
+    async def judge(self, task, output, episode):
+        self.asked.append((json.loads(task), output, episode))
+        return self.verdict
+
+
+GOOD = Verdict(0.75, {"part": 1.0}, "ok", None, None)
+
+
+def record(event, **headers):
+    head = {"kind": event["kind"].encode()} | {k: v.encode() for k, v in headers.items()}
+    return Record("ns.events", 0, 3, b"local/g", codec.encode("Event", event), head, 0)
+
+
+def judge(verdict=GOOD, source="verifier"):
+    pool = Always(verdict)
+    return pool, Judge(pool, Evaluator(source, "exact", "1"), clock=lambda: 99)
+
+
+def ended(**fields):
+    episode = Episode("r1", ticket=5, size=2, sample=1, task='{"answer": "x"}', **fields)
+    episode.start()
+    return episode.end(output="said")
+
+
+async def test_an_ended_episode_becomes_a_reward_in_raw():
+    pool, judging = judge()
+    out = await judging(record(ended(), traceparent="00-t"))
+    assert (out.topic, out.key, out.partition) == ("ns.raw", b"local/g", None)
+    event = codec.decode_as("Event", out.value)
+    body = codec.decode_body("reward", event["body"])
+    assert (body["target"], body["value"], body["components"], body["source"]) == (
+        "r1",
+        0.75,
+        {"part": 1.0},
+        "verifier",
+    )
+    assert (event["source_seq"], event["group"], event["actor"]) == (None, "5", "evaluator")
+    assert out.headers["kind"] == b"reward"
+    assert out.headers["traceparent"] == b"00-t"
+    assert "source-seq" not in out.headers
+    (asked,) = pool.asked
+    assert asked[:2] == ({"answer": "x"}, "said")
+    assert asked[2]["status"] == "completed"
+
+
+async def test_judging_twice_makes_the_same_reward():
+    _, judging = judge()
+    event = ended()
+    assert await judging(record(event)) == await judging(record(event))
+
+
+async def test_a_failure_has_a_label_and_no_value():
+    _, judging = judge(Verdict(None, {}, None, None, "timeout"))
+    out = await judging(record(ended()))
+    body = codec.decode_body("reward", codec.decode_as("Event", out.value)["body"])
+    assert (body["value"], body["failure"]) == (None, "timeout")
+
+
+async def test_refine_takes_what_a_judge_writes():
+    _, judging = judge()
+    event = ended()
+    out = await judging(record(event) if event["group"] == "g" else replace(record(event), key=b"local/5"))
+    bench = Bench(Refine(Governance(), [], slots=1), clock=1)
+    emits = bench.record("raw", out.key, "", out.value)
+    (taken,) = of(emits, "Event")
+    assert taken["governance"]["eligibility"] == "aggregate"
+
+
+@pytest.mark.parametrize("what", ["another kind", "another source", "a sub-agent", "junk", "sealed"])
+async def test_what_is_not_ours_is_left_alone(what):
+    _, judging = judge(source="other" if what == "another source" else "verifier")
+    event = ended()
+    if what == "another kind":
+        event = Episode("r2").start()
+    if what == "a sub-agent":
+        event["trajectory"] = "child"
+    if what == "sealed":
+        event |= {"body_encoding": "sealed", "body": b"cipher"}
+    given = record(event)
+    if what == "junk":
+        given = replace(given, value=b"junk")
+    assert await judging(given) is None
