@@ -11,7 +11,7 @@ from schemas.records import WeightVersion, WorkerStatus
 from tests.support.tiny_model import write_manifest
 from trainers import manifest
 
-NAMESPACE, POLICY = "test", "policy"
+NAMESPACE, POLICY = "reloader", "policy"
 WEIGHTS, WORKERS = f"{NAMESPACE}.{POLICY}.weights", f"{NAMESPACE}.workers"
 
 
