@@ -16,7 +16,6 @@ from typing import Any
 
 import confluent_kafka.admin
 from confluent_kafka import Consumer, ConsumerGroupState, IsolationLevel, KafkaError, KafkaException, TopicPartition
-from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_exponential
 
 from infra.bus.base import (
     Bus,
@@ -32,7 +31,7 @@ from infra.bus.base import (
     TopicSpec,
     Transactor,
 )
-from infra.bus.kafka_common import WAIT_S, common, know_topic, raise_ours, reading, records_of
+from infra.bus.kafka_common import WAIT_S, common, know_topic, patient, raise_ours, reading, records_of
 from infra.bus.kafka_read import KafkaMember, KafkaTail, take
 from infra.bus.kafka_write import KafkaPublisher, KafkaTransactor
 from infra.errors import TopicError, UnreachableError
@@ -40,9 +39,6 @@ from infra.errors import TopicError, UnreachableError
 Where = tuple[str, int]
 
 kafka: Any = confluent_kafka.admin  # half of its names are hidden from type checkers
-
-PATIENCE: Any = {"stop": stop_after_delay(WAIT_S), "wait": wait_exponential(0.02, max=0.5), "reraise": True}
-"""with which a partition's leader is asked for again"""
 
 SKIP = 500
 """offsets between two wanted records that are cheaper to read than to seek over"""
@@ -155,14 +151,12 @@ class KafkaBus(Bus):
             return {}
         asked = {TopicPartition(*where): spec for where in wheres}
         level = IsolationLevel.READ_COMMITTED
-        try:
-            for attempt in Retrying(retry=retry_if_exception(_leaderless), **PATIENCE):
-                with attempt:
-                    answers = self.admin.list_offsets(asked, isolation_level=level, request_timeout=WAIT_S)
-                    return {(tp.topic, tp.partition): future.result(WAIT_S).offset for tp, future in answers.items()}
-        except KafkaException as error:
-            raise_ours(error, "asking for offsets")
-        raise AssertionError("a retry ends with an answer or an error")
+
+        def ask() -> dict[Where, int]:
+            answers = self.admin.list_offsets(asked, isolation_level=level, request_timeout=WAIT_S)
+            return {(tp.topic, tp.partition): future.result(WAIT_S).offset for tp, future in answers.items()}
+
+        return patient(ask, self.admin, {topic for topic, _ in wheres}, "asking for offsets")
 
     # -- reading
 
@@ -287,12 +281,6 @@ class KafkaBus(Bus):
             idle, self._idle = self._idle, []
         for reader in idle:
             reader.close()
-
-
-def _leaderless(error: BaseException) -> bool:
-    """Whether a partition has no leader where the client looked: it is new, or moving."""
-    passing = (KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE)
-    return isinstance(error, KafkaException) and error.args[0].code() in passing
 
 
 def _text(value: str) -> bytes:

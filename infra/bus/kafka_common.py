@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from typing import Any, NoReturn
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NoReturn, TypeVar
 
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, KafkaError, KafkaException
 
@@ -25,7 +26,16 @@ FENCED = {
 }
 MISSING = {KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION, KafkaError.UNKNOWN_TOPIC_OR_PART}
 TOO_LARGE = {KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE, KafkaError.INVALID_MSG_SIZE}
-PASSING = {
+STALE = {
+    KafkaError.FENCED_LEADER_EPOCH,
+    KafkaError.UNKNOWN_LEADER_EPOCH,
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.OFFSET_NOT_AVAILABLE,
+    KafkaError.REPLICA_NOT_AVAILABLE,
+}
+"""what a client is told whose leaders are those from before a broker's restart, or that is too early for a new topic"""
+PASSING = STALE | {
     KafkaError._TRANSPORT,
     KafkaError._ALL_BROKERS_DOWN,
     KafkaError._RESOLVE,
@@ -40,8 +50,9 @@ PASSING = {
     KafkaError.COORDINATOR_NOT_AVAILABLE,
     KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
     KafkaError.NOT_COORDINATOR,
-    KafkaError.LEADER_NOT_AVAILABLE,
-    KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.KAFKA_STORAGE_ERROR,
+    KafkaError.NETWORK_EXCEPTION,
+    KafkaError.BROKER_NOT_AVAILABLE,
     KafkaError.CONCURRENT_TRANSACTIONS,
     KafkaError.UNSTABLE_OFFSET_COMMIT,
 }
@@ -116,6 +127,23 @@ def know_topic(client: Any, topic: str) -> None:
         client.list_topics(topic, timeout=WAIT_S)
     except KafkaException as error:
         raise_ours(error, f"asking for {topic}")
+
+
+Answer = TypeVar("Answer")
+
+
+def patient(ask: Callable[[], Answer], client: Any, topics: Iterable[str], what: str) -> Answer:
+    """The answer to a question; asked again after learning the leaders anew while the client's knowledge is stale."""
+    deadline = time.monotonic() + WAIT_S
+    while True:
+        try:
+            return ask()
+        except KafkaException as error:
+            if error.args[0].code() not in STALE or time.monotonic() > deadline:
+                raise_ours(error, what)
+        for topic in topics:
+            know_topic(client, topic)
+        time.sleep(0.05)
 
 
 def offset_for(position: int) -> int:

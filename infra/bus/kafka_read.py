@@ -14,7 +14,7 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from infra.bus.base import EARLIEST, LATEST, Member, MemberToken, OnAssign, OnRevoke, Record, Tail
-from infra.bus.kafka_common import WAIT_S, know_topic, offset_for, raise_ours, reading, records_of
+from infra.bus.kafka_common import WAIT_S, know_topic, offset_for, patient, raise_ours, reading, records_of
 from infra.errors import BusError, RefusedError, UnreachableError
 
 _METADATA = b"CGMDv2:"
@@ -162,10 +162,11 @@ class KafkaTail(Tail):
         if not any(known == topic for known, _ in self._at):
             know_topic(self._consumer, topic)
         if offset in (EARLIEST, LATEST):
-            try:
-                ends = self._consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=WAIT_S)
-            except KafkaException as error:
-                raise_ours(error, f"asking where {topic}[{partition}] begins and ends")
+            where = TopicPartition(topic, partition)
+            what = f"asking where {topic}[{partition}] begins and ends"
+            ends = patient(
+                lambda: self._consumer.get_watermark_offsets(where, timeout=WAIT_S), self._consumer, [topic], what
+            )
             if ends is None:
                 raise UnreachableError(f"{topic}[{partition}] does not say where it begins. Check the broker.")
             offset = ends[0] if offset == EARLIEST else ends[1]

@@ -106,7 +106,12 @@ class StageRunner:
             return
         self._lag_at = time.monotonic() + LAG_EVERY_S
         for number, slot in self.slots.items():
-            self._settings.telemetry.lag(self._stage.name, number, slot.behind())
+            try:
+                behind = slot.behind()
+            except UnreachableError as error:
+                log.warning("the lag of %s slot %d is unknown: %s", self._stage.name, number, error)
+                return
+            self._settings.telemetry.lag(self._stage.name, number, behind)
 
 
 def run_stage(bus: Bus, stage: Stage, settings: Settings, stop: Event, *, client_id: str = "") -> None:

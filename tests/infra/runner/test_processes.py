@@ -17,6 +17,7 @@ from infra import faults
 from infra.bus.base import Outgoing, TopicSpec
 from infra.bus.kafka import KafkaBus
 from infra.runner.replay import verify
+from infra.services.broker import Broker
 from schemas import codec
 from tests.support.counter import Counter
 
@@ -149,3 +150,23 @@ def test_processes_come_and_go_while_records_flow(deployment: Deployment) -> Non
         deployment.start()
     deployment.wait()
     deployment.check()
+
+
+def test_a_broker_that_dies_is_waited_for(tmp_path: Path) -> None:
+    with Broker(tmp_path / "broker") as broker:
+        broker.start()
+        (tmp_path / "logs").mkdir()
+        deployment = Deployment(broker.bootstrap, tmp_path / "logs")
+        try:
+            deployment.start()
+            deployment.start()
+            for _ in range(2):
+                deployment.send(100, again=20)
+                deployment.wait(deployment.sent - 60)
+                broker.kill()
+                broker.start()
+                deployment.send(100, again=20)
+                deployment.wait()
+            deployment.check()
+        finally:
+            deployment.close()
