@@ -35,7 +35,9 @@ class Learner:
     def run(self) -> None:
         """Join, and train until it is over. Raises LearnerError when going on makes no sense."""
         p = self._parts
+        p.at(f"port {p.url.rpartition(':')[2]}")
         p.membership.join()
+        p.at("joined")
         try:
             while not p.stopping():
                 roster = self._settle()

@@ -10,7 +10,9 @@ from collections.abc import Callable
 from rich.console import Console
 
 from consumers import policy
+from consumers.learner.agreement import address
 from consumers.learner.identity import differing, identify, shown_by
+from consumers.learner.membership import refuses
 from infra.bus.base import Bus
 from infra.bus.kafka import KafkaBus
 from infra.config import Settings, is_local
@@ -96,9 +98,10 @@ def line(entry: LedgerEntry) -> str:
 
 
 def _check_peers(settings: Settings, bus: Bus) -> None:
-    """Refuse to start beside learners that differ, before joining costs them a rebalance."""
+    """Refuse to start beside live learners that differ, before joining costs them a rebalance."""
     mine = identify(settings).shown
-    others = [shown_by(member.client_id) for member in bus.group(policy.group(settings)).members]
+    members = bus.group(policy.group(settings)).members
+    others = [shown_by(member.client_id) for member in members if not refuses(*address(member.client_id))]
     wrong = differing([*others, mine], "").get(len(others))
     if others and wrong:
         raise RefusedMember(

@@ -82,6 +82,10 @@ class Learners:
         lines = path.read_text().splitlines() if path.exists() else []
         return [(at, name) for at, name in map(json.loads, lines)]
 
+    def port(self, number: int) -> int:
+        """Where its rendezvous store listens, as it says when it is built."""
+        return int(next(name for _, name in self.times(number) if name.startswith("port ")).split()[1])
+
     def everything(self) -> str:
         """All outputs, for a failed assertion."""
         return "\n".join(f"--- learner {n}\n{self.output(n)[-3000:]}" for n in range(len(self.processes)))

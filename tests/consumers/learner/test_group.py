@@ -1,0 +1,258 @@
+"""Learner processes on the real broker: joins, deaths, zombies, and what the log says afterwards."""
+
+from __future__ import annotations
+
+import signal
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from consumers import policy
+from infra import faults
+from infra.bus.kafka import KafkaBus
+from infra.config import Settings
+from tests.support.feed import feed, settings_for, start_policy
+from tests.support.learners import Learners, entries, until, version
+from trainers import checkpoint, manifest
+
+pytestmark = [pytest.mark.slow, pytest.mark.kafka, pytest.mark.timeout(400)]
+
+
+class Deployment:
+    """A policy with ready groups, and its learners."""
+
+    def __init__(self, folder: Path, bootstrap: str, versions: int) -> None:
+        self.settings: Settings
+        self.settings, file = settings_for(folder, bootstrap, f"t{uuid.uuid4().hex[:8]}")
+        self.bus = KafkaBus(bootstrap)
+        start_policy(self.settings, self.bus, folder)
+        self.fed = 0
+        self.feed(versions)
+        self.learners = Learners(folder, file)
+
+    def feed(self, versions: int) -> None:
+        """Make the batches of so many more versions ready."""
+        feed(self.bus, self.settings, range(self.fed, self.fed + 4 * versions))
+        self.fed += 4 * versions
+
+    def start(self, count: int = 1, **environment: str) -> list[int]:
+        return [self.learners.start(**environment) for _ in range(count)]
+
+    def states(self, number: int) -> list[str]:
+        """What a learner's state machine has passed."""
+        return [name for _, name in self.learners.times(number)]
+
+    def world(self) -> int:
+        """Members of the group that have partitions, once it is stable; 0 before."""
+        view = self.bus.group(policy.group(self.settings))
+        return sum(bool(member.partitions) for member in view.members) if view.stable else 0
+
+    def together(self, count: int) -> None:
+        """Start `count` learners and wait until they share the partitions."""
+        self.start(count)
+        until(lambda: self.world() == count, self.learners)
+
+    def at_least(self, wanted: int, timeout_s: float = 90) -> None:
+        until(lambda: version(self.bus, self.settings) >= wanted, self.learners, timeout_s)
+
+    def step_by(self, count: int = 1) -> None:
+        """Feed `count` more batches, and wait for their versions."""
+        now = self.fed // 4
+        self.at_least(now)
+        self.feed(count)
+        self.at_least(now + count)
+
+    def ledger(self) -> list[Mapping[str, Any]]:
+        """The ledger, after checking everything that it and the files claim."""
+        rows = entries(self.bus, self.settings)
+        assert [row["version"] for row in rows] == list(range(len(rows)))
+        for row in rows[1:]:
+            assert [group["seq"] for group in row["groups"]] == list(range(row["seq_lo"], row["seq_hi"]))
+            assert sum(share["samples"] for share in row["ranks"]) == 8
+            assert not any(group["lost"] for group in row["groups"])
+        for path in policy.weights_root(self.settings).glob("v*"):
+            number, _, short = path.name[1:].partition("-")
+            if int(number) < len(rows) and rows[int(number)]["digest"].startswith(short):
+                manifest.verify(path, rows[int(number)]["digest"])
+        return rows
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """Of the newest version."""
+        row = entries(self.bus, self.settings)[-1]
+        name = f"v{row['version']}-{row['digest'][:12]}"
+        return dict(checkpoint.read(policy.weights_root(self.settings) / name).weights)
+
+
+@pytest.fixture
+def deploy(tmp_path: Path, broker: str) -> Iterator[Callable[[int], Deployment]]:
+    made: list[Deployment] = []
+
+    def make(versions: int) -> Deployment:
+        folder = tmp_path / f"d{len(made)}"
+        folder.mkdir()
+        made.append(Deployment(folder, broker, versions))
+        return made[-1]
+
+    yield make
+    for one in made:
+        with one.learners:
+            pass
+        one.bus.close()
+
+
+def reference(deploy: Callable[[int], Deployment], versions: int) -> tuple[list[str], dict[str, torch.Tensor]]:
+    """Digests and last weights of one uninterrupted learner over the same groups."""
+    whole = deploy(versions)
+    whole.start()
+    whole.at_least(versions)
+    return [row["digest"] for row in whole.ledger()], whole.weights()
+
+
+def drift(one: Mapping[str, torch.Tensor], two: Mapping[str, torch.Tensor]) -> float:
+    return max(float((one[name] - two[name]).abs().max()) for name in one)
+
+
+def test_three_learners_share_every_step_and_stop_when_asked(deploy: Callable[[int], Deployment]) -> None:
+    it = deploy(3)
+    it.start(3)
+    it.at_least(3)
+    it.step_by()
+    rows = it.ledger()
+    assert rows[-1]["layout"] == "torch:d3"
+    assert all(share["tokens"] > 0 for share in rows[-1]["ranks"])
+    for number in range(3):
+        it.learners.signal(number, signal.SIGTERM)
+    assert [it.learners.wait(number) for number in range(3)] == [0, 0, 0]
+
+
+def points() -> list[str]:
+    ours = [name for name in faults.names(["consumers"]) if name.startswith(("learner.", "checkpoint."))]
+    return [*ours, *(name for name in faults.names(["infra"]) if name.startswith("transactor."))]
+
+
+def test_one_learner_killed_at_every_point_gives_the_bytes_of_no_kill(
+    deploy: Callable[[int], Deployment], tmp_path: Path
+) -> None:
+    names = points()
+    versions = 2 * len(names)
+    digests, _ = reference(deploy, versions)
+    it = deploy(versions)
+    for name in names:
+        once = tmp_path / f"once-{name}"
+        # the second pass where a process passes a point once a version, the first where once a process
+        nth = 1 if "fence" in name else 2
+        (number,) = it.start(MILLRACE_KILL=f"{name}:{nth}", MILLRACE_KILL_ONCE=str(once))
+        before = version(it.bus, it.settings)
+        if name == "learner.after_collect":
+            it.at_least(before + 1)
+            it.learners.kill(number)
+            continue
+        until(lambda number=number: not it.learners.alive(number), it.learners)
+        assert it.learners.wait(number) == -signal.SIGKILL, f"{name}\n{it.learners.output(number)}"
+    it.start()
+    it.at_least(versions)
+    assert [row["digest"] for row in it.ledger()] == digests
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_killed_learner_is_missed_for_a_second(deploy: Callable[[int], Deployment], rank: int) -> None:
+    it = deploy(0)
+    it.together(3)
+    it.step_by(2)
+    ports = {n: it.learners.port(n) for n in range(3)}
+    victim = next(n for n in range(3) if f":{ports[n]}-" in it.ledger()[-1]["ranks"][rank]["member"])
+    it.learners.kill(victim)
+    it.step_by(2)
+    rows = it.ledger()
+    assert rows[-1]["layout"] == "torch:d2"
+    assert rows[-1]["generation"] > rows[2]["generation"]
+
+
+def test_several_joiners_at_once_cost_one_regroup_and_get_shares(deploy: Callable[[int], Deployment]) -> None:
+    it = deploy(1)
+    it.start()
+    it.at_least(1)
+    it.start(2)
+    until(lambda: all(("formed" in it.states(n)) for n in (1, 2)), it.learners)
+    it.step_by(2)
+    rows = it.ledger()
+    assert len(rows[-1]["ranks"]) == 3
+    assert all(share["tokens"] > 0 and share["groups"] > 0 for share in rows[-1]["ranks"])
+    formed = it.states(0).count("formed")
+    assert formed <= 3, it.learners.everything()
+
+
+def test_a_frozen_leader_that_wakes_after_its_successor_committed_is_refused(
+    deploy: Callable[[int], Deployment], tmp_path: Path
+) -> None:
+    it = deploy(1)
+    it.start(2)
+    it.at_least(1)
+    member = it.ledger()[-1]["leader"]
+    leader = next(n for n in range(2) if f":{it.learners.port(n)}-" in member)
+    it.learners.signal(leader, signal.SIGSTOP)
+    it.step_by(2)
+    assert it.ledger()[-1]["leader"] != member
+    it.learners.signal(leader, signal.SIGCONT)
+    until(lambda: it.states(leader).count("formed") >= 2, it.learners)
+    it.step_by(2)
+    rows = it.ledger()
+    assert len(rows[-1]["ranks"]) == 2
+
+
+def test_changing_layouts_drift_by_rounding_alone(deploy: Callable[[int], Deployment]) -> None:
+    _, weights = reference(deploy, 12)
+    it = deploy(0)
+    it.start()
+    it.step_by(3)
+    it.start(2)
+    until(lambda: all("formed" in it.states(n) for n in (1, 2)), it.learners)
+    it.step_by(3)
+    it.learners.kill(0)
+    it.step_by(3)
+    it.learners.signal(1, signal.SIGTERM)
+    assert it.learners.wait(1) == 0
+    it.step_by(3)
+    rows = it.ledger()
+    assert {row["layout"] for row in rows[1:]} == {"torch:d1", "torch:d2", "torch:d3"}
+    assert drift(weights, it.weights()) < 5e-4
+
+
+def test_the_same_layout_twice_gives_identical_bytes(deploy: Callable[[int], Deployment]) -> None:
+    chains = []
+    for _ in range(2):
+        it = deploy(0)
+        it.together(2)
+        it.feed(4)
+        it.at_least(4)
+        rows = it.ledger()
+        assert {row["layout"] for row in rows[1:]} == {"torch:d2"}
+        chains.append([row["digest"] for row in rows])
+    assert chains[0] == chains[1]
+
+
+def test_a_learner_that_differs_is_refused_by_name(deploy: Callable[[int], Deployment]) -> None:
+    it = deploy(1)
+    it.start()
+    it.at_least(1)
+    (other,) = it.start(MILLRACE_LEARNER__LR="0.001")
+    assert it.learners.wait(other) != 0
+    assert "differ from this one in configuration" in it.learners.output(other)
+    it.step_by()
+    assert it.states(0).count("formed") == 1
+
+
+def test_more_learners_than_partitions_stand_by_and_take_over(deploy: Callable[[int], Deployment]) -> None:
+    it = deploy(1)
+    it.start(5)
+    until(lambda: it.world() == 4, it.learners)
+    it.step_by()
+    idle = next(n for n in range(5) if "formed" not in it.states(n) or it.states(n)[-1] != "loaded")
+    worker = next(n for n in range(5) if n != idle)
+    it.learners.kill(worker)
+    it.step_by(2)
+    assert it.ledger()[-1]["layout"] == "torch:d4"
