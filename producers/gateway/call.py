@@ -42,13 +42,15 @@ class Choice:
 
     def feed(self, chunk: Chunk) -> list[Delta]:
         """Take what the engine sampled; returns what can be said of it."""
+        at_once = not self.ids and chunk.finish_reason is not None
         self.ids += chunk.token_ids
         self.logprobs += chunk.logprobs
         self.tops += chunk.tops
-        deltas = self.parser.feed(chunk.token_ids)
+        deltas = self.parser.whole(chunk.token_ids) if at_once else self.parser.feed(chunk.token_ids)
         if chunk.finish_reason is not None:
             self.finish, self.stop, self.spans = chunk.finish_reason, chunk.stop_reason, chunk.spans
-            deltas += self.parser.finish()
+            if not at_once:
+                deltas += self.parser.finish()
         return [delta if delta.call is None else self._mint(delta) for delta in deltas]
 
     def _mint(self, delta: Delta) -> Delta:

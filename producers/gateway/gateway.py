@@ -166,6 +166,8 @@ class Gateway:
         except ApiError as error:
             if call.first is None:
                 raise
+            self._record(call, call.response())
+            recorded = True
             # Cutting the stream would look like its end to OpenAI's client; an error event does not.
             yield b"data: " + error.body() + b"\n\n"
         finally:
@@ -252,6 +254,16 @@ class Gateway:
         session.ended = True
         self.sessions.retire(session)
         await self.recorder.log.durable()
+
+    async def drain(self, timeout_s: float) -> None:
+        """Wait for the calls in flight, then cut them off: each is recorded as far as it came."""
+        for patience in (timeout_s, 5.0):
+            running = [task for session in self.sessions.live.values() for task in session.calls.values()]
+            if not running:
+                return
+            _, late = await asyncio.wait(running, timeout=patience)
+            for task in late:
+                task.cancel()
 
     async def reap(self) -> None:
         """End what has been silent for too long. Runs until it is cancelled."""

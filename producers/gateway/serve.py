@@ -10,6 +10,7 @@ import logging
 import os
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -47,10 +48,13 @@ logger = logging.getLogger(__name__)
 
 BEAT_S = 2.0
 TTL_S = 8.0
+DRAIN_S = 5.0
 
 
 def run(settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT."""
+    # The forwarder's thread holds the lock for microseconds at a time; the loop must not wait the default 5 ms for it.
+    sys.setswitchinterval(0.0005)
     with connect(settings) as bus:
         uvloop.run(_run(settings, bus))
 
@@ -120,6 +124,7 @@ async def serve(
             server.main_loop_interrupt.set()
             server.interrupt_signal = True
         await serving
+        await gateway.drain(DRAIN_S)
 
 
 def load_renderer(settings: Settings, bus: Bus, stop: asyncio.Event | threading.Event) -> Renderer | None:

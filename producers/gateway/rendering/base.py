@@ -63,6 +63,10 @@ class Parser(ABC):
     def finish(self) -> list[Delta]:
         """What was held back."""
 
+    def whole(self, ids: Sequence[int]) -> list[Delta]:
+        """`feed` and `finish` of a reply that came all at once."""
+        return [*self.feed(ids), *self.finish()]
+
     @property
     @abstractmethod
     def reply(self) -> Reply:

@@ -77,6 +77,18 @@ class HermesParser(Parser):
         self._state = DONE
         return self._note(out)
 
+    def whole(self, ids: Sequence[int]) -> list[Delta]:
+        markers = self._markers
+        if self._thought or markers.think in ids or (self._tools and markers.call in ids):
+            return super().whole(ids)
+        # Nothing but text, as most replies are: one decoding instead of one a token.
+        end = next((at for at, id in enumerate(ids) if id in self._tokenizer.stop_ids), len(ids))
+        text = self._stops.feed(self._tokenizer.decode(ids[:end], skip_special_tokens=True)) + self._stops.finish()
+        if self._tools:
+            text = text.lstrip()
+        self._state = DONE
+        return self._note([Delta(content=text)] if text else [])
+
     def _token(self, id: int, out: list[Delta]) -> None:
         markers = self._markers
         if self._state is CALL:

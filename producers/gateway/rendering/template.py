@@ -19,6 +19,8 @@ from producers.gateway.rendering.base import Message, Parser, Refusal, Renderer,
 from producers.gateway.rendering.hermes import HermesParser, Markers
 from producers.gateway.rendering.tokenizer import ChatTokenizer
 
+OPENING = 16
+
 
 class TemplateRenderer(Renderer):
     """`tokenizer_hash` and `template_hash` override what the tokenizer computes of its own files."""
@@ -65,7 +67,8 @@ class TemplateRenderer(Renderer):
         return rest if ended else [first, *rest]
 
     def parser(self, prompt: Sequence[int], tools: Tools, stop: Sequence[str] = ()) -> Parser:
-        thinking = self.markers.think is not None and prompt_ends_in_reasoning(
+        # The library reads the whole prompt; a template that opens the thoughts does so in its last few tokens.
+        thinking = self.markers.think in prompt[-OPENING:] and prompt_ends_in_reasoning(
             self.tokenizer, list(prompt), stop_ids=set(self.stop_ids)
         )
         return HermesParser(self.tokenizer, self.markers, tools=bool(tools), thinking=thinking, stop=stop)

@@ -131,8 +131,7 @@ REPLIES = [
 def test_replies_are_parsed(renderer: TemplateRenderer, text: str, content: Any, reasoning: Any, arguments: Any):
     tools = TOOLS if "<tool_call>" in text else None
     parser = renderer.parser([], tools)
-    parser.feed([*ids(renderer, text), *renderer.stop_ids, 77])
-    parser.finish()
+    parser.whole([*ids(renderer, text), *renderer.stop_ids, 77])
     reply = parser.reply
     assert (reply.content, reply.reasoning) == (content, reasoning)
     assert [call.arguments for call in reply.calls] == arguments
@@ -159,11 +158,14 @@ def gather(deltas: list[Delta]) -> tuple[str, str, list[ToolCall]]:
 def test_streaming_says_what_whole_parsing_says(renderer: TemplateRenderer, seed: int, stop: tuple[str, ...]):
     draw = random.Random(seed)
     vocabulary = renderer.tokenizer.core.get_vocab_size()
-    pieces = [ids(renderer, text) for text, *_ in REPLIES] + [[draw.randrange(3, vocabulary)] for _ in range(20)]
+    count = draw.randrange(len(REPLIES) + 1)
+    pieces = [ids(renderer, text) for text, *_ in REPLIES[:count]] + [
+        [draw.randrange(3, vocabulary)] for _ in range(20)
+    ]
     sampled = [token for _ in range(5) for token in draw.choice(pieces)]
     tools = draw.choice([None, TOOLS])
     whole = renderer.parser([], tools, stop)
-    said = gather([*whole.feed(sampled), *whole.finish()])
+    said = gather(whole.whole(sampled))
     split = renderer.parser([], tools, stop)
     deltas: list[Delta] = []
     while sampled:

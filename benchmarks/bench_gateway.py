@@ -1,0 +1,208 @@
+"""What the gateway adds: the same chat calls through it and straight to a fake instant engine, in one run.
+
+    python benchmarks/bench_gateway.py [--seconds 4] [--tokens 32]
+
+Three processes share the machine: the fake engine (token ids in and out, the shape of vLLM's generate route), the
+gateway with its capture log on disk, and this load generator (closed loop, keep-alive). `direct` posts what the gateway
+would post to the engine; `gateway` posts a chat request of an open session. The forwarder sends to an in-memory bus."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import multiprocessing
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from statistics import quantiles
+
+import aiohttp
+import orjson
+import psutil
+import uvloop
+
+from infra.services.net import free_ports
+
+WARM = 200
+Shot = Callable[[int], Awaitable[None]]
+
+
+def engine(port: int, tokens: int) -> None:
+    """The fake instant engine: every answer is there before it was asked for."""
+    from aiohttp import web
+
+    ids = [300 + at % 50 for at in range(tokens - 1)] + [2]
+    content = [{"token_id": id, "logprob": -0.5, "rank": 1} for id in ids]
+    spans = [{"version": "policy@0", "start": 0, "end": tokens}]
+    usage = {"prompt_tokens": 10, "completion_tokens": tokens}
+    choice = {"index": 0, "finish_reason": "stop", "stop_reason": None, "weight_versions": spans}
+    whole = orjson.dumps({"choices": [{**choice, "token_ids": ids, "logprobs": {"content": content}}], "usage": usage})
+    parts = [
+        orjson.dumps({"choices": [{"index": 0, "token_ids": [id], "logprobs": {"content": [token]}}]})
+        for id, token in zip(ids[:-1], content[:-1], strict=True)
+    ]
+    last = orjson.dumps({"choices": [{**choice, "token_ids": ids[-1:], "logprobs": {"content": content[-1:]}}]})
+    end = orjson.dumps({"choices": [], "usage": usage})
+    events = [b"data: " + part + b"\n\n" for part in [*parts, last, end, b"[DONE]"]]
+
+    async def generate(request: web.Request) -> web.StreamResponse:
+        if b'"stream":true' not in await request.read():
+            return web.Response(body=whole, content_type="application/json")
+        answer = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await answer.prepare(request)
+        for event in events:
+            await answer.write(event)
+        return answer
+
+    app = web.Application()
+    app.add_routes([web.post("/inference/v1/generate", generate)])
+    uvloop.install()
+    web.run_app(app, host="127.0.0.1", port=port, print=None, access_log=None)
+
+
+def gateway(port: int, engine_url: str, folder: Path, tokenizer: Path) -> None:
+    """The gateway, whole but for Kafka."""
+    from infra.bus.base import TopicSpec
+    from infra.bus.memory import MemoryBus
+    from infra.claims import ClaimStore
+    from producers.capture.forwarder import Forwarder
+    from producers.capture.log import CaptureLog
+    from producers.engines.vllm import VllmEngine
+    from producers.gateway.fleet import Fleet
+    from producers.gateway.gateway import Gateway
+    from producers.gateway.options import Options
+    from producers.gateway.recorder import Recorder
+    from producers.gateway.rendering.template import TemplateRenderer
+    from producers.gateway.rendering.tokenizer import ChatTokenizer
+    from producers.gateway.serve import serve
+    from producers.gateway.sessions import Sessions
+
+    async def run() -> None:
+        sys.setswitchinterval(0.0005)
+        log = CaptureLog(folder)
+        bus = MemoryBus()
+        bus.ensure_topics([TopicSpec("t.raw", 2)])
+        forwarder = Forwarder(log, bus, "t.raw", ClaimStore(str(folder / "claims")))
+        forwarder.start()
+        fleet = Fleet("policy", VllmEngine, (engine_url,))
+        renderer = TemplateRenderer(ChatTokenizer(tokenizer))
+        served = Gateway(Options("policy"), Sessions(folder, "policy"), Recorder(log), fleet, renderer)
+        await serve(served, "127.0.0.1", port, asyncio.Event())
+
+    uvloop.run(run())
+
+
+async def measure(shot: Shot, at_once: int, seconds: float) -> tuple[float, float, float]:
+    """(p50 ms, p99 ms, requests/s) of a closed loop."""
+    times: list[float] = []
+    end = time.perf_counter() + seconds
+
+    async def loop(number: int) -> None:
+        while time.perf_counter() < end:
+            began = time.perf_counter()
+            await shot(number)
+            times.append(time.perf_counter() - began)
+
+    began = time.perf_counter()
+    await asyncio.gather(*(loop(number) for number in range(at_once)))
+    cuts = quantiles(times, n=100)
+    return cuts[49] * 1e3, cuts[98] * 1e3, len(times) / (time.perf_counter() - began)
+
+
+async def load(engine_url: str, gateway_url: str, pid: int, seconds: float, tokens: int) -> None:
+    """Measure and print."""
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
+        keys = [await _session(http, gateway_url) for _ in range(64)]
+        text = "What is the weather in Zürich today? " * 8
+        count = 0
+
+        async def post(url: str, body: bytes, headers: dict[str, str]) -> None:
+            async with http.post(url, data=body, headers={"content-type": "application/json", **headers}) as answer:
+                assert answer.status == 200, await answer.text()
+                async for _ in answer.content.iter_any():
+                    pass
+
+        def direct(stream: bool) -> Shot:
+            params = {"max_tokens": tokens, "temperature": 1.0, "logprobs": 0}
+            ids = {"token_ids": list(range(100, 260)), "sampling_params": params, "stream": stream}
+            body = orjson.dumps(ids)
+            return lambda number: post(f"{engine_url}/inference/v1/generate", body, {})
+
+        def through(stream: bool) -> Shot:
+            async def shot(number: int) -> None:
+                nonlocal count
+                count += 1
+                messages = [{"role": "user", "content": f"{count} {text}"}]
+                body = orjson.dumps({"model": "m", "messages": messages, "max_tokens": tokens, "stream": stream})
+                await post(f"{gateway_url}/v1/chat/completions", body, {"authorization": f"Bearer {keys[number]}"})
+
+            return shot
+
+        print(f"{tokens} tokens a reply, {len(text)} characters a prompt, {os.cpu_count()} cores, capture on")
+        print(f"{'':12}{'at once':>8} | {'direct p50':>10} {'p99':>7} {'req/s':>7} | {'gateway p50':>11} {'p99':>7} "
+              f"{'req/s':>7} | {'added p50':>9} {'ratio req/s':>11}")  # fmt: skip
+        process = psutil.Process(pid)
+        for stream in (False, True):
+            for shot in (direct(stream), through(stream)):
+                for _ in range(WARM):
+                    await shot(0)
+            before, cpu = count, _cpu(process)
+            for at_once in (1, 16, 64):
+                d50, d99, drate = await measure(direct(stream), at_once, seconds)
+                g50, g99, grate = await measure(through(stream), at_once, seconds)
+                print(f"{'streamed' if stream else 'plain':12}{at_once:>8} | {d50:>10.2f} {d99:>7.2f} {drate:>7.0f} | "
+                      f"{g50:>11.2f} {g99:>7.2f} {grate:>7.0f} | {g50 - d50:>9.2f} {grate / drate:>11.2f}")  # fmt: skip
+            spent = (_cpu(process) - cpu) / (count - before)
+            print(f"{'':12}gateway: {spent * 1e3:.2f} ms of CPU a call, {process.memory_info().rss >> 20} MiB resident")
+
+
+def _cpu(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+async def _session(http: aiohttp.ClientSession, url: str) -> str:
+    for _ in range(500):
+        try:
+            async with http.post(f"{url}/v1/sessions", json={}) as answer:
+                return str((await answer.json())["api_key"])
+        except aiohttp.ClientError:
+            await asyncio.sleep(0.02)
+    raise SystemExit("the gateway did not come up")
+
+
+def main() -> None:
+    """Start the processes and measure."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=4.0, help="length of each measurement")
+    parser.add_argument("--tokens", type=int, default=32, help="tokens of a reply")
+    given = parser.parse_args()
+    from tests.support import chat_tokenizer
+
+    first, second = free_ports(2)
+    context = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        tokenizer = chat_tokenizer.write(folder / "tokenizer")
+        engine_url, gateway_url = f"http://127.0.0.1:{first}", f"http://127.0.0.1:{second}"
+        processes = [
+            context.Process(target=engine, args=(first, given.tokens), daemon=True),
+            context.Process(target=gateway, args=(second, engine_url, folder / "capture", tokenizer), daemon=True),
+        ]
+        for process in processes:
+            process.start()
+        try:
+            pid = processes[1].pid
+            assert pid is not None
+            uvloop.run(load(engine_url, gateway_url, pid, given.seconds, given.tokens))
+        finally:
+            for process in processes:
+                process.kill()
+                process.join()
+
+
+if __name__ == "__main__":
+    main()
