@@ -55,6 +55,8 @@ class Dispositions(Claim):
         self._orphans: list[tuple[int, Mark]] = []
         self._ended = array("q")
         self._numbers: defaultdict[tuple[bytes, int], array[int]] = defaultdict(lambda: array("q"))
+        self._highest: dict[bytes, tuple[tuple[int, int], Mark]] = {}
+        """per source, the highest (epoch, seq) that became an event"""
         self._floor = 0
         """offset of raw before which retention has taken the events"""
 
@@ -95,28 +97,38 @@ class Dispositions(Claim):
         if (place.topic, place.partition) != (self.facts.topics["raw"], row.place.partition):
             self.fail("an event of a slot names a raw event of another partition", row, place, event=row["id"])
             return
-        if row["source_seq"] is not None:
-            self._numbers[row["source"].encode(), row["source_epoch"]].append(row["source_seq"])
         if not self._ended and not self._orphans and self.facts.starts["events"][row.place.partition]:
             self._floor = place.offset
         raw = self._open.pop(place.offset, None)
         if raw is None:
+            if row["source_seq"] is not None:
+                self._numbers[row["source"].encode(), row["source_epoch"]].append(row["source_seq"])
             self._orphans.append((place.offset, row.mark))
             return
         self._counts["events"] += 1
-        self._ended.append(place.offset)
+        self._end(place.offset, raw)
+        if raw.number is not None:
+            highest, mark = self._highest.get(raw.source, ((-1, -1), raw.mark))
+            if raw.number <= highest:
+                message = f"event {raw.number[1]} of a source came after its event {highest[1]}, yet was let through"
+                self.fail(message, mark, raw.mark, row, event=row["id"])
+            else:
+                self._highest[raw.source] = (raw.number, raw.mark)
         if dead := self._dead[place.partition].get(place.offset):
             self.fail("a raw event became an event and a dead letter", raw.mark, row, dead, event=row["id"])
+
+    def _end(self, offset: int, raw: _Raw) -> None:
+        """This raw record became something, and used up its number."""
+        self._ended.append(offset)
+        if raw.number is not None:
+            self._numbers[raw.source, raw.number[0]].append(raw.number[1])
 
     def slot_end(self, partition: int) -> None:
         """What no event named: dead letters first, since they too use up a number; then duplicates; the rest broke."""
         dead = self._dead[partition]
         for offset in [offset for offset in self._open if offset in dead]:
             self._counts["dead letters"] += 1
-            raw = self._open.pop(offset)
-            self._ended.append(offset)
-            if raw.number is not None:
-                self._numbers[raw.source, raw.number[0]].append(raw.number[1])
+            self._end(offset, self._open.pop(offset))
         numbers = {source: sorted(seqs) for source, seqs in self._numbers.items()}
         folds = self._folds[partition]
         done = max((fold.last for fold in folds), default=-1)

@@ -465,6 +465,18 @@ def raw_twice(h: History, rng: random.Random) -> Place:
     return place
 
 
+def repeated_and_let_through(h: History, rng: random.Random) -> Place:
+    """What was sent twice became two events."""
+    known = {Place(**event["source_place"]): event for _, event in h.rows("events")}
+    kept = {event["source_seq"]: event for event in known.values() if event["source_seq"] is not None}
+    twice = [(r, e) for r, e in h.rows("raw") if r.place not in known and e["source_seq"] in kept]
+    record, raw = rng.choice(twice)
+    event = kept[raw["source_seq"]] | {"source_place": record.place._asdict()}
+    h.append("events", "Event", event, record.key.decode(), record.partition)
+    h.forge_events()
+    return record.place
+
+
 def dead_and_alive(h: History, rng: random.Random) -> Place:
     _, event = pick(h, rng, "events")
     letter = h.rows("dead-letters")[0][1] | {"place": event["source_place"]}
@@ -548,6 +560,7 @@ CORRUPTIONS: list[tuple[Corruption, str]] = [
     (raw_dropped, "dispositions"),
     (raw_twice, "dispositions"),
     (dead_and_alive, "dispositions"),
+    (repeated_and_let_through, "dispositions"),
     (event_from_nowhere, "dispositions"),
     (duplicate_uncounted, "dispositions"),
 ]
