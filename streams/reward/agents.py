@@ -82,6 +82,7 @@ def make_app(
         topic_allow_declare=False,
         store="memory://",
         web_enabled=False,
+        autodiscover=False,
         datadir=str(data),
     )
     app.transport = _Transport(app.conf.broker, app, loop=app.loop)
@@ -155,4 +156,6 @@ def credentials(options: Mapping[str, Any]) -> faust.SASLCredentials | faust.SSL
 
 def run_app(app: faust.App) -> None:
     """Run until SIGTERM."""
-    faust.Worker(app, loglevel="warning", redirect_stdouts=False).execute_from_commandline()
+    faust.Worker(
+        app, loglevel="warning", override_logging=False, redirect_stdouts=False, quiet=True
+    ).execute_from_commandline()

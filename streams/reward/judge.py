@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from infra import telemetry
 from infra.bus.base import Outgoing, Record
 from infra.chain import START, event_hash
 from infra.claims import ClaimStore
@@ -18,6 +19,8 @@ from schemas import codec
 from schemas.ids import now_micros
 from streams.reward.pool import Verdict
 from streams.words import Decoder, Unreadable, made_id
+
+VERDICTS = telemetry.counter("millrace.reward.verdicts", "{verdict}", "verdicts, by source and outcome")
 
 
 class Judging(Protocol):
@@ -66,7 +69,9 @@ class Judge:
             return None
         episode = {name: ended[name] for name in ("task_id", "status", "stop_condition", "steps")}
         episode |= {name: event[name] for name in ("trajectory", "group", "policy", "attempt")}
-        verdict = await self._pool.judge(ended["task"], ended["output"] or "", episode)
+        with telemetry.span("millrace.reward", record.headers):
+            verdict = await self._pool.judge(ended["task"], ended["output"] or "", episode)
+        VERDICTS.add(1, source=self._evaluator.source, outcome=(verdict.failure or "judged").partition(":")[0])
         namespace = record.topic.removesuffix(f".{logical_name(record.topic)}")
         return self._outgoing(full_name(namespace, "raw"), record, event, self._reward(event, verdict))
 

@@ -7,6 +7,7 @@ quote the episode."""
 from __future__ import annotations
 
 import asyncio
+import sys
 from concurrent.futures import TimeoutError as FutureTimeout
 from functools import cache
 from multiprocessing import get_context
@@ -39,7 +40,13 @@ class Pool:
         load(verifier)
         self._verifier = verifier
         self._timeout_s = timeout_s
-        self._pool: Any = ProcessPool(max_workers=workers, max_tasks=LIFE, context=get_context("spawn"))
+        self._pool: Any = ProcessPool(
+            max_workers=workers,
+            max_tasks=LIFE,
+            initializer=begin,
+            initargs=(verifier, list(sys.path)),
+            context=get_context("spawn"),
+        )
 
     async def judge(self, task: str, output: str, episode: dict[str, Any]) -> Verdict:
         """The verdict on an output. `task` is JSON."""
@@ -56,6 +63,12 @@ class Pool:
         """End the processes, whatever they do."""
         self._pool.stop()
         self._pool.join()
+
+
+def begin(verifier: str, path: list[str]) -> None:
+    """A process of the pool starts: it finds the modules that its parent finds."""
+    sys.path[:] = path
+    _loaded(verifier)
 
 
 def run(verifier: str, task: str, output: str, episode: dict[str, Any]) -> tuple[dict[str, Any], str]:

@@ -9,6 +9,9 @@ from infra.topics import full_name
 from streams.reward.judge import Evaluator, Judge
 from streams.reward.pool import Pool
 
+IN_FLIGHT = 32
+"""episodes judged at once; more than processes, so that publishing overlaps with judging"""
+
 
 def run(settings: Settings) -> None:
     """Judge what awaits `[reward] source`. Blocks until SIGTERM."""
@@ -19,14 +22,14 @@ def run(settings: Settings) -> None:
     judge = Judge(pool, Evaluator(reward.source, reward.verifier, reward.rubric), ClaimStore(settings.claims))
     with connect(settings) as bus:
         app = make_app(
-            f"{settings.namespace}.{reward.source}.reward",
+            full_name(settings.namespace, f"reward-{reward.source}"),
             full_name(settings.namespace, "events"),
             judge,
             bus,
             bootstrap=settings.kafka.bootstrap,
             options=settings.kafka.client_options(),
             data=settings.home / "faust",
-            concurrency=4 * reward.workers,
+            concurrency=IN_FLIGHT,
         )
         try:
             run_app(app)
