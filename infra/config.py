@@ -207,6 +207,9 @@ class Learner(Section):
 
     algorithm: str = Field(default="grpo", description="grpo, or decoupled (with a recomputed proximal policy)")
     lr: Annotated[float, Field(gt=0)] = Field(default=5e-4, description="learning rate of AdamW")
+    warmup: Annotated[int, Field(ge=0)] = Field(
+        default=10, description="optimizer steps over which the learning rate rises to lr"
+    )
     weight_decay: Annotated[float, Field(ge=0)] = Field(default=0.0, description="of AdamW")
     max_grad_norm: Annotated[float, Field(gt=0)] = Field(default=1.0, description="gradients are clipped to this norm")
     minibatches: Positive = Field(default=2, description="optimizer steps a version")
