@@ -68,13 +68,9 @@ def create(settings: Settings, model_dir: Path, bus: Bus) -> WeightVersion:
 
     names = topics(settings)
     weights, ledger_topic = names["weights"], names["ledger"]
+    _refuse_existing(settings, bus)  # before the fence, which would cost running learners a regroup
     with bus.transactor(transactional_id(settings)) as transactor:
-        existing = ledger.head(bus, weights, ledger_topic)
-        if existing is not None:
-            raise PolicyError(
-                f"policy {settings.policy.name} exists already, at version {existing.version}: "
-                "choose another [policy] name to start anew"
-            )
+        _refuse_existing(settings, bus)
         written = checkpoint.write(weights_root(settings), 0, checkpoint.adopt(model_dir, seed=settings.learner.seed))
         event = _event(settings, written, manifest.subset_hash(manifest.Manifest(written.files), TOKENIZER))
         transactor.begin()
@@ -82,6 +78,16 @@ def create(settings: Settings, model_dir: Path, bus: Bus) -> WeightVersion:
         transactor.send(Outgoing(ledger_topic, b"0", codec.encode("LedgerEntry", _entry(event))))
         transactor.commit({}, None)
     return event
+
+
+def _refuse_existing(settings: Settings, bus: Bus) -> None:
+    names = topics(settings)
+    existing = ledger.head(bus, names["weights"], names["ledger"])
+    if existing is not None:
+        raise PolicyError(
+            f"policy {settings.policy.name} exists already, at version {existing.version}: "
+            "choose another [policy] name to start anew"
+        )
 
 
 def template_hash(directory: Path) -> str:

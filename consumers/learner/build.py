@@ -67,6 +67,7 @@ def build(
         note=note,
         at=at or _nobody,
         said=said or _nobody,
+        holds=_nobody,
     )
 
 
@@ -75,6 +76,8 @@ def build_trainer(settings: Settings) -> Trainer:
     learner = settings.learner
     if learner.algorithm not in ("grpo", "decoupled"):
         raise ConfigError(f"[learner] algorithm {learner.algorithm!r} is none: choose grpo or decoupled")
+    if learner.kl:
+        raise ConfigError("[learner] kl must be 0: no algorithm here has a KL term")
     chosen = algorithm(
         "grpo",
         minibatches=learner.minibatches,
@@ -83,7 +86,7 @@ def build_trainer(settings: Settings) -> Trainer:
         decoupled=learner.algorithm == "decoupled",
     )
     adam = Adam(weight_decay=learner.weight_decay, clip=learner.max_grad_norm)
-    return Trainer(TorchBackend(adam), chosen, Schedule(learner.lr), budget=learner.tokens_per_pack)
+    return Trainer(TorchBackend(adam), chosen, Schedule(learner.lr, learner.warmup), budget=learner.tokens_per_pack)
 
 
 def warm_up(trainer: Trainer, weights: WeightVersion) -> None:

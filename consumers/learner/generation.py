@@ -84,6 +84,7 @@ class Generation:
         p.at("formed")
         p.backend.load(checkpoint.read(Path(head.weights["uri"]), digest=head.weights["digest"]))
         self.version = head.version
+        p.holds(self.version)
         p.backend.clock.drain()
         p.at("loaded")
 
@@ -152,6 +153,7 @@ class Generation:
         faults.point("learner.after_gather")
         self.version += 1
         self.stepped = True
+        p.holds(self.version)
         if self._leader is None or self._batch is None or state is None:
             clock.drain()
             return

@@ -18,7 +18,7 @@ from consumers.learner.watch import Watchdog
 from infra.errors import BusError, LearnerError, RefusedError, RegroupError, UnreachableError
 
 MOST_BREAKS = 5
-"""generations in a row that broke without a new version before it is taken for a fault of ours"""
+"""generations in a row that broke in training before their first step; more are a fault of ours, not of a peer"""
 RETRY_S = 0.5
 
 log = logging.getLogger(__name__)
@@ -69,6 +69,7 @@ class Learner:
         generation = Generation(p, roster, token)
         ended: Regroup | Stop | None = None
         broke: str | None = None
+        ours = False
         self._watchdog.watch(roster)
         try:
             ended = generation.run()
@@ -78,13 +79,13 @@ class Learner:
             # A collective that lost a peer raises RuntimeError; alone there is no peer to lose.
             if roster.world == 1:
                 raise
-            broke = _first_line(error)
+            broke, ours = _first_line(error), True
         p.at("broke" if broke else "ended")
         self._watchdog.rest()
         p.backend.tear_down()
         generation.close()
         p.at("torn")
-        self._breaks = self._breaks + 1 if broke and not generation.stepped else 0
+        self._breaks = self._breaks + 1 if ours and not generation.stepped else 0
         if self._breaks > MOST_BREAKS:
             raise LearnerError(f"{self._breaks} generations broke in a row without a version, the last by: {broke}")
         p.note(f"generation {roster.generation} of {roster.world} is over: {broke or _reason(ended)}")

@@ -24,7 +24,7 @@ class Parts:
     """group: of the policy's learners; url: where this one's store listens; topics: full names by last word; root: the
     directory of versions; timeout_s: longest wait of a collective; stopping: whether this process was asked to stop;
     note: hears what an operator should know; at: hears where the state machine is; said: hears each entry that this
-    process committed; log: kept once this process has led."""
+    process committed; holds: hears each version whose weights it has; log: kept once this process has led."""
 
     settings: Settings
     bus: Bus
@@ -44,6 +44,7 @@ class Parts:
     note: Callable[[str], None]
     at: Callable[[str], None]
     said: Callable[[LedgerEntry], None]
+    holds: Callable[[int], None]
     log: Log | None = None
 
     @property

@@ -85,6 +85,7 @@ class Leader:
         if self.failure is None:
             self.head = Head(event, entry)
             self.log.committed(self.head.seq_hi)
+            p.at("committed")
             p.said(entry)
             self._collect()
 

@@ -13,6 +13,7 @@ import numpy as np
 from consumers.learner.entry import AGES
 from consumers.learner.verdict import Part
 from consumers.places import CLAIM, CORRUPT, GONE, Lost, PlaceReader
+from infra import telemetry
 from infra.bus.base import Place
 from trainers.batches.sample import Sample, check, samples_of
 from trainers.errors import BadSample
@@ -45,8 +46,9 @@ def read(reader: PlaceReader, parts: Sequence[Part], *, vocabulary: int, longest
                 problem = one
                 break
             try:
-                samples += samples_of(one, part.seq)
-                check(samples, vocabulary=vocabulary, longest=longest)
+                with telemetry.span("learner.read", trajectory=one["id"], group=part.group, seq=part.seq):
+                    samples += samples_of(one, part.seq)
+                    check(samples, vocabulary=vocabulary, longest=longest)
             except BadSample as error:
                 problem = Lost(IMPOSSIBLE, str(error))
                 break

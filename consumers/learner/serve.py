@@ -12,6 +12,7 @@ from rich.console import Console
 from consumers import policy
 from consumers.learner.agreement import address
 from consumers.learner.identity import differing, identify, shown_by
+from consumers.learner.measure import line, measure
 from consumers.learner.membership import refuses
 from infra.bus.base import Bus
 from infra.bus.kafka import KafkaBus
@@ -63,10 +64,11 @@ def _serve(settings: Settings, bus: Bus, stop: _Stop, at: Callable[[str], None] 
     console = Console(soft_wrap=True)
 
     def said(entry: LedgerEntry) -> None:
-        heartbeat.say("serving", entry["version"])
+        measure(entry)
         console.print(line(entry), highlight=False)
 
     parts.said = said
+    parts.holds = lambda version: heartbeat.say("serving", version)
     error: str | None = None
     try:
         Learner(parts, watchdog).run()
@@ -76,25 +78,6 @@ def _serve(settings: Settings, bus: Bus, stop: _Stop, at: Callable[[str], None] 
     finally:
         watchdog.close()
         heartbeat.close(error)
-
-
-def line(entry: LedgerEntry) -> str:
-    """One line of progress for a committed version."""
-    m = entry["metrics"]
-    parts = [
-        f"v{entry['version']}",
-        f"reward {m.get('reward_mean', 0.0):.3f}",
-        f"staleness {m.get('staleness_mean', 0.0):.2f} (max {m.get('staleness_max', 0.0):.0f} of {entry['eta']})",
-        f"{m.get('tokens_per_second', 0.0):,.0f} tokens/s",
-        f"step {m.get('timings_step', 0.0):.2f} s",
-        f"ranks {len(entry['ranks'])}",
-    ]
-    lost = sum(group["lost"] is not None for group in entry["groups"])
-    if lost:
-        parts.append(f"{lost} groups lost")
-    if entry["unchanged"]:
-        parts.append(f"unchanged: {entry['unchanged']}")
-    return "  ".join(parts)
 
 
 def _check_peers(settings: Settings, bus: Bus) -> None:

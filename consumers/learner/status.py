@@ -1,7 +1,7 @@
 """What a learner says of itself in `workers`: alive, where, at which version.
 
-Invariants: one thread publishes, at every change and before the status expires; a log that does not answer never stops
-learning; leaving is said too.
+Invariants: one thread publishes, soon after a change and before the status expires, at most once a second; a log that
+does not answer never stops learning; leaving is said too.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from schemas.ids import new_id, now_micros
 from schemas.records import WorkerState, WorkerStatus
 
 BEAT_S = 5.0
+QUIET_S = 1.0
+"""at least between two statuses"""
 TTL_S = 15.0
 FLUSH_S = 2.0
 
@@ -56,10 +58,10 @@ class Heartbeat:
         self._publisher.close()
 
     def _run(self) -> None:
-        while not self._over.is_set():
+        while not self._over.wait(QUIET_S):
+            self._changed.clear()
             self._publish()
             self._changed.wait(BEAT_S)
-            self._changed.clear()
         self._publish()
 
     def _publish(self) -> None:

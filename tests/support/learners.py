@@ -15,7 +15,9 @@ from typing import Any, Self
 
 from consumers import ledger, policy
 from infra.bus.base import Bus
+from infra.bus.memory import MemoryBus
 from infra.config import Settings
+from tests.support.feed import settings_for, start_policy
 
 ROOT = Path(__file__).parent.parent.parent
 PROGRAM = """
@@ -104,6 +106,33 @@ class Learners:
             print(self.everything(), file=sys.stderr)
 
 
+class Place:
+    """One learner process's worth of work, in this thread, over a bus in memory."""
+
+    def __init__(self, folder: Path, **flags: Any) -> None:
+        self.settings: Settings = settings_for(folder, "127.0.0.1:1", "t", **flags)[0]
+        self.bus = MemoryBus()
+        self.notes: list[str] = []
+        self.said: list[Any] = []
+        start_policy(self.settings, self.bus, folder)
+
+    def learn(self, versions: int, bus: Any = None) -> None:
+        """Run a learner until `versions` are committed."""
+        from consumers.learner.build import build
+        from consumers.learner.learner import Learner
+        from consumers.learner.watch import Watchdog
+
+        chosen = self.settings.model_copy(
+            update={"learner": self.settings.learner.model_copy(update={"max_versions": versions})}
+        )
+        parts = build(chosen, bus or self.bus, stopping=lambda: False, note=self.notes.append, said=self.said.append)
+        watchdog = Watchdog(self.bus, parts.group, parts.backend.abort)
+        try:
+            Learner(parts, watchdog).run()
+        finally:
+            watchdog.close()
+
+
 def entries(bus: Bus, settings: Settings) -> list[Mapping[str, Any]]:
     """The whole ledger, its chain checked."""
     topic = policy.topics(settings)["ledger"]
@@ -117,7 +146,7 @@ def version(bus: Bus, settings: Settings) -> int:
     return head.version if head else -1
 
 
-def until(what: Callable[[], bool], learners: Learners, timeout_s: float = 90) -> None:
+def until(what: Callable[[], bool], learners: Learners, timeout_s: float = 180) -> None:
     """Poll until `what`; fails with the learners' outputs."""
     deadline = time.monotonic() + timeout_s
     while not what():

@@ -1,0 +1,49 @@
+"""A committed version as metrics and as one line for people."""
+
+from __future__ import annotations
+
+from infra import telemetry
+from schemas.records import LedgerEntry
+
+_versions = telemetry.counter("millrace.learner.versions", "{version}", "versions committed")
+_tokens = telemetry.counter("millrace.learner.tokens", "{token}", "tokens computed")
+_groups = telemetry.counter("millrace.learner.groups", "{group}", "groups consumed, by outcome: trained or lost")
+_step = telemetry.histogram("millrace.learner.step.time", "s", "time of a version, by phase")
+_staleness = telemetry.histogram("millrace.learner.staleness", "{version}", "versions that trained tokens are behind")
+_reward = telemetry.gauge("millrace.learner.reward", "", "mean sampled reward of the newest batch")
+_ranks = telemetry.gauge("millrace.learner.ranks", "{rank}", "learners that trained the newest version")
+
+
+def measure(entry: LedgerEntry) -> None:
+    """Record a version's numbers."""
+    policy, metrics = entry["policy"], entry["metrics"]
+    lost = sum(group["lost"] is not None for group in entry["groups"])
+    _versions.add(1, policy=policy)
+    _tokens.add(metrics.get("tokens_computed", 0.0), policy=policy)
+    _groups.add(lost, policy=policy, outcome="lost")
+    _groups.add(len(entry["groups"]) - lost, policy=policy, outcome="trained")
+    _staleness.record(metrics.get("staleness_mean", 0.0), policy=policy)
+    _reward.set(metrics.get("reward_mean", 0.0), policy=policy)
+    _ranks.set(len(entry["ranks"]), policy=policy)
+    for name, seconds in metrics.items():
+        if name.startswith("timings_"):
+            _step.record(seconds, policy=policy, phase=name.removeprefix("timings_"))
+
+
+def line(entry: LedgerEntry) -> str:
+    """One line of progress for a committed version."""
+    m = entry["metrics"]
+    parts = [
+        f"v{entry['version']}",
+        f"reward {m.get('reward_mean', 0.0):.3f}",
+        f"staleness {m.get('staleness_mean', 0.0):.2f} (max {m.get('staleness_max', 0.0):.0f} of {entry['eta']})",
+        f"{m.get('tokens_per_second', 0.0):,.0f} tokens/s",
+        f"step {m.get('timings_step', 0.0):.2f} s",
+        f"ranks {len(entry['ranks'])}",
+    ]
+    lost = sum(group["lost"] is not None for group in entry["groups"])
+    if lost:
+        parts.append(f"{lost} groups lost")
+    if entry["unchanged"]:
+        parts.append(f"unchanged: {entry['unchanged']}")
+    return "  ".join(parts)
