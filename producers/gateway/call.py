@@ -12,7 +12,6 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import orjson
 
 from producers.engines.base import Chunk, Sampling, Span, Usage, token_versions
@@ -182,10 +181,10 @@ class Call:
             "supersedes": self.plan.supersedes,
             "turn": self.plan.turn,
             "prefix_len": placed["prefix_len"],
-            "prompt_ids": pack(np.array(placed["prompt"], np.int32)),
-            "output_ids": pack(np.array(choice.ids, np.int32)),
-            "output_logprobs": pack(np.array(choice.logprobs, np.float32)),
-            "output_versions": pack(versions),
+            "prompt_ids": pack(placed["prompt"], "int32"),
+            "output_ids": pack(choice.ids, "int32"),
+            "output_logprobs": pack(choice.logprobs, "float32"),
+            "output_versions": pack(versions, "int32"),
             "request": self.body,
             "response": response,
             "sampling": {

@@ -23,14 +23,14 @@ class Options:
     reward_deadline_ms: int = 60_000
 
     @classmethod
-    def of(cls, settings: Settings) -> Options:
-        """What a deployment's settings say."""
+    def of(cls, settings: Settings, context: int) -> Options:
+        """What a deployment's settings say; `context` is the longest sequence that the model takes."""
         gateway = settings.gateway
         return cls(
             policy=settings.policy.name,
             keys={key.key.get_secret_value(): key.tenant for key in gateway.keys.values()},
             max_body_bytes=gateway.max_body_bytes,
-            max_model_len=settings.engine.max_model_len,
+            max_model_len=min(settings.engine.max_model_len or context, context),
             idle_timeout_s=gateway.idle_timeout_s,
             awaits=settings.policy.awaits,
             reward_deadline_ms=int(settings.policy.reward_deadline_s * 1000),

@@ -6,6 +6,7 @@ first, calls in flight end, then what was captured is sent on, and what could no
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import signal
@@ -15,6 +16,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import uvloop
@@ -23,7 +25,7 @@ from granian.http import HTTP1Settings
 from granian.log import LogLevels
 from granian.server.embed import Server
 
-from infra.bus.base import Bus, Outgoing, Record
+from infra.bus.base import EARLIEST, Bus, Outgoing, Record
 from infra.bus.connect import connect
 from infra.claims import ClaimStore
 from infra.config import Settings
@@ -49,6 +51,7 @@ logger = logging.getLogger(__name__)
 BEAT_S = 2.0
 TTL_S = 8.0
 DRAIN_S = 5.0
+ANY = 1 << 20
 
 
 def run(settings: Settings) -> None:
@@ -64,10 +67,13 @@ async def _run(settings: Settings, bus: Bus) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    options = Options.of(settings)
-    renderer = await asyncio.to_thread(load_renderer, settings, bus, stop)
-    if renderer is None:
+    if settings.gateway.workers > 1:
+        raise ConfigError("[gateway] workers: one process each; start more gateways with a port and capture_dir each")
+    model = await asyncio.to_thread(find_model, settings, bus, stop)
+    if model is None:
         return
+    renderer = make_renderer(settings, model)
+    options = Options.of(settings, context_of(Path(model["uri"])))
     log = CaptureLog(settings.gateway.capture_dir, max_waiting=settings.gateway.capture_max_bytes)
     sessions = Sessions(log.folder, options.policy)
     live = sessions.rebuild(log)
@@ -127,27 +133,40 @@ async def serve(
         await gateway.drain(DRAIN_S)
 
 
-def load_renderer(settings: Settings, bus: Bus, stop: asyncio.Event | threading.Event) -> Renderer | None:
-    """The renderer of the policy's model: its tokenizer lies beside its weights. Waits for version 0, None on `stop`.
-
-    Raises ConfigError for a renderer that this gateway does not have."""
-    if settings.gateway.renderer not in ("auto", "template"):
-        raise ConfigError(f"[gateway] renderer {settings.gateway.renderer!r} is not supported: use auto or template")
+def find_model(settings: Settings, bus: Bus, stop: asyncio.Event | threading.Event) -> dict[str, Any] | None:
+    """Version 0 of the policy, whose tokenizer lies beside its weights. Waits for it; None on `stop`."""
     topic = full_name(settings.namespace, f"{settings.policy.name}.weights")
     said = False
     while not stop.is_set():
         with suppress(BusError):
             for record in bus.read(topic, 0):
                 event = codec.decode_as("WeightVersion", record.value or b"")
-                tokenizer = ChatTokenizer(Path(event["uri"].removeprefix("file://")))
-                return TemplateRenderer(
-                    tokenizer, tokenizer_hash=event["tokenizer_hash"], template_hash=event["template_hash"]
-                )
+                return {**event, "uri": event["uri"].removeprefix("file://")}
         if not said:
             logger.warning("policy %s has no version yet: `millrace policy create` makes one", settings.policy.name)
             said = True
         threading.Event().wait(0.5)
     return None
+
+
+def make_renderer(settings: Settings, model: dict[str, Any]) -> Renderer:
+    """The renderer of a model. Raises ConfigError for one that this gateway does not have."""
+    if settings.gateway.renderer not in ("auto", "template"):
+        raise ConfigError(f"[gateway] renderer {settings.gateway.renderer!r} is not supported: use auto or template")
+    return TemplateRenderer(
+        ChatTokenizer(Path(model["uri"])),
+        tokenizer_hash=model["tokenizer_hash"],
+        template_hash=model["template_hash"],
+    )
+
+
+def context_of(folder: Path) -> int:
+    """How many tokens the model in a folder takes; a large number when it does not say."""
+    path = folder / "config.json"
+    config = json.loads(path.read_bytes()) if path.is_file() else {}
+    return int(
+        config.get("max_position_embeddings") or config.get("text_config", {}).get("max_position_embeddings", ANY)
+    )
 
 
 class WorkersWatch:
@@ -174,7 +193,7 @@ class WorkersWatch:
             self._thread.join()
 
     def _run(self) -> None:
-        position = -1
+        position = EARLIEST
         while not self._stop.is_set():
             try:
                 with self._bus.tail({(self._topic, 0): position}) as tail:

@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 from infra import faults
-from infra.bus.base import Bus, Member, Record, Tail, Transactor
+from infra.bus.base import EARLIEST, Bus, Member, Record, Tail, Transactor
 from infra.errors import BusError, FencedError, RefusedError
 from infra.topics import full_name
 from producers.rollout.episodes import Runner
@@ -119,7 +119,7 @@ class Worker:
         """One membership, until it fails or the worker stops."""
         self.progress, self._committed = Progress(), {}
         with (
-            self.bus.tail({(self.names.resolutions, 0): -1}) as tail,
+            self.bus.tail({(self.names.resolutions, 0): EARLIEST}) as tail,
             self.bus.transactor(f"{self.names.group}.{self.names.worker}") as transactor,
             self.bus.member(
                 self.names.group,

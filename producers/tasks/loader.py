@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 
 from infra import faults
-from infra.bus.base import Bus, Outgoing, Tail, Transactor
+from infra.bus.base import EARLIEST, Bus, Outgoing, Tail, Transactor
 from infra.errors import BusError, FencedError
 from infra.topics import full_name
 from producers.tasks.source import Source
@@ -43,7 +43,7 @@ class Loader:
             prompt = codec.decode_as("Prompt", record.value or b"")
             self.number = prompt["number"] + 1
             self.unresolved.add(prompt["id"])
-        self._tail: Tail = bus.tail({(resolutions, 0): -1})
+        self._tail: Tail = bus.tail({(resolutions, 0): EARLIEST})
         while self._settle(0.5):
             pass
 
