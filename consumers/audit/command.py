@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from rich import box
 from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
@@ -15,6 +16,8 @@ from infra.bus.connect import connect
 from infra.claims import ClaimStore
 from infra.config import Settings
 
+WIDE = 130
+"""columns from which on claims are written out"""
 SHOWN = 10
 """violations printed in full"""
 
@@ -35,21 +38,25 @@ def run(settings: Settings, files: bool = False, as_json: bool = False) -> int:
     if as_json:
         print(json.dumps(report.as_json(), indent=2))
     else:
-        Console().print(render(report))
+        console = Console()
+        console.print(render(report, console.width), highlight=False)
     return 0 if report.clean else 1
 
 
-def render(report: Report) -> Group:
-    """The report for a terminal: the table, what could not be checked, the violations with their records."""
+def render(report: Report, width: int = WIDE) -> Group:
+    """The report for a terminal of `width` columns: the table (claims in full only where there is room), what could not
+    be checked, the violations with their records."""
+    wide = width >= WIDE
     title = f"audit of policy {report.policy} in {report.namespace}: {sum(report.records.values()):,} records"
-    table = Table(title=title, title_justify="left", pad_edge=False)
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("", width=1)
     table.add_column("claim", no_wrap=True)
-    table.add_column("what must hold")
+    if wide:
+        table.add_column("what must hold", ratio=2)
     table.add_column("checked", justify="right", no_wrap=True)
-    table.add_column("found", style="dim")
+    table.add_column("found", style="dim", ratio=1 if wide else None)
     for finding in report.findings:
-        table.add_row(*_row(finding))
+        table.add_row(*_row(finding, wide=wide))
     parts: list[Table | Text] = [table]
     parts += [Text(f"note: {note}", style="dim") for note in report.notes]
     parts += [Text(f"note on {f.claim}: {note}", style="dim") for f in report.findings for note in f.notes]
@@ -62,11 +69,12 @@ def render(report: Report) -> Group:
     return Group(*parts, Text(*verdict))
 
 
-def _row(finding: Finding) -> tuple[Text | str, ...]:
+def _row(finding: Finding, *, wide: bool) -> tuple[Text | str, ...]:
     sign = Text("✓", "green") if finding.holds else Text("✗", "bold red")
     facts = [f"{value:,} {what}" for what, value in finding.facts.items()]
     broken = [f"{finding.broken:,} violations"] if finding.broken else []
-    return sign, finding.claim, finding.sentence, f"{finding.checked:,} {finding.unit}", ", ".join([*broken, *facts])
+    sentence = [finding.sentence] if wide else []
+    return sign, finding.claim, *sentence, f"{finding.checked:,} {finding.unit}", ", ".join([*broken, *facts])
 
 
 def _violation(violation: Violation, *, first: bool) -> Text:

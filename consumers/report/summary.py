@@ -6,6 +6,7 @@ shares are of tokens computed."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -257,8 +258,13 @@ def _is_phase(name: str) -> bool:
 
 
 def _reasons(groups: Sequence[Fields]) -> tuple[tuple[str, str, int], ...]:
-    counted = Counter((row["kind"], row["reason"] or "") for row in groups if row["kind"] != "ready")
+    counted = Counter((row["kind"], _cause(row["reason"] or "")) for row in groups if row["kind"] != "ready")
     return tuple((kind, reason, count) for (kind, reason), count in counted.most_common(20))
+
+
+def _cause(reason: str) -> str:
+    """A reason without which samples it was about: `0: redacted; 3: redacted` is `redacted`."""
+    return "; ".join(dict.fromkeys(re.sub(r"^\d+: ", "", part) for part in reason.split("; ")))
 
 
 def _settings(found: Reading) -> tuple[tuple[int, str, str, str], ...]:

@@ -127,7 +127,8 @@ def _sample(tree: Tree, row: Row) -> None:
     reward = "no reward" if row["reward"] is None else f"reward {row['reward']:.3f}"
     line = f"sealed as {what} {row['sample']}: {reward}, {row['tokens']} trainable of {row['length']} tokens"
     if row["tokens"]:
-        line += f", versions {row['v_head']} to {row['v_tail']}"
+        one = row["v_head"] == row["v_tail"]
+        line += f", version {row['v_head']}" if one else f", versions {row['v_head']} to {row['v_tail']}"
     branch = _add(tree, line, row)
     for entry in row["excluded"]:
         reply, _, reason = entry.rpartition(":")

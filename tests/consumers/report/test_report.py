@@ -152,3 +152,12 @@ def test_small_words() -> None:
     assert shortened("learner@127.0.0.1:4521-8b1f-77aa") == "127.0.0.1:4521 (8b1f)"
     assert len(shortened("x" * 60)) < 30
     assert "Reward" in page()
+
+
+def test_reasons_are_counted_whichever_samples_they_were_about() -> None:
+    h = world().copy()
+    for record, row in h.rows("resolutions"):
+        if row["kind"] in ("failed", "expired"):
+            which = "0: redacted; 1: redacted" if row["kind"] == "failed" else "1: redacted"
+            h.rewrite(record, row | {"kind": "failed", "reason": which})
+    assert summary(h.bus, NS, POLICY, h.now).reasons == (("failed", "redacted", 2),)
