@@ -117,6 +117,18 @@ def plain_logprobs(folder: Path, prompt: Sequence[int], output: Sequence[int]) -
     return found
 
 
+@torch.inference_mode()
+def ending_prompt(folder: Path, token: int) -> list[int]:
+    """A prompt after which the model's most likely token is `token`."""
+    tails = torch.arange(3, 512)
+    for first in range(3, 512):
+        prompts = torch.stack([torch.full_like(tails, first), tails], 1)
+        found = (_model(folder)(prompts).logits[:, -1].argmax(-1) == token).nonzero()
+        if len(found):
+            return [first, int(tails[found[0, 0]])]
+    raise AssertionError(f"no short prompt leads to {token}")
+
+
 def differences(folder: Path, prompt: Sequence[int], output: Sequence[int], logprobs: Sequence[float]) -> list[float]:
     """|engine - plain forward| for each output token."""
     plain = plain_logprobs(folder, prompt, output)

@@ -11,7 +11,7 @@ import pytest
 from infra.errors import EngineError, EngineRejected
 from producers.engines.base import Chunk, Sampling, Span, token_versions
 from tests.producers.engines.conftest import Rig
-from tests.support.engines import complete, differences, join, plain_logprobs, until
+from tests.support.engines import complete, differences, ending_prompt, join, plain_logprobs, until
 from tests.support.tiny_model import EOS, VOCAB
 
 PROMPT = [22, 10, 14, 40]
@@ -128,12 +128,11 @@ async def test_stop_strings_end_a_choice_and_their_tokens_stay_in_it(rig: Rig) -
 
 
 async def test_the_end_token_ends_a_choice_and_stays_in_it(rig: Rig) -> None:
-    choices = await complete(rig.engine, PROMPT, Sampling(400, temperature=2.0, n=8))
-    ended = [choice for choice in choices if choice.finish_reason == "stop"]
-    assert ended
-    for choice in ended:
-        assert choice.token_ids.index(EOS) == len(choice.token_ids) - 1
-        assert choice.stop_reason is None
+    prompt = ending_prompt(rig.models[0], EOS)
+    (ended,) = await complete(rig.engine, prompt, Sampling(20, temperature=0))
+    assert (ended.token_ids, ended.finish_reason, ended.stop_reason) == ([EOS], "stop", None)
+    (further,) = await complete(rig.engine, prompt, Sampling(20, temperature=0, ignore_eos=True))
+    assert (further.token_ids[0], len(further.token_ids), further.finish_reason) == (EOS, 20, "length")
 
 
 async def test_a_seed_repeats_itself_whoever_shares_the_batch(rig: Rig) -> None:
