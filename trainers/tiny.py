@@ -168,7 +168,7 @@ def make_sort_policy(
     for step in range(1, max_steps + 1):
         samples = [_lesson(digits, index) for index, digits in enumerate(islice(source, 128))]
         report = trainer.train(samples, minibatches=[range(len(samples))], version=0)
-        if step >= 60 and step % 10 == 0:
+        if step >= 40 and step % 5 == 0:
             reached = accuracy(backend, held_out, generator)
             progress(step, reached)
             if reached >= target:

@@ -33,6 +33,7 @@ STALE = {
     KafkaError.LEADER_NOT_AVAILABLE,
     KafkaError.OFFSET_NOT_AVAILABLE,
     KafkaError.REPLICA_NOT_AVAILABLE,
+    KafkaError._NOENT,  # "no leaders found", while a broker restarts
 }
 """what a client is told whose leaders are those from before a broker's restart, or that is too early for a new topic"""
 PASSING = STALE | {
@@ -141,9 +142,9 @@ def patient(ask: Callable[[], Answer], client: Any, topics: Iterable[str], what:
         except KafkaException as error:
             if error.args[0].code() not in STALE or time.monotonic() > deadline:
                 raise_ours(error, what)
+        time.sleep(0.05)
         for topic in topics:
             know_topic(client, topic)
-        time.sleep(0.05)
 
 
 def offset_for(position: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -66,10 +66,10 @@ class Screen:
         if not self._live:
             self._console.print(f"        {line(entry, rate)}", highlight=False, soft_wrap=True)
 
-    def show(self, watch: Watch, programs: Sequence[State]) -> None:
-        """Redraw."""
+    def show(self, watch: Watch, programs: Callable[[], Sequence[State]]) -> None:
+        """Redraw; `programs` is asked only when somebody looks."""
         if self._live:
-            self._live.update(self._draw(watch, programs))
+            self._live.update(self._draw(watch, programs()))
 
     def _draw(self, watch: Watch, programs: Sequence[State]) -> RenderableType:
         alive = Table(box=None, padding=(0, 2), header_style="dim")

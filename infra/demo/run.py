@@ -110,7 +110,7 @@ def _drive(plan: Plan, fleet: Fleet, watch: Watch, usage: Usage, screen: Screen,
             usage.sample()
             sampled = now
         if now - drawn > 0.5:
-            screen.show(watch, fleet.states())
+            screen.show(watch, fleet.states)
             drawn = now
         while todo and watch.version >= todo[0].version:
             recoveries.append(_strike(todo.pop(0), fleet, watch, screen))

@@ -24,7 +24,9 @@ class Usage:
             try:
                 with process.oneshot():
                     key = (process.pid, process.create_time())
-                    role = self._roles.get(key) or now
+                    # Between fork and exec a program still looks like its supervisor.
+                    known = self._roles.get(key, leftovers.SUPERVISOR)
+                    role = now if known == leftovers.SUPERVISOR else known
                     times = process.cpu_times()
                     memory[role] = memory.get(role, 0) + process.memory_info().rss
             except psutil.NoSuchProcess:

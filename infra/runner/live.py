@@ -13,7 +13,7 @@ from threading import Event
 
 from infra import faults
 from infra.bus.base import LATEST, Bus, MemberToken, Record
-from infra.errors import BusError, FencedError, RefusedError, UnreachableError
+from infra.errors import BusError, TooLargeError, TopicError, UnreachableError
 from infra.runner.slot import Settings, Slot
 from infra.stage import Stage
 from infra.topics import full_name
@@ -76,13 +76,17 @@ class StageRunner:
             return
         try:
             self.slots[number] = Slot(self._bus, self._stage, number, self._member, self._settings)
-        except (UnreachableError, FencedError, RefusedError) as error:
+        except (TopicError, TooLargeError):
+            raise
+        except BusError as error:
             self._dropped(number, error)
 
     def _work(self, slot: Slot, records: list[Record], token: MemberToken) -> int:
         try:
             return slot.work(records, token)
-        except (UnreachableError, FencedError, RefusedError) as error:
+        except (TopicError, TooLargeError):
+            raise
+        except BusError as error:
             self.slots.pop(slot.number).close()
             self._dropped(slot.number, error)
             return 0

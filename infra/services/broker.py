@@ -56,7 +56,7 @@ num.network.threads=2
 num.io.threads=4
 num.recovery.threads.per.data.dir=2
 background.threads=2
-broker.session.timeout.ms=2000
+broker.session.timeout.ms=6000
 broker.heartbeat.interval.ms=500
 """
 

@@ -19,9 +19,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from producers.engines.openai_upstream import TextUpstream
 from producers.gateway.episodes import Episodes
 from producers.gateway.errors import ApiError
 from producers.gateway.gateway import Gateway
+from producers.gateway.passthrough import Passthrough
 
 logger = logging.getLogger(__name__)
 
@@ -69,10 +71,11 @@ async def _gone(receive: Receive) -> None:
         pass
 
 
-def make_app(gateway: Gateway) -> ASGIApp:
-    """The application. Lifecycle (log, fleet, reaper) is the caller's."""
+def make_app(gateway: Gateway, upstream: TextUpstream | None = None) -> ASGIApp:
+    """The application, before engines or before one text-only upstream. Lifecycle is the caller's."""
     episodes = Episodes(gateway)
     limit = gateway.options.max_body_bytes
+    through = Passthrough(gateway, upstream) if upstream is not None else None
 
     async def chat(request: Request) -> Response:
         body = await _body(request, limit)
@@ -80,6 +83,17 @@ def make_app(gateway: Gateway) -> ASGIApp:
         if not call.request.stream:
             return Response(await gateway.chat(call), media_type=JSON)
         events = gateway.stream(call)
+        return EventStream(await anext(events), events)
+
+    async def passed(request: Request) -> Response:
+        assert through is not None
+        call = through.prepare(request.headers, await _body(request, limit))
+        if not call.asked.stream:
+            return await through.chat(call)
+        answer = await through.open(call)
+        events = through.stream(call, answer)
+        if answer.status != 200:
+            return Response(b"".join([part async for part in answer.chunks()]), answer.status, dict(answer.headers))
         return EventStream(await anext(events), events)
 
     async def models(request: Request) -> Response:
@@ -108,9 +122,10 @@ def make_app(gateway: Gateway) -> ASGIApp:
 
         return handler
 
+    fast = _guarded(chat if through is None else passed)
     routes = Starlette(
         routes=[
-            Route(CHAT, _guarded(chat), methods=["POST"]),
+            Route(CHAT, fast, methods=["POST"]),
             Route("/v1/models", _guarded(models), methods=["GET"]),
             Route("/health", _guarded(health), methods=["GET"]),
             Route("/v1/sessions", _guarded(start), methods=["POST"]),
@@ -120,7 +135,6 @@ def make_app(gateway: Gateway) -> ASGIApp:
         ],
         exception_handlers={HTTPException: _http_error},
     )
-    fast = _guarded(chat)
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         # Straight to the hot route: matching and two middlewares would cost it a tenth of its time.

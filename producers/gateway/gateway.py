@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from infra import telemetry
-from infra.errors import EngineError, EngineRejected
+from infra.errors import ConfigError, EngineError, EngineRejected
 from producers.engines.base import Chunk
 from producers.gateway import keys
 from producers.gateway.call import Call
@@ -45,10 +45,11 @@ class Caller:
 
 
 class Gateway:
-    """The parts, made elsewhere: see `producers.gateway.serve`."""
+    """The parts, made elsewhere: see `producers.gateway.serve`. Without a renderer it only keeps sessions, and
+    `producers.gateway.passthrough` answers the calls."""
 
     def __init__(
-        self, options: Options, sessions: Sessions, recorder: Recorder, fleet: Fleet, renderer: Renderer
+        self, options: Options, sessions: Sessions, recorder: Recorder, fleet: Fleet, renderer: Renderer | None
     ) -> None:
         self.options = options
         self.sessions = sessions
@@ -76,7 +77,7 @@ class Gateway:
             )
         return Caller(tenant, None)
 
-    def _session(self, caller: Caller, headers: Mapping[str, str], messages: Any, digests: list[bytes]) -> Session:
+    def session_of(self, caller: Caller, headers: Mapping[str, str], messages: Any, digests: list[bytes]) -> Session:
         """The session of a call; an unsolicited one, not begun yet, where it belongs to none."""
         session = caller.session
         named = headers.get("x-millrace-session") or headers.get("x-session-id")
@@ -99,11 +100,13 @@ class Gateway:
 
     async def prepare(self, headers: Mapping[str, str], body: bytes) -> Call:
         """Everything of a call before its first token. Raises ApiError."""
+        if self.renderer is None:
+            raise ConfigError("this gateway has no model to render for: set [gateway] engine_url, or upstream_url")
         caller = self.identify(headers)
         request = parse_chat(body)
         messages = to_messages(request)
         digests = keys.chain(messages, request.offered)
-        session = self._session(caller, headers, messages, digests)
+        session = self.session_of(caller, headers, messages, digests)
         response_id = f"chatcmpl-{new_id()}"
         hash = keys.request_hash(body)
         try:

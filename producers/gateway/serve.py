@@ -102,11 +102,11 @@ async def _run(settings: Settings, bus: Bus) -> None:
 
 
 async def serve(
-    gateway: Gateway, host: str, port: int, stop: asyncio.Event, ready: Callable[[], None] = lambda: None
+    gateway: Gateway, host: str, port: int, stop: asyncio.Event, upstream: TextUpstream | None = None
 ) -> None:
     """Serve `gateway` over HTTP until `stop` is set."""
     server = Server(
-        make_app(gateway),
+        make_app(gateway, upstream),
         host,
         port,
         interface=Interfaces.ASGINL,
@@ -118,7 +118,6 @@ async def serve(
     serving = asyncio.create_task(server.serve())
     reaper = asyncio.create_task(gateway.reap())
     stopping = asyncio.create_task(stop.wait())
-    ready()
     try:
         await asyncio.wait((serving, stopping, reaper), return_when=asyncio.FIRST_COMPLETED)
         if reaper.done():

@@ -142,11 +142,12 @@ def to_messages(request: ChatRequest) -> list[Message]:
     """The messages as templates and match keys want them: text content, arguments as text.
 
     Raises ApiError 400 for content that is no text."""
-    return [_message(message, at) for at, message in enumerate(request.messages)]
+    return [to_message(message, at) for at, message in enumerate(request.messages)]
 
 
-def _message(message: MessageIn, at: int) -> Message:
-    out: dict[str, Any] = {"role": message.role, "content": _text(message.content, at)}
+def to_message(message: MessageIn, at: int, *, strict: bool = True) -> Message:
+    """One message, number `at`. Not `strict`: parts that are no text are left out."""
+    out: dict[str, Any] = {"role": message.role, "content": _text(message.content, at, strict)}
     if message.tool_calls:
         out["tool_calls"] = [
             {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": _plain(call)}}
@@ -166,17 +167,18 @@ def _plain(call: CallIn) -> str:
     return arguments if isinstance(arguments, str) else orjson.dumps(arguments).decode()
 
 
-def _text(content: str | list[dict[str, Any]] | None, at: int) -> str:
+def _text(content: str | list[dict[str, Any]] | None, at: int, strict: bool) -> str:
     if isinstance(content, str):
         return content
     parts: list[str] = []
     for part in content or ():
         text = part.get("text")
-        if part.get("type") not in ("text", "input_text", "output_text") or not isinstance(text, str):
+        if part.get("type") in ("text", "input_text", "output_text") and isinstance(text, str):
+            parts.append(text)
+        elif strict:
             raise bad_request(
                 f"Only text content is supported, not {part.get('type')!r}", param=f"messages[{at}].content"
             )
-        parts.append(text)
     return "".join(parts)
 
 

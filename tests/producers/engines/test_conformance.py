@@ -49,7 +49,7 @@ async def test_a_stream_ends_each_choice_once_with_spans_and_the_request_with_us
 
 async def test_a_stream_is_a_stream(rig: Rig) -> None:
     """Paused after the first chunk, the engine cannot have made the last token: the chunk left before it existed."""
-    async with aclosing(rig.engine.generate(PROMPT, Sampling(300, ignore_eos=True), request_id="r")) as chunks:
+    async with aclosing(rig.engine.generate(PROMPT, Sampling(450, ignore_eos=True), request_id="r")) as chunks:
         parts = [await anext(chunks)]
         await rig.control.pause("keep")
         rest = asyncio.ensure_future(_drain(chunks))
@@ -57,7 +57,7 @@ async def test_a_stream_is_a_stream(rig: Rig) -> None:
         assert not done
         await rig.control.resume()
         parts += await rest
-    assert len(join(parts).token_ids) == 300
+    assert len(join(parts).token_ids) == 450
 
 
 async def test_plain_and_streamed_give_the_same(rig: Rig) -> None:
@@ -161,7 +161,7 @@ async def test_the_context_bounds_the_output(rig: Rig) -> None:
 
 async def test_a_swap_splits_the_spans_and_the_logprobs(rig: Rig) -> None:
     """In mid-generation: tokens before belong to the old weights, those after to the new, keys computed anew."""
-    async with aclosing(rig.engine.generate(PROMPT, Sampling(200, ignore_eos=True, n=2), request_id="r")) as chunks:
+    async with aclosing(rig.engine.generate(PROMPT, Sampling(450, ignore_eos=True, n=2), request_id="r")) as chunks:
         parts = [await anext(chunks) for _ in range(20)]
         await rig.control.pause("keep")
         await rig.control.load(rig.models[1])
@@ -172,14 +172,14 @@ async def test_a_swap_splits_the_spans_and_the_logprobs(rig: Rig) -> None:
     for index in range(2):
         whole = join([part for part in parts if part.index == index])
         (old, start, cut), (new, also_cut, end) = whole.spans
-        assert (old, start, new, also_cut, end) == ("policy@0", 0, "policy@1", cut, 200)
-        assert 0 < cut < 200
+        assert (old, start, new, also_cut, end) == ("policy@0", 0, "policy@1", cut, 450)
+        assert 0 < cut < 450
         before = differences(rig.models[0], PROMPT, whole.token_ids, whole.logprobs)
         after = differences(rig.models[1], PROMPT, whole.token_ids, whole.logprobs)
         assert max(before[:cut]) < EXACT
         assert max(after[cut:]) < EXACT
         assert max(before[cut:]) > 0.1
-        assert token_versions(whole.spans, 200, "policy").tolist() == [0] * cut + [1] * (200 - cut)
+        assert token_versions(whole.spans, 450, "policy").tolist() == [0] * cut + [1] * (450 - cut)
     assert await rig.engine.weight_version() == "policy@1"
     (fresh,) = await complete(rig.engine, PROMPT, Sampling(20, ignore_eos=True))
     assert max(differences(rig.models[1], PROMPT, fresh.token_ids, fresh.logprobs)) < EXACT
@@ -208,14 +208,14 @@ async def test_a_failed_load_followed_by_a_good_one_serves_right(rig: Rig) -> No
 
 
 async def test_pausing_with_abort_returns_what_there_is(rig: Rig) -> None:
-    async with aclosing(rig.engine.generate(PROMPT, Sampling(400, ignore_eos=True), request_id="r")) as chunks:
+    async with aclosing(rig.engine.generate(PROMPT, Sampling(450, ignore_eos=True), request_id="r")) as chunks:
         parts = [await anext(chunks) for _ in range(5)]
         await rig.control.pause("abort")
         parts += await _drain(chunks)
         await rig.control.resume()
     whole = join(parts)
     assert whole.finish_reason == "abort"
-    assert 5 <= len(whole.token_ids) < 400
+    assert 5 <= len(whole.token_ids) < 450
     assert whole.spans[-1].end == len(whole.token_ids)
 
 
