@@ -169,8 +169,8 @@ def _since(at: float) -> str:
 def _finish(
     settings: Settings, plan: Plan, watch: Watch, usage: Usage, console: Console, reached: bool, seconds: float
 ) -> int:
-    from consumers.audit import command as audit
     from consumers import report
+    from consumers.audit import command as audit
 
     page = settings.home / "report.html"
     cpu = usage.by_role()
