@@ -91,9 +91,11 @@ def make_app(gateway: Gateway, upstream: TextUpstream | None = None) -> ASGIApp:
         if not call.asked.stream:
             return await through.chat(call)
         answer = await through.open(call)
-        events = through.stream(call, answer)
         if answer.status != 200:
-            return Response(b"".join([part async for part in answer.chunks()]), answer.status, dict(answer.headers))
+            async with answer:
+                refusal = b"".join([part async for part in answer.chunks()])
+            return Response(refusal, answer.status, dict(answer.headers))
+        events = through.stream(call, answer)
         return EventStream(await anext(events), events)
 
     async def models(request: Request) -> Response:

@@ -34,6 +34,7 @@ from infra.topics import full_name
 from producers.capture.forwarder import Forwarder
 from producers.capture.log import CaptureLog
 from producers.engines.base import Engine
+from producers.engines.openai_upstream import TextUpstream
 from producers.gateway.app import make_app
 from producers.gateway.fleet import Fleet
 from producers.gateway.gateway import Gateway
@@ -69,16 +70,22 @@ async def _run(settings: Settings, bus: Bus) -> None:
         loop.add_signal_handler(number, stop.set)
     if settings.gateway.workers > 1:
         raise ConfigError("[gateway] workers: one process each; start more gateways with a port and capture_dir each")
-    model = await asyncio.to_thread(find_model, settings, bus, stop)
-    if model is None:
-        return
-    renderer = make_renderer(settings, model)
-    options = Options.of(settings, context_of(Path(model["uri"])))
+    renderer: Renderer | None = None
+    urls: tuple[str, ...] = ()
+    upstream = _make_upstream(settings)
+    options = Options.of(settings, ANY)
+    if upstream is None:
+        model = await asyncio.to_thread(find_model, settings, bus, stop)
+        if model is None:
+            return
+        renderer = make_renderer(settings, model)
+        options = Options.of(settings, context_of(Path(model["uri"])))
+        urls = (settings.gateway.engine_url.rstrip("/"),)
     log = CaptureLog(settings.gateway.capture_dir, max_waiting=settings.gateway.capture_max_bytes)
     sessions = Sessions(log.folder, options.policy)
     live = sessions.rebuild(log)
     logger.info("%s: %d live sessions, %d bytes to send", log.source, live, log.waiting)
-    fleet = Fleet(options.policy, _make_engine, (settings.gateway.engine_url.rstrip("/"),))
+    fleet = Fleet(options.policy, _make_engine, urls)
     gateway = Gateway(options, sessions, Recorder(log), fleet, renderer)
     forwarder = Forwarder(
         log,
@@ -92,11 +99,13 @@ async def _run(settings: Settings, bus: Bus) -> None:
     watch.start()
     beat = asyncio.create_task(_beat(settings, bus))
     try:
-        await serve(gateway, settings.gateway.host, settings.gateway.port, stop)
+        await serve(gateway, settings.gateway.host, settings.gateway.port, stop, upstream)
     finally:
         beat.cancel()
         watch.close()
         await fleet.close()
+        if upstream is not None:
+            await upstream.close()
         await asyncio.to_thread(forwarder.close)
         log.close()
 
@@ -243,3 +252,8 @@ def _make_engine(url: str) -> Engine:
     if urlsplit(url).scheme not in ("http", "https"):
         raise ConfigError(f"[gateway] engine_url {url!r} must begin with http:// or https://")
     return VllmEngine(url)
+
+
+def _make_upstream(settings: Settings) -> TextUpstream | None:
+    url = settings.gateway.upstream_url
+    return TextUpstream(url, settings.gateway.upstream_key.get_secret_value()) if url else None

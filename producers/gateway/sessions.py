@@ -21,7 +21,7 @@ import orjson
 from producers.capture.log import CaptureLog
 from producers.gateway import keys
 from producers.gateway.session import Session, begun, to_reply
-from producers.gateway.wire import parse_chat, to_messages
+from producers.gateway.wire import parse_any
 from schemas import codec
 from schemas.ids import new_id
 
@@ -166,12 +166,12 @@ class Sessions:
             session.rewards.add(body["reward_id"])
 
     def _recall(self, session: Session, call: Mapping[str, Any]) -> None:
-        request = parse_chat(call["request"])
-        messages = to_messages(request)
+        request = parse_any(call["request"])
+        messages = request.plain()
         answer = orjson.loads(call["response"])
         message = next(c["message"] for c in answer["choices"] if c["index"] == call["choice"])
         session.said = message.get("content") or session.said
-        digests = keys.chain(messages, request.offered)
+        digests = keys.chain(messages, request.tools)
         digest = session.lineages.apply(call, messages, digests, keys.request_hash(call["request"]), to_reply(message))
         self.replied(session, digest)
 

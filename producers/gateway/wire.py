@@ -94,7 +94,35 @@ class ChatRequest(msgspec.Struct, forbid_unknown_fields=True):
         return self.tools or None
 
 
+class AnyChat(msgspec.Struct):
+    """What must be understood of a request that somebody else answers or that was accepted before."""
+
+    messages: list[MessageIn]
+    tools: list[dict[str, Any]] | None = None
+    stream: bool | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    seed: int | None = None
+    n: int | None = None
+    stop: str | list[str] | None = None
+
+    def plain(self) -> list[Message]:
+        """The messages as match keys want them; parts that are no text are left out."""
+        return [to_message(message, at, strict=False) for at, message in enumerate(self.messages)]
+
+
 _decoder = msgspec.json.Decoder(ChatRequest)
+_any_decoder = msgspec.json.Decoder(AnyChat)
+
+
+def parse_any(body: bytes) -> AnyChat:
+    """The little that any chat request must have. Raises ApiError 400."""
+    try:
+        return _any_decoder.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise bad_request(str(error)) from None
 
 
 def parse_chat(body: bytes) -> ChatRequest:

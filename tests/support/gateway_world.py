@@ -187,7 +187,13 @@ def status(version: int | None, state: str = "serving", incarnation: str = "one"
 
 @asynccontextmanager
 async def world(
-    folder: Path, renderer: Renderer, engine: Any, *, log_options: dict[str, Any] | None = None, **options: Any
+    folder: Path,
+    renderer: Renderer | None,
+    engine: Any,
+    *,
+    log_options: dict[str, Any] | None = None,
+    upstream: Any = None,
+    **options: Any,
 ) -> AsyncIterator[World]:
     """Serve a gateway; its folder may be used again by another world afterwards."""
     bus = MemoryBus()
@@ -200,7 +206,7 @@ async def world(
     forwarder = Forwarder(log, bus, RAW, ClaimStore(str(folder / "claims")))
     forwarder.start()
     stop, (port,) = asyncio.Event(), free_ports(1)
-    serving = asyncio.create_task(serve(gateway, "127.0.0.1", port, stop))
+    serving = asyncio.create_task(serve(gateway, "127.0.0.1", port, stop, upstream))
     url = f"http://127.0.0.1:{port}"
     async with httpx.AsyncClient(base_url=url, timeout=30) as http:
         await _answers(http)
