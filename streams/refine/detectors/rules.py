@@ -130,6 +130,8 @@ RULES: tuple[Rule, ...] = (
     _rule(
         "card",
         r"\b[3-6][0-9]{3}[ -]?[0-9]{4}",
+        # Not behind four hex digits and a dash: that is the inside of a UUID.
+        r"(?<![0-9a-f]{4}-)"
         r"(?:[0-9]{4}[ -][0-9]{4}[ -][0-9]{4}[ -][0-9]{1,7}|[0-9]{4}[ -][0-9]{6}[ -][0-9]{4,5}|[0-9]{13,19})(?![0-9])",
         _card,
     ),

@@ -96,6 +96,7 @@ CLEAN = {
     "a bare ssn shape": "078-05-1120",
     "a plus date": "+2024-05-01",
     "a uuid": "0190f3a2-7c1b-7d3e-8f00-1234567890ab",
+    "a uuid with a card's checksum": "chatcmpl-38c1962e-4822-2334-8896-58716addb17a",
     "six digits to sort": "6 4 1 9 2 7 sorted is 1 2 4 6 7 9",
 }
 
