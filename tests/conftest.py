@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
 
 from infra.services.broker import Broker
 from infra.services.net import LOCALHOST, free_ports
 from infra.services.vllm import Vllm
+
+# The same examples in every run, and no deadline: how busy the machine is must not decide.
+settings.register_profile("millrace", deadline=None, derandomize=True)
+settings.load_profile("millrace")
 
 
 @pytest.fixture(scope="session")
