@@ -240,12 +240,17 @@ class KafkaBus(Bus):
     # -- groups
 
     def group(self, group: str) -> GroupView:
-        try:
-            found = self.admin.describe_consumer_groups([group], request_timeout=WAIT_S)[group].result(WAIT_S)
-        except KafkaException as error:
-            if error.args[0].code() == KafkaError.GROUP_ID_NOT_FOUND:
-                return GroupView(True, ())
-            raise_ours(error, f"describing group {group}")
+        def ask() -> Any:
+            try:
+                return self.admin.describe_consumer_groups([group], request_timeout=WAIT_S)[group].result(WAIT_S)
+            except KafkaException as error:
+                if error.args[0].code() != KafkaError.GROUP_ID_NOT_FOUND:
+                    raise
+                return None
+
+        found = patient(ask, self.admin, (), f"describing group {group}")
+        if found is None:
+            return GroupView(True, ())
         rows = tuple(
             GroupMember(
                 m.member_id,

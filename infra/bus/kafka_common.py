@@ -34,6 +34,9 @@ STALE = {
     KafkaError.OFFSET_NOT_AVAILABLE,
     KafkaError.REPLICA_NOT_AVAILABLE,
     KafkaError._NOENT,  # "no leaders found", while a broker restarts
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    KafkaError.NOT_COORDINATOR,
 }
 """what a client is told whose leaders are those from before a broker's restart, or that is too early for a new topic"""
 PASSING = STALE | {
