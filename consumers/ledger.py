@@ -125,8 +125,8 @@ def head(bus: Bus, weights: str, ledger: str) -> Head | None:
     version = _weights_of(other) if other is not None else None
     if version is None or version["digest"] != entry["digest"]:
         raise LedgerError(
-            f"{ledger} ends with version {entry['version']} and digest {entry['digest'][:12]}, which {weights} does not "
-            "hold: they were not written together; audit the policy"
+            f"{ledger} ends with version {entry['version']} and digest {entry['digest'][:12]}, which {weights} does "
+            "not hold: they were not written together; audit the policy"
         )
     return Head(version, entry)
 

@@ -26,13 +26,15 @@ SHOWN = 300
 """newest versions listed one by one"""
 
 
-def write(settings: Settings, out: Path) -> Summary:
-    """Write the page of the configured policy to `out`, computed from topics alone.
+def write(settings: Settings, out: Path, *, files: bool = False) -> Report:
+    """Write the page of the configured policy to `out`, computed from topics alone; gives the audit that is in it.
 
-    Raises AuditError when the policy has no topics, BusError when the log cannot be read."""
+    files: also hash every kept checkpoint. Raises AuditError when the policy has no topics, BusError when the log
+    cannot be read."""
     with connect(settings) as bus:
         names = (settings.namespace, settings.policy.name)
-        return write_from(bus, *names, out, settings.policy.release, ClaimStore(settings.claims).resolve)
+        resolve = ClaimStore(settings.claims).resolve
+        return write_from(bus, *names, out, settings.policy.release, resolve, files=files)
 
 
 def write_from(
@@ -42,14 +44,16 @@ def write_from(
     out: Path,
     release: str = "reserve",
     resolve: Callable[[Record], Record] = lambda record: record,
-) -> Summary:
+    *,
+    files: bool = False,
+) -> Report:
     """The same for any bus. release: the policy's first release policy; resolve: reads claims of large records."""
-    report = audit(bus, namespace, policy, release=release, resolve=resolve)
+    report = audit(bus, namespace, policy, release=release, resolve=resolve, files=files)
     found = summary(bus, namespace, policy, now_micros())
     part = out.with_name(f".{out.name}.part")
     part.write_text(render(found, report), encoding="utf-8")
     part.replace(out)
-    return found
+    return report
 
 
 def render(found: Summary, report: Report) -> str:

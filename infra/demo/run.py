@@ -170,13 +170,13 @@ def _finish(
     settings: Settings, plan: Plan, watch: Watch, usage: Usage, console: Console, reached: bool, seconds: float
 ) -> int:
     from consumers import report
-    from consumers.audit import command as audit
+    from consumers.audit.command import render
 
     page = settings.home / "report.html"
     cpu = usage.by_role()
     (settings.home / "cpu.json").write_text(json.dumps({"seconds": cpu, "memory": usage.memory()}, indent=1))
-    report.write(settings, page)
-    clean = audit.run(settings, files=True, as_json=False) == 0
+    audit = report.write(settings, page, files=True)
+    console.print(render(audit))
     samples = sum(entry["metrics"].get("samples", 0.0) for entry in watch.versions)
     active = watch.seen_at[-1] - watch.seen_at[0] if len(watch.seen_at) > 1 else 0.0
     rewards = watch.rewards
@@ -195,4 +195,4 @@ def _finish(
     enough = plan.gain is None or rise >= plan.gain
     if not enough:
         console.print(f"[red]the gain {rise:+.3f} is below {plan.gain:+.2f}[/red]")
-    return 0 if reached and clean and enough else 1
+    return 0 if reached and audit.clean and enough else 1
