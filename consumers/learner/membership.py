@@ -72,7 +72,9 @@ class Membership:
         when asked to stop meanwhile. A member without a partition stands by, here."""
         started = time.monotonic()
         candidate: Roster | None = None
-        since = self._probed = started
+        since = started
+        # After a generation, somebody may have died: look at once. Before the first, peers may still be starting.
+        self._probed = 0.0 if self._used else started
         while not stopping():
             self._poll(LOOK_S)
             now = time.monotonic()

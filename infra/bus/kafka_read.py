@@ -64,7 +64,9 @@ class KafkaMember(Member):
             {
                 "partition.assignment.strategy": assignor,
                 "session.timeout.ms": int(session_timeout_s * 1000),
-                "heartbeat.interval.ms": max(100, int(session_timeout_s * 1000 / 6)),
+                "heartbeat.interval.ms": max(
+                    100, int(session_timeout_s * 1000 / 20)
+                ),  # how soon a rebalance is heard of
                 "max.poll.interval.ms": int(max(max_poll_interval_s, session_timeout_s) * 1000),
                 **reading(base),
                 "group.id": group,
