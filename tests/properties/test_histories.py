@@ -12,7 +12,10 @@ from multiprocessing import get_context
 
 import pytest
 
+from consumers.audit.run import audit
 from tests.support.histories import ACTIONS, Told, run
+from tests.support.players import POLICY
+from tests.support.world import NAMESPACE
 
 COUNT = int(os.environ.get("MILLRACE_HISTORIES", "300"))
 FIRST = int(os.environ.get("MILLRACE_HISTORIES_FROM", "0"))
@@ -65,3 +68,15 @@ def test_no_stage_mutates_what_it_reads():
 def test_every_turn_of_every_stage_folds_again_to_what_it_wrote():
     for seed in range(5):
         run(seed, inspect=lambda world, plan: world.verify())
+
+
+@pytest.mark.slow
+def test_the_audit_of_a_history_is_clean():
+    def inspect(world, plan):
+        report = audit(world.bus, NAMESPACE, POLICY, release=plan.release)
+        broken = {finding.claim: finding.violations[0] for finding in report.findings if not finding.holds}
+        assert broken == {}
+        assert sum(finding.checked for finding in report.findings) > 500
+
+    for seed in range(10):
+        run(seed, inspect=inspect)
