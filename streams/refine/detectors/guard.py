@@ -14,7 +14,7 @@ from multiprocessing.context import SpawnProcess
 from infra.errors import DetectorError
 from streams.refine.detectors.base import Detector, Hit
 
-START_S = 60.0
+START_S = 120.0
 """compiling every rule from cold takes seconds, more on a busy machine"""
 
 
@@ -23,7 +23,7 @@ class Guarded(Detector):
 
     name = "guarded"
 
-    def __init__(self, detectors: Sequence[str], timeout_s: float = 5.0) -> None:
+    def __init__(self, detectors: Sequence[str], timeout_s: float = 20.0) -> None:
         """Starts the process. Raises DetectorError when a detector cannot be made at all."""
         self._names = tuple(detectors)
         self._timeout = timeout_s
