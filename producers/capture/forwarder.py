@@ -54,6 +54,8 @@ class Forwarder:
         self.max_record = max_record
         self.retention_s = retention_s
         self.failures = 0
+        self.failed: Exception | None = None
+        """what ended the thread for good"""
         self._wake = threading.Event()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="forwarder", daemon=True)
@@ -77,7 +79,7 @@ class Forwarder:
         self._stop.set()
         self._wake.set()
         if self._thread.ident is not None:
-            self._thread.join()
+            self._thread.join(timeout_s)  # a client of an unreachable log may take minutes to let go
 
     def _run(self) -> None:
         pause = BACKOFF_S[0]
@@ -91,6 +93,9 @@ class Forwarder:
                 pause = BACKOFF_S[0] if self.log.acked > before else min(2 * pause, BACKOFF_S[1])
                 logger.warning("forwarding to %s stopped, again in %.1f s: %s", self.topic, pause, error)
                 self._stop.wait(pause)
+            except Exception as error:
+                self.failed = error
+                raise
 
     def _forward(self, publisher: Publisher) -> None:
         cursor = self.log.cursor(self.log.acked)

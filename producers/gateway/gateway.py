@@ -133,16 +133,15 @@ class Gateway:
 
     async def chat(self, call: Call) -> bytes:
         """The whole response of a call, recorded. Raises ApiError."""
-        with telemetry.span("gateway.chat", trajectory=call.session.root):
-            try:
-                async with aclosing(self._sampled(call, stream=False)) as chunks:
-                    async for chunk in chunks:
-                        call.take(chunk)
-            finally:
-                response = call.response()
-                if call.first is not None:
-                    self._record(call, response)
-            await self.recorder.log.durable()
+        try:
+            async with aclosing(self._sampled(call, stream=False)) as chunks:
+                async for chunk in chunks:
+                    call.take(chunk)
+        finally:
+            response = call.response()
+            if call.first is not None:
+                self._record(call, response)
+        await self.recorder.log.durable()
         if any(choice.reason == ABORT for choice in call.choices):
             raise ApiError(503, "The engine aborted this reply: try again", type="server_error", code="engine_aborted")
         return response

@@ -42,6 +42,18 @@ class Recorder:
         parent_event: str | None = None,
     ) -> str | None:
         """Append an event; returns its id, or None when it did not fit and the trajectory is no longer whole."""
+        with telemetry.span("gateway.capture", trajectory=session.root, kind=kind):
+            return self._record(session, kind, body, actor, event_time, parent_event)
+
+    def _record(
+        self,
+        session: Session,
+        kind: str,
+        body: Mapping[str, Any],
+        actor: str,
+        event_time: int | None,
+        parent_event: str | None,
+    ) -> str | None:
         try:
             if session.gap_open:
                 self._append(session, "gap", {"missed": 1, "reason": "capture log full"}, "gateway", None, None)

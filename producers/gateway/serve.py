@@ -10,7 +10,6 @@ import json
 import logging
 import os
 import signal
-import socket
 import sys
 import threading
 from collections.abc import Callable
@@ -25,7 +24,7 @@ from granian.http import HTTP1Settings
 from granian.log import LogLevels
 from granian.server.embed import Server
 
-from infra.bus.base import EARLIEST, Bus, Outgoing, Record
+from infra.bus.base import EARLIEST, Bus, Record
 from infra.bus.connect import connect
 from infra.claims import ClaimStore
 from infra.config import Settings
@@ -44,13 +43,11 @@ from producers.gateway.rendering.base import Renderer
 from producers.gateway.rendering.template import TemplateRenderer
 from producers.gateway.rendering.tokenizer import ChatTokenizer
 from producers.gateway.sessions import Sessions
+from producers.heartbeat import Heartbeat
 from schemas import codec
-from schemas.ids import new_id, now_micros
 
 logger = logging.getLogger(__name__)
 
-BEAT_S = 2.0
-TTL_S = 8.0
 DRAIN_S = 5.0
 ANY = 1 << 20
 
@@ -97,11 +94,16 @@ async def _run(settings: Settings, bus: Bus) -> None:
     forwarder.start()
     watch = WorkersWatch(bus, full_name(settings.namespace, "workers"), loop, fleet.observe)
     watch.start()
-    beat = asyncio.create_task(_beat(settings, bus))
+    address = f"http://{settings.gateway.host}:{settings.gateway.port}"
+    name = os.environ.get("MILLRACE_ROLE") or f"gateway-{settings.gateway.port}"
+    beat = Heartbeat(bus, settings.namespace, worker=name, role="gateway", policy=options.policy, url=address)
+    beat.start()
+    guard = asyncio.create_task(_guard(forwarder))
     try:
-        await serve(gateway, settings.gateway.host, settings.gateway.port, stop, upstream)
+        await serve(gateway, settings.gateway.host, settings.gateway.port, stop, upstream, guard)
     finally:
-        beat.cancel()
+        guard.cancel()
+        await asyncio.to_thread(beat.close)
         watch.close()
         await fleet.close()
         if upstream is not None:
@@ -110,10 +112,22 @@ async def _run(settings: Settings, bus: Bus) -> None:
         log.close()
 
 
+async def _guard(forwarder: Forwarder) -> None:
+    """Raises what ended the forwarder: a gateway that can never send on must not go on as if it could."""
+    while forwarder.failed is None:
+        await asyncio.sleep(1.0)
+    raise forwarder.failed
+
+
 async def serve(
-    gateway: Gateway, host: str, port: int, stop: asyncio.Event, upstream: TextUpstream | None = None
+    gateway: Gateway,
+    host: str,
+    port: int,
+    stop: asyncio.Event,
+    upstream: TextUpstream | None = None,
+    guard: asyncio.Task[None] | None = None,
 ) -> None:
-    """Serve `gateway` over HTTP until `stop` is set."""
+    """Serve `gateway` over HTTP until `stop` is set, or `guard` raises."""
     server = Server(
         make_app(gateway, upstream),
         host,
@@ -128,9 +142,10 @@ async def serve(
     reaper = asyncio.create_task(gateway.reap())
     stopping = asyncio.create_task(stop.wait())
     try:
-        await asyncio.wait((serving, stopping, reaper), return_when=asyncio.FIRST_COMPLETED)
-        if reaper.done():
-            reaper.result()
+        tasks = [serving, stopping, reaper, *([guard] if guard else [])]
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
     finally:
         stopping.cancel()
         reaper.cancel()
@@ -144,12 +159,23 @@ async def serve(
 def find_model(settings: Settings, bus: Bus, stop: asyncio.Event | threading.Event) -> dict[str, Any] | None:
     """Version 0 of the policy, whose tokenizer lies beside its weights. Waits for it; None on `stop`."""
     topic = full_name(settings.namespace, f"{settings.policy.name}.weights")
+    # A gateway that served before serves again though the log is down: what it needs lies beside its capture log.
+    known = settings.gateway.capture_dir / "model.json"
     said = False
     while not stop.is_set():
-        with suppress(BusError):
+        try:
             for record in bus.read(topic, 0):
                 event = codec.decode_as("WeightVersion", record.value or b"")
-                return {**event, "uri": event["uri"].removeprefix("file://")}
+                found = {name: event[name] for name in ("policy", "uri", "tokenizer_hash", "template_hash")}
+                found["uri"] = found["uri"].removeprefix("file://")
+                known.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+                known.write_text(json.dumps(found))
+                return found
+        except BusError as error:
+            found = json.loads(known.read_bytes()) if known.is_file() else {}
+            if found.get("policy") == settings.policy.name and Path(found["uri"]).is_dir():
+                logger.warning("the log does not answer, serving from what is known: %s", error)
+                return found
         if not said:
             logger.warning("policy %s has no version yet: `millrace policy create` makes one", settings.policy.name)
             said = True
@@ -218,32 +244,6 @@ class WorkersWatch:
             status = codec.decode_as("WorkerStatus", record.value)
             with suppress(RuntimeError):  # the loop was closed: nobody listens any more
                 self._loop.call_soon_threadsafe(self._observe, status)
-
-
-async def _beat(settings: Settings, bus: Bus) -> None:
-    """Say that this gateway is alive."""
-    incarnation, name = new_id(), f"gateway-{settings.gateway.port}"
-    topic = full_name(settings.namespace, "workers")
-    with bus.publisher() as publisher:
-        while True:
-            now = now_micros()
-            status = {
-                "worker": name,
-                "incarnation": incarnation,
-                "role": "gateway",
-                "state": "serving",
-                "policy": settings.policy.name,
-                "version": None,
-                "label": None,
-                "url": f"http://{settings.gateway.host}:{settings.gateway.port}",
-                "host": socket.gethostname(),
-                "pid": os.getpid(),
-                "error": None,
-                "expires_at": now + int(TTL_S * 1e6),
-                "time": now,
-            }
-            publisher.publish(Outgoing(topic, f"{name}/{incarnation}".encode(), codec.encode("WorkerStatus", status)))
-            await asyncio.sleep(BEAT_S)
 
 
 def _make_engine(url: str) -> Engine:

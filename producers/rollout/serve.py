@@ -14,6 +14,7 @@ from infra.bus.base import Bus
 from infra.bus.connect import connect
 from infra.config import Settings
 from infra.errors import ConfigError
+from producers.heartbeat import Heartbeat
 from producers.rollout.agents import load_agent
 from producers.rollout.episodes import Runner
 from producers.rollout.worker import Names, Worker
@@ -48,12 +49,14 @@ async def _run(settings: Settings, bus: Bus) -> None:
         timeout_s=rollout.timeout_s,
         sampling=rollout.sampling,
     )
-    worker = Worker(
-        bus, Names(settings.namespace, settings.policy.name, worker_name()), runner, make_loader(settings, bus)
-    )
+    names = Names(settings.namespace, settings.policy.name, worker_name())
+    worker = Worker(bus, names, runner, make_loader(settings, bus))
+    beat = Heartbeat(bus, names.namespace, worker=names.worker, role="rollout", policy=names.policy)
+    beat.start()
     try:
         await worker.run(stop)
     finally:
+        await asyncio.to_thread(beat.close)
         await runner.close()
 
 
