@@ -11,6 +11,7 @@ from contextlib import suppress
 from datetime import timedelta
 from itertools import count
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -65,9 +66,11 @@ class Ranks:
             self._pipes[member].send_bytes(pickle.dumps((job, rank, len(chosen), key, arguments)))
         return PrefixStore(key, self._store)
 
-    def finish(self, member: int, timeout: float = 120.0) -> Any:
-        """The result of that process; RankFailed when its job raised."""
+    def finish(self, member: int, timeout: float = 240.0) -> Any:
+        """The result of that process; RankFailed when its job raised. After a TimeoutError the pool is dead."""
         if not self._pipes[member].poll(timeout):
+            for process in self.processes:
+                process.kill()
             raise TimeoutError(f"process {member} gave no answer")
         good, result = pickle.loads(self._pipes[member].recv_bytes())
         if not good:
@@ -77,7 +80,16 @@ class Ranks:
     def run(self, job: Job, world: int, *arguments: Any) -> list[Any]:
         """Results of `job` on the first `world` processes, by rank."""
         self.start(job, range(world), *arguments)
-        return [self.finish(member) for member in range(world)]
+        answers: list[Any] = []
+        for member in range(world):
+            try:
+                answers.append(self.finish(member))
+            except RankFailed as failure:
+                answers.append(failure)
+        for answer in answers:
+            if isinstance(answer, RankFailed):
+                raise answer
+        return answers
 
     def __enter__(self) -> Ranks:
         return self
@@ -95,3 +107,9 @@ class Ranks:
 def descriptors() -> int:
     """Open file descriptors of this process."""
     return len(os.listdir("/proc/self/fd"))
+
+
+def gloo_threads() -> int:
+    """Threads of this process that belong to gloo groups: none when no group is alive."""
+    names = [Path(f"/proc/self/task/{task}/comm").read_text() for task in os.listdir("/proc/self/task")]
+    return sum("gloo" in name for name in names)

@@ -8,9 +8,10 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
-from tests.support.ranks import descriptors
-from tests.support.samples import groups_of
+from tests.support.ranks import descriptors, gloo_threads
+from tests.support.samples import groups_of, random_samples
 from trainers.algorithms.base import Algorithm
+from trainers.algorithms.grpo import Grpo
 from trainers.backends.fsdp import TorchBackend
 from trainers.batches.allocation import plan
 from trainers.batches.sample import Sample
@@ -89,14 +90,18 @@ def form_and_leave(backend: TorchBackend, rank: int, world: int, store: Store, s
     return message
 
 
-def form_again(backend: TorchBackend, rank: int, world: int, store: Store, state: State, times: int) -> list[int]:
-    """Form, load, use and tear down `times` times in one process; open descriptors after each."""
+def form_again(
+    backend: TorchBackend, rank: int, world: int, store: Store, state: State, times: int
+) -> list[tuple[int, int]]:
+    """Form, load, use and tear down `times` times in one process; open descriptors and gloo's threads after each."""
     seen = []
     for index in range(times):
         backend.form(rank, world, dist.PrefixStore(str(index), store), 30.0)
         backend.load(state)
         assert backend.sum([1.0, float(rank)]) == [world, world * (world - 1) / 2]
+        trainer = Trainer(backend, Grpo(), Schedule())
+        train_share(trainer, random_samples(index), rank, world)
         backend.gather()
         backend.tear_down()
-        seen.append(descriptors())
+        seen.append((descriptors(), gloo_threads()))
     return seen

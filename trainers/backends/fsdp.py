@@ -23,6 +23,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from transformers import PreTrainedModel
 
 from trainers.algorithms.base import Algorithm
@@ -123,11 +124,14 @@ class TorchBackend(Backend):
         self._forget()
         if dist.is_initialized():
             dist.destroy_process_group()
+            # DTensor's caches keep the mesh, and so the group, of whoever filled them; worse, meshes of equal shape are
+            # equal to them, so tensors of the next group would come out bound to this dead one.
+            _clear_sharding_prop_cache()
         if held:
             gc.collect()
             if not gc.get_freeze_count():
-                # What lives now (imported modules above all) outlives every group; without it in the way the collections
-                # of later tear-downs, which are part of every recovery, take milliseconds instead of tenths of a second.
+                # What lives now (imported modules above all) outlives every group. Without it in the way, collecting
+                # takes milliseconds instead of tenths of a second in later tear-downs, and each recovery has one.
                 gc.freeze()
         self.rank, self.world, self.layout = 0, 1, ""
 

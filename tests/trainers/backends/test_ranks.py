@@ -116,8 +116,10 @@ def test_state_moves_between_world_sizes(ranks: Ranks, tmp_path_factory: pytest.
 
 
 def test_groups_come_and_go_in_one_process(ranks: Ranks) -> None:
+    """Nothing of a group survives it: neither threads nor descriptors."""
     for seen in ranks.run(form_again, 2, small_state(), 8):
-        assert seen[-1] <= seen[2], f"descriptors leak: {seen}"
+        assert {threads for _, threads in seen} == {0}
+        assert seen[-1][0] <= seen[2][0], f"descriptors leak: {seen}"
 
 
 def test_leaving_alone_frees_the_peers(ranks: Ranks) -> None:
