@@ -22,6 +22,8 @@ MEET_S = 0.02
 """between two looks at the leader's store"""
 LOOK_S = 0.05
 """between two looks at the table"""
+STANDBY_S = 0.5
+"""the same, for a member without a partition while all have an owner"""
 PROBE_AFTER_S = 0.25
 """how long an unsettled table is left alone before its members are probed"""
 REJOIN_AFTER_S = 2.0
@@ -72,16 +74,18 @@ class Membership:
         when asked to stop meanwhile. A member without a partition stands by, here."""
         started = time.monotonic()
         candidate: Roster | None = None
+        look = LOOK_S
         since = started
         # After a generation, somebody may have died: look at once. Before the first, peers may still be starting.
         self._probed = 0.0 if self._used else started
         while not stopping():
-            self._poll(LOOK_S)
+            self._poll(look)
             now = time.monotonic()
             view = self._bus.group(self._group)
             roster = self._roster(view)
+            look = LOOK_S
             if not self._now()[1] and covered(view, self._topic, self._shards):
-                candidate, started = None, now
+                candidate, started, look = None, now, STANDBY_S
             elif roster is None or roster.key == self._used:
                 candidate = None
                 if now - self._probed > PROBE_AFTER_S:

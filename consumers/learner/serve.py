@@ -94,6 +94,7 @@ def _check_peers(settings: Settings, bus: Bus) -> None:
 
 
 def _prepare_process(settings: Settings) -> None:
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a peer's death is expected, and said in our own words
     os.environ.setdefault("OMP_NUM_THREADS", str(settings.learner.threads))
     if is_local(settings.learner.host):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")

@@ -51,9 +51,9 @@ class Deployment:
         view = self.bus.group(policy.group(self.settings))
         return sum(bool(member.partitions) for member in view.members) if view.stable else 0
 
-    def together(self, count: int) -> None:
+    def together(self, count: int, **environment: str) -> None:
         """Start `count` learners and wait until they share the partitions."""
-        self.start(count)
+        self.start(count, **environment)
         until(lambda: self.world() == count, self.learners)
 
     def at_least(self, wanted: int, timeout_s: float = 180) -> None:
@@ -160,6 +160,33 @@ def test_one_learner_killed_at_every_point_gives_the_bytes_of_no_kill(
     it.start()
     it.at_least(versions)
     assert [row["digest"] for row in it.ledger()] == digests
+
+
+@pytest.mark.timeout(1200)
+def test_three_learners_lose_one_at_every_point_and_go_on(
+    deploy: Callable[[int], Deployment], place: Callable[[], Place], tmp_path: Path
+) -> None:
+    """Whoever passes an armed point first dies; the others commit the next version, and a replacement joins."""
+    armed = tmp_path / "armed"
+    armed.mkdir()
+    it = deploy(0)
+    it.together(3, MILLRACE_KILL_DIR=str(armed))
+    it.step_by()
+    for name in points():
+        (armed / name).touch()
+        if "fence" in name:  # passed when a generation begins: make one
+            it.start(MILLRACE_KILL_DIR=str(armed))
+        while (armed / name).exists():
+            it.step_by()
+        it.step_by()
+        alive = sum(it.learners.alive(n) for n in range(len(it.learners.processes)))
+        assert alive == (3 if "fence" in name else 2), f"{name}\n{it.learners.everything()}"
+        if alive < 3:
+            it.start(MILLRACE_KILL_DIR=str(armed))
+    rows = it.ledger()
+    assert len({row["leader"] for row in rows[1:]}) > 3
+    _, weights = reference(place, len(rows) - 1)
+    assert drift(weights, it.weights()) < 5e-3
 
 
 @pytest.mark.parametrize("rank", [0, 1])
