@@ -77,6 +77,7 @@ def test_greedy_repeats_and_training_mode_is_left_as_it_was(backend: TorchBacken
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_warm_start_then_grpo_learns(tmp_path: Path) -> None:
     """The proof of `trainers.rehearsal` at CI size: 25 steps raise sampled reward by at least 0.15."""
     warm = tiny.make_sort_policy(tmp_path / "policy", seed=0)
