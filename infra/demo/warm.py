@@ -9,7 +9,7 @@ from infra.config import Settings
 TASKS = 20_000
 
 
-def start(home: Path, seed: int, target: float = 0.3) -> tuple[int, float, float]:
+def start(home: Path, seed: int, target: float = 0.2) -> tuple[int, float, float]:
     """Writes `home/model`, warm once `target` of sampled replies are right, and `home/tasks.jsonl`.
 
     Returns SFT steps, sampled accuracy and seconds."""
