@@ -63,7 +63,7 @@ conformance: setup ## every sibling of every seam against its one suite
 	$(BIN)/pytest -k conformance || [ $$? -eq 5 ]
 
 bench: setup ## the figures of docs/benchmarks.md
-	for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python "$$file"; done
+	for name in $$(cd benchmarks && ls bench_*.py); do echo "== $$name"; $(BIN)/python -m benchmarks.$${name%.py}; done
 
 # uv.lock holds addresses and is not kept; requirements.lock holds names, versions and hashes only.
 lock: $(UV) ## resolve every dependency anew
