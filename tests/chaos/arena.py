@@ -27,6 +27,20 @@ from infra.services import leftovers
 from infra.topics import full_name
 
 PATIENCE_S = 180.0
+NUDGE_S = 10.0
+
+PASSED_BY = {
+    "capture": "gateway",
+    "checkpoint": "learn-0",
+    "forwarder": "gateway",
+    "learner": "learn-0",
+    "loader": "rollout-0",
+    "reloader": "reload",
+    "rollout": "rollout-0",
+    "runner": "seal",
+    "transactor": "dispatch",
+}
+"""first word of a kill point -> a program that passes it when it starts, if not in its daily work"""
 
 
 class Stuck(AssertionError):
@@ -81,12 +95,18 @@ class Arena:
     # ---- faults
 
     def kill_point(self, name: str, timeout_s: float) -> bool:
-        """Kill -9 the first process that passes the named point. False when none passed it in time."""
+        """Kill -9 the first process that passes the named point. False when none passed it in time.
+
+        Some points are passed at a start only: after a while a process of that kind is made to start."""
         file = self.kill_dir / name
         file.touch()
         deadline = time.monotonic() + timeout_s
+        nudge = time.monotonic() + NUDGE_S
         while file.exists() and time.monotonic() < deadline:
             self.watch.poll(0.1)
+            if time.monotonic() > nudge and file.exists():
+                self._signal(PASSED_BY[name.partition(".")[0]], signal.SIGKILL)
+                nudge = time.monotonic() + 3 * NUDGE_S
         if file.exists():
             with suppress(FileNotFoundError):
                 file.unlink()

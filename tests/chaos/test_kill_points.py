@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from infra import faults
 from infra.demo.fleet import BROKER
-from tests.chaos.__main__ import audit, kill_points
+from tests.chaos.__main__ import audit, kill_points, points
 from tests.chaos.deploy import deploy
 
 PREFIXES = ("runner.", "transactor.", "learner.", "checkpoint.")
@@ -18,12 +17,12 @@ PREFIXES = ("runner.", "transactor.", "learner.", "checkpoint.")
 @pytest.mark.kafka
 @pytest.mark.timeout(1800)
 def test_every_kill_point_of_learner_and_runner_is_survived(tmp_path: Path) -> None:
-    points = [name for name in faults.names() if name.startswith(PREFIXES)]
-    assert len(points) > 15
+    names = points(*PREFIXES)
+    assert len(names) > 15
     arena = deploy(tmp_path / "home", seed=0, engine="inprocess")
     try:
         arena.settle()
-        missed = kill_points(arena, points, times=1)
+        missed = kill_points(arena, names, times=1)
         arena.settle(2)
         arena.fleet.up((BROKER,))
         assert audit(arena)
