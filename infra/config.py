@@ -129,7 +129,9 @@ class Gateway(Section):
     capture_dir: Path = Field(default=Path(), description="local log of what was captured; empty: under home")
     capture_max_bytes: Positive = Field(default=4 << 30, description="most bytes of it that may wait to be sent")
     idle_timeout_s: Seconds = Field(default=300, description="an episode nobody ended ends after this silence")
-    renderer: str = Field(default="auto", description="chat template renderer; auto: chosen by the model's tokenizer")
+    renderer: str = Field(
+        default="auto", description="template, or a family of the renderers package; auto: by the model's type and name"
+    )
     tool_parser: Literal["hermes"] = Field(default="hermes", description="form of the tool calls in the model's text")
     max_body_bytes: Positive = Field(default=8 << 20, description="larger requests are refused")
     workers: Positive = Field(default=1, description="processes of the gateway")

@@ -40,8 +40,7 @@ from producers.gateway.gateway import Gateway
 from producers.gateway.options import Options
 from producers.gateway.recorder import Recorder
 from producers.gateway.rendering.base import Renderer
-from producers.gateway.rendering.template import TemplateRenderer
-from producers.gateway.rendering.tokenizer import ChatTokenizer
+from producers.gateway.rendering.choose import check, choose
 from producers.gateway.sessions import Sessions
 from producers.heartbeat import Heartbeat
 from schemas import codec
@@ -185,10 +184,10 @@ def find_model(settings: Settings, bus: Bus, stop: asyncio.Event | threading.Eve
 
 def make_renderer(settings: Settings, model: dict[str, Any]) -> Renderer:
     """The renderer of a model. Raises ConfigError for one that this gateway does not have."""
-    if settings.gateway.renderer not in ("auto", "template"):
-        raise ConfigError(f"[gateway] renderer {settings.gateway.renderer!r} is not supported: use auto or template")
-    return TemplateRenderer(
-        ChatTokenizer(Path(model["uri"])),
+    check(settings.gateway.renderer)
+    return choose(
+        Path(model["uri"]),
+        settings.gateway.renderer,
         tokenizer_hash=model["tokenizer_hash"],
         template_hash=model["template_hash"],
     )

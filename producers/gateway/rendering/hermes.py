@@ -1,23 +1,37 @@
 """Replies in Hermes form: `<think>` text, text, and `<tool_call>` JSON blocks between two tokens of their own.
 
+Replies are split here while they arrive; what is a thought and what is a call is settled at the end by the `renderers`
+package, which reads the whole reply.
+
 Invariants: markers count only as the tokenizer's own tokens, never as text that looks like them; each block is parsed
-by the `renderers` package; a block that is no sound call is handed to the client as the text that it is; fed token by
-token or at once, the reply is the same."""
+by the package; a call drafted in thoughts that end is a thought, in thoughts that never end a call; a block that is no
+sound call is handed to the client as the text that it is; fed token by token or at once, the reply is the same."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 from renderers.base import ToolCallParseStatus
 from renderers.parsers import Qwen3ToolParser
+from renderers.parsing import parse_qwen3
+from renderers.reasoning import prompt_ends_in_reasoning
 from tokenizers.decoders import DecodeStream
 
 from producers.gateway.rendering.base import Delta, Parser, Reply, ToolCall
 from producers.gateway.rendering.stops import StopCutter
 from producers.gateway.rendering.tokenizer import ChatTokenizer
 
-THINK, TEXT, CALL, DONE = "think", "text", "call", "done"
+logger = logging.getLogger(__name__)
+
+THINK, DRAFT, TEXT, CALL, DONE = "think", "draft", "text", "call", "done"
+OPENING = 16
+NO_TOKEN = -1
+
+Read: TypeAlias = Callable[[Sequence[int]], Any]
+"""the package's reading of a whole reply: its ParsedResponse"""
 
 
 class Markers:
@@ -38,10 +52,21 @@ class Markers:
 
 class HermesParser(Parser):
     """`tools`: whether the request offered any; without, a tool call is text. `thinking`: whether the prompt already
-    opened a `<think>` block."""
+    opened a `<think>` block; `stop_ids`: what ends a reply, else the tokenizer's; `read`: the family's own reading of
+    the whole reply, else the one of any tokenizer with these markers; `trim`: whether white space around thoughts and
+    content belongs to the form."""
 
     def __init__(
-        self, tokenizer: ChatTokenizer, markers: Markers, *, tools: bool, thinking: bool, stop: Sequence[str]
+        self,
+        tokenizer: ChatTokenizer,
+        markers: Markers,
+        *,
+        tools: bool,
+        thinking: bool,
+        stop: Sequence[str],
+        stop_ids: frozenset[int] | None = None,
+        read: Read | None = None,
+        trim: bool = False,
     ) -> None:
         self._tokenizer = tokenizer
         self._markers = markers
@@ -49,12 +74,19 @@ class HermesParser(Parser):
         self._state = THINK if thinking else TEXT
         self._fresh = True
         self._thought = thinking
+        self._prefilled = thinking
+        self._stop_ids = tokenizer.stop_ids if stop_ids is None else stop_ids
+        self._read = read if read is not None and self._tools else self._any_read
+        self._trim = trim
         self._stops = StopCutter(stop)
         self._stream = DecodeStream(skip_special_tokens=True)
         self._ids: list[int] = []
         self._said = 0
         self._held = ""
         self._begun = False
+        self._draft: list[int] = []
+        self._all: list[int] = []
+        self._marked = thinking
         self._reply = Reply()
 
     @property
@@ -64,10 +96,11 @@ class HermesParser(Parser):
     def feed(self, ids: Sequence[int]) -> list[Delta]:
         out: list[Delta] = []
         for id in ids:
-            if self._state is DONE or id in self._tokenizer.stop_ids:
+            if self._state is DONE or id in self._stop_ids:
                 self._close(out)
                 self._state = DONE
                 break
+            self._all.append(id)
             self._token(id, out)
         return self._note(out)
 
@@ -75,16 +108,21 @@ class HermesParser(Parser):
         out: list[Delta] = []
         self._close(out)
         self._state = DONE
-        return self._note(out)
+        self._note(out)
+        if self._marked and not self._stops.stopped:
+            out += self._settle()
+        return out
 
     def whole(self, ids: Sequence[int]) -> list[Delta]:
         markers = self._markers
         if self._thought or markers.think in ids or (self._tools and markers.call in ids):
             return super().whole(ids)
         # Nothing but text, as most replies are: one decoding instead of one a token.
-        end = next((at for at, id in enumerate(ids) if id in self._tokenizer.stop_ids), len(ids))
+        end = next((at for at, id in enumerate(ids) if id in self._stop_ids), len(ids))
         text = self._stops.feed(self._tokenizer.decode(ids[:end], skip_special_tokens=True)) + self._stops.finish()
-        if self._tools:
+        if self._trim:
+            text = text.strip()
+        elif self._tools:
             text = text.lstrip()
         self._state = DONE
         return self._note([Delta(content=text)] if text else [])
@@ -95,15 +133,27 @@ class HermesParser(Parser):
             self._ids.append(id)
             if id == markers.call_end:
                 self._block(out)
-        elif self._tools and id == markers.call:
-            self._text_ends(out, before_call=True)
-            self._state, self._ids = CALL, [id]
-        elif self._state is THINK and id == markers.think_end:
+        elif self._state in (THINK, DRAFT) and id == markers.think_end:
             self._text_ends(out)
-            self._state = TEXT
-        elif self._state is TEXT and id == markers.think and self._fresh:
+            if self._draft:
+                self._think(self._tokenizer.decode(self._draft), out)
+            self._drop_held()
+            self._state, self._draft = TEXT, []
+        elif self._state is DRAFT:
+            self._draft.append(id)
+        elif self._tools and id == markers.call:
+            self._marked = True
+            self._text_ends(out, before_call=True)
+            if self._state is THINK:
+                self._state, self._draft = DRAFT, [id]
+            else:
+                self._state, self._ids = CALL, [id]
+        elif self._state is THINK and id == markers.think:
+            self._text_ends(out)
+        elif self._state is TEXT and id == markers.think and not self._thought and self._nothing_yet():
             self._restart()
-            self._state, self._thought = THINK, True
+            self._state, self._thought, self._marked = THINK, True, True
+            self._held, self._begun = "", False
         else:
             self._ids.append(id)
             piece = self._stream.step(self._tokenizer.core, id)
@@ -111,23 +161,41 @@ class HermesParser(Parser):
                 self._said += len(piece)
                 self._say(piece, out)
 
+    def _nothing_yet(self) -> bool:
+        """Whether nothing but white space came, bytes of unfinished characters included."""
+        return self._fresh and not self._tokenizer.decode(self._ids).strip()
+
     def _say(self, piece: str, out: list[Delta]) -> None:
         if self._state is THINK:
-            out.append(Delta(reasoning=piece))
+            self._think(piece, out)
             return
         piece = self._stops.feed(piece)
         if piece.strip():
             self._fresh = False
-        if self._tools or self._thought:
+        if self._tools or self._thought or self._trim:
             # White space around tool calls and after the thoughts belongs to the form, not to the content.
             piece = self._held + piece
             if not self._begun:
                 piece = piece.lstrip()
-            cut = len(piece.rstrip()) if self._tools else len(piece)
+            cut = len(piece.rstrip()) if self._tools or self._trim else len(piece)
             piece, self._held = piece[:cut], piece[cut:]
         if piece:
             self._begun = True
             out.append(Delta(content=piece))
+
+    def _think(self, piece: str, out: list[Delta]) -> None:
+        if self._trim:
+            piece = self._held + piece
+            piece = piece if self._begun else piece.lstrip()
+            cut = len(piece.rstrip())
+            piece, self._held = piece[:cut], piece[cut:]
+        if piece:
+            self._begun = True
+            out.append(Delta(reasoning=piece))
+
+    def _drop_held(self) -> None:
+        """Thoughts end: what was held of them belongs to the form, and the content has not begun."""
+        self._held, self._begun = "", False
 
     def _text_ends(self, out: list[Delta], *, before_call: bool = False) -> None:
         """Say what the byte decoder and the holds still keep, then begin a new stretch of text."""
@@ -138,7 +206,7 @@ class HermesParser(Parser):
             tail = self._stops.finish()
             if tail:
                 self._begun = True
-            if not before_call and self._begun:
+            if not before_call and self._begun and (tail or not self._trim):
                 tail = self._held + tail
             if tail:
                 out.append(Delta(content=tail))
@@ -152,10 +220,10 @@ class HermesParser(Parser):
         _, found = self._markers.parser.extract(self._ids)
         call = found[0] if found else None
         if call is not None and call.status == ToolCallParseStatus.OK and call.name:
-            out.append(Delta(call=ToolCall(call.name, _arguments(call.raw, call.arguments))))
+            out.append(Delta(call=as_call(call)))
         else:
             self._as_text(out)
-        self._state = TEXT
+        self._state, self._fresh = TEXT, False
         self._restart()
 
     def _as_text(self, out: list[Delta]) -> None:
@@ -163,10 +231,42 @@ class HermesParser(Parser):
         out.append(Delta(content=self._tokenizer.decode(self._ids)))
 
     def _close(self, out: list[Delta]) -> None:
+        if self._state is DRAFT:
+            # Thoughts that never end are ended by the call in them.
+            draft, self._draft, self._state = self._draft, [], TEXT
+            self._drop_held()
+            for id in draft:
+                self._token(id, out)
         if self._state is CALL:
             self._as_text(out)
         elif self._state is not DONE:
             self._text_ends(out)
+
+    def _any_read(self, ids: Sequence[int]) -> Any:
+        """The package's Hermes parser knows no family: any tokenizer with the markers will do."""
+        markers = self._markers
+        return parse_qwen3(
+            self._tokenizer,
+            list(ids),
+            stop_ids=set(self._stop_ids),
+            tool_call_id=markers.call if self._tools else NO_TOKEN,
+            tool_call_end_id=markers.call_end if self._tools else NO_TOKEN,
+            reasoning_end_id=markers.think_end,
+            prefilled_thinking=self._prefilled,
+        )
+
+    def _settle(self) -> list[Delta]:
+        """Compare what was said with the package's reading; where they differ, the package's is what is recorded."""
+        parsed = self._read(self._all)
+        calls = [as_call(call) for call in parsed.tool_calls if call.status == ToolCallParseStatus.OK and call.name]
+        reply = self._reply
+        thought = bool((reply.reasoning or "").strip())
+        if calls == reply.calls and thought == bool((parsed.reasoning_content or "").strip()):
+            return []
+        logger.warning("a reply was split otherwise than it reads as a whole: %d tokens", len(self._all))
+        missed = [Delta(call=call) for call in calls if call not in reply.calls]
+        self._reply = Reply(parsed.content or None, parsed.reasoning_content, calls)
+        return missed
 
     def _note(self, deltas: list[Delta]) -> list[Delta]:
         reply = self._reply
@@ -178,6 +278,19 @@ class HermesParser(Parser):
             else:
                 reply.content = (reply.content or "") + delta.content
         return deltas
+
+
+def opens_thoughts(tokenizer: ChatTokenizer, markers: Markers, prompt: Sequence[int], stop_ids: frozenset[int]) -> bool:
+    """Whether the prompt already opened a `<think>` block."""
+    # The library reads the whole prompt; a template that opens the thoughts does so in its last few tokens.
+    return markers.think in prompt[-OPENING:] and prompt_ends_in_reasoning(
+        tokenizer, list(prompt), stop_ids=set(stop_ids)
+    )
+
+
+def as_call(parsed: Any) -> ToolCall:
+    """A sound call as the package parsed it."""
+    return ToolCall(parsed.name, _arguments(parsed.raw, parsed.arguments))
 
 
 def _arguments(raw: str, arguments: object) -> str:

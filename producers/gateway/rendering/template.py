@@ -9,17 +9,12 @@ token that the engine did not sample (a length limit, a stop string) is added as
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from typing import Any
-
-from renderers.reasoning import prompt_ends_in_reasoning
 
 from producers.gateway.rendering.base import Message, Parser, Refusal, Renderer, RenderError, Tools
-from producers.gateway.rendering.hermes import HermesParser, Markers
+from producers.gateway.rendering.hermes import HermesParser, Markers, opens_thoughts
+from producers.gateway.rendering.messages import decoded
 from producers.gateway.rendering.tokenizer import ChatTokenizer
-
-OPENING = 16
 
 
 class TemplateRenderer(Renderer):
@@ -42,6 +37,8 @@ class TemplateRenderer(Renderer):
     def bridge(
         self, stored: Sequence[int], past: Sequence[Message], new: Sequence[Message], tools: Tools
     ) -> list[int] | Refusal:
+        if not stored:
+            return Refusal("nothing is stored")
         close = self.tokenizer.eos_token
         if close is None or self.tokenizer.eos_token_id is None:
             return Refusal("the tokenizer names no end token")
@@ -67,10 +64,7 @@ class TemplateRenderer(Renderer):
         return rest if ended else [first, *rest]
 
     def parser(self, prompt: Sequence[int], tools: Tools, stop: Sequence[str] = ()) -> Parser:
-        # The library reads the whole prompt; a template that opens the thoughts does so in its last few tokens.
-        thinking = self.markers.think in prompt[-OPENING:] and prompt_ends_in_reasoning(
-            self.tokenizer, list(prompt), stop_ids=set(self.stop_ids)
-        )
+        thinking = opens_thoughts(self.tokenizer, self.markers, prompt, self.stop_ids)
         return HermesParser(self.tokenizer, self.markers, tools=bool(tools), thinking=thinking, stop=stop)
 
     def text(self, token: int) -> str:
@@ -87,21 +81,4 @@ class TemplateRenderer(Renderer):
             )
 
     def _text(self, messages: Sequence[Message], tools: Tools, *, generate: bool) -> str:
-        return self.tokenizer.render_text([_decoded(message) for message in messages], tools or None, generate=generate)
-
-
-def _decoded(message: Message) -> Message:
-    """The message with tool arguments as objects, as templates expect them; text that is no JSON stays text."""
-    calls = message.get("tool_calls")
-    if not calls:
-        return message
-    return {**message, "tool_calls": [_call(call) for call in calls]}
-
-
-def _call(call: Any) -> Any:
-    function = call["function"]
-    try:
-        arguments = json.loads(function["arguments"])
-    except (TypeError, ValueError):
-        arguments = function["arguments"]
-    return {**call, "function": {**function, "arguments": arguments}}
+        return self.tokenizer.render_text(decoded(messages), tools or None, generate=generate)

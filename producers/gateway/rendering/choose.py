@@ -1,0 +1,102 @@
+"""Which renderer a model gets: the `renderers` package where it knows the family, else the model's own template.
+
+Invariant: `auto` takes the package only if it writes probe conversations exactly as the model's template does, so a
+fine-tune with a changed template keeps its own form."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+from renderers.base import MODEL_RENDERER_MAP
+
+from infra.errors import ConfigError
+from producers.gateway.rendering.base import Message, Renderer, RenderError
+from producers.gateway.rendering.packaged import PackagedRenderer, known
+from producers.gateway.rendering.template import TemplateRenderer
+from producers.gateway.rendering.tokenizer import ChatTokenizer
+
+logger = logging.getLogger(__name__)
+
+TYPES = {"qwen3": "qwen3", "qwen3_moe": "qwen3"}
+"""model_type of config.json to the package's family"""
+
+TOOLS = [
+    {"type": "function", "function": {"name": "f", "description": "ü", "parameters": {"type": "object", "a": [1]}}}
+]
+SYSTEM: Message = {"role": "system", "content": "Be brief."}
+USER: Message = {"role": "user", "content": "What is 3 + 4?"}
+ANSWER: Message = {"role": "assistant", "content": "It is 7."}
+THOUGHT: Message = {"role": "assistant", "content": "It is 7.", "reasoning_content": "3 + 4 = 7"}
+CALL: Message = {
+    "role": "assistant",
+    "content": "I add.",
+    "reasoning_content": "add",
+    "tool_calls": [{"id": "a", "type": "function", "function": {"name": "f", "arguments": '{"a": 3.0, "b": "ü"}'}}],
+}
+TOOL: Message = {"role": "tool", "tool_call_id": "a", "name": "f", "content": "7"}
+PROBES: list[list[Message]] = [
+    [USER],
+    [SYSTEM, USER, ANSWER, USER],
+    [USER, THOUGHT, USER],
+    [SYSTEM, USER, CALL, TOOL, TOOL],
+    [USER, CALL, TOOL, THOUGHT, USER],
+]
+
+
+def check(name: str) -> None:
+    """Raises ConfigError for a `[gateway] renderer` that there is not."""
+    if name not in ("auto", "template") and not known(name):
+        raise ConfigError(
+            f"[gateway] renderer {name!r} is not supported: use auto, template or one of "
+            + ", ".join(sorted(set(MODEL_RENDERER_MAP.values())))
+        )
+
+
+def choose(folder: Path, name: str, *, tokenizer_hash: str | None = None, template_hash: str | None = None) -> Renderer:
+    """The renderer `name` of the model in `folder`. Raises ConfigError for one that does not fit it."""
+    check(name)
+    tokenizer = ChatTokenizer(folder)
+    template = TemplateRenderer(tokenizer, tokenizer_hash=tokenizer_hash, template_hash=template_hash)
+    family = _family(folder) if name == "auto" else name
+    if name == "template" or family is None:
+        return template
+    try:
+        packaged = PackagedRenderer(
+            tokenizer, family, tokenizer_hash=template.tokenizer_hash, template_hash=template.template_hash
+        )
+    except ConfigError as error:
+        if name != "auto":
+            raise
+        logger.warning("rendering by the model's own template: %s", error)
+        return template
+    if name == "auto" and not _alike(packaged, template):
+        logger.warning("rendering by the model's own template: it writes otherwise than renderer %r", family)
+        return template
+    return packaged
+
+
+def _family(folder: Path) -> str | None:
+    """The family by the model's name, else by its type; None when the package does not know it."""
+    said = [_json(folder / "config.json"), _json(folder / "tokenizer_config.json")]
+    names = [str(found.get(key, "")) for found in said for key in ("_name_or_path", "name_or_path")]
+    found = next((MODEL_RENDERER_MAP[name] for name in names if name in MODEL_RENDERER_MAP), None)
+    return found or TYPES.get(str(said[0].get("model_type")))
+
+
+def _json(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_bytes()) if path.is_file() else {}
+    return found
+
+
+def _alike(packaged: PackagedRenderer, template: TemplateRenderer) -> bool:
+    try:
+        return all(
+            packaged.render(probe, tools) == template.render(probe, tools)
+            for probe in PROBES
+            for tools in (None, TOOLS)
+        )
+    except RenderError:
+        return False

@@ -1,0 +1,195 @@
+"""Rendering by the `renderers` package, for the families of models that it knows.
+
+The package writes conversations, bridges turns and reads replies; this side adapts its surface. Families whose tool
+calls are in Hermes form stream through the splitter of `hermes`, all others are read when the reply is whole.
+
+Invariants: a bridge is taken only if it begins with exactly the stored ids; neither torch nor transformers is loaded,
+the package drives our tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from renderers import Renderer as Package
+from renderers import config_from_name, create_renderer
+from renderers.base import ToolCallParseStatus
+
+from infra.errors import ConfigError
+from producers.gateway.rendering.base import Delta, Message, Parser, Refusal, Renderer, RenderError, Reply, Tools
+from producers.gateway.rendering.hermes import HermesParser, Markers, as_call, opens_thoughts
+from producers.gateway.rendering.messages import decoded
+from producers.gateway.rendering.stops import StopCutter
+from producers.gateway.rendering.tokenizer import ChatTokenizer
+
+HERMES = ("qwen3", "qwen3-vl")
+"""families with tool calls in Hermes form"""
+
+USER: Message = {"role": "user", "content": "a"}
+TURN: list[Message] = [
+    USER,
+    {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]},
+    {"role": "tool", "name": "f", "content": "b"},
+]
+
+
+def known(name: str) -> bool:
+    """Whether the package has a family of this name."""
+    try:
+        return name != "default" and config_from_name(name) is not None
+    except ValueError:
+        return False
+
+
+class PackagedRenderer(Renderer):
+    """The family `name` of the package on `tokenizer`. Raises ConfigError when the tokenizer lacks its tokens."""
+
+    def __init__(
+        self,
+        tokenizer: ChatTokenizer,
+        name: str,
+        *,
+        tokenizer_hash: str | None = None,
+        template_hash: str | None = None,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.name = name
+        self.markers = Markers(tokenizer)
+        try:
+            self.package: Package = create_renderer(tokenizer, config_from_name(name))
+        except (AssertionError, ValueError, TypeError, ImportError) as error:
+            raise ConfigError(
+                f"renderer {name!r} does not fit this model: {error}; set [gateway] renderer to auto or template"
+            ) from error
+        self.tokenizer_hash = tokenizer_hash or tokenizer.hash
+        self.template_hash = template_hash or tokenizer.template_hash
+        self.stop_ids = tokenizer.stop_ids | frozenset(self.package.get_stop_token_ids())
+        self._prompts = [found for probe in ([USER], TURN) if (found := self._opening(probe))]
+        self._texts: dict[int, str] = {}
+
+    def render(self, messages: Sequence[Message], tools: Tools) -> list[int]:
+        return self._render(messages, tools, generate=True)
+
+    def bridge(
+        self, stored: Sequence[int], past: Sequence[Message], new: Sequence[Message], tools: Tools
+    ) -> list[int] | Refusal:
+        stored = list(stored)
+        at = max((_after_last(stored, opening) for opening in self._prompts), default=0)
+        if not at:
+            return Refusal("the stored tokens do not show where the reply begins")
+        if any(message["role"] == "assistant" for message in new):
+            return Refusal("the new messages hold a reply that was not sampled here")
+        try:
+            found = self.package.bridge_to_next_turn(stored[:at], stored[at:], decoded(new), tools=_listed(tools))
+        except (ValueError, TypeError, KeyError) as error:
+            return Refusal(f"the {self.name} renderer cannot continue: {error}")
+        if found is None:
+            return Refusal(self._why(new))
+        ids: list[int] = found.token_ids
+        if ids[: len(stored)] != stored:
+            return Refusal("the reply goes on behind its end token")
+        return ids[len(stored) :]
+
+    def parser(self, prompt: Sequence[int], tools: Tools, stop: Sequence[str] = ()) -> Parser:
+        def read(ids: Sequence[int]) -> Any:
+            return self.package.parse_response(list(ids), tools=_listed(tools), prompt_ids=list(prompt))
+
+        if self.name not in HERMES:
+            return WholeParser(self.tokenizer, read, self.stop_ids, tools=bool(tools), stop=stop)
+        return HermesParser(
+            self.tokenizer,
+            self.markers,
+            tools=bool(tools),
+            thinking=opens_thoughts(self.tokenizer, self.markers, prompt, self.stop_ids),
+            stop=stop,
+            stop_ids=self.stop_ids,
+            read=read,
+            trim=True,
+        )
+
+    def text(self, token: int) -> str:
+        known = self._texts.get(token)
+        if known is None:
+            known = self._texts[token] = self.tokenizer.decode([token])
+        return known
+
+    def _render(self, messages: Sequence[Message], tools: Tools, *, generate: bool) -> list[int]:
+        try:
+            ids: list[int] = self.package.render_ids(
+                decoded(messages), tools=_listed(tools), add_generation_prompt=generate
+            )
+        except (ValueError, TypeError, KeyError) as error:
+            raise RenderError(f"the {self.name} renderer cannot write these messages: {error}") from error
+        return ids
+
+    def _opening(self, messages: Sequence[Message]) -> list[int]:
+        """The ids that ask for a reply behind these messages; empty when they cannot be told apart."""
+        try:
+            asked = self._render(messages, None, generate=True)
+            told = self._render(messages, None, generate=False)
+        except RenderError:
+            return []
+        return asked[len(told) :] if asked[: len(told)] == told else []
+
+    def _why(self, new: Sequence[Message]) -> str:
+        retention = getattr(self.package, "effective_thinking_retention", "template")
+        if retention == "template":
+            return "the model's form rewrites earlier replies"
+        if retention == "tool_cycle" and any(message["role"] == "user" for message in new):
+            return "the model's form drops earlier thoughts when the user speaks again"
+        return f"the {self.name} renderer cannot prove that these messages continue the stored tokens"
+
+
+class WholeParser(Parser):
+    """Replies in a form that only the package can read: nothing is said before the reply is whole."""
+
+    def __init__(
+        self,
+        tokenizer: ChatTokenizer,
+        read: Callable[[Sequence[int]], Any],
+        stop_ids: frozenset[int],
+        *,
+        tools: bool,
+        stop: Sequence[str],
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._read = read
+        self._stop_ids = stop_ids
+        self._tools = tools
+        self._stops = StopCutter(stop)
+        self._ids: list[int] = []
+        self._reply = Reply()
+
+    @property
+    def reply(self) -> Reply:
+        return self._reply
+
+    def feed(self, ids: Sequence[int]) -> list[Delta]:
+        self._ids += ids
+        return []
+
+    def finish(self) -> list[Delta]:
+        end = next((at for at, id in enumerate(self._ids) if id in self._stop_ids), len(self._ids))
+        parsed = self._read(self._ids[:end])
+        content = parsed.content
+        for attempt in parsed.tool_calls:
+            if self._tools and attempt.status == ToolCallParseStatus.OK and attempt.name:
+                self._reply.calls.append(as_call(attempt))
+            else:
+                span = attempt.token_span
+                content += attempt.raw if span is None else self._tokenizer.decode(self._ids[span[0] : span[1]])
+        self._reply.content = (self._stops.feed(content) + self._stops.finish()) or None
+        self._reply.reasoning = parsed.reasoning_content or None
+        said = [Delta(reasoning=self._reply.reasoning)] if self._reply.reasoning else []
+        said += [Delta(content=self._reply.content)] if self._reply.content else []
+        return said + [Delta(call=call) for call in self._reply.calls]
+
+
+def _listed(tools: Tools) -> list[Any] | None:
+    return list(tools) if tools else None
+
+
+def _after_last(ids: list[int], part: list[int]) -> int:
+    """The place behind the last occurrence of `part`; 0 when there is none."""
+    size = len(part)
+    return next((at + size for at in range(len(ids) - size, -1, -1) if ids[at : at + size] == part), 0)
