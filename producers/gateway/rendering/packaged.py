@@ -65,7 +65,6 @@ class PackagedRenderer(Renderer):
         self.template_hash = template_hash or tokenizer.template_hash
         self.stop_ids = tokenizer.stop_ids | frozenset(self.package.get_stop_token_ids())
         self._prompts = [found for probe in ([USER], TURN) if (found := self._opening(probe))]
-        self._texts: dict[int, str] = {}
 
     def render(self, messages: Sequence[Message], tools: Tools) -> list[int]:
         return self._render(messages, tools, generate=True)
@@ -108,10 +107,7 @@ class PackagedRenderer(Renderer):
         )
 
     def text(self, token: int) -> str:
-        known = self._texts.get(token)
-        if known is None:
-            known = self._texts[token] = self.tokenizer.decode([token])
-        return known
+        return self.tokenizer.text(token)
 
     def _render(self, messages: Sequence[Message], tools: Tools, *, generate: bool) -> list[int]:
         try:

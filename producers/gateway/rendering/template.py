@@ -28,7 +28,6 @@ class TemplateRenderer(Renderer):
         self.tokenizer_hash = tokenizer_hash or tokenizer.hash
         self.template_hash = template_hash or tokenizer.template_hash
         self.stop_ids = tokenizer.stop_ids
-        self._texts: dict[int, str] = {}
 
     def render(self, messages: Sequence[Message], tools: Tools) -> list[int]:
         self._check(tools)
@@ -68,10 +67,7 @@ class TemplateRenderer(Renderer):
         return HermesParser(self.tokenizer, self.markers, tools=bool(tools), thinking=thinking, stop=stop)
 
     def text(self, token: int) -> str:
-        known = self._texts.get(token)
-        if known is None:
-            known = self._texts[token] = self.tokenizer.decode([token])
-        return known
+        return self.tokenizer.text(token)
 
     def _check(self, tools: Tools) -> None:
         if tools and not self.markers.tools:

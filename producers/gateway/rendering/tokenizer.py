@@ -90,6 +90,7 @@ class ChatTokenizer:
         self.stop_ids = self._stop_ids(folder / "generation_config.json")
         self.special_ids = frozenset(id for id, token in self.core.get_added_tokens_decoder().items() if token.special)
         self.all_special_tokens = [self.core.id_to_token(id) for id in sorted(self.special_ids)]
+        self._texts: dict[int, str] = {}
         self.hash = hashlib.sha256(core.read_bytes()).hexdigest()
         self.template_hash = hashlib.sha256(source.encode()).hexdigest()
 
@@ -115,6 +116,13 @@ class ChatTokenizer:
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = False, **_: Any) -> str:
         """Text of token ids."""
         return self.core.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    def text(self, token: int) -> str:
+        """Text of one token, kept for the next time."""
+        known = self._texts.get(token)
+        if known is None:
+            known = self._texts[token] = self.decode([token])
+        return known
 
     def convert_tokens_to_ids(self, tokens: str | list[str]) -> Any:
         """Ids of whole tokens; None where there is no such token."""

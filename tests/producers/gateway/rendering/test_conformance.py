@@ -33,14 +33,14 @@ def last(renderer: Any) -> int:
     return end
 
 
-def test_a_bridge_extends_exactly_the_stored_ids(either: Renderer):
+def test_a_bridge_extends_exactly_the_stored_ids(either: Any):
     prompt = either.render([USER], TOOLS)
     # Never what the tokenizer would write for this text: the ids must be kept all the same.
     stored = [*prompt, *(token for letter in SAMPLED[:20] for token in ids(either, letter)), *ids(either, SAMPLED[20:])]
     stored.append(last(either))
     added = either.bridge(stored, [USER, ASSISTANT], [TOOL, TOOL], TOOLS)
     assert isinstance(added, list)
-    text = either.tokenizer.decode(added)  # type: ignore[attr-defined]
+    text = either.tokenizer.decode(added)
     assert text.startswith("\n<|im_start|>user\n<tool_response>\n7\n</tool_response>")
     assert text.count("7") == 2
     assert text.endswith("<|im_end|>\n<|im_start|>assistant\n")

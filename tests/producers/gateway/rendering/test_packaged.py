@@ -6,13 +6,16 @@ import json
 import random
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from renderers.base import ParsedResponse, ParsedToolCall
 
 from infra.errors import ConfigError
-from producers.gateway.rendering.base import Refusal
+from producers.gateway.rendering.base import Refusal, Reply, ToolCall
 from producers.gateway.rendering.choose import PROBES, TOOLS, choose
+from producers.gateway.rendering.hermes import HermesParser
 from producers.gateway.rendering.packaged import PackagedRenderer, known
 from producers.gateway.rendering.template import TemplateRenderer
 from producers.gateway.rendering.tokenizer import ChatTokenizer
@@ -89,6 +92,25 @@ def test_replies_equal_the_packages_own_reading(renderer: PackagedRenderer):
         assert [(c.name, json.loads(c.arguments)) for c in parser.reply.calls] == [
             (c.name, c.arguments) for c in want.tool_calls
         ]
+
+
+def test_what_the_package_reads_is_recorded_where_the_splitter_differs(renderer: PackagedRenderer):
+    def read(ids: Sequence[int]) -> ParsedResponse:
+        return ParsedResponse(
+            "Hm.", "so", [ParsedToolCall(raw='{"name": "g", "arguments": {}}', name="g", arguments={})]
+        )
+
+    parser = HermesParser(renderer.tokenizer, renderer.markers, tools=True, thinking=False, stop=(), read=read)
+    sampled = renderer.tokenizer.encode('Hm.<tool_call>{"name": "f", "arguments": {}}</tool_call>')
+    said = [*parser.feed(sampled), *parser.finish()]
+    assert [delta.call.name for delta in said if delta.call] == ["f", "g"]
+    assert parser.reply == Reply("Hm.", "so", [ToolCall("g", "{}")])
+
+
+def test_stop_strings_cut_and_the_form_s_white_space_goes(renderer: PackagedRenderer):
+    parser = renderer.parser([], None, stop=("b",))
+    parser.whole(renderer.tokenizer.encode(" a b c"))
+    assert parser.reply.content == "a"
 
 
 def test_another_form_is_read_when_the_reply_is_whole(tmp_path: Path):
