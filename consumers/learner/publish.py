@@ -82,7 +82,9 @@ class Leader:
         )
         with clock.phase("commit"):
             self.failure = self._commit(event, entry)
-        if self.failure is None:
+        if self.failure is not None:
+            p.note(self.failure)
+        else:
             self.head = Head(event, entry)
             self.log.committed(self.head.seq_hi)
             p.at("committed")

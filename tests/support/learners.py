@@ -21,10 +21,21 @@ from tests.support.feed import settings_for, start_policy
 
 ROOT = Path(__file__).parent.parent.parent
 PROGRAM = """
-import json, logging, os, sys, time
+import json, logging, os, signal, sys, time
 logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
+from infra import faults
 from infra.config import load
 from consumers.learner.serve import run
+freezes = os.environ.get("FREEZE_DIR")
+def freeze(name):
+    try:
+        os.unlink(os.path.join(freezes, name))
+    except FileNotFoundError:
+        return
+    open(os.path.join(freezes, "frozen-" + str(os.getpid())), "w").close()
+    os.kill(os.getpid(), signal.SIGSTOP)
+if freezes:
+    faults.install(freeze)
 out = open(os.environ["TIMES"], "a", buffering=1)
 def at(name):
     out.write(json.dumps([time.time(), name]) + "\\n")

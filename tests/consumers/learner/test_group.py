@@ -120,10 +120,9 @@ def drift(one: Mapping[str, torch.Tensor], two: Mapping[str, torch.Tensor]) -> f
 
 
 def test_three_learners_share_every_step_and_stop_when_asked(deploy: Callable[[int], Deployment]) -> None:
-    it = deploy(3)
-    it.start(3)
-    it.at_least(3)
-    it.step_by()
+    it = deploy(0)
+    it.together(3)
+    it.step_by(3)
     rows = it.ledger()
     assert rows[-1]["layout"] == "torch:d3"
     assert all(share["tokens"] > 0 for share in rows[-1]["ranks"])
@@ -210,21 +209,31 @@ def test_several_joiners_at_once_cost_one_regroup_and_get_shares(deploy: Callabl
     assert formed <= 3, it.learners.everything()
 
 
-def test_a_frozen_leader_that_wakes_after_its_successor_committed_is_refused(
-    deploy: Callable[[int], Deployment], tmp_path: Path
+@pytest.mark.parametrize("name", ["checkpoint.after_rename", "learner.before_begin", "learner.before_commit"])
+def test_a_leader_frozen_before_its_commit_is_refused_when_it_wakes(
+    deploy: Callable[[int], Deployment], tmp_path: Path, name: str
 ) -> None:
-    it = deploy(1)
-    it.start(2)
-    it.at_least(1)
-    member = it.ledger()[-1]["leader"]
-    leader = next(n for n in range(2) if f":{it.learners.port(n)}-" in member)
-    it.learners.signal(leader, signal.SIGSTOP)
-    it.step_by(2)
-    assert it.ledger()[-1]["leader"] != member
-    it.learners.signal(leader, signal.SIGCONT)
-    until(lambda: it.states(leader).count("formed") >= 2, it.learners)
+    """It sleeps with a finished step in hand, is replaced, and goes straight on to commit that step when it wakes."""
+    freezes = tmp_path / "freezes"
+    freezes.mkdir()
+    it = deploy(0)
+    it.together(2, FREEZE_DIR=str(freezes))
+    it.step_by()
+    (freezes / name).touch()
+    it.step_by()
+    (mark,) = freezes.glob("frozen-*")
+    pid = int(mark.name.removeprefix("frozen-"))
+    zombie = next(n for n in range(2) if it.learners.processes[n].pid == pid)
+    it.step_by()
+    before = it.ledger()
+    assert f":{it.learners.port(zombie)}-" not in before[-1]["leader"]
+    formed = it.states(zombie).count("formed")
+    it.learners.signal(zombie, signal.SIGCONT)
+    until(lambda: it.states(zombie).count("formed") > formed, it.learners)
+    assert "was refused" in it.learners.output(zombie)
     it.step_by(2)
     rows = it.ledger()
+    assert rows[: len(before)] == before
     assert len(rows[-1]["ranks"]) == 2
 
 
