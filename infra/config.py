@@ -217,7 +217,6 @@ class Learner(Section):
     minibatches: Positive = Field(default=2, description="optimizer steps a version")
     clip_low: Annotated[float, Field(gt=0, lt=1)] = Field(default=0.2, description="lower clip of the ratio")
     clip_high: Annotated[float, Field(gt=0)] = Field(default=0.28, description="upper clip of the ratio")
-    kl: Annotated[float, Field(ge=0)] = Field(default=0.0, description="weight of the KL to the behaviour policy")
     tokens_per_pack: Positive = Field(default=8192, description="tokens of one packed row of a forward pass")
     learners: Annotated[int, Field(ge=0)] = Field(default=1, description="processes that `millrace up` starts")
     threads: Positive = Field(default=1, description="CPU threads of each")

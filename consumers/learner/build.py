@@ -76,8 +76,6 @@ def build_trainer(settings: Settings) -> Trainer:
     learner = settings.learner
     if learner.algorithm not in ("grpo", "decoupled"):
         raise ConfigError(f"[learner] algorithm {learner.algorithm!r} is none: choose grpo or decoupled")
-    if learner.kl:
-        raise ConfigError("[learner] kl must be 0: no algorithm here has a KL term")
     chosen = algorithm(
         "grpo",
         minibatches=learner.minibatches,
