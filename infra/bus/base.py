@@ -302,6 +302,16 @@ class Bus(_Closing, ABC):
         """Remove a member that is proven dead, at once. False when it was already gone or the bus cannot."""
 
     @abstractmethod
+    def settled(self, topic: str, partition: int) -> bool:
+        """Whether everything written so far is decided. A sole writer that has just been fenced in asks this before
+        it believes what it reads: a broker can lose the end of a transaction that it decided."""
+
+    @abstractmethod
+    def mend(self) -> int:
+        """End transactions that were decided but not ended, where the bus can. Call it every few seconds: only what
+        stood still since the last call is looked at. Returns how many partitions were mended."""
+
+    @abstractmethod
     def ensure_topics(self, specs: Sequence[TopicSpec]) -> None:
         """Create what is missing, then `check_topics`."""
 

@@ -17,6 +17,7 @@ from typing import Any
 import confluent_kafka.admin
 from confluent_kafka import Consumer, ConsumerGroupState, IsolationLevel, KafkaError, KafkaException, TopicPartition
 
+from infra.bus import kafka_mend
 from infra.bus.base import (
     Bus,
     GroupMember,
@@ -68,6 +69,7 @@ class KafkaBus(Bus):
         self._admin: Any = None
         self._idle: list[Consumer] = []
         self._counts: dict[str, int] = {}
+        self._stuck: dict[Where, int] = {}
 
     # -- topics
 
@@ -146,17 +148,63 @@ class KafkaBus(Bus):
     def _all(self, topic: str) -> list[Where]:
         return [(topic, p) for p in range(self.partitions(topic))]
 
-    def _offsets(self, wheres: Sequence[Where], spec: Any) -> dict[Where, int]:
+    def _offsets(
+        self, wheres: Sequence[Where], spec: Any, level: IsolationLevel = IsolationLevel.READ_COMMITTED
+    ) -> dict[Where, int]:
         if not wheres:
             return {}
         asked = {TopicPartition(*where): spec for where in wheres}
-        level = IsolationLevel.READ_COMMITTED
 
         def ask() -> dict[Where, int]:
             answers = self.admin.list_offsets(asked, isolation_level=level, request_timeout=WAIT_S)
             return {(tp.topic, tp.partition): future.result(WAIT_S).offset for tp, future in answers.items()}
 
         return patient(ask, self.admin, {topic for topic, _ in wheres}, "asking for offsets")
+
+    def _unsettled(self, wheres: Sequence[Where]) -> dict[Where, int]:
+        """Stable ends of those partitions that hold something undecided."""
+        stable = self._offsets(wheres, kafka.OffsetSpec.latest())
+        written = self._offsets(wheres, kafka.OffsetSpec.latest(), IsolationLevel.READ_UNCOMMITTED)
+        return {where: end for where, end in stable.items() if end < written[where]}
+
+    def settled(self, topic: str, partition: int) -> bool:
+        return not self._unsettled([(topic, partition)])
+
+    def mend(self) -> int:
+        """See `kafka_mend`. On plaintext listeners only."""
+        if not self._plaintext():
+            return 0
+        try:
+            topics = self.admin.list_topics(timeout=WAIT_S).topics
+        except KafkaException as error:
+            raise_ours(error, "listing topics")
+        now = self._unsettled([(name, p) for name, row in topics.items() for p in row.partitions if row.error is None])
+        stuck = [where for where, end in now.items() if self._stuck.get(where) == end]
+        self._stuck = now
+        if not stuck:
+            return 0
+        try:
+            return self._end_decided(stuck, topics)
+        except OSError as error:
+            raise UnreachableError(f"a leader does not answer: {error}. Try again.") from error
+
+    def _end_decided(self, stuck: Sequence[Where], topics: Mapping[str, Any]) -> int:
+        brokers = self.admin.list_topics(timeout=WAIT_S).brokers
+        states = range(self.partitions(kafka_mend.STATES))
+        decisions = kafka_mend.Decisions(record for p in states for record in self.read(kafka_mend.STATES, p))
+        mended = 0
+        for topic, partition in stuck:
+            leader = brokers.get(topics[topic].partitions[partition].leader)
+            if leader is None:
+                continue
+            for found in kafka_mend.open_transactions(leader.host, leader.port, [(topic, partition)]):
+                committed = decisions.of(found)
+                if committed is not None:
+                    mended += kafka_mend.end(leader.host, leader.port, found, committed=committed)
+        return mended
+
+    def _plaintext(self) -> bool:
+        return str(self._options.get("security.protocol", "PLAINTEXT")).upper() == "PLAINTEXT"
 
     # -- reading
 
@@ -266,7 +314,7 @@ class KafkaBus(Bus):
     def expel(self, group: str, member_id: str) -> bool:
         """Sends LeaveGroup in the member's name: the client library has no call for it. Plaintext listeners only;
         with TLS or SASL the session timeout does it, and this returns False."""
-        if self._options.get("security.protocol", "PLAINTEXT").upper() != "PLAINTEXT":
+        if not self._plaintext():
             return False
         try:
             found = self.admin.describe_consumer_groups([group], request_timeout=WAIT_S)[group].result(WAIT_S)

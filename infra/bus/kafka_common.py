@@ -95,6 +95,9 @@ def common(bootstrap: str, options: Mapping[str, Any], client_id: str) -> dict[s
         "reconnect.backoff.ms": 50,
         "reconnect.backoff.max.ms": 1000,
         "topic.metadata.refresh.interval.ms": 60_000,
+        # Rebootstrapping, when all brokers are down, leaves a producer's cached group coordinator behind for ever:
+        # send_offsets_to_transaction then hangs without a timeout (librdkafka 2.16).
+        "metadata.recovery.strategy": "none",
         **options,
     }
 

@@ -99,6 +99,13 @@ class MemoryBus(Bus):
     def ends(self, topic: str) -> dict[int, int]:
         return {p: log.stable for p, log in enumerate(self.of(topic))}
 
+    def settled(self, topic: str, partition: int) -> bool:
+        return not self.of(topic)[partition].open
+
+    def mend(self) -> int:
+        """Nothing is ever lost in memory."""
+        return 0
+
     # -- reading
 
     def read(self, topic: str, partition: int, start: int = 0, end: int | None = None) -> Iterator[Record]:

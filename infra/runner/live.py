@@ -21,7 +21,7 @@ from infra.topics import full_name
 log = logging.getLogger(__name__)
 
 IDLE_S = 0.05
-LAG_EVERY_S = 5.0
+LOOK_EVERY_S = 2.0
 LINGER_S = 0.1
 """Least time between two turns that are not full: fewer, larger transactions cost the broker less than half."""
 
@@ -36,7 +36,7 @@ class StageRunner:
         self._bus, self._stage, self._settings, self._backoff_s = bus, stage, settings, backoff_s
         self.slots: dict[int, Slot] = {}
         self._not_before: dict[int, float] = {}
-        self._lag_at = 0.0
+        self._look_at = 0.0
         self._member = bus.member(
             f"{settings.namespace}.{stage.name}",
             full_name(settings.namespace, stage.primary),
@@ -65,7 +65,7 @@ class StageRunner:
                 self._open(number)
             else:
                 folded += self._work(slot, batches.get(number, []), token)
-        self._report_lag()
+        self._look()
         return folded
 
     def close(self) -> None:
@@ -107,17 +107,17 @@ class StageRunner:
             if slot is not None:
                 slot.close()
 
-    def _report_lag(self) -> None:
-        if time.monotonic() < self._lag_at:
+    def _look(self) -> None:
+        """Every few seconds: mend what a broker's crash left behind, and tell how far each slot is behind."""
+        if time.monotonic() < self._look_at:
             return
-        self._lag_at = time.monotonic() + LAG_EVERY_S
-        for number, slot in self.slots.items():
-            try:
-                behind = slot.behind()
-            except UnreachableError as error:
-                log.warning("the lag of %s slot %d is unknown: %s", self._stage.name, number, error)
-                return
-            self._settings.telemetry.lag(self._stage.name, number, behind)
+        self._look_at = time.monotonic() + LOOK_EVERY_S
+        try:
+            self._bus.mend()
+            for number, slot in self.slots.items():
+                self._settings.telemetry.lag(self._stage.name, number, slot.behind())
+        except UnreachableError as error:
+            log.warning("%s cannot look after its log: %s", self._stage.name, error)
 
 
 def run_stage(bus: Bus, stage: Stage, settings: Settings, stop: Event, *, client_id: str = "") -> None:

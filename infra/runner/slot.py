@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from infra import faults
 from infra.bus.base import EARLIEST, Bus, Member, MemberToken, Outgoing, Record
 from infra.claims import ClaimStore
-from infra.errors import TopicError
+from infra.errors import TopicError, UnreachableError
 from infra.runner.fold import Fold, Folded
 from infra.runner.outbox import Outbox
 from infra.runner.state import State
@@ -65,6 +65,11 @@ class Slot:
 
     def _restore(self, member: Member) -> int:
         faults.point("runner.after_fence")
+        if not self._bus.settled(self._changelog, self.number):
+            raise UnreachableError(
+                f"{self._changelog}[{self.number}] holds a transaction that was decided and not ended: it is mended in"
+                " a few seconds; if not, see `infra.bus.kafka_mend`"
+            )
         first = self._bus.starts(self._primary)[self.number]
         self.position = member.committed({self.number}).get(self.number, first)
         if self.position < first:
