@@ -157,7 +157,7 @@ class KafkaTransactor(Transactor):
 
     def flush(self) -> None:
         try:
-            left = self._producer.flush(TRANSACTION_S)
+            left = self._flush()
         except KafkaException as error:
             self._give_up(error, "flushing")
         if self._failed is not None:
@@ -166,6 +166,13 @@ class KafkaTransactor(Transactor):
             raise translated(failed, f"writing as {self._id}")
         if left:
             raise UnreachableError(f"{left} records of {self._id} are unanswered: open a new transactor")
+
+    def _flush(self) -> int:
+        try:
+            return int(self._producer.flush(TRANSACTION_S))
+        except SystemError:
+            # The client loses its exception when a fatal error arrives in mid-flush; asked again, it tells.
+            return int(self._producer.flush(TRANSACTION_S))
 
     def commit(self, offsets: Mapping[tuple[str, int], int], member: MemberToken | None) -> None:
         try:
