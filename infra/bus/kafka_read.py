@@ -20,17 +20,17 @@ from infra.errors import BusError, RefusedError, UnreachableError
 _METADATA = b"CGMDv2:"
 
 
-def parse_metadata(group: str, raw: bytes) -> MemberToken:
+def parse_metadata(group: str, raw: bytes) -> MemberToken | None:
     """The token in a consumer's group metadata, which confluent-kafka hands out as librdkafka's bytes.
 
-    Raises RefusedError for a consumer that has not joined: such metadata commits without any fence."""
+    None for a consumer that has not joined: such metadata would commit without any fence."""
     if not raw.startswith(_METADATA):
         raise BusError(f"unknown group metadata {raw[:16]!r}: use the confluent-kafka version of the lock file")
     (generation,) = struct.unpack_from("<i", raw, len(_METADATA))
     named = raw[len(_METADATA) + 4 :].split(b"\0")
     member_id = named[1].decode()
     if generation < 0 or not member_id:
-        raise RefusedError(f"not a member of {group} yet: poll until partitions are assigned")
+        return None
     return MemberToken(group, generation, member_id, raw)
 
 
@@ -98,8 +98,9 @@ class KafkaMember(Member):
             messages = take(self._consumer, max_records, timeout_s)
             if self._owned:
                 raw = self._consumer.consumer_group_metadata()
+                # A member that was expelled and does not know it yet keeps its former token, which is refused.
                 if self._token is None or raw != self._token.raw:
-                    self._token = parse_metadata(self._group, raw)
+                    self._token = parse_metadata(self._group, raw) or self._token
         except KafkaException as error:
             raise_ours(error, f"polling {self._topic} for {self._group}")
         return [r for r in records_of(messages, f"polling {self._topic}") if r.partition in self._owned]

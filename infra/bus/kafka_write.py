@@ -7,9 +7,9 @@ that a dead owner holds readers up no longer; an error whose outcome is unknown 
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
@@ -18,7 +18,7 @@ from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_expone
 from infra import faults
 from infra.bus.base import MemberToken, Outgoing, Place, Publisher, Sent, Transactor
 from infra.bus.kafka_common import WAIT_S, know_topic, raise_ours, translated, writing
-from infra.errors import BusError, RefusedError, UnreachableError
+from infra.errors import BusError, FencedError, RefusedError, UnreachableError
 
 TRANSACTION_S = 10.0
 
@@ -130,10 +130,8 @@ class KafkaTransactor(Transactor):
 
     def begin(self) -> None:
         self._failed = None
-        try:
+        with self._speaking("beginning a transaction"):
             self._producer.begin_transaction()
-        except KafkaException as error:
-            self._give_up(error, "beginning a transaction")
         self._open = True
 
     def send(self, out: Outgoing, *, placed: bool = True) -> Sent:
@@ -145,10 +143,8 @@ class KafkaTransactor(Transactor):
             else:
                 self._failed = self._failed or error
 
-        try:
+        with self._speaking(f"writing to {out.topic}"):
             _hand_over(self._producer, self._known, out, answered if placed else self._answered)
-        except KafkaException as error:
-            self._give_up(error, f"writing to {out.topic}")
         return sent
 
     def _answered(self, error: KafkaError | None, message: Any) -> None:
@@ -156,10 +152,8 @@ class KafkaTransactor(Transactor):
             self._failed = self._failed or error
 
     def flush(self) -> None:
-        try:
-            left = self._flush()
-        except KafkaException as error:
-            self._give_up(error, "flushing")
+        with self._speaking("flushing"):
+            left = self._producer.flush(TRANSACTION_S)
         if self._failed is not None:
             failed = self._failed
             self.abort()
@@ -167,18 +161,11 @@ class KafkaTransactor(Transactor):
         if left:
             raise UnreachableError(f"{left} records of {self._id} are unanswered: open a new transactor")
 
-    def _flush(self) -> int:
-        try:
-            return int(self._producer.flush(TRANSACTION_S))
-        except SystemError:
-            # The client loses its exception when a fatal error arrives in mid-flush; asked again, it tells.
-            return int(self._producer.flush(TRANSACTION_S))
-
     def commit(self, offsets: Mapping[tuple[str, int], int], member: MemberToken | None) -> None:
-        try:
-            if offsets:
-                if member is None:
-                    raise ValueError("offsets are committed on behalf of a member: pass its token")
+        if offsets and member is None:
+            raise ValueError("offsets are committed on behalf of a member: pass its token")
+        with self._speaking("committing"):
+            if offsets and member is not None:
                 moved = [TopicPartition(topic, partition, at) for (topic, partition), at in offsets.items()]
                 for attempt in _retrying(TRANSACTION_S):
                     with attempt:
@@ -187,8 +174,6 @@ class KafkaTransactor(Transactor):
             for attempt in _retrying(TRANSACTION_S):
                 with attempt:
                     self._producer.commit_transaction(TRANSACTION_S)
-        except KafkaException as error:
-            self._give_up(error, "committing")
         self._open = False
 
     def abort(self) -> None:
@@ -199,7 +184,23 @@ class KafkaTransactor(Transactor):
         except KafkaException as error:
             self._dead |= error.args[0].fatal()
             raise_ours(error, f"aborting as {self._id}")
+        except SystemError as error:
+            raise self._lost(error, "aborting") from error
         self._open = False
+
+    @contextmanager
+    def _speaking(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except KafkaException as error:
+            self._give_up(error, what)
+        except SystemError as error:
+            raise self._lost(error, what) from error
+
+    def _lost(self, error: SystemError, what: str) -> FencedError:
+        """A fatal error that arrives in mid-call is sometimes lost by the client's binding, which then says nothing."""
+        self._dead = True
+        return FencedError(f"{what} as {self._id}: {error}. Drop this transactor and restore from the log.")
 
     def _give_up(self, error: KafkaException, what: str) -> None:
         """Raise what an error means; a transaction that can be aborted is."""

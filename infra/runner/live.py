@@ -13,7 +13,7 @@ from threading import Event
 
 from infra import faults
 from infra.bus.base import LATEST, Bus, MemberToken, Record
-from infra.errors import BusError, TooLargeError, TopicError, UnreachableError
+from infra.errors import BusError, RefusedError, TooLargeError, TopicError
 from infra.runner.slot import Settings, Slot
 from infra.stage import Stage
 from infra.topics import full_name
@@ -53,7 +53,14 @@ class StageRunner:
         owned = self._member.assigned()
         if not owned:
             return 0
-        token = self._member.token()
+        try:
+            token = self._member.token()
+        except RefusedError as error:
+            # What was polled cannot be committed and will not be polled again: every slot has to seek.
+            for number in list(self.slots):
+                self._revoked({number})
+                self._dropped(number, error)
+            return 0
         faults.point("runner.after_poll")
         batches: dict[int, list[Record]] = {}
         for record in polled:
@@ -116,7 +123,7 @@ class StageRunner:
             self._bus.mend()
             for number, slot in self.slots.items():
                 self._settings.telemetry.lag(self._stage.name, number, slot.behind())
-        except UnreachableError as error:
+        except BusError as error:
             log.warning("%s cannot look after its log: %s", self._stage.name, error)
 
 

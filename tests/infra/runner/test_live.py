@@ -118,6 +118,24 @@ def test_a_slot_that_lost_its_turn_is_restored_and_nothing_counts_twice(where: s
     assert count(bus) == 8
 
 
+def test_what_was_polled_without_membership_is_polled_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    bus, told = MemoryBus(TOPICS), Listener()
+    put(bus, 4)
+    runner = StageRunner(bus, Counter(), Settings("n", telemetry=told), backoff_s=0)
+    runner.step(0)
+
+    def expelled() -> MemberToken:
+        raise RefusedError("not a member")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runner._member, "token", expelled)
+        assert runner.step(0) == 0
+    assert len(told.drops) == 2
+    for _ in range(3):
+        runner.step(0)
+    assert count(bus) == 4
+
+
 def test_a_failed_slot_waits_before_it_tries_again() -> None:
     bus, told = Failing(), Listener()
     bus.errors = [("fence", UnreachableError("away"))] * 50

@@ -1,0 +1,122 @@
+"""Transactions that a broker decided and forgot to end: read from its log rightly, and ended after real kills."""
+
+from __future__ import annotations
+
+import struct
+import time
+from pathlib import Path
+
+import pytest
+
+from infra.bus.base import LATEST, Outgoing, Record, TopicSpec
+from infra.bus.kafka import KafkaBus
+from infra.bus.kafka_mend import ONGOING, PREPARE_ABORT, PREPARE_COMMIT, Decisions, Open, Where
+from infra.services.broker import Broker
+
+COMPLETE_COMMIT, EMPTY = 4, 0
+
+
+def state(producer: int, status: int, *wheres: Where, version: int = 0) -> Record:
+    """A record of the coordinator's log."""
+    out = struct.pack(">hqhib", version, producer, 0, 10_000, status)
+    if version:
+        out += bytes([len(wheres) + 1])
+        for topic, partition in wheres:
+            out += bytes([len(topic) + 1]) + topic.encode() + bytes([2]) + struct.pack(">i", partition) + b"\0"
+    else:
+        out += struct.pack(">i", len(wheres))
+        for topic, partition in wheres:
+            out += struct.pack(">h", len(topic)) + topic.encode() + struct.pack(">ii", 1, partition)
+    return Record("__transaction_state", 0, 0, b"\0\0\0\x01t", out + bytes(16), {}, 0)
+
+
+def found(producer: int, where: Where) -> Open:
+    return Open(where, producer, 0, 0, 5)
+
+
+@pytest.mark.parametrize("version", [0, 1])
+def test_the_last_decision_about_a_partition_counts(version: int) -> None:
+    x, y = ("x", 0), ("y", 3)
+    log = [
+        state(7, PREPARE_COMMIT, x, y, version=version),
+        state(7, COMPLETE_COMMIT, version=version),
+        state(7, PREPARE_ABORT, y, version=version),
+        state(7, EMPTY, version=version),
+        state(8, PREPARE_COMMIT, x, version=version),
+    ]
+    decisions = Decisions(log)
+    assert decisions.of(found(7, x)) is True
+    assert decisions.of(found(7, y)) is False
+    assert decisions.of(found(7, ("z", 0))) is None
+    assert decisions.of(found(8, x)) is None  # the coordinator is still at it
+    assert decisions.of(found(9, x)) is None
+
+
+def test_an_open_transaction_is_left_alone() -> None:
+    x = ("x", 0)
+    assert Decisions([state(7, PREPARE_COMMIT, x), state(7, ONGOING, x)]).of(found(7, x)) is None
+
+
+@pytest.mark.slow
+@pytest.mark.kafka
+def test_kills_right_after_a_decision_hide_and_reveal_nothing(tmp_path: Path) -> None:
+    with Broker(tmp_path / "broker") as broker:
+        broker.start()
+        with KafkaBus(broker.bootstrap) as bus:
+            bus.ensure_topics([TopicSpec("n.x", 3), TopicSpec("n.in", 1)])
+            member = bus.member("n.g", "n.in", on_assign=lambda gained: dict.fromkeys(gained, LATEST))
+            transactor = bus.transactor("n.t")
+            expected: list[bytes] = []
+            for number, commits in enumerate([True, False, True, True]):
+                while not member.assigned():
+                    member.poll(1, 0.1)
+                transactor.begin()
+                for partition in range(3):
+                    transactor.send(Outgoing("n.x", b"", b"%d" % number, partition=partition))
+                if commits:
+                    transactor.commit({("n.in", 0): number + 1}, member.token())
+                    expected.append(b"%d" % number)
+                else:
+                    transactor.flush()
+                    transactor.abort()
+                broker.kill()
+                broker.start()
+                settle(bus)
+                assert [[r.value for r in bus.read("n.x", p)] for p in range(3)] == [expected] * 3
+                member.close()
+                member = bus.member("n.g", "n.in", on_assign=lambda gained: dict.fromkeys(gained, LATEST))
+                while not member.assigned():
+                    member.poll(1, 0.1)
+                assert member.committed({0}) == {0: int(expected[-1]) + 1}
+            transactor.close()
+            member.close()
+
+
+def settle(bus: KafkaBus) -> None:
+    """Mend until nothing moves."""
+    deadline = time.monotonic() + 60
+    quiet = 0
+    while quiet < 4:
+        assert time.monotonic() < deadline, "not settled"
+        settled = bus.mend() == 0 and all(bus.settled("n.x", p) for p in range(3))
+        quiet = quiet + 1 if settled else 0
+        time.sleep(0.2)
+
+
+@pytest.mark.slow
+@pytest.mark.kafka
+def test_what_is_open_in_earnest_is_not_touched(broker: str) -> None:
+    with KafkaBus(broker) as bus:
+        bus.ensure_topics([TopicSpec("mend.open", 1)])
+        with bus.transactor("mend.open") as transactor:
+            transactor.begin()
+            transactor.send(Outgoing("mend.open", b"", b"a", partition=0))
+            transactor.flush()
+            assert not bus.settled("mend.open", 0)
+            for _ in range(3):
+                assert bus.mend() == 0
+            transactor.commit({}, None)
+        deadline = time.monotonic() + 20
+        while not bus.settled("mend.open", 0):
+            assert time.monotonic() < deadline
+        assert [record.value for record in bus.read("mend.open", 0)] == [b"a"]
