@@ -45,7 +45,7 @@ format: setup ## format and fix what can be fixed
 	$(BIN)/ruff check --fix
 
 test: check ## everything that CI runs, services included
-	$(BIN)/pytest || [ $$? -eq 5 ]
+	$(BIN)/pytest
 
 demo: setup ## the main job: train a tiny model through the whole loop, with kills on the way
 	$(BIN)/millrace demo
@@ -57,10 +57,10 @@ chaos: setup ## every kill point, random kills, zombies, joins and leaves; then 
 	$(BIN)/python -m tests.chaos
 
 histories: setup ## random histories of the production stages in memory; N= how many
-	MILLRACE_HISTORIES=$(N) $(BIN)/pytest tests/properties/test_histories.py || [ $$? -eq 5 ]
+	MILLRACE_HISTORIES=$(N) $(BIN)/pytest tests/properties/test_histories.py
 
 conformance: setup ## every sibling of every seam against its one suite
-	$(BIN)/pytest -k conformance || [ $$? -eq 5 ]
+	$(BIN)/pytest -k conformance
 
 bench: setup ## the figures of docs/benchmarks.md
 	for name in $$(cd benchmarks && ls bench_*.py); do echo "== $$name"; $(BIN)/python -m benchmarks.$${name%.py}; done

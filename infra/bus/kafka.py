@@ -35,7 +35,7 @@ from infra.bus.base import (
 from infra.bus.kafka_common import WAIT_S, common, know_topic, patient, raise_ours, reading, records_of
 from infra.bus.kafka_read import KafkaMember, KafkaTail, take
 from infra.bus.kafka_write import KafkaPublisher, KafkaTransactor
-from infra.errors import TopicError, UnreachableError
+from infra.errors import BusError, TopicError, UnreachableError
 
 Where = tuple[str, int]
 
@@ -167,6 +167,10 @@ class KafkaBus(Bus):
         written = self._offsets(wheres, kafka.OffsetSpec.latest(), IsolationLevel.READ_UNCOMMITTED)
         return {where: end for where, end in stable.items() if end < written[where]}
 
+    def _unsettled_anywhere(self, cluster: Any) -> dict[Where, int]:
+        rows = {topic: row for topic, row in cluster.topics.items() if row.error is None}
+        return self._unsettled([(topic, p) for topic, row in rows.items() for p in row.partitions])
+
     def settled(self, topic: str, partition: int) -> bool:
         return not self._unsettled([(topic, partition)])
 
@@ -174,34 +178,54 @@ class KafkaBus(Bus):
         """See `kafka_mend`. On plaintext listeners only."""
         if not self._plaintext():
             return 0
-        try:
-            topics = self.admin.list_topics(timeout=WAIT_S).topics
-        except KafkaException as error:
-            raise_ours(error, "listing topics")
-        now = self._unsettled([(name, p) for name, row in topics.items() for p in row.partitions if row.error is None])
+        cluster = self._cluster()
+        now = self._unsettled_anywhere(cluster)
         stuck = [where for where, end in now.items() if self._stuck.get(where) == end]
         self._stuck = now
-        if not stuck:
-            return 0
-        try:
-            return self._end_decided(stuck, topics)
-        except OSError as error:
-            raise UnreachableError(f"a leader does not answer: {error}. Try again.") from error
+        return len(self._end_decided(self._open_on(stuck, cluster), cluster)) if stuck else 0
 
-    def _end_decided(self, stuck: Sequence[Where], topics: Mapping[str, Any]) -> int:
-        brokers = self.admin.list_topics(timeout=WAIT_S).brokers
+    def _settle_own(self, transactional_id: str) -> None:
+        """End what an id left behind that was fenced just now: nothing of it can be open in earnest."""
+        cluster = self._cluster()
+        now = self._unsettled_anywhere(cluster)
+        if not now:
+            return
+        hosts = [(broker.host, broker.port) for broker in cluster.brokers.values()]
+        own = {kafka_mend.producer_of(*host, transactional_id) for host in hosts} - {None}
+        left = [found for found in self._open_on(list(now), cluster) if found.producer in own]
+        undecided = set(left) - set(self._end_decided(left, cluster))
+        if undecided:
+            raise UnreachableError(f"{transactional_id} left transactions open that could not be ended: {undecided}")
+
+    def _cluster(self) -> Any:
+        try:
+            return self.admin.list_topics(timeout=WAIT_S)
+        except KafkaException as error:
+            raise_ours(error, "listing topics")
+
+    def _open_on(self, wheres: Sequence[Where], cluster: Any) -> list[kafka_mend.Open]:
+        found = []
+        for topic, partition in wheres:
+            leader = cluster.brokers.get(cluster.topics[topic].partitions[partition].leader)
+            if leader is not None:
+                found += kafka_mend.open_transactions(leader.host, leader.port, [(topic, partition)])
+        return found
+
+    def _end_decided(self, left: Sequence[kafka_mend.Open], cluster: Any) -> list[kafka_mend.Open]:
+        """Ends those whose decision is known; returns them."""
+        if not left:
+            return []
         states = range(self.partitions(kafka_mend.STATES))
         decisions = kafka_mend.Decisions(record for p in states for record in self.read(kafka_mend.STATES, p))
-        mended = 0
-        for topic, partition in stuck:
-            leader = brokers.get(topics[topic].partitions[partition].leader)
-            if leader is None:
+        ended = []
+        for found in left:
+            committed, (topic, partition) = decisions.of(found), found.where
+            leader = cluster.brokers.get(cluster.topics[topic].partitions[partition].leader)
+            if committed is None or leader is None:
                 continue
-            for found in kafka_mend.open_transactions(leader.host, leader.port, [(topic, partition)]):
-                committed = decisions.of(found)
-                if committed is not None:
-                    mended += kafka_mend.end(leader.host, leader.port, found, committed=committed)
-        return mended
+            if kafka_mend.end(leader.host, leader.port, found, committed=committed):
+                ended.append(found)
+        return ended
 
     def _plaintext(self) -> bool:
         return str(self._options.get("security.protocol", "PLAINTEXT")).upper() == "PLAINTEXT"
@@ -283,7 +307,14 @@ class KafkaBus(Bus):
         return KafkaPublisher(self._base)
 
     def transactor(self, transactional_id: str) -> Transactor:
-        return KafkaTransactor(self._base, transactional_id)
+        transactor = KafkaTransactor(self._base, transactional_id)
+        try:
+            if self._plaintext():
+                self._settle_own(transactional_id)
+        except BusError:
+            transactor.close()
+            raise
+        return transactor
 
     # -- groups
 

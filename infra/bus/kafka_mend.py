@@ -6,9 +6,11 @@ and marks the transaction as complete without its markers (Apache Kafka 4.4: "th
 already and hence can be skipped"; 6 of 14 kills right after a commit). Readers then wait in front of records that were
 committed, for ever if their writer never writes there again.
 
-Invariants: only a partition that stood still between two calls is touched; only a transaction whose coordinator is done
-with it; and only with the decision that the coordinator's own log holds for that partition. The wire format is spoken
-here because no client library has these calls; brokers behind TLS or SASL are left to their operators.
+Invariants: only a transaction is touched whose coordinator is done with it, on a partition that stood still between two
+calls or whose writer has just fenced itself; and only with the decision that the coordinator's own log holds for that
+partition. A new owner mends what its own id left before it writes, else its first commit would end that too, aborted
+records included. The wire format is spoken here because no client library has these calls; brokers behind TLS or SASL
+are left to their operators.
 """
 
 from __future__ import annotations
@@ -22,13 +24,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from infra.bus.base import Record
+from infra.errors import UnreachableError
 
 log = logging.getLogger(__name__)
 
 Where = tuple[str, int]
 
 STATES = "__transaction_state"
-DESCRIBE_PRODUCERS, WRITE_MARKERS = 61, 27
+DESCRIBE_PRODUCERS, DESCRIBE_TRANSACTIONS, WRITE_MARKERS = 61, 65, 27
 ONGOING, PREPARE_COMMIT, PREPARE_ABORT, PREPARE_FENCE = 1, 2, 3, 7
 
 
@@ -70,7 +73,7 @@ class Decisions:
 
 
 def open_transactions(host: str, port: int, wheres: Iterable[Where]) -> list[Open]:
-    """The unfinished transactions on these partitions, asked of their leader. Raises OSError."""
+    """The unfinished transactions on these partitions, asked of their leader."""
     topics = _by_topic(wheres)
     body = _array(_text(t) + _array(struct.pack(">i", p) for p in ps) + b"\0" for t, ps in topics.items()) + b"\0"
     wire = _call(host, port, DESCRIBE_PRODUCERS, 0, body)
@@ -91,8 +94,20 @@ def open_transactions(host: str, port: int, wheres: Iterable[Where]) -> list[Ope
     return found
 
 
+def producer_of(host: str, port: int, transactional_id: str) -> int | None:
+    """The producer id behind a transactional id, asked of its coordinator; None when this broker is not it."""
+    wire = _call(host, port, DESCRIBE_TRANSACTIONS, 0, _array([_text(transactional_id)]) + b"\0")
+    wire.take(">i")
+    for _ in range(wire.count()):
+        (error,) = wire.take(">h")
+        wire.text(), wire.text()
+        _, _, producer, _ = wire.take(">iqqh")
+        return int(producer) if error == 0 else None
+    return None
+
+
 def end(host: str, port: int, found: Open, *, committed: bool) -> bool:
-    """Write the marker of a transaction on one partition; whether the leader took it. Raises OSError."""
+    """Write the marker of a transaction on one partition; whether the leader took it."""
     topic, partition = found.where
     where = _text(topic) + _array([struct.pack(">i", partition)]) + b"\0"
     marker = struct.pack(">qhb", found.producer, found.epoch, committed) + _array([where])
@@ -121,11 +136,14 @@ def _by_topic(wheres: Iterable[Where]) -> dict[str, list[int]]:
 
 def _call(host: str, port: int, api: int, version: int, body: bytes) -> _Wire:
     request = struct.pack(">hhih", api, version, 1, 8) + b"millrace" + b"\0" + body
-    with socket.create_connection((host, port), 10) as wire:
-        wire.sendall(struct.pack(">i", len(request)) + request)
-        file = wire.makefile("rb")
-        (size,) = struct.unpack(">i", _exactly(file, 4))
-        answer = _Wire(_exactly(file, size))
+    try:
+        with socket.create_connection((host, port), 10) as wire:
+            wire.sendall(struct.pack(">i", len(request)) + request)
+            file = wire.makefile("rb")
+            (size,) = struct.unpack(">i", _exactly(file, 4))
+            answer = _Wire(_exactly(file, size))
+    except OSError as error:
+        raise UnreachableError(f"{host}:{port} does not answer: {error}. Try again.") from error
     answer.take(">i")
     answer.tags()
     return answer

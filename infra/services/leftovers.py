@@ -39,8 +39,8 @@ def members(deployment: str, sessions: Collection[int] = ()) -> dict[psutil.Proc
     rows = _rows()
     marked = {pid for pid, row in rows.items() if row.environment.get(DEPLOYMENT) == deployment}
     asked = {rows[pid].session for pid in marked} | set(sessions)
-    # A session whose leader lives and is not ours is somebody's terminal.
-    ours = {session for session in asked if session in marked or session not in rows}
+    # A session whose leader lives and is not ours is somebody's terminal, and so is the one that asks.
+    ours = {session for session in asked if session in marked or session not in rows} - {os.getsid(0)}
     return {row.process: _role(pid, rows, marked) for pid, row in rows.items() if pid in marked or row.session in ours}
 
 

@@ -92,6 +92,33 @@ def test_kills_right_after_a_decision_hide_and_reveal_nothing(tmp_path: Path) ->
             member.close()
 
 
+@pytest.mark.slow
+@pytest.mark.kafka
+def test_a_new_owner_ends_what_its_id_left_before_it_writes(tmp_path: Path) -> None:
+    with Broker(tmp_path / "broker") as broker:
+        broker.start()
+        with KafkaBus(broker.bootstrap) as bus:
+            bus.ensure_topics([TopicSpec("n.x", 3)])
+            expected: list[bytes] = []
+            for number, commits in enumerate([True, False, True]):
+                with bus.transactor("n.t") as transactor:
+                    assert all(bus.settled("n.x", p) for p in range(3))
+                    assert [[r.value for r in bus.read("n.x", p)] for p in range(3)] == [expected] * 3
+                    transactor.begin()
+                    for partition in range(3):
+                        transactor.send(Outgoing("n.x", b"", b"%d" % number, partition=partition))
+                    if commits:
+                        transactor.commit({}, None)
+                        expected.append(b"%d" % number)
+                    else:
+                        transactor.flush()
+                        transactor.abort()
+                    broker.kill()
+                    broker.start()
+            bus.transactor("n.t").close()
+            assert [[r.value for r in bus.read("n.x", p)] for p in range(3)] == [expected] * 3
+
+
 def settle(bus: KafkaBus) -> None:
     """Mend until nothing moves."""
     deadline = time.monotonic() + 60

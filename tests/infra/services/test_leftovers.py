@@ -78,7 +78,25 @@ def test_a_worker_that_outlived_everybody_is_found_by_its_session(boss: psutil.P
 
 
 def test_a_session_of_somebody_else_is_left_alone() -> None:
-    assert leftovers.members("test:nowhere", sessions=[os.getsid(0)]) == {}
+    with psutil.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, start_new_session=True) as somebody:
+        assert leftovers.members("test:nowhere", sessions=[somebody.pid]) == {}
+
+
+# Asks in a session of its own whose leader is gone, as it is under many build servers.
+ASKS = (
+    "import os, pathlib, sys, time; leader = os.getpid();"
+    "os._exit(0) if os.fork() else None;"
+    "from infra.services import leftovers; from infra.services.net import wait_until;"
+    "wait_until(lambda: os.getppid() != leader, 'the end of the leader', 10);"
+    "pathlib.Path(sys.argv[1]).write_text(repr(leftovers.members('test:nowhere', sessions=[leader])))"
+)
+
+
+def test_the_session_that_asks_is_left_alone_also_without_its_leader(tmp_path: Path) -> None:
+    said = tmp_path / "said"
+    subprocess.run([sys.executable, "-c", ASKS, str(said)], check=True, start_new_session=True)
+    wait_until(lambda: said.exists() and said.read_text() != "", "the answer", 30)
+    assert said.read_text() == "{}"
 
 
 def test_stopping_what_is_gone_is_no_error() -> None:
