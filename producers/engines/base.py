@@ -75,6 +75,12 @@ class Sampling:
                 raise EngineRejected(message, status=400)
 
 
+    @property
+    def from_policy(self) -> bool:
+        """Whether tokens are drawn from the very distribution whose log-probabilities engines report."""
+        return self.temperature == 1 and self.top_p == 1 and self.top_k == 0
+
+
 @dataclass(slots=True)
 class Chunk:
     """New tokens of one choice. `finish_reason` is stop, length or abort; `stop_reason` the stop string or stop id that

@@ -229,4 +229,6 @@ class Call:
             return "no_tokens"
         if self.sampling.temperature == 0:
             return "greedy"
+        if not self.sampling.from_policy:
+            return "altered_sampling"
         return None if all(map(math.isfinite, choice.logprobs)) else "bad_logprobs"

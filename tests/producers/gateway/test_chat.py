@@ -43,7 +43,7 @@ async def test_a_plain_reply_is_captured_exactly(w: World, renderer: TemplateRen
     answer = await client(w, session["api_key"]).chat.completions.create(
         model="anything",
         messages=USER,
-        temperature=0.5,
+        temperature=1,
         max_tokens=50,
         seed=7,
         logprobs=True,
@@ -175,6 +175,22 @@ async def test_stop_strings_and_limits(w: World):
     session = await w.start(sampling={"temperature": 0.25, "max_tokens": 5})
     await w.chat(USER, session["api_key"])
     assert (w.engine.asked[-1].sampling.temperature, w.engine.asked[-1].sampling.max_tokens) == (0.25, 5)
+
+
+@pytest.mark.parametrize(
+    ("asked", "reason"),
+    [
+        ({"temperature": 0}, "greedy"),
+        ({"temperature": 0.7}, "altered_sampling"),
+        ({"top_p": 0.9}, "altered_sampling"),
+        ({"top_k": 20}, "altered_sampling"),
+        ({"temperature": 1.0, "top_p": 1.0, "top_k": 0}, None),
+    ],
+)
+async def test_only_what_the_policy_itself_drew_trains(w: World, asked: dict[str, Any], reason: str | None):
+    session = await w.start()
+    assert (await w.chat(USER, session["api_key"], **asked)).status_code == 200
+    assert (w.calls()[-1]["trainable"], w.calls()[-1]["untrainable_reason"]) == (reason is None, reason)
 
 
 @pytest.mark.parametrize(
