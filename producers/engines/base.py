@@ -74,7 +74,6 @@ class Sampling:
             if not good:
                 raise EngineRejected(message, status=400)
 
-
     @property
     def from_policy(self) -> bool:
         """Whether tokens are drawn from the very distribution whose log-probabilities engines report."""
