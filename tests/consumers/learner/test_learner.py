@@ -11,7 +11,7 @@ import pytest
 
 from consumers import policy
 from infra import faults
-from infra.errors import LedgerError
+from infra.errors import LedgerError, UnreachableError
 from infra.topics import full_name
 from schemas import codec
 from schemas.arrays import pack, unpack
@@ -186,6 +186,30 @@ def test_a_crash_anywhere_leaves_the_same_chain(place: Make, name: str) -> None:
         (2, 4, 8),
         (3, 8, 12),
     ]
+
+
+@pytest.mark.parametrize(("point", "committed"), [("learner.before_commit", False), ("learner.after_commit", True)])
+def test_an_unknown_outcome_is_read_from_the_log(place: Make, point: str, committed: bool) -> None:
+    whole, unsure = place(), place()
+    for it in (whole, unsure):
+        feed(it.bus, it.settings, range(12))
+    whole.learn(3)
+    left = 1
+
+    def silent(name: str) -> None:
+        nonlocal left
+        if name == point and left:
+            left -= 1
+            raise UnreachableError("the broker did not answer")
+
+    before = faults.install(silent)
+    try:
+        unsure.learn(3)
+    finally:
+        faults.install(before)
+    assert left == 0
+    assert digests(whole) == digests(unsure)
+    assert any("was not committed" in note for note in unsure.notes) is not committed
 
 
 def test_a_ledger_without_its_weights_is_refused(place: Make) -> None:
