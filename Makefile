@@ -14,7 +14,7 @@ N ?= 10000
 unexport PYTHONDONTWRITEBYTECODE
 export UV_PYTHON_DOWNLOADS := never
 
-.PHONY: help setup test check format demo demo-short chaos histories conformance bench lock clean
+.PHONY: help setup test unit check format demo demo-short chaos histories conformance bench lock clean
 
 help: ## show this
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -46,6 +46,9 @@ format: setup ## format and fix what can be fixed
 
 test: check ## everything that CI runs, services included
 	$(BIN)/pytest
+
+unit: setup ## the tests that start no service, in about a minute
+	$(BIN)/pytest -m "not slow"
 
 demo: setup ## the main job: train a tiny model through the whole loop, with kills on the way
 	$(BIN)/millrace demo

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -10,6 +11,9 @@ from hypothesis import settings
 from infra.services.broker import Broker
 from infra.services.net import LOCALHOST, free_ports
 from infra.services.vllm import Vllm
+
+# Models are tiny here: threads of one operation would only wait for each other. Before anything loads torch.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # The same examples in every run, and no deadline: how busy the machine is must not decide.
 settings.register_profile("millrace", deadline=None, derandomize=True)

@@ -156,6 +156,7 @@ class Killed(BaseException):
     """Stands in for SIGKILL."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", points())
 def test_a_crash_anywhere_leaves_the_same_chain(place: Make, name: str) -> None:
     whole, cut = place(), place()
