@@ -265,8 +265,12 @@ class Bus(_Closing, ABC):
         """The records at these places, in the same order; None where nothing committed lies (any more)."""
 
     @abstractmethod
-    def publisher(self) -> Publisher:
-        """A new publisher."""
+    def publisher(self, *, gapless: bool = False) -> Publisher:
+        """A new publisher.
+
+        `gapless` is for records that carry numbers, of which readers drop what lies below the highest: what a partition
+        holds is always the beginning of what was handed over for it. So nothing times out, however long the log is
+        away; after a record has failed every later one fails too; and `close` gives up what is unanswered."""
 
     @abstractmethod
     def transactor(self, transactional_id: str) -> Transactor:

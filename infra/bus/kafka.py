@@ -303,8 +303,8 @@ class KafkaBus(Bus):
 
     # -- writing
 
-    def publisher(self) -> Publisher:
-        return KafkaPublisher(self._base)
+    def publisher(self, *, gapless: bool = False) -> Publisher:
+        return KafkaPublisher(self._base, gapless=gapless)
 
     def transactor(self, transactional_id: str) -> Transactor:
         transactor = KafkaTransactor(self._base, transactional_id)

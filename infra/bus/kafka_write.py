@@ -6,6 +6,7 @@ that a dead owner holds readers up no longer; an error whose outcome is unknown 
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
@@ -20,7 +21,17 @@ from infra.bus.base import MemberToken, Outgoing, Place, Publisher, Sent, Transa
 from infra.bus.kafka_common import WAIT_S, know_topic, raise_ours, translated, writing
 from infra.errors import BusError, FencedError, RefusedError, UnreachableError
 
+log = logging.getLogger(__name__)
+
 TRANSACTION_S = 10.0
+LEAVE_S = 5.0
+"""how long a publisher that is closed waits for answers that nobody waited for"""
+GAPLESS = {
+    # Left to itself the client drops a record that timed out or was refused, and goes on with those behind it. The
+    # guarantee covers refusals; records that time out are exempt from it, so that none may.
+    "enable.gapless.guarantee": True,
+    "message.timeout.ms": 0,
+}
 
 MOVED_ON = {
     KafkaError.ILLEGAL_GENERATION,
@@ -66,8 +77,10 @@ def _place(message: Any) -> Place:
 class KafkaPublisher(Publisher):
     """A producer with a thread of its own for the delivery reports."""
 
-    def __init__(self, base: Mapping[str, Any]) -> None:
-        self._producer = Producer({**writing(base), "linger.ms": 1})
+    def __init__(self, base: Mapping[str, Any], *, gapless: bool) -> None:
+        self._producer = Producer({**writing(base), "linger.ms": 1, **(GAPLESS if gapless else {})})
+        self._gapless = gapless
+        self._failed: BusError | None = None
         self._known: set[str] = set()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="kafka-publisher", daemon=True)
@@ -75,7 +88,11 @@ class KafkaPublisher(Publisher):
 
     def _serve(self) -> None:
         while not self._closed.is_set():
-            self._producer.poll(0.1)
+            try:
+                self._producer.poll(0.1)
+            except KafkaException as error:  # fatal: nothing more is written, and every record is answered so
+                log.warning("a publisher is over: %s", error.args[0].str())
+                self._failed = self._failed or translated(error.args[0], "writing")
 
     def publish(self, out: Outgoing) -> Future[Place]:
         future: Future[Place] = Future()
@@ -84,15 +101,23 @@ class KafkaPublisher(Publisher):
             if error is None:
                 future.set_result(_place(message))
             else:
-                future.set_exception(translated(error, f"writing to {out.topic}"))
+                future.set_exception(self._noted(translated(error, f"writing to {out.topic}")))
 
         try:
+            if self._failed is not None:
+                raise self._failed
             _hand_over(self._producer, self._known, out, answered)
         except KafkaException as error:
-            future.set_exception(translated(error.args[0], f"writing to {out.topic}"))
+            future.set_exception(self._noted(translated(error.args[0], f"writing to {out.topic}")))
         except BusError as error:
-            future.set_exception(error)
+            future.set_exception(self._noted(error))
         return future
+
+    def _noted(self, error: BusError) -> BusError:
+        """The error; the first one ends a publisher that must leave no gap."""
+        if self._gapless:
+            self._failed = self._failed or error
+        return error
 
     def flush(self, timeout_s: float = WAIT_S) -> None:
         left = self._producer.flush(timeout_s)
@@ -103,7 +128,12 @@ class KafkaPublisher(Publisher):
         if not self._closed.is_set():
             self._closed.set()
             self._thread.join()
-            self._producer.close()
+            if not self._gapless:
+                self._producer.flush(LEAVE_S)
+            self._producer.purge()  # else closing waits for every record to time out
+            for _ in range(2):  # the first may only say that purging breaks the guarantee, which ends here anyway
+                with suppress(KafkaException):
+                    self._producer.close()
 
 
 class KafkaTransactor(Transactor):

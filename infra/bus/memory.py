@@ -125,8 +125,8 @@ class MemoryBus(Bus):
 
     # -- writing
 
-    def publisher(self) -> Publisher:
-        return MemoryPublisher(self)
+    def publisher(self, *, gapless: bool = False) -> Publisher:
+        return MemoryPublisher(self, gapless=gapless)
 
     def transactor(self, transactional_id: str) -> Transactor:
         faults.point("transactor.before_fence")

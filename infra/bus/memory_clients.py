@@ -26,7 +26,7 @@ from infra.bus.base import (
     Tail,
     Transactor,
 )
-from infra.errors import FencedError, RefusedError, TooLargeError, TopicError, UnreachableError
+from infra.errors import BusError, FencedError, RefusedError, TopicError, UnreachableError
 
 if TYPE_CHECKING:
     from infra.bus.memory import MemoryBus
@@ -77,16 +77,21 @@ class Group:
 
 
 class MemoryPublisher(Publisher):
-    def __init__(self, bus: MemoryBus) -> None:
+    def __init__(self, bus: MemoryBus, *, gapless: bool) -> None:
         self._bus = bus
+        self._gapless = gapless
+        self._failed: BusError | None = None
 
     def publish(self, out: Outgoing) -> Future[Place]:
         future: Future[Place] = Future()
         try:
+            if self._failed is not None:
+                raise self._failed
             with self._bus.lock:
                 place = self._bus.append(out, None)
                 self._bus.changed.notify_all()
-        except (TooLargeError, TopicError) as error:
+        except BusError as error:
+            self._failed = error if self._gapless else None
             future.set_exception(error)
         else:
             future.set_result(place)
@@ -105,7 +110,6 @@ class MemoryTransactor(Transactor):
         self._fenced = False
         self._lapsed = False
         self._open = False
-        self._lapsed = False
         self._sent: list[tuple[Sent, Place]] = []
         self._places: list[Place] = []
         self._offsets: tuple[Group, dict[int, int]] | None = None

@@ -1,9 +1,10 @@
 """Sends the capture log on to `raw`, in order, from one thread.
 
-Invariants: entries are handed to one idempotent publisher in the order of their numbers, and the acknowledged position
+Invariants: entries are handed to one gapless publisher in the order of their numbers, and the acknowledged position
 only moves past entries whose places are known. After any failure or restart everything from that position on is sent
 again in the same order under the numbers it was appended with, so what arrives twice falls to the source's high-water
-mark. What is too large for the topic is stored as a claim and the claim is sent in its place."""
+mark; no entry arrives behind one that did not, since the mark would drop the latter for good. What is too large for the
+topic is stored as a claim and the claim is sent in its place."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from concurrent.futures import TimeoutError as Unanswered
 from infra import faults
 from infra.bus.base import Bus, Outgoing, Place, Publisher
 from infra.claims import ClaimStore
-from infra.errors import BusError
+from infra.errors import BusError, TooLargeError
 from producers.capture.entry import Kept
 from producers.capture.log import CaptureLog
 from schemas import codec
@@ -86,7 +87,7 @@ class Forwarder:
         while not self._stop.is_set():
             before = self.log.acked
             try:
-                with self.bus.publisher() as publisher:
+                with self.bus.publisher(gapless=True) as publisher:
                     self._forward(publisher)
             except (BusError, OSError) as error:
                 self.failures += 1
@@ -111,7 +112,11 @@ class Forwarder:
                     faults.point("forwarder.published")
                 while window and (window[0][1].done() or len(window) >= WINDOW):
                     kept, sent = window.popleft()
-                    sent.result()
+                    try:
+                        sent.result()
+                    except TooLargeError:  # the topic takes less than we thought
+                        self.max_record = min(self.max_record, len(kept.entry.value) - 1)
+                        raise
                     acked, size = kept.seq + 1, size + kept.size
                 now = time.monotonic()
                 stopping = self._stop.is_set()

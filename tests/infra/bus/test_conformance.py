@@ -100,6 +100,18 @@ def test_a_key_decides_the_partition(bus: Bus, topic: Topic) -> None:
     assert [place.partition for place in places] == [partition_of(key, 5) for key in keys]
 
 
+def test_a_gapless_publisher_writes_nothing_behind_a_record_that_failed(bus: Bus, topic: Topic) -> None:
+    name = topic()
+    with bus.publisher(gapless=True) as publisher:
+        values = (b"0", b"x" * 3_000_000, b"2")
+        first, *others = [publisher.publish(Outgoing(name, b"k", value)) for value in values]
+        first.result(PATIENCE_S)
+        for future in others:
+            with pytest.raises(TooLargeError):
+                future.result(PATIENCE_S)
+    assert [record.value for record in bus.read(name, 0)] == [b"0"]
+
+
 def test_a_record_too_large_is_said_to_be(bus: Bus, topic: Topic) -> None:
     name = topic()
     with bus.publisher() as publisher, pytest.raises(TooLargeError):

@@ -54,6 +54,17 @@ def flat(parts: list[list[int]]) -> list[int]:
     return [seq for part in parts for seq in part]
 
 
+def assert_marks_drop_duplicates_alone(parts: list[list[int]]) -> None:
+    """What a reader's high-water mark lets through is everything."""
+    for part in parts:
+        mark, kept = -1, []
+        for seq in part:
+            if seq > mark:
+                mark = seq
+                kept.append(seq)
+        assert kept == sorted(set(part))
+
+
 def test_everything_arrives_in_order(log: CaptureLog, bus: MemoryBus, tmp_path: Path):
     put(log, 30)
     sender = forwarder(log, bus, tmp_path)
@@ -83,13 +94,7 @@ def test_a_restart_sends_again_from_the_acknowledged_position(log: CaptureLog, b
     found = arrived(bus)
     assert set(flat(found)) == set(range(15))
     assert sorted(flat(found))[4:16] == sorted([*range(4, 10), *range(4, 10)])
-    for part in found:
-        mark, kept = -1, []
-        for seq in part:
-            if seq > mark:
-                mark = seq
-                kept.append(seq)
-        assert sorted(set(part)) == kept, "the high-water mark must drop duplicates and nothing else"
+    assert_marks_drop_duplicates_alone(found)
 
 
 def test_large_events_become_claims(log: CaptureLog, bus: MemoryBus, tmp_path: Path):
@@ -112,12 +117,12 @@ def test_an_unreachable_log_is_tried_again(
     left = 2
     publisher = bus.publisher
 
-    def flaky() -> Any:
+    def flaky(*, gapless: bool) -> Any:
         nonlocal left
         left -= 1
         if left >= 0:
             raise UnreachableError("down")
-        return publisher()
+        return publisher(gapless=gapless)
 
     monkeypatch.setattr(bus, "publisher", flaky)
     put(log, 3)
@@ -127,3 +132,22 @@ def test_an_unreachable_log_is_tried_again(
     sender.close()
     assert sender.failures == 2
     assert sorted(flat(arrived(bus))) == [0, 1, 2]
+
+
+def test_what_the_topic_refuses_as_too_large_goes_as_a_claim_and_nothing_overtakes_it(
+    log: CaptureLog, tmp_path: Path
+) -> None:
+    bus = MemoryBus(max_bytes=1000)
+    bus.ensure_topics([TopicSpec(TOPIC, 2)])
+    put(log, 4)
+    put(log, 1, size=2000)
+    put(log, 10)
+    sender = forwarder(log, bus, tmp_path)
+    sender.start()
+    assert sender.drained(20)
+    sender.close()
+    found = arrived(bus)
+    assert sorted(set(flat(found))) == list(range(15))
+    assert_marks_drop_duplicates_alone(found)
+    (claim,) = [r for p in range(2) for r in bus.read(TOPIC, p) if r.headers["source-seq"] == b"4"]
+    assert codec.name_of(claim.value or b"") == "Claim"

@@ -1,0 +1,93 @@
+"""What the client does with records that it cannot write, and that a gapless publisher leaves no hole all the same."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+import uuid
+from collections.abc import Iterator
+
+import pytest
+
+from infra.bus.base import Outgoing, TopicSpec
+from infra.bus.kafka import KafkaBus
+from infra.errors import BusError
+from infra.services.broker import Broker
+
+pytestmark = [pytest.mark.slow, pytest.mark.kafka]
+
+TIMEOUT_MS = 1500
+COUNT = 40
+
+
+@pytest.fixture(scope="module")
+def own_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    """A broker that may be killed and frozen."""
+    with Broker(tmp_path_factory.mktemp("broker")) as running:
+        running.start()
+        yield running
+
+
+@pytest.fixture
+def bus(own_broker: Broker) -> Iterator[KafkaBus]:
+    with KafkaBus(own_broker.bootstrap, {"message.timeout.ms": TIMEOUT_MS}) as found:
+        yield found
+
+
+def numbers(bus: KafkaBus, topic: str) -> list[int]:
+    return [int((record.value or b"").partition(b" ")[0]) for record in bus.read(topic, 0)]
+
+
+@pytest.mark.parametrize("gapless", [False, True])
+def test_a_record_that_the_broker_refuses(bus: KafkaBus, gapless: bool) -> None:
+    topic = f"t{uuid.uuid4().hex[:12]}"
+    bus.ensure_topics([TopicSpec(topic, 1, {"max.message.bytes": "2000"})])
+    values = [b"%d %s" % (n, os.urandom(5000) if n == 1 else b"") for n in range(COUNT)]
+    with bus.publisher(gapless=gapless) as publisher:
+        publisher.publish(Outgoing(topic, b"k", values[0])).result(30)
+        refused = publisher.publish(Outgoing(topic, b"k", values[1]))
+        with pytest.raises(BusError):
+            refused.result(30)
+        for value in values[2:]:
+            publisher.publish(Outgoing(topic, b"k", value))
+        if not gapless:
+            publisher.flush()
+    assert numbers(bus, topic) == ([0] if gapless else [0, *range(2, COUNT)])
+
+
+@pytest.mark.parametrize("gapless", [False, True])
+def test_a_broker_that_is_away_for_longer_than_the_client_waits(
+    bus: KafkaBus, own_broker: Broker, gapless: bool
+) -> None:
+    topic = f"t{uuid.uuid4().hex[:12]}"
+    bus.ensure_topics([TopicSpec(topic, 1)])
+    with bus.publisher(gapless=gapless) as publisher:
+        publisher.publish(Outgoing(topic, b"k", b"0")).result(30)
+        own_broker.kill()
+        waiting = [publisher.publish(Outgoing(topic, b"k", b"%d" % n)) for n in range(1, COUNT)]
+        time.sleep(2 * TIMEOUT_MS / 1000)
+        own_broker.start()
+        if gapless:
+            assert [future.result(30).offset for future in waiting] == list(range(1, COUNT))
+        else:
+            assert all(isinstance(future.exception(30), BusError) for future in waiting)
+        last = publisher.publish(Outgoing(topic, b"k", b"%d" % COUNT))
+        while isinstance(last.exception(30), BusError) and not gapless:
+            last = publisher.publish(Outgoing(topic, b"k", b"%d" % COUNT))
+    assert numbers(bus, topic) == ([*range(COUNT + 1)] if gapless else [0, COUNT])
+
+
+def test_closing_waits_for_nobody(bus: KafkaBus, own_broker: Broker) -> None:
+    topic = f"t{uuid.uuid4().hex[:12]}"
+    bus.ensure_topics([TopicSpec(topic, 1)])
+    assert own_broker.pid is not None
+    publisher = bus.publisher(gapless=True)
+    publisher.publish(Outgoing(topic, b"k", b"0")).result(30)
+    os.kill(own_broker.pid, signal.SIGSTOP)
+    try:
+        left = publisher.publish(Outgoing(topic, b"k", b"1"))
+        publisher.close()
+        assert isinstance(left.exception(30), BusError)
+    finally:
+        os.kill(own_broker.pid, signal.SIGCONT)
