@@ -114,8 +114,9 @@ RULES: tuple[Rule, ...] = (
     _rule("telegram_token", r"\b[0-9]{8,10}:AA[A-Za-z0-9_-]{4}", rf"[0-9]{{8,10}}:AA{_W}{{32,34}}"),
     _rule("azure_storage", r"AccountKey=[A-Za-z0-9+/]{8}", r"AccountKey=[A-Za-z0-9+/]{86}=="),
     _rule("digitalocean_token", r"\bdo[opr]_v1_[a-f0-9]{8}", r"do[opr]_v1_[a-f0-9]{64}"),
+    # A session's own key, as the gateway makes it: an id and its signature.
     _rule(
-        "millrace_key", r"\bmr_[a-z0-9]{1,12}_[A-Za-z0-9]{4}", rf"mr_[a-z0-9]{{1,12}}_[A-Za-z0-9]{{4,32}}_{_W}{{40,48}}"
+        "millrace_key", r"\bmr-[0-9a-f]{8}-[0-9a-f]{4}", r"mr-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\.[0-9a-f]{32}"
     ),
     _rule("jwt", r"\beyJ[A-Za-z0-9_-]{8}", rf"eyJ{_W}{{8,4000}}\.eyJ{_W}{{8,8000}}\.{_W}{{8,1400}}"),
     _rule("bearer", r"\bbearer +[A-Za-z0-9._~+/-]{8}", r"bearer +[A-Za-z0-9._~+/-]{20,2000}=*", _mixed, caseless=True),

@@ -7,6 +7,7 @@ import os
 import pytest
 
 from infra.errors import DetectorError
+from producers.gateway.sessions import Sessions
 from streams.refine.detectors.base import Hit
 from streams.refine.detectors.guard import Guarded
 from streams.refine.detectors.kingfisher import Kingfisher
@@ -74,7 +75,7 @@ FOUND = {
     "openai_key": "sk-proj-AbCdEfGhIjKlMnOpQrStUvWx1234",
     "google_key": "AIzaSyA1234567890abcdefghijklmnopqrstuv",
     "huggingface_token": "hf_abcdefghijklmnopqrstuvwxyzABCDEFGH",
-    "millrace_key": "mr_live_ab12_" + "A1b2C3d4E5" * 4 + "abc",
+    "millrace_key": "key mr-0190f3a2-7c1b-7d3e-8f00-1234567890ab." + "0123456789abcdef" * 2,
     "jwt": "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0NTYifQ.dBjftJeZ4CVP",
     "bearer": "Authorization: Bearer abcDEF123456ghiJKL7890",
     "url_password": "postgres://app:s3cr3tpw@db.example/x",
@@ -99,6 +100,13 @@ CLEAN = {
     "a uuid with a card's checksum": "chatcmpl-38c1962e-4822-2334-8896-58716addb17a",
     "six digits to sort": "6 4 1 9 2 7 sorted is 1 2 4 6 7 9",
 }
+
+
+def test_our_rules_find_the_keys_that_the_gateway_makes(vectorscan, tmp_path):
+    sessions = Sessions(tmp_path, "p")
+    key = sessions.key_of(sessions.unsolicited("t", None, (), 0))
+    (hit,) = [hit for hit in vectorscan.scan(f'api_key={key}"'.encode()) if hit.kind == "millrace_key"]
+    assert (hit.start, hit.end, hit.blocks) == (8, 8 + len(key), True)
 
 
 @pytest.mark.parametrize("kind", FOUND)
