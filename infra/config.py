@@ -111,7 +111,7 @@ class Policy(Section):
 class Key(Section):
     """One static key of the gateway."""
 
-    key: SecretStr
+    key: Annotated[SecretStr, Field(min_length=1)]
     tenant: Name = "local"
 
 

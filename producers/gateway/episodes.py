@@ -139,6 +139,9 @@ class EventsIn(msgspec.Struct, forbid_unknown_fields=True):
     events: list[EventIn]
 
 
+LONGEST_GROUP = 200
+"""bytes; a group's name is part of the Kafka key and of the headers of each of its events"""
+
 ACTORS: dict[type, str] = {
     ToolCallIn: "agent",
     ToolResultIn: "tool",
@@ -252,6 +255,7 @@ class Episodes:
             ("sample", not 0 <= wanted.sample < wanted.group_size),
             ("min_version", wanted.min_version < 0),
             ("ticket", wanted.ticket is not None and wanted.ticket < 0),
+            ("group", len(group.encode()) > LONGEST_GROUP),
         ):
             if bad:
                 raise bad_request(f"{what} is out of range", param=what)

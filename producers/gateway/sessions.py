@@ -53,7 +53,7 @@ class Sessions:
         if not key.startswith(KEY_PREFIX):
             return None
         id, _, signature = key[len(KEY_PREFIX) :].partition(".")
-        return id if hmac.compare_digest(signature, self._sign(id)) else None
+        return id if hmac.compare_digest(signature.encode(), self._sign(id).encode()) else None
 
     def _sign(self, id: str) -> str:
         return hmac.new(self._secret, id.encode(), hashlib.sha256).hexdigest()[:32]

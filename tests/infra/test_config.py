@@ -138,6 +138,12 @@ def test_secrets_are_masked_and_reach_the_client() -> None:
     assert settings.kafka.client_options()["sasl.password"] == "hunter2"
 
 
+def test_an_empty_key_is_none() -> None:
+    write("[gateway]\nhost = '0.0.0.0'\n[gateway.keys.me]\nkey = ''")
+    with pytest.raises(ConfigError, match=r"\[gateway.keys.me\] key: .*at least 1"):
+        load()
+
+
 def test_an_error_shows_no_value() -> None:
     write("[gateway.keys.me]\nkey = ['hunter2']")
     with pytest.raises(ConfigError) as caught:

@@ -64,6 +64,7 @@ TABLE: list[tuple[str, str, Any, int, str]] = [
     ("session of nobody", "/v1/sessions/none/end", {}, 404, "There is no session none here"),
     ("start: unknown field", "/v1/sessions", {"tiket": 1}, 400, "unknown field `tiket`"),
     ("start: bad sample", "/v1/sessions", {"group_size": 2, "sample": 2}, 400, "sample is out of range"),
+    ("start: endless group", "/v1/sessions", {"group": "ü" * 101}, 400, "group is out of range"),
     ("start: bad split", "/v1/sessions", {"split": "test"}, 400, "Invalid enum value 'test'"),
     ("start: bad parent", "/v1/sessions", {"parent": "nobody"}, 404, "There is no session nobody here"),
     ("events: unknown kind", "/v1/sessions/S/events", {"events": [{"kind": "model_call"}]}, 400, "Invalid value"),

@@ -304,6 +304,9 @@ async def test_static_keys_and_session_keys(tmp_path: Path, renderer: TemplateRe
         assert (await w.chat([USER], session["api_key"])).status_code == 200
         forged = session["api_key"][:-1] + ("0" if session["api_key"][-1] != "0" else "1")
         assert (await w.chat([USER], forged)).status_code == 401
+        for odd in (f"{session['api_key'][:-1]}é", "é"):
+            answer = await w.http.get("/v1/models", headers={"authorization": f"Bearer {odd}".encode("latin-1")})
+            assert answer.status_code == 401
         url = f"/v1/sessions/{session['session']}/end"
         assert (await w.http.post(url, json={}, headers={"authorization": "Bearer sk-two"})).status_code == 404
         assert (await w.http.post(url, json={})).status_code == 401
