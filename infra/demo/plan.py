@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+NAMESPACE = "demo"
+
 
 @dataclass(frozen=True, slots=True)
 class Fault:
@@ -43,7 +45,7 @@ def flags(home: Path, seed: int, ports: Sequence[int]) -> Mapping[str, Any]:
     """Settings of the demo, by dotted name. `ports`: free ones for broker, gateway and engine."""
     broker, gateway, engine = ports
     return {
-        "namespace": "demo",
+        "namespace": NAMESPACE,
         "home": str(home),
         "kafka.bootstrap": f"127.0.0.1:{broker}",
         "topics.slots": 2,

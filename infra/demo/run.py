@@ -12,6 +12,7 @@ import os
 import shutil
 import signal
 import time
+import tomllib
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -20,27 +21,30 @@ import tomlkit
 from rich.console import Console
 
 from infra.bus.kafka import KafkaBus
-from infra.config import Settings, load
+from infra.config import FILE, Settings, load
 from infra.demo import warm
 from infra.demo.fleet import BROKER, Fleet
 from infra.demo.live import Screen
-from infra.demo.plan import FULL, SHORT, Fault, Plan, flags, gain
+from infra.demo.plan import FULL, NAMESPACE, SHORT, Fault, Plan, flags, gain
 from infra.demo.usage import Usage
 from infra.demo.watch import Watch
-from infra.errors import ServiceError
+from infra.errors import ConfigError, ServiceError
+from infra.services.leftovers import deployment_id
 from infra.services.net import free_ports, is_listening, wait_until
+from infra.services.supervisor import Supervisor
 
 STALL_S = 240
 """Seconds without a new version after which the demo gives up."""
 
 
 def run(home: Path, *, seed: int = 0, short: bool = False, console: Console | None = None) -> int:
-    """The whole demo in `home`, which is emptied first. Returns the exit code."""
+    """The whole demo in `home`. A former demo there is stopped and removed first; ConfigError for a directory that
+    holds anything else. Returns the exit code."""
     console = console or Console()
     plan = SHORT if short else FULL
+    empty(home)
     settings, file = _configure(home, seed)
     fleet = Fleet(settings, file)
-    fleet.down()
     started = time.monotonic()
     try:
         with Screen(console, plan.versions) as screen:
@@ -68,9 +72,21 @@ def make_topics(settings: Settings) -> None:
         bus.ensure_topics(settings.layout.specs())
 
 
+def empty(home: Path) -> None:
+    """Make `home` an empty directory, if it is one or holds a former demo, which is stopped. Raises ConfigError."""
+    if home.exists() and any(home.iterdir()):
+        try:
+            former = tomllib.loads((home / FILE).read_text())
+        except (OSError, ValueError):
+            former = {}
+        if (former.get("namespace"), former.get("home")) != (NAMESPACE, str(home.absolute())):
+            raise ConfigError(f"{home} holds files that no demo wrote: give --home a directory of its own")
+        Supervisor(home, deployment_id(NAMESPACE, home)).down()
+        shutil.rmtree(home)
+    home.mkdir(parents=True, exist_ok=True)
+
+
 def _configure(home: Path, seed: int) -> tuple[Settings, Path]:
-    shutil.rmtree(home, ignore_errors=True)
-    home.mkdir(parents=True)
     values = flags(home.absolute(), seed, free_ports(3))
     document = tomlkit.document()
     for name, value in values.items():
@@ -78,7 +94,7 @@ def _configure(home: Path, seed: int) -> tuple[Settings, Path]:
         if section and section not in document:
             document[section] = tomlkit.table()
         (document[section] if section else document)[key] = value
-    file = home / "millrace.toml"
+    file = home / FILE
     file.write_text(tomlkit.dumps(document))
     return load(file), file
 
