@@ -12,7 +12,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -46,6 +46,14 @@ def locked(lock: Path = LOCK) -> list[Jar]:
     """The jars that the lock names, sorted by file name."""
     lines = (line.split() for line in lock.read_text().splitlines() if line and not line.startswith("#"))
     return sorted((Jar(*fields) for fields in lines), key=lambda jar: jar.name)
+
+
+def lock_text(jars: Iterable[Jar]) -> str:
+    """The content of a lock that names these jars."""
+    head = (
+        "# The broker's jars, made by: python -m infra.services.jars --lock. Each line: group artifact version sha256"
+    )
+    return "\n".join([head, *(" ".join(jar) for jar in sorted(jars, key=lambda jar: jar.name))]) + "\n"
 
 
 def class_path(cache: Path | None = None) -> list[Path]:
@@ -126,8 +134,6 @@ def _only_one(path: Path) -> Iterator[None]:
 
 if __name__ == "__main__":
     if sys.argv[1:] == ["--lock"]:
-        head = "# The broker's jars, made by: python -m infra.services.jars --lock. Each line: group artifact "
-        "version sha256\n"
-        LOCK.write_text(head + "".join(" ".join(jar) + "\n" for jar in sorted(resolve(), key=lambda jar: jar.name)))
+        LOCK.write_text(lock_text(resolve()))
     else:
         print(os.pathsep.join(map(str, class_path())))
