@@ -5,6 +5,7 @@ file are skipped and counted, never guessed."""
 
 from __future__ import annotations
 
+import os
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -48,16 +49,19 @@ class Cursor:
 
     def _next(self) -> bytes | None:
         """The entry at the position, or None when no whole, sound one lies there."""
-        if self._file is None:
-            return None
-        head = self._file.read(HEAD.size)
-        if len(head) == HEAD.size:
-            length, checksum = HEAD.unpack(head)
-            payload = self._file.read(length)
-            if len(payload) == length and zlib.crc32(payload) == checksum:
-                self._position += HEAD.size + length
-                return payload
-        self._file.seek(self._position)
+        for _ in range(2 if self._file else 0):
+            assert self._file is not None
+            head = self._file.read(HEAD.size)
+            if len(head) == HEAD.size:
+                length, checksum = HEAD.unpack(head)
+                payload = self._file.read(length)
+                if len(payload) == length and zlib.crc32(payload) == checksum:
+                    self._position += HEAD.size + length
+                    return payload
+            # What was read ahead may be of a write that failed, cut off and written over since: going to the end
+            # forgets it.
+            self._file.seek(0, os.SEEK_END)
+            self._file.seek(self._position)
         return None
 
     def _open_next(self) -> None:

@@ -151,7 +151,7 @@ class CaptureLog:
         """Everything before number `acked` reached `raw`; `size` bytes less wait. Written so that a crash repeats."""
         self.acked = acked
         self._released += size
-        _replace(self.folder / "acked", str(acked).encode())
+        _replace(self.folder / "acked", str(acked).encode(), sync=self.fsync)
         faults.point("capture.acked")
 
     def forget(self, older_than_s: float) -> int:
@@ -253,7 +253,11 @@ class CaptureLog:
 
 
 def _read_int(path: Path) -> int:
-    return int(path.read_bytes()) if path.exists() else 0
+    """The number in a file; 0 where there is none, or a power cut left none: then what is kept is sent again."""
+    try:
+        return int(path.read_bytes())
+    except (FileNotFoundError, ValueError):
+        return 0
 
 
 def _replace(path: Path, data: bytes, *, sync: bool = False) -> None:

@@ -150,6 +150,37 @@ def test_a_full_disk_leaves_no_trace_and_keeps_room_for_markers(tmp_path: Path):
     assert log._reserved == log.reserve_bytes
 
 
+def test_a_reader_forgets_what_it_saw_of_a_write_that_failed(tmp_path: Path):
+    seen: list[int] = []
+
+    def torn(descriptor: int, data: bytes) -> int:
+        if log.end == 1 and not seen:
+            os.write(descriptor, data[: len(data) // 2])
+            seen.extend(kept.seq for kept in cursor.take(10))  # reads ahead, into the half that is there
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return os.write(descriptor, data)
+
+    log = CaptureLog(tmp_path / "log", write=torn)
+    cursor = log.cursor(0)
+    log.append(entry(0))
+    with pytest.raises(LogFull):
+        log.append(entry(1, 1000))
+    log.append(entry(2))
+    seen += [kept.seq for kept in cursor.take(10)]
+    assert seen == [0, 1]
+
+
+def test_a_position_that_a_power_cut_emptied_sends_everything_again(tmp_path: Path):
+    log = CaptureLog(tmp_path / "log")
+    for n in range(3):
+        log.append(entry(n))
+    log.release(2, 10)
+    log.close()
+    (tmp_path / "log" / "acked").write_bytes(b"")
+    log = CaptureLog(tmp_path / "log")
+    assert (log.acked, log.end, numbers(log)) == (0, 3, [0, 1, 2])
+
+
 def test_too_much_waiting_is_full_too_but_markers_pass(tmp_path: Path):
     log = CaptureLog(tmp_path / "log", max_waiting=200)
     log.append(entry(0, 100))
