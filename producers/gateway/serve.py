@@ -44,6 +44,7 @@ from producers.gateway.rendering.choose import check, choose
 from producers.gateway.sessions import Sessions
 from producers.heartbeat import Heartbeat
 from schemas import codec
+from schemas.errors import SchemaError
 
 logger = logging.getLogger(__name__)
 
@@ -168,7 +169,9 @@ def find_model(settings: Settings, bus: Bus, stop: asyncio.Event | threading.Eve
                 found = {name: event[name] for name in ("policy", "uri", "tokenizer_hash", "template_hash")}
                 found["uri"] = found["uri"].removeprefix("file://")
                 known.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-                known.write_text(json.dumps(found))
+                draft = known.with_suffix(".new")
+                draft.write_text(json.dumps(found))
+                draft.replace(known)
                 return found
         except BusError as error:
             found = json.loads(known.read_bytes()) if known.is_file() else {}
@@ -240,7 +243,11 @@ class WorkersWatch:
 
     def _hand_over(self, record: Record) -> None:
         if record.value is not None:
-            status = codec.decode_as("WorkerStatus", record.value)
+            try:
+                status = codec.decode_as("WorkerStatus", record.value)
+            except SchemaError as error:
+                logger.warning("%s@%d is no status: %s", self._topic, record.offset, error)
+                return
             with suppress(RuntimeError):  # the loop was closed: nobody listens any more
                 self._loop.call_soon_threadsafe(self._observe, status)
 
