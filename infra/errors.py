@@ -4,6 +4,7 @@
     ├── ConfigError              a setting is missing, unknown or wrong
     ├── BusError                 the log refused or could not answer
     │   ├── UnreachableError     no broker answered in time; whatever was in flight has an unknown outcome
+    │   ├── AccessError          the brokers answered and do not let us in, or do not let us do this
     │   ├── TopicError           a topic is missing or differs from its specification
     │   ├── FencedError          another owner opened the same transactional id; this transactor is dead
     │   ├── RefusedError         the group moved on since the records were polled; the transaction was aborted
@@ -51,6 +52,10 @@ class BusError(MillraceError):
 
 class UnreachableError(BusError):
     """No broker answered in time. What was in flight has an unknown outcome: fence again, then read what is there."""
+
+
+class AccessError(BusError):
+    """The brokers answered and refused: wrong credentials, an untrusted certificate, or a user that may not do this."""
 
 
 class TopicError(BusError):

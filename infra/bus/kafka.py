@@ -33,6 +33,7 @@ from infra.bus.base import (
     Transactor,
 )
 from infra.bus.kafka_common import WAIT_S, common, know_topic, patient, raise_ours, reading, records_of
+from infra.bus.kafka_entry import Listener, greet, made
 from infra.bus.kafka_read import KafkaMember, KafkaTail, take
 from infra.bus.kafka_write import KafkaPublisher, KafkaTransactor
 from infra.errors import BusError, TopicError, UnreachableError
@@ -67,6 +68,8 @@ class KafkaBus(Bus):
         self._base = common(bootstrap, self._options, client_id)
         self._lock = threading.Lock()
         self._admin: Any = None
+        self._heard = Listener(client_id)
+        self._greeted = False
         self._idle: list[Consumer] = []
         self._counts: dict[str, int] = {}
         self._stuck: dict[Where, int] = {}
@@ -75,11 +78,19 @@ class KafkaBus(Bus):
 
     @property
     def admin(self) -> Any:
-        """The cluster's administration."""
+        """The cluster's administration, once it has answered. Raises ConfigError, AccessError or UnreachableError."""
+        self._enter()
+        return self._admin
+
+    def _enter(self) -> None:
+        """Whoever is not let in learns it here, at once and in words, not from a client that goes on trying."""
         with self._lock:
             if self._admin is None:
-                self._admin = kafka.AdminClient(self._base)
-            return self._admin
+                self._admin = made(kafka.AdminClient, {**self._base, "error_cb": self._heard})
+        if not self._greeted:
+            self._heard.refusal = None
+            greet(self._admin, self._heard, self._bootstrap, WAIT_S)
+            self._greeted = True
 
     def partitions(self, topic: str) -> int:
         if topic not in self._counts:
@@ -237,7 +248,8 @@ class KafkaBus(Bus):
         with self._lock:
             reader = self._idle.pop() if self._idle else None
         if reader is None:
-            reader = Consumer({**reading(self._base), "enable.partition.eof": True, "fetch.wait.max.ms": 5})
+            config = {**reading(self._base), "enable.partition.eof": True, "fetch.wait.max.ms": 5}
+            reader = made(Consumer, config)
         try:
             yield reader
         except KafkaException as error:
@@ -282,6 +294,7 @@ class KafkaBus(Bus):
         return [found.get(Place(*place)) for place in places]
 
     def tail(self, positions: Mapping[Where, int]) -> Tail:
+        self._enter()
         return KafkaTail(self._base, positions)
 
     def member(
@@ -304,9 +317,11 @@ class KafkaBus(Bus):
     # -- writing
 
     def publisher(self, *, gapless: bool = False) -> Publisher:
+        self._enter()
         return KafkaPublisher(self._base, gapless=gapless)
 
     def transactor(self, transactional_id: str) -> Transactor:
+        self._enter()
         transactor = KafkaTransactor(self._base, transactional_id)
         try:
             if self._plaintext():

@@ -10,7 +10,8 @@ from typing import Any, NoReturn, TypeVar
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, KafkaError, KafkaException
 
 from infra.bus.base import EARLIEST, LATEST, NO_HEADERS, Record
-from infra.errors import BusError, FencedError, TooLargeError, TopicError, UnreachableError
+from infra.bus.kafka_entry import FORBIDDEN, OPTIONS, Listener
+from infra.errors import AccessError, BusError, FencedError, TooLargeError, TopicError, UnreachableError
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +66,8 @@ PASSING = STALE | {
 def translated(error: KafkaError, what: str) -> BusError:
     """Our error for a client's error that happened while doing `what`."""
     code, text = error.code(), f"{what}: {error.str()}"
+    if code in FORBIDDEN:
+        return AccessError(f"{text}. Grant it to the user of {OPTIONS}: docs/operations.md lists what is needed.")
     if code in FENCED or error.fatal():
         return FencedError(f"{text}. Drop this transactor and restore from the log.")
     if code in MISSING:
@@ -84,13 +87,10 @@ def raise_ours(error: KafkaException, what: str) -> NoReturn:
 def common(bootstrap: str, options: Mapping[str, Any], client_id: str) -> dict[str, Any]:
     """Configuration of every client. `options` are librdkafka's names (SASL, TLS ...) and win."""
 
-    def on_error(error: KafkaError) -> None:
-        log.debug("%s: %s", client_id or "kafka", error.str())
-
     return {
         "bootstrap.servers": bootstrap,
         "client.id": client_id or "millrace",
-        "error_cb": on_error,
+        "error_cb": Listener(client_id),
         "log_level": 2,
         "reconnect.backoff.ms": 50,
         "reconnect.backoff.max.ms": 1000,
@@ -173,7 +173,8 @@ def record_of(message: Any) -> Record:
 
 
 def records_of(messages: list[Any], what: str) -> list[Record]:
-    """The records among what a consumer returned. Raises TopicError when the position is gone, BusError when fatal.
+    """The records among what a consumer returned. Raises TopicError when the position is gone, AccessError when it may
+    not be read, BusError when fatal.
 
     What the client gets over by itself (lost connections, rebalances) is only logged."""
     found = []
@@ -183,7 +184,7 @@ def records_of(messages: list[Any], what: str) -> list[Record]:
             found.append(record_of(message))
         elif error.code() == KafkaError._AUTO_OFFSET_RESET:
             raise TopicError(f"{what}: records at the position were deleted ({error.str()}). Keep the topic longer.")
-        elif error.fatal() or error.code() in MISSING:
+        elif error.fatal() or error.code() in MISSING | FORBIDDEN:
             raise translated(error, what)
         else:
             log.debug("%s: %s", what, error.str())

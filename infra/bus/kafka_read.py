@@ -15,6 +15,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from infra.bus.base import EARLIEST, LATEST, Member, MemberToken, OnAssign, OnRevoke, Record, Tail
 from infra.bus.kafka_common import WAIT_S, know_topic, offset_for, patient, raise_ours, reading, records_of
+from infra.bus.kafka_entry import made
 from infra.errors import BusError, RefusedError, UnreachableError
 
 _METADATA = b"CGMDv2:"
@@ -60,7 +61,8 @@ class KafkaMember(Member):
         self._token: MemberToken | None = None
         self._cooperative = assignor.startswith("cooperative")
         self._closed = False
-        self._consumer = Consumer(
+        self._consumer = made(
+            Consumer,
             {
                 "partition.assignment.strategy": assignor,
                 "session.timeout.ms": int(session_timeout_s * 1000),
@@ -70,7 +72,7 @@ class KafkaMember(Member):
                 "max.poll.interval.ms": int(max(max_poll_interval_s, session_timeout_s) * 1000),
                 **reading(base),
                 "group.id": group,
-            }
+            },
         )
         self._consumer.subscribe([topic], on_assign=self._assign, on_revoke=self._revoke, on_lost=self._revoke)
 
@@ -151,7 +153,7 @@ class KafkaTail(Tail):
     """A consumer that is assigned what it follows."""
 
     def __init__(self, base: Mapping[str, Any], positions: Mapping[tuple[str, int], int]) -> None:
-        self._consumer = Consumer(reading(base))
+        self._consumer = made(Consumer, reading(base))
         self._closed = False
         self._at: dict[tuple[str, int], int] = {}
         try:

@@ -19,6 +19,7 @@ from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_expone
 from infra import faults
 from infra.bus.base import MemberToken, Outgoing, Place, Publisher, Sent, Transactor
 from infra.bus.kafka_common import WAIT_S, know_topic, raise_ours, translated, writing
+from infra.bus.kafka_entry import made
 from infra.errors import BusError, FencedError, RefusedError, UnreachableError
 
 log = logging.getLogger(__name__)
@@ -78,7 +79,7 @@ class KafkaPublisher(Publisher):
     """A producer with a thread of its own for the delivery reports."""
 
     def __init__(self, base: Mapping[str, Any], *, gapless: bool) -> None:
-        self._producer = Producer({**writing(base), "linger.ms": 1, **(GAPLESS if gapless else {})})
+        self._producer = made(Producer, {**writing(base), "linger.ms": 1, **(GAPLESS if gapless else {})})
         self._gapless = gapless
         self._failed: BusError | None = None
         self._known: set[str] = set()
@@ -147,14 +148,15 @@ class KafkaTransactor(Transactor):
         self._dead = False
         self._closed = False
         config = {"transactional.id": transactional_id, "transaction.timeout.ms": int(TRANSACTION_S * 1000)}
-        self._producer = Producer({**writing(base), **config})
+        self._producer = made(Producer, {**writing(base), **config})
         faults.point("transactor.before_fence")
         try:
             for attempt in _retrying(WAIT_S):
                 with attempt:
                     self._producer.init_transactions(WAIT_S)
         except KafkaException as error:
-            self._producer.close()
+            with suppress(KafkaException):  # the same error again, when it is fatal
+                self._producer.close()
             raise_ours(error, f"fencing {transactional_id}")
         faults.point("transactor.after_fence")
 

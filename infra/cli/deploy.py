@@ -15,8 +15,7 @@ from infra.cli.context import call, console, entry
 from infra.cli.view import learning, processes, workers
 from infra.config import Settings
 from infra.demo.watch import Watch
-from infra.errors import TopicError
-from infra.services.broker import answers
+from infra.errors import TopicError, UnreachableError
 from infra.services.deployment import Deployment
 from schemas.ids import now_micros
 
@@ -76,7 +75,11 @@ def _deployment(context: typer.Context) -> Deployment:
 
 def _watch(settings: Settings, held: ExitStack) -> Watch | None:
     """A reader of the policy's topics, None when there is no broker or no policy."""
-    if not answers(settings.kafka.bootstrap, 2, settings.kafka.client_options()):
+    from infra.bus.kafka_entry import contact
+
+    try:
+        contact(settings.kafka.bootstrap, settings.kafka.client_options(), 2)
+    except UnreachableError:
         return None
     bus = held.enter_context(connect(settings))
     try:

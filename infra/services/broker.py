@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -76,9 +76,14 @@ class Broker(Service):
         return self.home / "server.properties"
 
     @property
+    def scratch(self) -> Path:
+        """Where Java puts temporary files; emptied by each `prepare`."""
+        return self.home / "tmp"
+
+    @property
     def bootstrap(self) -> str:
         """`host:port` for clients. Raises ServiceError before `prepare` wrote it."""
-        match = re.search(r"^advertised\.listeners=PLAINTEXT://(\S+)$", self._text(), re.MULTILINE)
+        match = re.search(r"^advertised\.listeners=PLAINTEXT://([^,\s]+)", self._text(), re.MULTILINE)
         if not match:
             raise ServiceError(f"{self.properties} names no listener: remove {self.home} and start again")
         return match.group(1)
@@ -86,14 +91,14 @@ class Broker(Service):
     def prepare(self) -> None:
         """Fetch the jars, choose ports and format the data directory, each only where it is still to do."""
         self.home.mkdir(parents=True, exist_ok=True)
+        # Libraries that Java unpacks are left behind by a kill: here they are found and removed.
+        shutil.rmtree(self.scratch, ignore_errors=True)
+        self.scratch.mkdir()
         class_path()
         if not self.properties.exists():
             port, controller = free_ports(2)
-            text = PROPERTIES.format(
-                host=LOCALHOST, port=self._wanted or port, controller=controller, data=self.home / "data"
-            )
             draft = self.home / "server.properties.new"
-            draft.write_text(text)
+            draft.write_text(self.configuration(self._wanted or port, controller))
             draft.rename(self.properties)
         elif self._wanted and not self.bootstrap.endswith(f":{self._wanted}"):
             raise ServiceError(
@@ -101,9 +106,16 @@ class Broker(Service):
                 f"that port or remove it"
             )
         if not (self.home / "data" / "meta.properties").exists():
-            self._tool(
-                "format", "--standalone", "--ignore-formatted", "-t", self._cluster_id(), "-c", str(self.properties)
-            )
+            identity = ["-t", self._cluster_id(), "-c", str(self.properties)]
+            self._tool("format", "--standalone", "--ignore-formatted", *identity, *self.format_arguments())
+
+    def configuration(self, port: int, controller: int) -> str:
+        """What server.properties says when it is first written. Sibling brokers may say more, on later lines."""
+        return PROPERTIES.format(host=LOCALHOST, port=port, controller=controller, data=self.home / "data")
+
+    def format_arguments(self) -> list[str]:
+        """More arguments for the storage tool, such as the first SCRAM users."""
+        return []
 
     def command(self) -> list[str]:
         """The command line that runs the broker in the foreground, ready for a supervisor. SIGTERM ends it with code
@@ -112,6 +124,7 @@ class Broker(Service):
         flags = [
             f"-Xms{min(256, self.heap_mb)}m",
             f"-Xmx{self.heap_mb}m",
+            f"-Djava.io.tmpdir={self.scratch}",
             "-XX:TieredStopAtLevel=1",
             "-XX:+UseSerialGC",
         ]
@@ -145,6 +158,7 @@ class Broker(Service):
         command = [
             str(java()),
             "-Xmx64m",
+            f"-Djava.io.tmpdir={self.scratch}",
             "-XX:TieredStopAtLevel=1",
             "-cp",
             self._class_path(),
@@ -163,13 +177,13 @@ class Broker(Service):
         return os.pathsep.join(map(str, class_path()))
 
 
-def answers(bootstrap: str, timeout_s: float = 1.0, options: Mapping[str, Any] | None = None) -> bool:
-    """Whether a broker there answers a metadata request now."""
+def answers(bootstrap: str, timeout_s: float = 1.0) -> bool:
+    """Whether a broker there answers a metadata request on a plain listener now."""
     from confluent_kafka import KafkaException
     from confluent_kafka.admin import AdminClient
 
     quick: dict[str, Any] = {"bootstrap.servers": bootstrap, "log_level": 0, "reconnect.backoff.max.ms": 100}
-    client = AdminClient({**(options or {}), **quick})
+    client = AdminClient(quick)
     try:
         return bool(client.list_topics(timeout=timeout_s).brokers)
     except KafkaException:

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from infra.bus.connect import connect
 from infra.config import Settings
-from infra.errors import ServiceError, UnreachableError
+from infra.errors import ServiceError
 from infra.services.broker import answers
 from infra.services.leftovers import deployment_id
 from infra.services.net import LOCALHOST, is_listening, wait_until
@@ -26,24 +26,31 @@ class Deployment:
     def up(self) -> list[int]:
         """Bring it up; gives ids of leftovers that were stopped. Raises ServiceError or TopicError when it cannot."""
         stopped: list[int] = []
+        if not self.settings.kafka.local:
+            self.wait_for_broker()
         if not self.supervisor.running():
             stopped = self.supervisor.up([])
             self._ports_are_free()
             self.supervisor.up([program for program in self.programs if program.name == BROKER])
-        self.wait_for_broker()
+        if self.settings.kafka.local:
+            self.wait_for_broker()
         with connect(self.settings) as bus:
             bus.ensure_topics(self.settings.layout.specs())
         self.supervisor.up(self.programs)
         return stopped
 
     def wait_for_broker(self, timeout_s: float = 120) -> None:
-        """Wait until the broker answers. Raises UnreachableError for one that is not ours, ServiceError for ours."""
+        """Wait until the broker answers. Raises ServiceError for ours; for one that is not ours UnreachableError, or
+        AccessError when it does not let us in.
+        """
         kafka = self.settings.kafka
         if kafka.local:
             what = f"the broker at {kafka.bootstrap} (its log: {self.supervisor.logs / BROKER}.log)"
             wait_until(lambda: answers(kafka.bootstrap), what, timeout_s)
-        elif not answers(kafka.bootstrap, timeout_s=15, options=kafka.client_options()):
-            raise UnreachableError(f"no broker answers at {kafka.bootstrap}: check [kafka] bootstrap and options")
+        else:
+            from infra.bus.kafka_entry import contact
+
+            contact(kafka.bootstrap, kafka.client_options(), timeout_s=15)
 
     def down(self) -> list[int]:
         """Take it down; gives ids of processes that the supervisor did not know."""

@@ -28,7 +28,7 @@ from infra.bus.base import EARLIEST, Bus, Record
 from infra.bus.connect import connect
 from infra.claims import ClaimStore
 from infra.config import Settings
-from infra.errors import BusError, ConfigError
+from infra.errors import AccessError, BusError, ConfigError
 from infra.topics import full_name
 from producers.capture.forwarder import Forwarder
 from producers.capture.log import CaptureLog
@@ -178,6 +178,8 @@ def find_model(settings: Settings, bus: Bus, stop: asyncio.Event | threading.Eve
             if found.get("policy") == settings.policy.name and Path(found["uri"]).is_dir():
                 logger.warning("the log does not answer, serving from what is known: %s", error)
                 return found
+            if isinstance(error, AccessError):
+                raise
         if not said:
             logger.warning("policy %s has no version yet: `millrace policy create` makes one", settings.policy.name)
             said = True

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from infra import faults
 from infra.bus.base import EARLIEST, Bus, Member, Record, Tail, Transactor
-from infra.errors import BusError, FencedError, RefusedError
+from infra.errors import AccessError, BusError, FencedError, RefusedError
 from infra.topics import full_name
 from producers.rollout.episodes import Runner
 from producers.rollout.progress import Progress
@@ -108,6 +108,8 @@ class Worker:
             while not self._stop.is_set():
                 try:
                     self._session(loop, grace_s)
+                except AccessError:
+                    raise
                 except BusError as error:
                     logger.warning("the worker joins again in 1 s: %s", error)
                     self._stop.wait(1.0)

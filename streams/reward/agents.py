@@ -32,6 +32,7 @@ from infra.errors import BusError, ConfigError
 Answer = Callable[[Record], Awaitable[Outgoing | None]]
 log = logging.getLogger(__name__)
 
+MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 BROKEN = 70
 """exit code of a process whose agent failed: the supervisor starts another"""
 
@@ -69,6 +70,7 @@ def make_app(
 
     `options` are librdkafka's names (security.protocol, sasl.*, ssl.*). Raises ConfigError for one that faust cannot
     honour."""
+    data.mkdir(parents=True, exist_ok=True)
     app = faust.App(
         group,
         broker=[f"aiokafka://{server.strip()}" for server in bootstrap.split(",")],
@@ -132,26 +134,41 @@ def _record(event: Any) -> Record:
 def credentials(options: Mapping[str, Any]) -> faust.SASLCredentials | faust.SSLCredentials | None:
     """librdkafka's security options as faust's. Raises ConfigError for what faust cannot do."""
     known = {"security.protocol", "sasl.mechanism", "sasl.mechanisms", "sasl.username", "sasl.password"}
-    known |= {"ssl.ca.location", "ssl.certificate.location", "ssl.key.location", "ssl.key.password"}
+    known |= {"ssl.ca.location", "ssl.ca.pem", "ssl.certificate.location", "ssl.key.location", "ssl.key.password"}
+    known |= {"ssl.endpoint.identification.algorithm"}
     foreign = [name for name in options if name.startswith(("sasl.", "ssl.", "security.")) and name not in known]
     if foreign:
         raise ConfigError(f"[kafka.options] {', '.join(foreign)}: the reward role cannot honour it")
     protocol = str(options.get("security.protocol", "plaintext")).lower()
-    context = None
-    if protocol.endswith("ssl"):
-        context = ssl.create_default_context(cafile=options.get("ssl.ca.location"))
-        if "ssl.certificate.location" in options:
-            context.load_cert_chain(
-                options["ssl.certificate.location"], options.get("ssl.key.location"), options.get("ssl.key.password")
-            )
+    context = _tls(options) if protocol.endswith("ssl") else None
     if protocol.startswith("sasl"):
+        mechanism = options.get("sasl.mechanism") or options.get("sasl.mechanisms") or "PLAIN"
+        if mechanism not in MECHANISMS:
+            raise ConfigError(f"[kafka.options] sasl.mechanism {mechanism}: the reward role knows {MECHANISMS}")
         return faust.SASLCredentials(
             username=options.get("sasl.username"),
             password=options.get("sasl.password"),
-            mechanism=options.get("sasl.mechanism") or options.get("sasl.mechanisms") or "PLAIN",
+            mechanism=mechanism,
             ssl_context=context,
         )
     return faust.SSLCredentials(context) if context is not None else None
+
+
+def _tls(options: Mapping[str, Any]) -> ssl.SSLContext:
+    authority, key = options.get("ssl.ca.location"), options.get("ssl.key.location")
+    try:
+        context = ssl.create_default_context(
+            cafile=None if authority in ("", "probe") else authority, cadata=options.get("ssl.ca.pem")
+        )
+        if "ssl.certificate.location" in options:
+            context.load_cert_chain(options["ssl.certificate.location"], key, options.get("ssl.key.password"))
+    except OSError as error:
+        raise ConfigError(f"[kafka.options] the files of TLS cannot be used: {error}") from error
+    verified = str(options.get("enable.ssl.certificate.verification", "true")).lower() != "false"
+    named = str(options.get("ssl.endpoint.identification.algorithm", "https")).lower() != "none"
+    context.check_hostname = verified and named
+    context.verify_mode = ssl.CERT_REQUIRED if verified else ssl.CERT_NONE
+    return context
 
 
 def run_app(app: faust.App) -> None:

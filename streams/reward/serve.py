@@ -20,18 +20,20 @@ def run(settings: Settings) -> None:
     reward = settings.reward
     pool = Pool(reward.verifier, workers=reward.workers, timeout_s=reward.timeout_s)
     judge = Judge(pool, Evaluator(reward.source, reward.verifier, reward.rubric), ClaimStore(settings.claims))
-    with connect(settings) as bus:
-        app = make_app(
-            full_name(settings.namespace, f"reward-{reward.source}"),
-            full_name(settings.namespace, "events"),
-            judge,
-            bus,
-            bootstrap=settings.kafka.bootstrap,
-            options=settings.kafka.client_options(),
-            data=settings.home / "faust",
-            concurrency=IN_FLIGHT,
-        )
-        try:
+    events = full_name(settings.namespace, "events")
+    try:
+        with connect(settings) as bus:
+            bus.partitions(events)  # faust would go on trying what cannot work
+            app = make_app(
+                full_name(settings.namespace, f"reward-{reward.source}"),
+                events,
+                judge,
+                bus,
+                bootstrap=settings.kafka.bootstrap,
+                options=settings.kafka.client_options(),
+                data=settings.home / "faust",
+                concurrency=IN_FLIGHT,
+            )
             run_app(app)
-        finally:
-            pool.close()
+    finally:
+        pool.close()

@@ -144,6 +144,43 @@ def test_an_empty_key_is_none() -> None:
         load()
 
 
+@pytest.mark.parametrize(
+    "lines",
+    [
+        '"sasl.password" = "hunter2"\n"ssl.ca.location" = "ca.pem"',
+        'sasl.password = "hunter2"\nssl.ca.location = "ca.pem"',
+    ],
+)
+def test_options_may_be_quoted_or_not_and_files_lie_beside_the_settings(lines: str, monkeypatch) -> None:
+    write(f"[kafka.options]\n{lines}")
+    settings = load(flags={"kafka.options.sasl.username": "me"})
+    assert settings.kafka.client_options() == {
+        "sasl.password": "hunter2",
+        "ssl.ca.location": str(Path("ca.pem").absolute()),
+        "sasl.username": "me",
+    }
+    monkeypatch.setenv("MILLRACE_KAFKA__OPTIONS", '{"sasl.password": "other"}')
+    assert load().kafka.client_options()["sasl.password"] == "other"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "sasl.password",
+        "ssl.key.password",
+        "ssl.key.pem",
+        "ssl.keystore.password",
+        "sasl.oauthbearer.client.secret",
+        "sasl.oauthbearer.config",
+        "sasl.oauthbearer.assertion.private.key.passphrase",
+    ],
+)
+def test_every_secret_option_is_masked(name: str) -> None:
+    settings = load(flags={f"kafka.options.{name}": "hunter2"})
+    assert "hunter2" not in repr(settings) + str(masked(settings))
+    assert settings.kafka.client_options() == {name: "hunter2"}
+
+
 def test_an_error_shows_no_value() -> None:
     write("[gateway.keys.me]\nkey = ['hunter2']")
     with pytest.raises(ConfigError) as caught:

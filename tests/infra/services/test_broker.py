@@ -51,8 +51,10 @@ def test_kill_9_keeps_the_address_and_what_was_acknowledged(tmp_path: Path) -> N
             producer.produce("kept", str(number).encode())
         assert producer.flush(10) == 0
 
+        (running.scratch / "left-by-a-kill.so").touch()
         running.kill()
         running.start()
+        assert not (running.scratch / "left-by-a-kill.so").exists()
         assert running.bootstrap == first
         consumer = Consumer({"bootstrap.servers": first, "group.id": "check", "auto.offset.reset": "earliest"})
         consumer.assign([TopicPartition("kept", 0, 0)])
