@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
@@ -12,12 +13,15 @@ from rich.live import Live
 
 from infra.bus.connect import connect
 from infra.cli.context import call, console, entry
-from infra.cli.view import learning, processes, workers
 from infra.config import Settings
-from infra.demo.watch import Watch
 from infra.errors import TopicError, UnreachableError
 from infra.services.deployment import Deployment
+from infra.view.tables import learning, processes, workers
+from infra.view.watch import Watch
 from schemas.ids import now_micros
+
+FOLLOW_S = 2.0
+"""between two looks for topics that are not there yet"""
 
 
 def up(context: typer.Context) -> None:
@@ -52,6 +56,9 @@ def status(
             with Live(console=console, refresh_per_second=2) as live:
                 while True:
                     live.update(_status(deployment, watch))
+                    if watch is None:
+                        time.sleep(FOLLOW_S)
+                        watch = _watch(deployment.settings, held)
         console.print(_status(deployment, watch), highlight=False)
     states = deployment.supervisor.states()
     if not states or any(state.state not in ("RUNNING", "STARTING", "EXITED") for state in states):
@@ -81,11 +88,13 @@ def _watch(settings: Settings, held: ExitStack) -> Watch | None:
         contact(settings.kafka.bootstrap, settings.kafka.client_options(), 2)
     except UnreachableError:
         return None
-    bus = held.enter_context(connect(settings))
+    bus = connect(settings)
     try:
         watch = Watch(bus, settings.namespace, settings.policy.name)
     except TopicError:
+        bus.close()
         return None
+    held.callback(bus.close)
     held.callback(watch.close)
     return watch
 

@@ -1,4 +1,4 @@
-"""What the demo shows while it runs: a table that is redrawn on a terminal, a line a version elsewhere."""
+"""What the demo shows while it runs: tables that are redrawn on a terminal, a line a version elsewhere."""
 
 from __future__ import annotations
 
@@ -8,20 +8,12 @@ from collections.abc import Callable, Sequence
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
-from rich.table import Table
 from rich.text import Text
 
-from infra.demo.watch import Watch
 from infra.services.supervisor import State
+from infra.view.tables import learning, processes
+from infra.view.watch import Watch
 from schemas.records import LedgerEntry
-
-BARS = "▁▂▃▄▅▆▇█"
-
-
-def spark(values: Sequence[float], low: float = 0.0, high: float = 1.0) -> str:
-    """One block character a value, `low` to `high`."""
-    span = max(1e-9, high - low)
-    return "".join(BARS[min(7, max(0, int((value - low) / span * 8)))] for value in values)
 
 
 def line(entry: LedgerEntry, rate: float) -> str:
@@ -72,27 +64,9 @@ class Screen:
             self._live.update(self._draw(watch, programs()))
 
     def _draw(self, watch: Watch, programs: Sequence[State]) -> RenderableType:
-        alive = Table(box=None, padding=(0, 2), header_style="dim")
-        for title in ("process", "state", "pid", "up"):
-            alive.add_column(title)
-        for state in programs:
-            colour = "green" if state.state == "RUNNING" else "yellow"
-            alive.add_row(state.name, Text(state.state.lower(), colour), str(state.pid or "-"), f"{state.up_s:.0f} s")
-        learning = Table(box=None, show_header=False, padding=(0, 2))
-        rewards = watch.rewards
-        learning.add_row("version", f"{watch.version} of {self._target}")
-        learning.add_row("reward", f"{rewards[-1]:.3f}  {spark(rewards[-60:])}" if rewards else "-")
-        if watch.versions:
-            metrics = watch.versions[-1]["metrics"]
-            mean, most = metrics.get("staleness_mean", 0.0), metrics.get("staleness_max", 0.0)
-            learning.add_row("staleness", f"mean {mean:.2f}, max {most:.0f} versions")
-            ranks = ", ".join(f"rank {s['rank']}: {s['samples']}" for s in watch.versions[-1]["ranks"])
-            learning.add_row("learners", f"{len(watch.versions[-1]['ranks'])} ({ranks} samples)")
-        speed = f"{watch.rate('samples'):.0f} samples/s, {watch.rate('tokens_computed'):.0f} tokens/s"
-        learning.add_row("speed", speed)
-        learning.add_row("lag", f"{watch.lag} ready groups wait")
-        learning.add_row(
-            "groups", ", ".join(f"{kind} {count}" for kind, count in sorted(watch.resolved.items())) or "-"
-        )
         story = Text("\n".join(self._story[-10:]))
-        return Group(Panel(learning, title="learning"), Panel(alive, title="processes"), Panel(story, title="story"))
+        return Group(
+            Panel(learning(watch, self._target), title="learning"),
+            Panel(processes(programs), title="processes"),
+            Panel(story, title="story"),
+        )

@@ -27,11 +27,11 @@ from infra.demo.fleet import BROKER, Fleet
 from infra.demo.live import Screen
 from infra.demo.plan import FULL, NAMESPACE, SHORT, Fault, Plan, flags, gain
 from infra.demo.usage import Usage
-from infra.demo.watch import Watch
 from infra.errors import ConfigError, ServiceError
 from infra.services.leftovers import deployment_id
 from infra.services.net import free_ports, is_listening, wait_until
 from infra.services.supervisor import Supervisor
+from infra.view.watch import Watch
 
 STALL_S = 240
 """Seconds without a new version after which the demo gives up."""
@@ -194,12 +194,11 @@ def _finish(
     audit = report.write(settings, page, files=True)
     console.print(render(audit))
     samples = sum(entry["metrics"].get("samples", 0.0) for entry in watch.versions)
-    active = watch.seen_at[-1] - watch.seen_at[0] if len(watch.seen_at) > 1 else 0.0
     rewards = watch.rewards
     rise = gain(rewards)
     console.rule("demo")
     console.print(
-        f"versions {watch.version} in {seconds:.0f} s; {samples:.0f} samples, {samples / max(active, 1):.0f}/s"
+        f"versions {watch.version} in {seconds:.0f} s; {samples:.0f} samples, {samples / max(watch.seconds, 1):.0f}/s"
     )
     if len(rewards) >= 20:
         first, last = sum(rewards[:10]) / 10, sum(rewards[-10:]) / 10

@@ -22,9 +22,9 @@ from infra.bus.base import Bus
 from infra.bus.kafka import KafkaBus
 from infra.config import Settings, load
 from infra.demo.fleet import Fleet
-from infra.demo.watch import Watch
 from infra.services import leftovers
 from infra.topics import full_name
+from infra.view.watch import Watch
 
 PATIENCE_S = 180.0
 NUDGE_S = 10.0

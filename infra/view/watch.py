@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections import Counter, deque
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 from infra.bus.base import EARLIEST, Bus
 from infra.topics import full_name
@@ -20,8 +22,6 @@ class Watch:
     namespace: str
     policy: str
     versions: list[LedgerEntry] = field(default_factory=list)
-    seen_at: list[float] = field(default_factory=list)
-    """monotonic time at which each of `versions` was read"""
     resolved: Counter[str] = field(default_factory=Counter)
     last_resolution: float = 0.0
     """monotonic time at which the newest resolution was read"""
@@ -44,15 +44,14 @@ class Watch:
             name, value = codec.decode(record.value)
             match name:
                 case "LedgerEntry" if value["version"] > 0:
-                    self.versions.append(value)  # type: ignore[arg-type]
-                    self.seen_at.append(now)
+                    self.versions.append(cast(LedgerEntry, value))
                 case "Resolution":
                     self.resolved[value["kind"]] += 1
                     self.last_resolution = now
                     if value["seq"] is not None:
                         self.ready = max(self.ready, value["seq"] + 1)
                 case "WorkerStatus":
-                    self.workers[value["worker"]] = value  # type: ignore[assignment]
+                    self.workers[value["worker"]] = cast(WorkerStatus, value)
         return len(self.versions) > before
 
     @property
@@ -70,14 +69,21 @@ class Watch:
         """Ready groups that no version has consumed."""
         return self.ready - (self.versions[-1]["seq_hi"] if self.versions else 0)
 
+    @property
+    def seconds(self) -> float:
+        """From the first version's commit to the newest's."""
+        return _between(self.versions)
+
     def rate(self, metric: str, last: int = 5) -> float:
-        """Sum of a metric over the newest versions, per second of the time they took."""
-        recent = deque(zip(self.versions, self.seen_at, strict=True), maxlen=last + 1)
-        if len(recent) < 2:
-            return 0.0
-        amount = sum(entry["metrics"].get(metric, 0.0) for entry, _ in list(recent)[1:])
-        return amount / max(1e-9, recent[-1][1] - recent[0][1])
+        """Sum of a metric over the newest versions, per second of the time they took; 0 for fewer than two."""
+        recent = self.versions[-last - 1 :]
+        amount = sum(entry["metrics"].get(metric, 0.0) for entry in recent[1:])
+        return amount / max(1e-6, _between(recent))
 
     def close(self) -> None:
         """Stop following."""
         self._tail.close()
+
+
+def _between(versions: Sequence[LedgerEntry]) -> float:
+    return (versions[-1]["time"] - versions[0]["time"]) / 1e6 if versions else 0.0

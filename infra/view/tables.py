@@ -1,5 +1,5 @@
-"""What `status` shows: how the policy does and which workers anywhere are alive, from the topics; and this machine's
-processes, from the supervisor."""
+"""The tables: how the policy does and which workers anywhere are alive, from the topics; and this machine's processes,
+from the supervisor. Pure."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ from collections.abc import Sequence
 from rich.table import Table
 from rich.text import Text
 
-from infra.demo.watch import Watch
 from infra.services.supervisor import State
+from infra.view.watch import Watch
 from schemas.ids import Micros
 
 COLOURS = {"RUNNING": "green", "STARTING": "yellow", "BACKOFF": "red", "FATAL": "bold red", "EXITED": "dim"}
+BARS = "▁▂▃▄▅▆▇█"
+WIDE = 60
+"""newest versions in the line of rewards"""
 
 
 def processes(states: Sequence[State]) -> Table:
@@ -25,20 +28,21 @@ def processes(states: Sequence[State]) -> Table:
     return table
 
 
-def learning(watch: Watch) -> Table:
-    """How the policy does."""
+def learning(watch: Watch, target: int | None = None) -> Table:
+    """How the policy does; `target` is the version that it is to reach, if there is one."""
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_row("policy", watch.policy)
-    table.add_row("version", str(watch.version))
+    table.add_row("version", str(watch.version) if target is None else f"{watch.version} of {target}")
     if watch.versions:
         last = watch.versions[-1]
         metrics = last["metrics"]
-        table.add_row("reward", f"{metrics.get('reward_mean', 0.0):.3f}")
+        table.add_row("reward", f"{watch.rewards[-1]:.3f}  {spark(watch.rewards[-WIDE:])}")
         most = metrics.get("staleness_max", 0.0)
         table.add_row("staleness", f"mean {metrics.get('staleness_mean', 0.0):.2f}, max {most:.0f} versions")
-        table.add_row(
-            "learners", ", ".join(f"{share['member']}: {share['samples']} samples" for share in last["ranks"])
-        )
+        shares = ", ".join(f"rank {share['rank']}: {share['samples']}" for share in last["ranks"])
+        table.add_row("learners", f"{len(last['ranks'])} ({shares} samples)")
+        speed = f"{watch.rate('samples'):.0f} samples/s, {watch.rate('tokens_computed'):.0f} tokens/s"
+        table.add_row("speed", f"{speed} over the newest versions")
     table.add_row("waiting", f"{watch.lag} ready groups")
     groups = ", ".join(f"{count} {kind}" for kind, count in sorted(watch.resolved.items()) if kind != "setting")
     table.add_row("groups", groups or "none yet")
@@ -54,6 +58,11 @@ def workers(watch: Watch, now: Micros) -> Table:
             says = f"{one['state']}: {one['error']}" if one["error"] else str(one["state"])
             table.add_row(name, Text(says), version, one["host"], str(one["pid"]), one["url"] or "")
     return table
+
+
+def spark(values: Sequence[float]) -> str:
+    """One block character a value, 0 to 1."""
+    return "".join(BARS[min(7, max(0, int(value * 8)))] for value in values)
 
 
 def duration(seconds: float) -> str:
