@@ -13,7 +13,9 @@ from infra.bus.memory import MemoryBus
 from infra.errors import AuditError
 from schemas import codec
 from tests.support.corruptions import CORRUPTIONS, Corruption
-from tests.support.history import NS, POLICY, History
+from tests.support.history import History
+from tests.support.history_log import NS
+from tests.support.history_records import POLICY
 
 
 @cache

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from consumers.audit import Finding, audit
-from tests.support.history import NS, POLICY, History
+from tests.support.history import History
+from tests.support.history_log import NS
+from tests.support.history_records import POLICY
 from trainers.manifest import NAME, Manifest
 
 

@@ -17,7 +17,9 @@ from consumers.report.faults import changes, silences
 from consumers.report.page import duration, render
 from consumers.report.reading import Reading, read
 from consumers.report.summary import Summary, summed
-from tests.support.history import NS, POLICY, SECOND, History
+from tests.support.history import History
+from tests.support.history_log import NS, SECOND
+from tests.support.history_records import POLICY
 
 
 @cache

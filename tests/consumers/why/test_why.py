@@ -9,7 +9,9 @@ import pytest
 
 from consumers.why import explain_in
 from schemas import codec
-from tests.support.history import NS, POLICY, History
+from tests.support.history import History
+from tests.support.history_log import NS
+from tests.support.history_records import POLICY
 
 
 @cache
