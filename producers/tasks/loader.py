@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable
 
 from infra import faults
@@ -38,11 +39,12 @@ class Loader:
         self._transactor: Transactor = bus.transactor(f"{namespace}.{policy}.loader")
         faults.point("loader.fenced")
         self.number = 0
-        self.unresolved: set[str] = set()
+        self.unresolved: Counter[str] = Counter()
+        """how many prompts of each id; tasks may share theirs"""
         for record in bus.read(self._prompts, 0):
             prompt = codec.decode_as("Prompt", record.value or b"")
             self.number = prompt["number"] + 1
-            self.unresolved.add(prompt["id"])
+            self.unresolved[prompt["id"]] += 1
         self._tail: Tail = bus.tail({(resolutions, 0): EARLIEST})
         while self._settle(0.5):
             pass
@@ -55,7 +57,7 @@ class Loader:
     def step(self, timeout_s: float = IDLE_S) -> int:
         """Take in what was resolved and write what is missing ahead; returns how many prompts were written."""
         self._settle(timeout_s)
-        count = min(self.ahead - len(self.unresolved), BATCH)
+        count = min(self.ahead - self.unresolved.total(), BATCH)
         if self.epochs:
             count = min(count, self.epochs * len(self.source) - self.number)
         if count <= 0:
@@ -90,7 +92,11 @@ class Loader:
     def _settle(self, timeout_s: float) -> int:
         records = self._tail.poll(1000, timeout_s)
         for record in records:
-            self.unresolved.discard(codec.decode_as("Resolution", record.value or b"")["prompt_id"])
+            id = codec.decode_as("Resolution", record.value or b"")["prompt_id"]
+            if self.unresolved[id] > 1:
+                self.unresolved[id] -= 1
+            else:
+                self.unresolved.pop(id, None)
         return len(records)
 
 

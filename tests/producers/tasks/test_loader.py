@@ -67,7 +67,7 @@ def test_a_restart_goes_on_and_fences_the_former_loader(bus: MemoryBus, path: Pa
     resolve(bus, "a0", "a1", "a2")
     two = loader(bus, path)
     assert two.number == 3
-    assert two.unresolved == set()
+    assert not two.unresolved
     with pytest.raises(BusError):
         one.step(0.1)
     two.step(0.01)
@@ -112,3 +112,13 @@ def test_bad_files_are_refused_at_the_start(tmp_path: Path, name: str, content: 
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(ConfigError, match=message):
         open_tasks(path.parent if name.startswith("x/") else path)
+
+
+def test_tasks_that_share_an_id_are_kept_ahead_in_the_same_number(bus: MemoryBus, tmp_path: Path):
+    path = tmp_path / "same.jsonl"
+    path.write_text('{"id": "x"}\n' * 4)
+    one = loader(bus, path)
+    assert [one.step(0.01), one.step(0.01)] == [3, 0]
+    resolve(bus, "x")
+    assert [one.step(0.1), one.step(0.01)] == [1, 0]
+    assert loader(bus, path).unresolved.total() == 3
