@@ -21,6 +21,9 @@ from infra.bus.base import Record
 from infra.errors import ClaimError
 from schemas import codec
 
+LARGEST = 900_000
+"""bytes of an encoded record that still fits a topic with Kafka's default limit, headers and framing included"""
+
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
@@ -42,6 +45,11 @@ class ClaimStore:
             else:
                 self._fs.pipe_file(path, data)
         return {"uri": self._fs.unstrip_protocol(path), "sha256": digest, "size": len(data), "name": name}
+
+    def fitting(self, name: str, data: bytes, largest: int = LARGEST) -> bytes:
+        """What to write for the encoded bytes of a record called `name`: the bytes, or a claim where they are more than
+        `largest`."""
+        return data if len(data) <= largest else codec.encode("Claim", self.store(name, data))
 
     def load(self, claim: dict[str, Any]) -> bytes:
         """The bytes behind a Claim record. Raises ClaimError when they are missing, foreign or changed."""

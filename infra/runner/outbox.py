@@ -11,14 +11,11 @@ from typing import Any
 
 from infra import faults
 from infra.bus.base import Outgoing, Place, Sent, Transactor
-from infra.claims import ClaimStore
+from infra.claims import LARGEST, ClaimStore
 from infra.errors import StageError
 from infra.stage import Emit, Later
 from infra.topics import full_name
 from schemas import codec
-
-LARGEST = 900_000
-"""bytes of an encoded record that still fits a topic with Kafka's default limit, headers and framing included"""
 
 Scoped = tuple[int, str]
 
@@ -101,10 +98,10 @@ class Outbox:
     def encode(self, emit: Emit, record: Mapping[str, Any], turn: bytes) -> Outgoing:
         """The record to write for an emit whose places are filled in."""
         value = codec.encode(emit.name, record)
-        if len(value) > self._largest:
-            if self._claims is None:
-                raise StageError(f"a {emit.name} of {len(value)} bytes needs a claims directory: set one")
-            value = codec.encode("Claim", self._claims.store(emit.name, value))
+        if self._claims is not None:
+            value = self._claims.fitting(emit.name, value, self._largest)
+        elif len(value) > self._largest:
+            raise StageError(f"a {emit.name} of {len(value)} bytes needs a claims directory: set one")
         topic = self._topics.get(emit.topic)
         if topic is None:
             topic = self._topics[emit.topic] = full_name(self._namespace, emit.topic)

@@ -17,11 +17,10 @@ from concurrent.futures import TimeoutError as Unanswered
 
 from infra import faults
 from infra.bus.base import Bus, Outgoing, Place, Publisher
-from infra.claims import ClaimStore
+from infra.claims import LARGEST, ClaimStore
 from infra.errors import BusError, TooLargeError
 from producers.capture.entry import Kept
 from producers.capture.log import CaptureLog
-from schemas import codec
 
 logger = logging.getLogger(__name__)
 
@@ -31,8 +30,6 @@ RELEASE_S = 0.1
 IDLE_S = 0.25
 FORGET_S = 60.0
 BACKOFF_S = (0.1, 5.0)
-MAX_RECORD = 900_000
-"""bytes; Kafka's default limit is 1 MiB with headers and framing"""
 
 
 class Forwarder:
@@ -45,7 +42,7 @@ class Forwarder:
         topic: str,
         claims: ClaimStore,
         *,
-        max_record: int = MAX_RECORD,
+        max_record: int = LARGEST,
         retention_s: float = 86_400,
     ) -> None:
         self.log = log
@@ -144,8 +141,6 @@ class Forwarder:
             return
 
     def _outgoing(self, kept: Kept) -> Outgoing:
-        entry, value = kept.entry, kept.entry.value
-        if len(value) > self.max_record:
-            value = codec.encode("Claim", self.claims.store("Event", value))
+        entry, value = kept.entry, self.claims.fitting("Event", kept.entry.value, self.max_record)
         headers = {name: text.encode() for name, text in entry.headers.items()}
         return Outgoing(self.topic, entry.key.encode(), value, headers)

@@ -52,6 +52,7 @@ class Judge:
         self._pool = pool
         self._evaluator = evaluator
         self._decode = Decoder(claims)
+        self._claims = claims
         self._clock = clock
 
     async def __call__(self, record: Record) -> Outgoing | None:
@@ -127,4 +128,6 @@ class Judge:
         }
         if "traceparent" in record.headers:
             headers["traceparent"] = record.headers["traceparent"]
-        return Outgoing(topic, record.key, codec.encode("Event", event), headers)
+        value = codec.encode("Event", event)
+        # A critique may be of any length.
+        return Outgoing(topic, record.key, self._claims.fitting("Event", value) if self._claims else value, headers)

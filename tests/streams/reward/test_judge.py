@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from infra.bus.base import Record
+from infra.claims import ClaimStore
 from infra.config import Governance
 from schemas import codec
 from streams.refine.stage import Refine
@@ -67,6 +68,15 @@ async def test_an_ended_episode_becomes_a_reward_in_raw():
     (asked,) = pool.asked
     assert asked[:2] == ({"answer": "x"}, "said")
     assert asked[2]["status"] == "completed"
+
+
+async def test_a_reward_too_large_for_raw_goes_as_a_claim(tmp_path):
+    claims = ClaimStore(str(tmp_path))
+    judging = Judge(Always(GOOD._replace(critique="so " * 500_000)), Evaluator("verifier", "exact", "1"), claims)
+    out = await judging(record(ended()))
+    assert codec.name_of(out.value) == "Claim"
+    event = codec.decode_as("Event", claims.load(codec.decode_as("Claim", out.value)))
+    assert codec.decode_body("reward", event["body"])["value"] == 0.75
 
 
 async def test_judging_twice_makes_the_same_reward():
