@@ -15,7 +15,7 @@ from consumers.learner.identity import differing, identify, shown_by
 from consumers.learner.measure import line, measure
 from consumers.learner.membership import refuses
 from infra.bus.base import Bus
-from infra.bus.kafka import KafkaBus
+from infra.bus.connect import connect
 from infra.config import Settings, is_local
 from infra.errors import RefusedMember
 from schemas.records import LedgerEntry
@@ -26,11 +26,8 @@ log = logging.getLogger(__name__)
 def run(settings: Settings, *, at: Callable[[str], None] | None = None) -> None:
     """Learn until SIGTERM, SIGINT or `max_versions`. Raises RefusedMember when this learner differs from the others."""
     stop = _Stop()
-    bus = KafkaBus(settings.kafka.bootstrap, settings.kafka.client_options())
-    try:
+    with connect(settings) as bus:
         _serve(settings, bus, stop, at)
-    finally:
-        bus.close()
 
 
 class _Stop:

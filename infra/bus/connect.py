@@ -16,4 +16,5 @@ def connect(settings: Settings) -> Bus:
         kafka.client_options(),
         session_timeout_s=kafka.session_timeout_s,
         replication=kafka.replication,
+        prefix=f"{settings.namespace}.",
     )

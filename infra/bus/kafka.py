@@ -42,6 +42,8 @@ Where = tuple[str, int]
 
 kafka: Any = confluent_kafka.admin  # half of its names are hidden from type checkers
 
+OFFSETS = "__consumer_offsets"
+"""where transactions commit the offsets of groups"""
 SKIP = 500
 """offsets between two wanted records that are cheaper to read than to seek over"""
 
@@ -57,14 +59,17 @@ class KafkaBus(Bus):
         client_id: str = "",
         session_timeout_s: float = 6.0,
         replication: int = -1,
+        prefix: str = "",
     ) -> None:
-        """`options` are librdkafka settings for every client (SASL, TLS ...). `session_timeout_s` is after how long a
+        """`prefix`: how the names of our topics begin; what others left open on a shared cluster is theirs to end.
+        `options` are librdkafka settings for every client (SASL, TLS ...). `session_timeout_s` is after how long a
         silent member loses its slots; brokers refuse less than 6 unless told otherwise. `replication` -1 leaves it to
         the broker."""
         self._bootstrap = bootstrap
         self._options = dict(options or {})
         self._session_timeout_s = session_timeout_s
         self._replication = replication
+        self._prefix = prefix
         self._base = common(bootstrap, self._options, client_id)
         self._lock = threading.Lock()
         self._admin: Any = None
@@ -178,8 +183,10 @@ class KafkaBus(Bus):
         written = self._offsets(wheres, kafka.OffsetSpec.latest(), IsolationLevel.READ_UNCOMMITTED)
         return {where: end for where, end in stable.items() if end < written[where]}
 
-    def _unsettled_anywhere(self, cluster: Any) -> dict[Where, int]:
-        rows = {topic: row for topic, row in cluster.topics.items() if row.error is None}
+    def _unsettled_here(self, cluster: Any) -> dict[Where, int]:
+        """The same of all topics that our transactions write to."""
+        ours = {topic: row for topic, row in cluster.topics.items() if topic.startswith((self._prefix, OFFSETS))}
+        rows = {topic: row for topic, row in ours.items() if row.error is None}
         return self._unsettled([(topic, p) for topic, row in rows.items() for p in row.partitions])
 
     def settled(self, topic: str, partition: int) -> bool:
@@ -190,7 +197,7 @@ class KafkaBus(Bus):
         if not self._plaintext():
             return 0
         cluster = self._cluster()
-        now = self._unsettled_anywhere(cluster)
+        now = self._unsettled_here(cluster)
         stuck = [where for where, end in now.items() if self._stuck.get(where) == end]
         self._stuck = now
         return len(self._end_decided(self._open_on(stuck, cluster), cluster)) if stuck else 0
@@ -198,7 +205,7 @@ class KafkaBus(Bus):
     def _settle_own(self, transactional_id: str) -> None:
         """End what an id left behind that was fenced just now: nothing of it can be open in earnest."""
         cluster = self._cluster()
-        now = self._unsettled_anywhere(cluster)
+        now = self._unsettled_here(cluster)
         if not now:
             return
         hosts = [(broker.host, broker.port) for broker in cluster.brokers.values()]

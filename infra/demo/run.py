@@ -20,7 +20,7 @@ from pathlib import Path
 import tomlkit
 from rich.console import Console
 
-from infra.bus.kafka import KafkaBus
+from infra.bus.connect import connect
 from infra.config import FILE, Settings, load
 from infra.demo import warm
 from infra.demo.fleet import BROKER, Fleet
@@ -50,7 +50,7 @@ def run(home: Path, *, seed: int = 0, short: bool = False, console: Console | No
         with Screen(console, plan.versions) as screen:
             screen.tell("starting Kafka; warming up a 228k-parameter Qwen2 by SFT on 'sort six digits'")
             _prepare(settings, fleet, seed, screen)
-            watch = Watch(KafkaBus(settings.kafka.bootstrap), settings.namespace, settings.policy.name)
+            watch = Watch(connect(settings), settings.namespace, settings.policy.name)
             usage = Usage(fleet.deployment)
             screen.tell("starting vLLM, gateway, stages, learners, reloader and rollout workers")
             fleet.up()
@@ -68,7 +68,7 @@ def make_topics(settings: Settings) -> None:
     """Wait for the broker, then make what is missing."""
     host, _, port = settings.kafka.bootstrap.rpartition(":")
     wait_until(lambda: is_listening(host, int(port)), "Kafka", 60)
-    with KafkaBus(settings.kafka.bootstrap) as bus:
+    with connect(settings) as bus:
         bus.ensure_topics(settings.layout.specs())
 
 

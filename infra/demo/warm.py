@@ -27,7 +27,7 @@ def start(home: Path, seed: int, target: float = 0.2) -> tuple[int, float, float
 def create_policy(settings: Settings) -> None:
     """Writes version 0 of the policy from `home/model`."""
     from consumers import policy
-    from infra.bus.kafka import KafkaBus
+    from infra.bus.connect import connect
 
-    with KafkaBus(settings.kafka.bootstrap) as bus:
+    with connect(settings) as bus:
         policy.create(settings, settings.home / "model", bus)

@@ -62,7 +62,7 @@ def test_an_open_transaction_is_left_alone() -> None:
 def test_kills_right_after_a_decision_hide_and_reveal_nothing(tmp_path: Path) -> None:
     with Broker(tmp_path / "broker") as broker:
         broker.start()
-        with KafkaBus(broker.bootstrap) as bus:
+        with KafkaBus(broker.bootstrap, prefix="n.") as bus:
             bus.ensure_topics([TopicSpec("n.x", 3), TopicSpec("n.in", 1)])
             member = bus.member("n.g", "n.in", on_assign=lambda gained: dict.fromkeys(gained, LATEST))
             transactor = bus.transactor("n.t")
@@ -97,7 +97,7 @@ def test_kills_right_after_a_decision_hide_and_reveal_nothing(tmp_path: Path) ->
 def test_a_new_owner_ends_what_its_id_left_before_it_writes(tmp_path: Path) -> None:
     with Broker(tmp_path / "broker") as broker:
         broker.start()
-        with KafkaBus(broker.bootstrap) as bus:
+        with KafkaBus(broker.bootstrap, prefix="n.") as bus:
             bus.ensure_topics([TopicSpec("n.x", 3)])
             expected: list[bytes] = []
             for number, commits in enumerate([True, False, True]):
