@@ -12,7 +12,7 @@ from typing import Any
 
 from fastavro import schemaless_reader, schemaless_writer
 
-from schemas.errors import CorruptRecord, SchemaError
+from schemas.errors import CorruptRecord
 from schemas.registry import Schema, by_fingerprint, current
 
 MARK = b"\xc3\x01"
@@ -61,16 +61,14 @@ def decode(data: bytes) -> tuple[str, dict[str, Any]]:
     stream.seek(HEAD)
     reader = current(writer.name)
     try:
-        record = schemaless_reader(stream, writer.parsed, None if reader is writer else reader.parsed)
-    except SchemaError:
-        raise
+        record: Any = schemaless_reader(stream, writer.parsed, None if reader is writer else reader.parsed)
     except (
         Exception
     ) as error:  # fastavro raises whatever a broken byte leads to: EOFError, IndexError, UnicodeDecodeError...
         raise CorruptRecord(f"bytes of a {writer.name} do not decode: {type(error).__name__}: {error}") from error
     if stream.tell() != len(data):
         raise CorruptRecord(f"{len(data) - stream.tell()} bytes follow a {writer.name}")
-    return writer.name, record  # type: ignore[return-value]
+    return writer.name, record
 
 
 def decode_as(name: str, data: bytes) -> dict[str, Any]:

@@ -222,9 +222,9 @@ def pace(found: Summary) -> Chart:
     return Chart(drawing.svg, (*legend, *([("c4", "learners changed")] if found.faults else [])))
 
 
-ALL: Sequence[str] = ("reward", "staleness", "staleness_by_version", "learners", "groups", "fates", "time", "pace")
+ALL = (reward, staleness, staleness_by_version, learners, groups, fates, time, pace)
 
 
 def drawn(found: Summary) -> dict[str, Chart]:
     """Every chart by name; none while there is no version to draw."""
-    return {name: globals()[name](found) for name in ALL} if found.steps else {}
+    return {chart.__name__: chart(found) for chart in ALL} if found.steps else {}

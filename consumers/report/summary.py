@@ -7,7 +7,7 @@ shares are of tokens computed."""
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -166,10 +166,10 @@ class Summary:
 
     def phases(self) -> list[tuple[str, float]]:
         """Seconds by phase over all versions, the longest first."""
-        total: Counter[str] = Counter()
+        total: defaultdict[str, float] = defaultdict(float)
         for step in self.steps:
             for name, seconds in step.phases:
-                total[name] += seconds  # type: ignore[assignment]
+                total[name] += seconds
         return sorted(total.items(), key=lambda item: -item[1])
 
 

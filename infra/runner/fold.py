@@ -114,9 +114,8 @@ class Fold:
     def _apply(self, ops: Iterable[Op], out: Folded) -> None:
         state, scope = self.state, len(out.emits)
         for op in ops:
-            kind = op.__class__
-            if kind is Emit:
-                out.emits.append((scope, op))  # type: ignore[arg-type]
+            if isinstance(op, Emit):
+                out.emits.append((scope, op))
                 continue
             if op.key.startswith(OWN):
                 raise StageError(

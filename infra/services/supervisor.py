@@ -1,9 +1,10 @@
 """The one supervisor of a deployment on this machine: supervisord, configured from a list of programs.
 
 It restarts what dies (at once after a healthy run, with growing pauses when starting fails), and answers over a Unix
-socket that only this user can open. Invariants: the same list of programs gives the same configuration, and `apply`
-touches only what changed; no setting or secret is written to its file, for programs inherit the environment; at most
-one supervisor of a deployment runs, and `up` first stops what a killed one left behind.
+socket that only this user can open. Invariants: the same list of programs gives the same configuration, and `up`
+touches only what changed; programs inherit the environment, which is written nowhere, while flags are written to its
+file, in a folder that only this user can open; at most one supervisor of a deployment runs, and `up` first stops what a
+killed one left behind.
 """
 
 from __future__ import annotations

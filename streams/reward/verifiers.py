@@ -15,7 +15,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, SupportsFloat
 
 from infra.errors import RewardError
 
@@ -73,9 +73,9 @@ def normal(answer: object) -> dict[str, Any]:
 
 
 def _number(value: object) -> float:
-    if isinstance(value, str | bytes) or value is None:
+    if not isinstance(value, SupportsFloat):
         raise ValueError("a verdict's value must be a number")
-    number = float(value)  # type: ignore[arg-type]
+    number = float(value)
     if not math.isfinite(number):
         raise ValueError("a verdict's value must be finite")
     return number
