@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -179,11 +179,26 @@ class Gateway:
             if call.first is not None and not recorded:
                 self._record(call, call.response())
 
-    async def _sampled(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
-        """The engine's chunks. A failure before the first leaves no trace. Raises ApiError."""
+    @contextmanager
+    def calling(self, session: Session, name: str) -> Iterator[None]:
+        """The current task is a call of the session: it keeps the session from being idle, and ends with it."""
         task = asyncio.current_task()
         assert task is not None
-        call.session.calls[call.response_id] = task
+        session.calls[name] = task
+        try:
+            yield
+        finally:
+            session.calls.pop(name, None)
+            session.touch()
+
+    async def _sampled(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
+        """The engine's chunks. A failure before the first leaves no trace. Raises ApiError."""
+        with self.calling(call.session, call.response_id):
+            async with aclosing(self._chunks(call, stream=stream)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+
+    async def _chunks(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
         target = call.target
         target.running += 1
         try:
@@ -199,8 +214,6 @@ class Gateway:
             raise answer from error
         finally:
             target.running -= 1
-            call.session.calls.pop(call.response_id, None)
-            call.session.touch()
             if call.first is None:
                 call.session.lineages.withdraw(call.plan)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,6 +37,7 @@ class Passed:
     body: bytes
     messages: list[Message]
     digests: list[bytes]
+    name: str = field(default_factory=new_id)
     began: float = field(default_factory=time.perf_counter)
     when: int = field(default_factory=now_micros)
     first: float | None = None
@@ -61,13 +63,14 @@ class Passthrough:
 
     async def chat(self, call: Passed) -> Response:
         """The upstream's whole answer."""
-        try:
-            answer = await self.upstream.chat(call.body)
-        except EngineError as error:
-            raise of_engine(error) from error
-        if answer.status == 200:
-            self._record(call, answer.body, orjson.loads(answer.body))
-            await self.gateway.recorder.log.durable()
+        with self.gateway.calling(call.session, call.name):
+            try:
+                answer = await self.upstream.chat(call.body)
+            except EngineError as error:
+                raise of_engine(error) from error
+            if answer.status == 200:
+                self._record(call, answer.body, orjson.loads(answer.body))
+        await self.gateway.recorder.log.durable()
         return Response(answer.body, answer.status, dict(answer.headers))
 
     async def open(self, call: Passed) -> StreamedReply:
@@ -79,6 +82,12 @@ class Passthrough:
 
     async def stream(self, call: Passed, answer: StreamedReply) -> AsyncGenerator[bytes, None]:
         """The bytes as they come; the last of them after the call is recorded."""
+        with self.gateway.calling(call.session, call.name):
+            async with aclosing(self._stream(call, answer)) as parts:
+                async for part in parts:
+                    yield part
+
+    async def _stream(self, call: Passed, answer: StreamedReply) -> AsyncGenerator[bytes, None]:
         # Whole events only, so that an error event can follow any of them; the newest wait until more comes.
         assembled, held, rest, done = Assembled(), b"", b"", False
         try:

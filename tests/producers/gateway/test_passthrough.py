@@ -113,3 +113,18 @@ async def test_an_upstream_that_is_down(tmp_path: Path):
             got = await w.http.post("/v1/chat/completions", json={"messages": [USER], "stream": streamed})
             assert (got.status_code, got.json()["error"]["code"]) == (502, "engine_unavailable")
     await upstream.close()
+
+
+async def test_ending_a_session_ends_its_calls_first(tmp_path: Path):
+    parts = [chunk({"role": "assistant", "content": text}) + b"\n\n" for text in ("Hel", "lo", "!")]
+    async with before(tmp_path, stream(*parts, then="hang")) as (w, _):
+        headers = {"authorization": "Bearer sk-mine"}
+        body = {"model": "gpt", "messages": [USER], "stream": True}
+        async with w.http.stream("POST", "/v1/chat/completions", json=body, headers=headers) as answer_:
+            await anext(answer_.aiter_bytes())
+            (session,) = w.gateway.sessions.live.values()
+            assert session.busy
+            assert w.gateway.sessions.idle(0) == []
+            await w.gateway.end(session, status="completed", stop_condition="idle")
+        assert [event["kind"] for event in w.events()] == ["episode_started", "model_call", "episode_ended"]
+        assert w.calls()[0]["finish_reason"] == "abort"
