@@ -178,6 +178,9 @@ class Rollout(Section):
     sampling: dict[str, Scalar] = Field(
         default={}, description="defaults for the agent's calls: temperature, top_p, max_tokens"
     )
+    key: str = Field(
+        default="", description="name of the gateway's key that workers use, which alone may take grants; the first one"
+    )
 
 
 class Reward(Section):
@@ -281,6 +284,12 @@ class Settings(BaseSettings):
         """Flags and file come merged through `load`; the environment lies between them there."""
         return (init_settings,)
 
+    @property
+    def rollout_key(self) -> str:
+        """The gateway's key that rollout workers use; empty where the gateway asks for none."""
+        chosen = self.gateway.keys.get(self.rollout.key) or next(iter(self.gateway.keys.values()), None)
+        return chosen.key.get_secret_value() if chosen else ""
+
     @model_validator(mode="before")
     @classmethod
     def _derive(cls, data: Any) -> Any:
@@ -299,6 +308,8 @@ class Settings(BaseSettings):
                 f"[gateway] host {self.gateway.host} is reachable from other machines: "
                 "set at least one key under [gateway.keys], or listen on 127.0.0.1"
             )
+        if self.rollout.key and self.rollout.key not in self.gateway.keys:
+            raise ValueError(f"[rollout] key {self.rollout.key!r} is none of [gateway.keys]: name one of them")
         for section, local, address in (
             ("kafka", self.kafka.local, self.kafka.bootstrap.rpartition(":")[0]),
             ("engine", self.engine.local and self.engine.kind == "vllm", urlsplit(self.engine.url).hostname or ""),

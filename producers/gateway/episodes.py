@@ -248,6 +248,8 @@ class Episodes:
 
     def _made(self, caller: Caller, wanted: StartIn) -> Session:
         options, id = self.gateway.options, new_id()
+        if wanted.ticket is not None and not caller.granted:
+            raise ApiError(403, "Only the key of rollout workers may take a grant", code="not_granted")
         parent = None if wanted.parent is None else self.find(Caller(caller.tenant, None), wanted.parent)
         group = wanted.group or (str(wanted.ticket) if wanted.ticket is not None else id)
         for what, bad in (

@@ -39,10 +39,11 @@ _tokens = telemetry.counter("millrace.gateway.tokens", "{token}", "tokens sample
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who sent a request: a tenant, and the session whose own key was used, if any."""
+    """Who sent a request: a tenant, the session whose own key was used, if any, and whether it may take grants."""
 
     tenant: str
     session: Session | None
+    granted: bool = False
 
 
 class Gateway:
@@ -72,13 +73,14 @@ class Gateway:
                 raise ApiError(401, "This session key has expired: start a new session", code="session_expired")
             return Caller(session.tenant, session)
         if not self._tenants:
-            return Caller(self.options.tenant, None)
-        tenant = self._tenants.get(_digest(given))
+            return Caller(self.options.tenant, None, granted=True)
+        digest = _digest(given)
+        tenant = self._tenants.get(digest)
         if tenant is None:
             raise ApiError(
                 401, "Incorrect API key provided: use a session's own key or a configured one", code="invalid_api_key"
             )
-        return Caller(tenant, None)
+        return Caller(tenant, None, granted=digest == _digest(self.options.rollout_key))
 
     def session_of(self, caller: Caller, headers: Mapping[str, str], messages: Any, digests: list[bytes]) -> Session:
         """The session of a call; an unsolicited one, not begun yet, where it belongs to none."""

@@ -10,10 +10,12 @@ from infra.config import Settings
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """`keys` maps static keys to tenants; without any, every caller is `tenant`."""
+    """`keys` maps static keys to tenants; without any, every caller is `tenant` and may take grants. `rollout_key` is
+    the one whose callers may."""
 
     policy: str
     keys: Mapping[str, str] = field(default_factory=dict)
+    rollout_key: str = ""
     tenant: str = "local"
     max_body_bytes: int = 8 << 20
     max_model_len: int = 2048
@@ -29,6 +31,7 @@ class Options:
         return cls(
             policy=settings.policy.name,
             keys={key.key.get_secret_value(): key.tenant for key in gateway.keys.values()},
+            rollout_key=settings.rollout_key,
             max_body_bytes=gateway.max_body_bytes,
             max_model_len=min(settings.engine.max_model_len or context, context),
             idle_timeout_s=gateway.idle_timeout_s,

@@ -40,11 +40,10 @@ async def _run(settings: Settings, bus: Bus) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     rollout, gateway = settings.rollout, settings.gateway
-    key = next((key.key.get_secret_value() for key in gateway.keys.values()), "")
     runner = Runner(
         load_agent(rollout.agent, rollout.concurrency),
         f"http://{gateway.host}:{gateway.port}/v1",
-        key,
+        settings.rollout_key,
         concurrency=rollout.concurrency,
         timeout_s=rollout.timeout_s,
         sampling=rollout.sampling,

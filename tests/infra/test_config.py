@@ -138,6 +138,19 @@ def test_secrets_are_masked_and_reach_the_client() -> None:
     assert settings.kafka.client_options()["sasl.password"] == "hunter2"
 
 
+def test_rollouts_use_the_key_that_is_named_or_the_first() -> None:
+    keys = "[gateway.keys.a]\nkey = 'ka'\n[gateway.keys.b]\nkey = 'kb'\n"
+    write("")
+    assert load().rollout_key == ""
+    write(keys)
+    assert load().rollout_key == "ka"
+    write(keys + "[rollout]\nkey = 'b'")
+    assert load().rollout_key == "kb"
+    write(keys + "[rollout]\nkey = 'c'")
+    with pytest.raises(ConfigError, match="'c' is none of"):
+        load()
+
+
 def test_an_empty_key_is_none() -> None:
     write("[gateway]\nhost = '0.0.0.0'\n[gateway.keys.me]\nkey = ''")
     with pytest.raises(ConfigError, match=r"\[gateway.keys.me\] key: .*at least 1"):

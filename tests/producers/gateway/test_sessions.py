@@ -295,6 +295,18 @@ async def test_a_full_disk_marks_trajectories_and_serving_goes_on(
 # ---------------------------------------------------------------------- keys
 
 
+async def test_only_the_key_of_rollouts_takes_grants(tmp_path: Path, renderer: TemplateRenderer):
+    keys = {"sk-one": "one", "sk-two": "one"}
+    async with world(tmp_path, renderer, make_engine(renderer), keys=keys, rollout_key="sk-two") as w:
+        for key, status in (("sk-one", 403), ("sk-two", 200)):
+            headers = {"authorization": f"Bearer {key}"}
+            answer = await w.http.post("/v1/sessions", json={"ticket": 1}, headers=headers)
+            assert answer.status_code == status, answer.text
+        headers = {"authorization": f"Bearer {answer.json()['api_key']}"}
+        answer = await w.http.post("/v1/sessions", json={"ticket": 2}, headers=headers)
+        assert answer.json()["error"]["code"] == "not_granted"
+
+
 async def test_static_keys_and_session_keys(tmp_path: Path, renderer: TemplateRenderer):
     keys = {"sk-one": "one", "sk-two": "two"}
     async with world(tmp_path, renderer, make_engine(renderer), keys=keys) as w:
