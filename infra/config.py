@@ -266,6 +266,11 @@ class Settings(BaseSettings):
     objects: str = Field(
         default="", description="directory or fsspec URI for weights and large records; empty: under home"
     )
+    shared: bool = Field(
+        default=True,
+        description="`millrace up` starts refine and seal, which serve every policy of the namespace; false: another "
+        "deployment in the namespace runs them",
+    )
     kafka: Kafka = Kafka()
     topics: Topics = Topics()
     policy: Policy = Policy()

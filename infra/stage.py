@@ -113,7 +113,8 @@ class Stage(ABC):
     primary: str
     """logical topic; each partition of it is a slot: one owner, one state, one transaction at a time"""
     sides: Sequence[str] = ()
-    """logical one-partition topics, read whole from the start by every slot"""
+    """logical one-partition topics, read whole from the start by every slot; what they held when a slot was opened is
+    folded before its primary"""
     clock: bool = False
     """whether the runner's clock is the slot's time"""
 

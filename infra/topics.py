@@ -50,8 +50,9 @@ TOPICS = (
     Topic("decisions", "artifact", "one", "all", "settings asked for; governance decisions"),
 )
 
-STAGES: Mapping[str, Size] = {"refine": "slots", "seal": "slots", "dispatch": "one"}
-"""The stages with state: each has a changelog and a topic of turns with as many partitions as its primary."""
+STAGES: Mapping[str, Size] = {"refine": "slots", "seal": "slots", "{policy}.dispatch": "one"}
+"""The stages with state: each has a changelog and a topic of turns with as many partitions as its primary. A stage's
+name is also that of its group and of its transactional ids, so one that belongs to a policy carries its name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +99,18 @@ class Layout:
 def stage_topics(stage: str, size: Size) -> tuple[Topic, Topic]:
     """The two topics that the runner keeps for a stage."""
     return (
-        Topic(changelog_of(stage), "slot/key", size, "compact", f"state of {stage}"),
-        Topic(turns_of(stage), "slot", size, "long", f"what each turn of {stage} folded"),
+        Topic(changelog_of(stage), "slot/key", size, "compact", f"state of {_role(stage)}"),
+        Topic(turns_of(stage), "slot", size, "long", f"what each turn of {_role(stage)} folded"),
     )
+
+
+def stages_of(policy: str) -> dict[str, str]:
+    """Names of the stages that a policy goes through, by role: refine, seal, dispatch."""
+    return {_role(name): name.format(policy=policy) for name in STAGES}
+
+
+def _role(stage: str) -> str:
+    return stage.rpartition(".")[2]
 
 
 def changelog_of(stage: str) -> str:

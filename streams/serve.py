@@ -16,7 +16,7 @@ from infra.stage import Stage
 from streams.dispatch.stage import Dispatch, Terms
 from streams.refine.detectors.guard import Guarded
 from streams.refine.stage import Refine
-from streams.seal.closing import Rules
+from streams.seal.policies import announce
 from streams.seal.stage import Seal
 from streams.watch import Watch
 
@@ -30,10 +30,8 @@ def refine_of(settings: Settings, detectors: Guarded) -> Refine:
 
 
 def seal_of(settings: Settings) -> Seal:
-    """The seal stage that the settings describe."""
-    policy = settings.policy
-    rules = Rules(short=policy.short_groups, patience=int(policy.lease_s * SECOND))
-    return Seal([policy.name], rules, ClaimStore(settings.claims))
+    """The seal stage: whom it serves and how is in `decisions`."""
+    return Seal(claims=ClaimStore(settings.claims))
 
 
 def dispatch_of(settings: Settings) -> Dispatch:
@@ -61,16 +59,18 @@ def run_refine(settings: Settings) -> None:
 
 def run_seal(settings: Settings) -> None:
     """Events to trajectories and completions, until SIGTERM."""
-    run(settings, seal_of(settings))
+    run(settings, seal_of(settings), announced=True)
 
 
 def run_dispatch(settings: Settings) -> None:
     """Prompts and completions to grants and resolutions, until SIGTERM."""
-    run(settings, dispatch_of(settings))
+    run(settings, dispatch_of(settings), announced=True)
 
 
-def run(settings: Settings, stage: Stage) -> None:
-    """Run any stage until SIGTERM or SIGINT. Call it from the main thread."""
+def run(settings: Settings, stage: Stage, *, announced: bool = False) -> None:
+    """Run any stage until SIGTERM or SIGINT. `announced`: ask seal to serve the policy first.
+
+    Call it from the main thread."""
     stop = Event()
 
     def leave(number: int, frame: FrameType | None) -> None:
@@ -80,4 +80,6 @@ def run(settings: Settings, stage: Stage) -> None:
     signal.signal(signal.SIGINT, leave)
     runner = RunnerSettings(settings.namespace, claims=ClaimStore(settings.claims), telemetry=Watch())
     with connect(settings) as bus:
+        if announced:
+            announce(settings, bus)
         run_stage(bus, stage, runner, stop, client_id=f"{stage.name}-{os.getpid()}")

@@ -127,10 +127,10 @@ class Facts:
 
     def mine(self, topic: str) -> bool:
         """Whether a logical topic is shared or this policy's."""
-        return "." not in topic or topic.startswith((f"{self.policy}.", "turns."))
+        return "." not in topic or topic.startswith(f"{self.policy}.")
 
     def kind(self, topic: str) -> str:
-        """The kind of a logical topic: its name without the policy."""
+        """The kind of a logical topic, or the role of a stage: its name without the policy."""
         return topic.removeprefix(f"{self.policy}.")
 
     def gone(self, kind: str, place: Place) -> bool:

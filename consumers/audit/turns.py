@@ -13,6 +13,7 @@ from consumers.audit.claim import Claim
 from consumers.audit.facts import Facts
 from consumers.audit.rows import Mark, Row
 from infra.bus.base import Record
+from infra.topics import turns_of
 
 
 class _Range(NamedTuple):
@@ -49,7 +50,11 @@ class Turns(Claim):
             self.fail(f"a turn of slot {row['slot']} lies on partition {row.place.partition}", row, **ids)
         if last is not None and number != last[0] + 1:
             self.fail(f"turn {number} of a slot follows turn {last[0]}", last[1], row, **ids)
-        elif last is None and number and not self.facts.starts[f"turns.{row['stage']}"].get(row.place.partition):
+        elif (
+            last is None
+            and number
+            and not self.facts.starts[turns_of(self.facts.kind(row["stage"]))].get(row.place.partition)
+        ):
             self.fail(f"a slot begins with turn {number}", row, **ids)
         self._last[slot] = (number, row.mark)
         for span in row["ranges"]:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from consumers.audit.rows import Row, Sample
 from infra.bus.base import Bus, Record
 from infra.errors import AuditError, ClaimError, TopicError
-from infra.topics import STAGES, full_name, turns_of
+from infra.topics import full_name, stages_of, turns_of
 from schemas.codec import decode
 from schemas.errors import SchemaError
 
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from consumers.audit.claim import Claim
     from consumers.audit.facts import Facts
 
+TURNS = tuple(turns_of(role) for role in stages_of(""))
+"""kinds of topic with turns, by role: a stage of one policy carries its name in the topic's"""
 NAMES = {
     "weights": "WeightVersion",
     "ledger": "LedgerEntry",
@@ -40,11 +42,11 @@ NAMES = {
     "evaluations": "Trajectory",
     "dead-letters": "DeadLetter",
     "raw": "Event",
-    **{turns_of(stage): "Turn" for stage in STAGES},
+    **dict.fromkeys(TURNS, "Turn"),
 }
 """record name by kind of topic; `events` also holds Progress"""
 
-SHARED = ("raw", "events", "dead-letters", "decisions", *(turns_of(stage) for stage in STAGES))
+SHARED = ("raw", "events", "dead-letters", "decisions")
 JOINT = ("ledger", "weights", "resolutions", "grants")
 """topics that point at each other inside one transaction"""
 QUIET_S = 0.02
@@ -64,7 +66,9 @@ class Walk:
         self.bus = bus
         self.policy = policy
         self.resolve = resolve
-        self.full = {kind: full_name(namespace, kind if kind in SHARED else f"{policy}.{kind}") for kind in ORDER}
+        turns = {turns_of(role): turns_of(stage) for role, stage in stages_of(policy).items()}
+        names = {kind: turns.get(kind) or (kind if kind in SHARED else f"{policy}.{kind}") for kind in ORDER}
+        self.full = {kind: full_name(namespace, name) for kind, name in names.items()}
         self.starts: dict[str, dict[int, int]] = {}
         self.ends: dict[str, dict[int, int]] = {}
         self.counts: Counter[str] = Counter()
@@ -72,7 +76,7 @@ class Walk:
         self._measure_all()
         if not self.starts.get("weights"):
             raise AuditError(
-                f"there is no topic {self.full['weights']}: check --policy and the namespace, or create the policy"
+                f"there is no topic {self.full['weights']}: check [policy] name and the namespace, or create the policy"
             )
 
     def _measure_all(self) -> None:
@@ -123,7 +127,7 @@ class Walk:
         for kind in ("weights", "ledger", "decisions", "prompts", "resolutions", "grants", "completions"):
             self._feed(kind, claims, learn.get(kind))
         self._samples(claims)
-        for kind in ("evaluations", *(turns_of(stage) for stage in STAGES), "dead-letters"):
+        for kind in ("evaluations", *TURNS, "dead-letters"):
             self._feed(kind, claims)
         for partition in sorted({*self.partitions("events"), *self.partitions("raw")}):
             self._slot(partition, claims)
@@ -220,7 +224,7 @@ class Walk:
 
 
 ORDER = (
-    *(turns_of(stage) for stage in STAGES),
+    *TURNS,
     "ledger",
     "weights",
     "resolutions",

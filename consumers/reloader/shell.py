@@ -239,7 +239,10 @@ class Reloader:
         records = await asyncio.to_thread(lambda: list(self._bus.read(self._workers, 0)))
         last = {record.key.decode().rpartition("/"): record.value for record in records}
         for (worker, _, former), value in last.items():
-            if worker == self._worker and former != incarnation and value is not None:
+            if worker != self._worker or former == incarnation or value is None:
+                continue
+            # An engine of another policy may have this address too, on a machine of its own.
+            if codec.decode_as("WorkerStatus", value)["policy"] == self._machine.policy:
                 await self._publish(former, None)
 
     async def _publish(self, incarnation: str, value: bytes | None) -> None:

@@ -1,6 +1,7 @@
 """The records that a report is made of. Trajectories and events are not among them: the audit reads those.
 
-Invariant: every list is in log order; a topic that does not exist reads as empty."""
+Invariants: every list is in log order; a topic that does not exist reads as empty; of what policies share, only what is
+about this one or about none is read."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from typing import Any
 
 from infra.bus.base import Bus, Record
 from infra.errors import TopicError
-from infra.topics import STAGES, full_name, turns_of
+from infra.topics import full_name, stages_of, turns_of
 from schemas import codec
 from schemas.errors import SchemaError
 
@@ -19,7 +20,7 @@ Fields = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What was read. Times are micros; `turns` holds, per `stage/slot`, when each turn was written."""
+    """What was read. Times are micros; `turns` holds, per `role/slot`, when each turn was written."""
 
     namespace: str
     policy: str
@@ -40,10 +41,13 @@ def read(bus: Bus, namespace: str, policy: str, now: int) -> Reading:
     def rows(name: str) -> list[Fields]:
         return [fields for record in _records(bus, full_name(namespace, name)) if (fields := _decoded(record))]
 
+    def ours(name: str) -> list[Fields]:
+        return [fields for fields in rows(name) if fields["policy"] in (None, policy)]
+
     turns: dict[str, list[int]] = {}
-    for stage in STAGES:
+    for role, stage in stages_of(policy).items():
         for record in _records(bus, full_name(namespace, turns_of(stage))):
-            turns.setdefault(f"{stage}/{record.partition}", []).append(record.timestamp)
+            turns.setdefault(f"{role}/{record.partition}", []).append(record.timestamp)
     return Reading(
         namespace,
         policy,
@@ -51,9 +55,9 @@ def read(bus: Bus, namespace: str, policy: str, now: int) -> Reading:
         ledger=rows(f"{policy}.ledger"),
         resolutions=rows(f"{policy}.resolutions"),
         grants=rows(f"{policy}.grants"),
-        decisions=rows("decisions"),
-        dead_letters=rows("dead-letters"),
-        workers=rows("workers"),
+        decisions=ours("decisions"),
+        dead_letters=ours("dead-letters"),
+        workers=ours("workers"),
         turns=turns,
         now=now,
     )

@@ -43,6 +43,11 @@ def explain_in(
     wanted = wanted.strip()
     subject = find(topics, wanted) if wanted else None
     if subject is None:
+        if wanted and (others := sorted(topics.others(wanted))):
+            return (
+                f"{wanted!r} is of policy {' and '.join(others)}, not of {policy}: "
+                f"ask `millrace --set policy.name={others[0]} why {wanted}`."
+            )
         return (
             f"Nothing is known of {wanted!r} in {namespace}: no event, reply, call, session, group, ticket, prompt or "
             f"reward of policy {policy} has this id. Ids are compared whole; raw events are kept for a short time only."

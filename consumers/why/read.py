@@ -1,4 +1,7 @@
-"""Reading the topics of one policy by what a record is about. Invariant: committed records only, nothing is kept."""
+"""Reading the topics of one policy by what a record is about.
+
+Invariants: committed records only, nothing is kept; of the topics that policies share, only what is about this policy
+or about none: tickets, and so groups and keys, are numbered per policy."""
 
 from __future__ import annotations
 
@@ -21,6 +24,7 @@ class Topics:
     def __init__(self, bus: Bus, namespace: str, policy: str, resolve: Resolve) -> None:
         self.bus = bus
         self.policy = policy
+        self._own = policy.encode()
         self._namespace = namespace
         self._resolve = resolve
 
@@ -37,6 +41,22 @@ class Topics:
 
     def records(self, kind: str, partition: int | None = None) -> Iterator[Record]:
         """Records as read, of one partition or of all in turn."""
+        for record in self._read(kind, partition):
+            if kind not in SHARED or record.headers.get("policy", self._own) == self._own:
+                yield record
+
+    def others(self, id: str) -> set[str]:
+        """Policies whose events, captured or governed, carry an id in their headers."""
+        wanted = id.encode()
+        return {
+            record.headers["policy"].decode("utf-8", "replace")
+            for kind in ("events", "raw")
+            for record in self._read(kind)
+            if record.headers.get("policy", self._own) != self._own
+            and wanted in (record.headers.get("id"), record.headers.get("trajectory"), record.headers.get("group"))
+        }
+
+    def _read(self, kind: str, partition: int | None = None) -> Iterator[Record]:
         for at in range(self.count(kind)) if partition is None else [partition]:
             yield from self.bus.read(self.name(kind), at)
 
@@ -47,7 +67,7 @@ class Topics:
         for record in self.records(kind, partition):
             if record.value is not None and only(record):
                 row = self.row(record)
-                if row is not None:
+                if row is not None and (kind != "dead-letters" or row["policy"] in (None, self.policy)):
                     yield row
 
     def row(self, record: Record) -> Row | None:

@@ -107,7 +107,9 @@ def _passages(topics: Topics, key: str) -> list[Passage]:
     if count := topics.count("raw"):
         for record in topics.records("raw", partition_of(wanted, count)):
             if ours(record):
-                passages[record.place] = Passage(topics.row(record), raw_place=record.place)
+                row = topics.row(record)
+                if row is None or row.record.get("policy", topics.policy) == topics.policy:
+                    passages[record.place] = Passage(row, raw_place=record.place)
     if count := topics.count("events"):
         for row in topics.rows("events", partition_of(wanted, count), ours):
             if row.name == "Event" and row["source_place"] is not None:

@@ -25,6 +25,7 @@ def create(
     settings = call(context).settings()
     with connect(settings) as bus:
         bus.ensure_topics(settings.layout.specs())
+        entry("streams.seal.policies:announce")(settings, bus)
         made = entry("consumers.policy:create")(settings, model, bus)
     console.print(f"policy [bold]{settings.policy.name}[/] begins: version 0 at {made['uri']}", highlight=False)
 

@@ -3,6 +3,7 @@
 Invariants:
 
 - Nothing is folded before the former owner is fenced and the state is the one of the last committed turn.
+- What the sides held when the slot was opened is folded before any record of the primary.
 - A turn's emits, changelog, turn record and input offsets are committed together or not at all.
 - Every commit carries the member token that was captured when its records were polled.
 - After any error a slot is closed and opened again; its memory is never repaired.
@@ -15,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from infra import faults
-from infra.bus.base import EARLIEST, Bus, Member, MemberToken, Outgoing, Record
+from infra.bus.base import Bus, Member, MemberToken, Outgoing, Record
 from infra.claims import ClaimStore
 from infra.errors import TopicError, UnreachableError
 from infra.runner.fold import Fold, Folded
@@ -81,12 +82,23 @@ class Slot:
         changelog = list(self._bus.read(self._changelog, self.number))
         state = State.restore(self.number, changelog, strict=self._settings.strict)
         self._fold = Fold(self._stage, state, skip_duplicates=self._settings.skip_duplicates)
-        names = {side: (full_name(self._settings.namespace, side), 0) for side in self._stage.sides}
-        at = {where: self._fold.sides.get(side, EARLIEST) for side, where in names.items()}
-        self._tail = self._bus.tail(at) if at else None
+        self._sides, ends = self._catch_up()
+        self._tail = self._bus.tail(ends) if ends else None
         member.seek(self.number, self.position)
         faults.point("runner.after_restore")
         return len(changelog)
+
+    def _catch_up(self) -> tuple[list[Record], dict[tuple[str, int], int]]:
+        """What the sides hold that was not folded yet, and where to follow them: all of it comes before the primary."""
+        records: list[Record] = []
+        ends: dict[tuple[str, int], int] = {}
+        for side in self._stage.sides:
+            topic = full_name(self._settings.namespace, side)
+            at, end = self._fold.sides.get(side, 0), self._bus.ends(topic)[0]
+            if at < end:
+                records += self._bus.read(topic, 0, at, end)
+            ends[topic, 0] = max(at, end)
+        return records, ends
 
     @property
     def state(self) -> State:
@@ -99,7 +111,8 @@ class Slot:
         Returns how many records were folded. Raises BusError: close this slot then."""
         records = [record for record in polled if record.offset >= self.position] if polled else []
         if self._tail is not None:
-            records = self._tail.poll(self._settings.turn_records, 0) + records
+            records = self._sides + self._tail.poll(self._settings.turn_records, 0) + records
+            self._sides = []
         elif not records and not self._stage.clock:
             return 0
         folded = 0

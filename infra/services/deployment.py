@@ -26,9 +26,16 @@ class Deployment:
     def up(self) -> list[int]:
         """Bring it up; gives ids of leftovers that were stopped. Raises ServiceError or TopicError when it cannot."""
         stopped: list[int] = []
+        mark, policy = self.supervisor.folder / "policy", self.settings.policy.name
+        running = self.supervisor.running()
+        if running and mark.is_file() and (other := mark.read_text()) != policy:
+            raise ServiceError(
+                f"policy {other} runs from {self.settings.home}: "
+                f"for {policy} beside it choose another home, for {policy} in its place run `millrace down` first"
+            )
         if not self.settings.kafka.local:
             self.wait_for_broker()
-        if not self.supervisor.running():
+        if not running:
             stopped = self.supervisor.up([])
             self._ports_are_free()
             self.supervisor.up([program for program in self.programs if program.name == BROKER])
@@ -36,6 +43,7 @@ class Deployment:
             self.wait_for_broker()
         with connect(self.settings) as bus:
             bus.ensure_topics(self.settings.layout.specs())
+        mark.write_text(policy)
         self.supervisor.up(self.programs)
         return stopped
 
@@ -67,4 +75,5 @@ class Deployment:
         for key, port in asked.items():
             if port and is_listening(LOCALHOST, port):
                 self.supervisor.down()
-                raise ServiceError(f"another program listens on port {port}: choose another one with {key}")
+                join = "; to use the broker there set [kafka] local = false" if key == "kafka.bootstrap" else ""
+                raise ServiceError(f"another program listens on port {port}: choose another one with {key}{join}")

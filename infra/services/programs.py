@@ -12,6 +12,8 @@ from infra.config import Settings
 from infra.services.supervisor import Program
 
 BROKER, ENGINE = "broker", "engine"
+SHARED = ("refine", "seal")
+"""roles that serve every policy of a namespace"""
 
 
 def programs(settings: Settings, environment: Mapping[str, str]) -> list[Program]:
@@ -31,7 +33,8 @@ def programs(settings: Settings, environment: Mapping[str, str]) -> list[Program
         add("reload", "reload")
     add("gateway", "gateway")
     for role in ("refine", "reward", "seal", "dispatch"):
-        add(role, role)
+        if settings.shared or role not in SHARED:
+            add(role, role)
     threads = str(settings.learner.threads)
     for number in range(settings.learner.learners):
         # A learner that has reached its last version ends well and stays down.

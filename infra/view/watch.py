@@ -50,7 +50,7 @@ class Watch:
                     self.last_resolution = now
                     if value["seq"] is not None:
                         self.ready = max(self.ready, value["seq"] + 1)
-                case "WorkerStatus":
+                case "WorkerStatus" if value["policy"] in (None, self.policy):
                     self.workers[value["worker"]] = cast(WorkerStatus, value)
         return len(self.versions) > before
 

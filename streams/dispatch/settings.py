@@ -24,6 +24,10 @@ class Change:
     from_ticket: int | None
 
 
+OTHERS = frozenset({"sealing"})
+"""settings of a policy that other stages read"""
+
+
 def _whole(low: int) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= low
 

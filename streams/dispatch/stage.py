@@ -19,7 +19,7 @@ from typing import Any
 from infra.bus.base import Record
 from infra.claims import ClaimStore
 from infra.stage import Append, Clear, Emit, Op, Put, Stage, View, Wake
-from infra.topics import logical_name
+from infra.topics import logical_name, stages_of
 from schemas.ids import Micros
 from streams.dispatch import records, settings
 from streams.dispatch.admission import may_admit, may_grant
@@ -48,9 +48,8 @@ class Terms:
 class Dispatch(Stage):
     """The one dispatcher of a policy. `slots` is N: partitions of `grants` and slots of seal."""
 
-    name = "dispatch"
-
     def __init__(self, policy: str, slots: int, terms: Terms | None = None, claims: ClaimStore | None = None) -> None:
+        self.name = stages_of(policy)["dispatch"]
         self._policy = policy
         self._slots = slots
         self._terms = terms or Terms()
@@ -177,6 +176,8 @@ class Dispatch(Stage):
 
     def _decision(self, view: View, record: Record, found: dict[str, Any], now: Micros) -> Iterator[Op]:
         if found["kind"] != "setting" or found["policy"] not in (None, self._policy):
+            return
+        if found["name"] in settings.OTHERS:
             return
         _, refusal = settings.parse(found["name"], found["value"])
         if refusal is not None:

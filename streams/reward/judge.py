@@ -40,17 +40,19 @@ class Evaluator:
 
 
 class Judge:
-    """Judges the episodes of one deployment that await its evaluator."""
+    """Judges the episodes of one policy that await its evaluator."""
 
     def __init__(
         self,
         pool: Judging,
         evaluator: Evaluator,
+        policy: str,
         claims: ClaimStore | None = None,
         clock: Callable[[], int] = now_micros,
     ) -> None:
         self._pool = pool
         self._evaluator = evaluator
+        self._policy = policy
         self._decode = Decoder(claims)
         self._claims = claims
         self._clock = clock
@@ -63,6 +65,8 @@ class Judge:
             _, event = self._decode(record)
         except Unreadable:
             return None  # seal says so in a dead letter of its own
+        if event["policy"] != self._policy:
+            return None
         if event["body_encoding"] != "plain" or event["trajectory"] != event["root_trajectory"]:
             return None
         ended = codec.decode_body("episode_ended", event["body"])

@@ -1,4 +1,5 @@
-"""The reward process: judges ended episodes until SIGTERM."""
+"""The reward process: judges ended episodes of one policy until SIGTERM. Another policy has other verifiers, and a
+consumer group of its own."""
 
 from __future__ import annotations
 
@@ -19,13 +20,14 @@ def run(settings: Settings) -> None:
 
     reward = settings.reward
     pool = Pool(reward.verifier, workers=reward.workers, timeout_s=reward.timeout_s)
-    judge = Judge(pool, Evaluator(reward.source, reward.verifier, reward.rubric), ClaimStore(settings.claims))
+    evaluator = Evaluator(reward.source, reward.verifier, reward.rubric)
+    judge = Judge(pool, evaluator, settings.policy.name, ClaimStore(settings.claims))
     events = full_name(settings.namespace, "events")
     try:
         with connect(settings) as bus:
             bus.partitions(events)  # faust would go on trying what cannot work
             app = make_app(
-                full_name(settings.namespace, f"reward-{reward.source}"),
+                full_name(settings.namespace, f"{settings.policy.name}.reward-{reward.source}"),
                 events,
                 judge,
                 bus,

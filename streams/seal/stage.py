@@ -17,12 +17,14 @@ from typing import Any
 from infra.bus.base import Record
 from infra.claims import ClaimStore
 from infra.stage import Append, Clear, Emit, Op, Put, Stage, View, Wake
+from infra.topics import NAME, logical_name
 from schemas import codec
 from schemas.errors import SchemaError
 from schemas.ids import Micros
 from streams.seal import attempts as state
 from streams.seal.attempts import Attempt, Group
 from streams.seal.closing import Rules, Sample, completion, sample_of, verdict, why_bad
+from streams.seal.policies import SETTING, parse, policies, policy_key, rules_of
 from streams.seal.rewards import silent, take
 from streams.words import Decoder, Unreadable, dead_letter, place_of
 
@@ -31,17 +33,23 @@ KINDS = frozenset({"episode_started", "episode_ended", "model_call", "reward", "
 
 
 class Seal(Stage):
-    """`policies` are the ones whose topics exist; events of others are history only."""
+    """Serves the policies that `decisions` name, each by its own terms (`streams.seal.policies`), and `policies` by
+    `rules` from the start; events of others are history only."""
 
     name = "seal"
     primary = "events"
+    sides = ("decisions",)
 
-    def __init__(self, policies: Sequence[str], rules: Rules | None = None, claims: ClaimStore | None = None) -> None:
-        self._policies = tuple(policies)
+    def __init__(
+        self, policies: Sequence[str] = (), rules: Rules | None = None, claims: ClaimStore | None = None
+    ) -> None:
+        self._policies = frozenset(policies)
         self._rules = rules or Rules()
         self._decode = Decoder(claims)
 
     def time_of(self, view: View, record: Record) -> Micros | None:
+        if logical_name(record.topic) != self.primary:
+            return None
         try:
             name, found = self._decode(record)
         except Unreadable:
@@ -50,6 +58,9 @@ class Seal(Stage):
         return time
 
     def on_record(self, view: View, record: Record, now: Micros) -> Iterable[Op]:
+        if logical_name(record.topic) != self.primary:
+            yield from self._decision(view, record, now)
+            return
         try:
             name, event = self._decode(record)
             body = codec.decode_body(event["kind"], event["body"]) if name == "Event" and self._matters(event) else {}
@@ -73,13 +84,38 @@ class Seal(Stage):
         elif key.startswith("g/"):
             yield from self._close(view, key, now)
 
+    # -- policies
+
+    def _decision(self, view: View, record: Record, now: Micros) -> Iterator[Op]:
+        try:
+            name, decision = self._decode(record)
+        except Unreadable:
+            return  # dispatch says so in a dead letter of its own
+        if name != "Decision" or decision["kind"] != "setting" or decision["name"] != SETTING:
+            return
+        terms = parse(decision["value"])
+        # Every slot reads the decision, and one of them answers for all.
+        if terms is not None and NAME.fullmatch(decision["policy"] or ""):
+            yield Put(policy_key(decision["policy"]), terms)
+        elif view.slot == 0:
+            key = record.key.decode("utf-8", "replace")
+            detail = f"{SETTING} cannot have this value, or names no policy"
+            yield dead_letter(self.name, place_of(record), "bad_setting", detail, now, key=key, partition=view.slot)
+
+    def _serves(self, view: View, policy: str) -> bool:
+        return policy in self._policies or view.get(policy_key(policy)) is not None
+
+    def _rules_of(self, view: View, policy: str) -> Rules:
+        terms = view.get(policy_key(policy))
+        return self._rules if terms is None else rules_of(terms, self._rules)
+
     # -- events
 
     def _matters(self, event: Mapping[str, Any]) -> bool:
         return event["kind"] in KINDS and event["body_encoding"] == "plain"
 
     def _progress(self, view: View, now: Micros) -> Iterator[Op]:
-        for policy in self._policies:
+        for policy in sorted(self._policies.union(policies(view))):
             passed = {
                 "kind": "progress",
                 "policy": policy,
@@ -136,7 +172,7 @@ class Seal(Stage):
 
     def _unattached(self, view: View, record: Record, event: Mapping[str, Any], now: Micros) -> Iterator[Op]:
         """An event whose attempt is not known: too late, or never started. History-only kinds need no disposition."""
-        if event["kind"] not in KINDS or event["policy"] not in self._policies:
+        if event["kind"] not in KINDS or not self._serves(view, event["policy"]):
             return
         late = view.get(state.tombstone_key(state.group_key(event))) is not None
         if late and event["kind"] == "reward":
@@ -155,7 +191,7 @@ class Seal(Stage):
         group: Group | None = view.get(key)
         if group is None:
             group = state.group_of(event, body)
-            yield Wake(key, now + self._rules.patience)
+            yield Wake(key, now + self._rules_of(view, event["policy"]).patience)
         trace = record.headers.get("traceparent")
         attempt = state.attempt_of(event, body, place_of(record), trace.decode("ascii", "replace") if trace else None)
         attempt["flaw"] = state.flaw_of(event)
@@ -163,8 +199,8 @@ class Seal(Stage):
         yield Put(key, {**group, "attempts": [*group["attempts"], attempt["trajectory"]]})
 
     def _refusal(self, view: View, event: Mapping[str, Any], body: Mapping[str, Any]) -> tuple[str, str] | None:
-        if event["policy"] not in self._policies:
-            return "unknown_policy", "this deployment has no such policy"
+        if not self._serves(view, event["policy"]):
+            return "unknown_policy", "nobody has announced such a policy here"
         if view.get(state.attempt_key(event, event["root_trajectory"])) is not None:
             return "duplicate_start", "the trajectory has already started"
         key = state.group_key(event)
@@ -268,13 +304,12 @@ class Seal(Stage):
         group: Group | None = view.get(key)
         if group is None:
             return
+        rules = self._rules_of(view, group["policy"])
         samples = []
         for number, root in sorted((int(number), root) for number, root in group["winners"].items()):
             calls = view.items(state.calls_key(group, root))
-            samples.append(
-                sample_of(number, view.get(state.attempt_key(group, root)) or {}, calls, group, self._rules, now)
-            )
-        kind = verdict(group, samples, self._rules)
+            samples.append(sample_of(number, view.get(state.attempt_key(group, root)) or {}, calls, group, rules, now))
+        kind = verdict(group, samples, rules)
         if kind == "top_up":
             yield from self._top_up(view, key, group, samples, now)
             return
@@ -294,7 +329,7 @@ class Seal(Stage):
         yield Clear(key)
         tombstone = state.tombstone_key(key)
         yield Put(tombstone, True)
-        yield Wake(tombstone, now + self._rules.memory)
+        yield Wake(tombstone, now + rules.memory)
 
     def _top_up(self, view: View, key: str, group: Group, samples: Sequence[Sample], now: Micros) -> Iterator[Op]:
         good = {str(sample.number): group["winners"][str(sample.number)] for sample in samples if sample.good}
@@ -308,7 +343,7 @@ class Seal(Stage):
         yield self._completion(view, "top_up", group, samples, now)
         settled = [number for number in group["settled"] if str(number) in good]
         yield Put(key, {**group, "round": group["round"] + 1, "winners": good, "settled": settled})
-        yield Wake(key, now + self._rules.patience)
+        yield Wake(key, now + self._rules_of(view, group["policy"]).patience)
 
     def _completion(self, view: View, kind: str, group: Group, samples: Sequence[Sample], now: Micros) -> Emit:
         headers = {"group": group["group"], "kind": kind, "policy": group["policy"]}

@@ -23,7 +23,7 @@ from infra.bus.kafka import KafkaBus
 from infra.config import Settings, load
 from infra.demo.fleet import Fleet
 from infra.services import leftovers
-from infra.topics import full_name
+from infra.topics import full_name, stages_of
 from infra.view.watch import Watch
 
 PATIENCE_S = 180.0
@@ -165,9 +165,10 @@ class Arena:
 
     def owner(self, stage: str) -> str | None:
         """The program that owns slot 0 of a stage."""
-        members = self.bus.group(f"{self.settings.namespace}.{stage}").members
+        name = stages_of(self.settings.policy.name)[stage]
+        members = self.bus.group(f"{self.settings.namespace}.{name}").members
         client = next((m.client_id for m in members if any(slot == 0 for _, slot in m.partitions)), "")
-        return next((s.name for s in self.fleet.states() if s.pid and client == f"{stage}-{s.pid}"), None)
+        return next((s.name for s in self.fleet.states() if s.pid and client == f"{name}-{s.pid}"), None)
 
 
 def write_settings(home: Path, values: dict[str, Any]) -> Path:

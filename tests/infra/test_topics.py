@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infra.errors import ConfigError
-from infra.topics import Layout, full_name, logical_name, murmur2, partition_of
+from infra.topics import Layout, full_name, logical_name, murmur2, partition_of, stages_of
 
 # From Kafka's own UtilsTest.testMurmur2, as signed 32-bit integers.
 KNOWN = {
@@ -40,9 +40,18 @@ def test_sizes_and_cleanup_of_a_deployment() -> None:
     assert specs["dev.sorter.ledger"].partitions == 1
     assert specs["dev.sorter.ledger"].config["retention.ms"] == "-1"
     assert specs["dev.changelog.seal"].partitions == specs["dev.turns.seal"].partitions == 3
-    assert specs["dev.changelog.dispatch"].partitions == 1
+    assert specs["dev.changelog.sorter.dispatch"].partitions == specs["dev.turns.sorter.dispatch"].partitions == 1
     assert specs["dev.changelog.refine"].config["cleanup.policy"] == "compact"
     assert specs["dev.workers"].config["cleanup.policy"] == "compact"
+
+
+def test_two_policies_share_no_stage_but_refine_and_seal() -> None:
+    one, two = ({spec.name for spec in Layout("dev", policy).specs()} for policy in ("one", "two"))
+    shared = {"raw", "events", "dead-letters", "workers", "decisions"}
+    shared |= {f"{kind}.{stage}" for kind in ("changelog", "turns") for stage in ("refine", "seal")}
+    assert one & two == {f"dev.{name}" for name in shared}
+    assert stages_of("one") == {"refine": "refine", "seal": "seal", "dispatch": "one.dispatch"}
+    assert not any("{" in spec.name + row.what for row, spec in Layout("dev", "one").topics())
 
 
 def test_what_is_pointed_at_is_kept_as_long_as_the_pointer() -> None:

@@ -14,9 +14,10 @@ import pytest
 from infra.bus.base import Outgoing
 from infra.bus.kafka import KafkaBus
 from infra.config import load
-from infra.topics import full_name
+from infra.topics import full_name, turns_of
 from schemas import codec
 from schemas.ids import new_id
+from streams.seal.policies import announce, terms_of
 from streams.serve import dispatch_of, seal_of
 from tests.support.events import Episode
 
@@ -34,7 +35,8 @@ if __name__ == "__main__":
 def test_settings_reach_the_stages(tmp_path):
     settings = load(flags={"home": str(tmp_path), "policy.name": "mine", "policy.short_groups": "top-up"})
     assert dispatch_of(settings).primary == "mine.completions"
-    assert seal_of(settings)._rules.short == "top-up"
+    assert seal_of(settings).sides == ("decisions",)
+    assert terms_of(settings) == {"short_groups": "top-up", "patience_ms": 300_000}
 
 
 @pytest.mark.slow
@@ -76,13 +78,69 @@ def test_each_stage_runs_as_a_process_until_it_is_told_to_stop(broker, tmp_path)
     assert [reason for reason in trajectory["excluded"] if reason.startswith("b:withheld")]
 
 
-def wait(bus, settings, topic, name):
-    """The first records of a topic, once there are any."""
+@pytest.mark.slow
+@pytest.mark.kafka
+def test_two_policies_share_refine_and_seal_and_nothing_else(broker, tmp_path):
+    namespace = f"s{new_id()[-12:]}"
+    program = tmp_path / "stage.py"
+    program.write_text(PROGRAM)
+    made = {}
+    for policy in ("one", "two"):
+        flags = {"namespace": namespace, "kafka.bootstrap": broker, "home": str(tmp_path), "policy.name": policy}
+        made[policy] = load(flags=flags)
+        lines = [f'namespace = "{namespace}"', f'home = "{tmp_path}"', "[kafka]", f'bootstrap = "{broker}"']
+        (tmp_path / f"{policy}.toml").write_text("\n".join([*lines, "[policy]", f'name = "{policy}"']))
+    with KafkaBus(broker) as bus:
+        for settings in made.values():
+            bus.ensure_topics(settings.layout.specs())
+        assert [announce(settings, bus) for settings in [*made.values(), *made.values()]] == [True, True, False, False]
+        # Seal runs from both files: each process owns a slot, and serves both policies.
+        roles = [("run_refine", "one"), *((role, name) for role in ("run_seal", "run_dispatch") for name in made)]
+        processes = [
+            subprocess.Popen(
+                [sys.executable, str(program), role, str(tmp_path / f"{policy}.toml")],
+                env={**os.environ, "PYTHONPATH": str(ROOT)},
+            )
+            for role, policy in roles
+        ]
+        try:
+            with bus.publisher() as publisher:
+                for policy in made:
+                    for ticket in range(4):
+                        episode = Episode(f"{policy}-{ticket}", policy=policy, ticket=ticket)
+                        events = [episode.start(), episode.call(f"{policy}-c{ticket}"), episode.end()]
+                        for event in [*events, episode.reward(1.0)]:
+                            out = Outgoing(
+                                full_name(namespace, "raw"), episode.key.encode(), codec.encode("Event", event)
+                            )
+                            publisher.publish(out)
+                publisher.flush()
+            for policy, settings in made.items():
+                sealed = wait(bus, settings, f"{policy}.trajectories", "Trajectory", 4)
+                assert {row["id"] for row in sealed} == {f"{policy}-{ticket}" for ticket in range(4)}
+                turns = wait(bus, settings, turns_of(f"{policy}.dispatch"), "Turn")
+                assert {span["topic"] for turn in turns for span in turn["ranges"]} <= {
+                    *(f"{policy}.{kind}" for kind in ("completions", "prompts", "ledger", "weights")),
+                    "decisions",
+                }
+                (member,) = bus.group(f"{namespace}.{policy}.dispatch").members
+                assert member.client_id.startswith(f"{policy}.dispatch-")
+            for process in processes:
+                process.send_signal(signal.SIGTERM)
+            assert [process.wait(30) for process in processes] == [0] * len(roles)
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
+
+
+def wait(bus, settings, topic, name, count=1):
+    """The records of a topic, once there are so many."""
     full = full_name(settings.namespace, topic)
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         found = [record for p in range(bus.partitions(full)) for record in bus.read(full, p)]
-        if found:
+        if len(found) >= count:
             return [codec.decode_as(name, record.value or b"") for record in found]
         time.sleep(0.2)
     raise AssertionError(f"nothing came to {topic}")

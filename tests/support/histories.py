@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from infra.config import Governance
+from infra.topics import stages_of
 from streams.dispatch.stage import Terms
 from streams.refine.stage import Refine
 from streams.seal.closing import Rules
+from streams.seal.policies import SETTING
 from streams.seal.stage import Seal
 from tests.support import laws
-from tests.support.players import POLICY, SECOND, Crew, Learner, Loader, Plan, version_zero
+from tests.support.players import SECOND, Crew, Learner, Loader, Plan, version_zero
 from tests.support.world import Chances, World
 
 ACTIONS = 220
-STAGES = ("refine", "seal", "dispatch")
 
 
 @dataclass(frozen=True)
@@ -61,50 +63,66 @@ def run(
 ) -> Told:
     """Play a seed and check every law. Raises AssertionError; the same seed raises it again."""
     plan = plan or plan_of(seed)
-    world = make_world(seed, plan, fencing=fencing, skip_duplicates=skip_duplicates, chances=chances, strict=strict)
-    players = Loader(plan), Crew(plan), Learner(plan)
-    world.actors = [players[0], *(players[1] for _ in range(4)), players[2]]
+    world = make_world(seed, [plan], fencing=fencing, skip_duplicates=skip_duplicates, chances=chances, strict=strict)
+    return play(seed, world, [plan], actions, inspect)[0]
+
+
+def play(
+    seed: int,
+    world: World,
+    plans: Sequence[Plan],
+    actions: int,
+    inspect: Callable[[World, Plan], object] | None = None,
+) -> list[Told]:
+    """Play policies side by side in one world and check every law of each; `world` is closed at the end."""
+    players = [(Loader(plan), Crew(plan), Learner(plan)) for plan in plans]
+    world.actors = [actor for loader, crew, learner in players for actor in (loader, crew, crew, crew, crew, learner)]
     try:
-        begin(world, plan)
+        for plan in plans:
+            begin(world, plan)
         for n in range(actions):
-            if plan.random.random() < 0.01:
-                ask(world, plan, n)
+            for plan in plans:
+                if plan.random.random() < 0.01:
+                    ask(world, plan, n)
             world.chaos(1)
-        before = _version(world)
-        finish(world, plan, before)
-        facts = laws.check(world, plan)
-        if inspect is not None:
-            inspect(world, plan)
-        events = sum(len(log.entries) for logs in world.bus.logs.values() for log in logs)
-        return Told(seed, events, actions, len(facts.weights) - 1, len(facts.ready), plan.zombies)
+        finish(world, plans, [_version(world, plan) for plan in plans])
+        told = []
+        for plan in plans:
+            facts = laws.check(world, plan)
+            if inspect is not None:
+                inspect(world, plan)
+            events = sum(len(log.entries) for logs in world.bus.logs.values() for log in logs)
+            told.append(Told(seed, events, actions, len(facts.weights) - 1, len(facts.ready), plan.zombies))
+        return told
     finally:
-        players[2].close()
+        for _, _, learner in players:
+            learner.close()
         world.close()
 
 
 def make_world(
     seed: int,
-    plan: Plan,
+    plans: Sequence[Plan],
     *,
     fencing: bool = True,
     skip_duplicates: bool = True,
     chances: Chances | None = None,
     strict: bool = False,
 ) -> World:
-    """A deployment of the three stages with a plan's terms."""
-    topics = {"raw": plan.slots, "events": plan.slots, "dead-letters": plan.slots, "decisions": 1}
-    sizes = {"prompts": 1, "grants": plan.slots, "trajectories": 2, "evaluations": plan.slots, "completions": 1}
+    """A deployment of one refine, one seal, and a dispatch for each plan, on as many slots as the first plan says."""
+    slots = plans[0].slots
+    topics = {"raw": slots, "events": slots, "dead-letters": slots, "decisions": 1, "workers": 1}
+    sizes = {"prompts": 1, "grants": slots, "trajectories": 2, "evaluations": slots, "completions": 1}
     sizes |= {"resolutions": 1, "weights": 1, "ledger": 1}
-    topics |= {f"{POLICY}.{name}": count for name, count in sizes.items()}
-    terms = Terms(release=plan.release, unsolicited_share=plan.share, lease=40 * SECOND)
-    rules = Rules(short=plan.short, patience=60 * SECOND, memory=300 * SECOND)  # type: ignore[arg-type]
+    topics |= {f"{plan.policy}.{name}": count for plan in plans for name, count in sizes.items()}
+    rules = Rules(memory=300 * SECOND)
     return World(
         random.Random(f"{seed} world"),
         topics,
         [
-            lambda: Refine(Governance(), [], slots=plan.slots),
-            lambda: Seal([POLICY], rules),
-            lambda: laws.Watched(POLICY, plan.slots, terms),
+            lambda: Refine(Governance(), [], slots=slots),
+            lambda: Seal(rules=rules),
+            *(partial(_dispatch, plan, slots) for plan in plans),
         ],
         workers=1,
         chances=chances or Chances(step=14, tick=2, actor=16),
@@ -115,33 +133,46 @@ def make_world(
     )
 
 
+def _dispatch(plan: Plan, slots: int) -> laws.Watched:
+    terms = Terms(release=plan.release, unsolicited_share=plan.share, lease=40 * SECOND)
+    return laws.Watched(plan.policy, slots, terms)
+
+
 def begin(world: World, plan: Plan) -> None:
-    """The policy is created."""
+    """The policy is announced and created."""
+    decide(world, plan, "d-sealing", SETTING, {"short_groups": plan.short, "patience_ms": 60_000})
     event, entry = version_zero(plan)
-    world.send(f"{POLICY}.weights", POLICY, "WeightVersion", event)
-    world.send(f"{POLICY}.ledger", "0", "LedgerEntry", entry)
+    world.send(f"{plan.policy}.weights", plan.policy, "WeightVersion", event)
+    world.send(f"{plan.policy}.ledger", "0", "LedgerEntry", entry)
+
+
+def decide(world: World, plan: Plan, id: str, name: str, value: object) -> None:
+    """A setting is asked for."""
+    decision = {"id": id, "kind": "setting", "policy": plan.policy, "name": name, "value": json.dumps(value)}
+    world.send("decisions", plan.policy, "Decision", decision | {"reason": "", "author": "test", "time": 0})
 
 
 def ask(world: World, plan: Plan, number: int) -> None:
     """Somebody asks for another setting."""
     name, value = plan.random.choice((("batch", plan.random.randint(1, 3)), ("eta", plan.random.randint(0, 2))))
-    decision = {"id": f"d{number}", "kind": "setting", "policy": POLICY, "name": name, "value": json.dumps(value)}
-    world.send("decisions", POLICY, "Decision", decision | {"reason": "", "author": "test", "time": 0})
+    decide(world, plan, f"{plan.policy}{number}", name, value)
 
 
-def finish(world: World, plan: Plan, before: int) -> None:
+def finish(world: World, plans: Sequence[Plan], before: Sequence[int]) -> None:
     """P9: once nothing fails any more, versions are committed, and then everything that is outstanding ends."""
-    plan.healthy = True
+    for plan in plans:
+        plan.healthy = True
     for _ in range(200):
         _round(world, SECOND)
-        if _version(world) >= before + 2:
+        if all(_version(world, plan) >= version + 2 for plan, version in zip(plans, before, strict=True)):
             break
     else:
         raise AssertionError(f"P9: no new version in 200 rounds; the scheduler did: {world.log[-20:]}")
-    plan.prompting = False
+    for plan in plans:
+        plan.prompting = False
     for _ in range(200):
         _round(world, 2 * SECOND)
-        if not world.state("dispatch", 0).keys("t/"):
+        if not any(world.state(stages_of(plan.policy)["dispatch"], 0).keys("t/") for plan in plans):
             break
     else:
         raise AssertionError("P9: tickets stay outstanding forever")
@@ -155,6 +186,6 @@ def _round(world: World, micros: int) -> None:
     world.drain()
 
 
-def _version(world: World) -> int:
-    log = world.bus.logs[f"w.{POLICY}.ledger"][0]
+def _version(world: World, plan: Plan) -> int:
+    log = world.bus.logs[f"w.{plan.policy}.ledger"][0]
     return sum(record is not None for record in log.entries[: log.stable]) - 1

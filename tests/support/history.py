@@ -14,7 +14,7 @@ from typing import Any
 from consumers.ledger import chained
 from infra.bus.base import Outgoing, Record
 from infra.chain import START, event_hash
-from infra.topics import partition_of, turns_of
+from infra.topics import partition_of, stages_of, turns_of
 from schemas import codec
 from tests.support.history_log import SECOND, SHARDS, SLOTS, Log, Out
 from tests.support.history_records import POLICY, SIZE, completion, ledger_entry, model_call, trajectory
@@ -63,7 +63,8 @@ class History(Log):
         """One turn: its outputs and what it says of itself, in one transaction."""
         number = self.turns[stage, slot]
         skipped = sum(span["skipped"] for span in ranges)
-        record = {"stage": stage, "slot": slot, "number": number, "now": self.now, "clock": None, "ranges": ranges}
+        name = stages_of(POLICY)[stage]
+        record = {"stage": name, "slot": slot, "number": number, "now": self.now, "clock": None, "ranges": ranges}
         emitted = Counter(self.topic(out[0]).partition(".")[2] for out in outs) + self.ahead
         record |= {"emitted": dict(emitted), "duplicates": skipped}
         self.commit(outs, self.made_by(stage, slot))
@@ -73,7 +74,7 @@ class History(Log):
 
     def made_by(self, stage: str, slot: int) -> dict[str, bytes]:
         """The header of what the next turn writes."""
-        return {"turn": f"{stage}/{slot}/{self.turns[stage, slot]}".encode()}
+        return {"turn": f"{stages_of(POLICY)[stage]}/{slot}/{self.turns[stage, slot]}".encode()}
 
     # -- capture
 

@@ -13,7 +13,7 @@ from consumers.ledger import chained
 from infra.bus.base import NO_HEADERS, Outgoing, Place, Record
 from infra.bus.memory import MemoryBus
 from infra.chain import START, event_hash
-from infra.topics import Layout, full_name
+from infra.topics import Layout, full_name, stages_of, turns_of
 from schemas import codec
 from tests.support.history_records import POLICY
 
@@ -37,7 +37,9 @@ class Log:
     # -- names
 
     def topic(self, kind: str) -> str:
-        shared = kind in ("raw", "events", "dead-letters", "decisions", "workers") or kind.startswith("turns.")
+        if kind.startswith("turns."):
+            return full_name(NS, turns_of(stages_of(POLICY)[kind.removeprefix("turns.")]))
+        shared = kind in ("raw", "events", "dead-letters", "decisions", "workers")
         return full_name(NS, kind if shared else f"{POLICY}.{kind}")
 
     def id(self, prefix: str) -> str:

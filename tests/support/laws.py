@@ -7,11 +7,12 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from infra.stage import Op, View
+from infra.topics import changelog_of, full_name, stages_of, turns_of
 from schemas import arrays, codec
 from streams.dispatch.stage import Dispatch
 from streams.dispatch.state import BOOK, Book
-from tests.support.players import POLICY, Plan, first_digest, next_digest
-from tests.support.world import World
+from tests.support.players import Plan, first_digest, next_digest
+from tests.support.world import NAMESPACE, World
 
 
 class Watched(Dispatch):
@@ -47,15 +48,16 @@ class Watched(Dispatch):
 class Facts:
     """A history at rest, read once."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, policy: str) -> None:
         self.world = world
-        self.resolutions = world.decoded(f"{POLICY}.resolutions")
-        self.grants = world.decoded(f"{POLICY}.grants")
-        self.ledger = world.decoded(f"{POLICY}.ledger")
-        self.weights = world.decoded(f"{POLICY}.weights")
+        self.policy = policy
+        self.resolutions = world.decoded(f"{policy}.resolutions")
+        self.grants = world.decoded(f"{policy}.grants")
+        self.ledger = world.decoded(f"{policy}.ledger")
+        self.weights = world.decoded(f"{policy}.weights")
         self.trajectories = {
             (record.partition, record.offset): codec.decode_as("Trajectory", record.value or b"")
-            for record in world.records(f"{POLICY}.trajectories")
+            for record in world.records(f"{policy}.trajectories")
         }
         self.tickets = [r for r in self.resolutions if r["kind"] != "setting"]
         self.ready = [r for r in self.tickets if r["kind"] == "ready"]
@@ -75,14 +77,33 @@ class Facts:
 
 def check(world: World, plan: Plan) -> Facts:
     """Every law. Raises AssertionError naming the first that is broken."""
-    facts = Facts(world)
+    facts = Facts(world, plan.policy)
     order(facts)
     counts(facts)
     versions(facts)
     staleness(facts, plan)
     samples(facts)
     dispositions(facts)
+    apart(facts, plan)
     return facts
+
+
+def apart(facts: Facts, plan: Plan) -> None:
+    """What a policy's topics hold, and what that was made of, is its own."""
+    world, policy = facts.world, facts.policy
+    for kind in ("prompts", "grants", "trajectories", "evaluations", "completions", "resolutions", "weights", "ledger"):
+        strangers = {record["policy"] for record in world.decoded(f"{policy}.{kind}")} - {policy}
+        assert not strangers, f"{policy}.{kind} holds records of {strangers}"
+    own = {full_name(NAMESPACE, f"{policy}.trajectories")}
+    for row in (*facts.resolutions, *(group for entry in facts.ledger for group in entry["groups"])):
+        assert {place["topic"] for place in row["trajectories"]} <= own, f"{policy} learns from another's topic"
+    events = {(r.partition, r.offset): codec.decode(r.value or b"")[1] for r in world.records("events")}
+    for sample in facts.trajectories.values():
+        assert sample["id"] in plan.roots, f"{policy} sealed an attempt of another"
+        made_of = {events[place["partition"], place["offset"]]["policy"] for place in sample["events"]}
+        assert made_of <= {policy}, f"a sample of {policy} holds calls of {made_of}"
+    for topic in (changelog_of(stages_of(policy)["dispatch"]), turns_of(stages_of(policy)["dispatch"])):
+        assert world.records(topic), f"{topic} is empty: another's dispatch keeps its state elsewhere"
 
 
 def order(facts: Facts) -> None:
@@ -96,14 +117,15 @@ def order(facts: Facts) -> None:
 
 def counts(facts: Facts) -> None:
     """P5, P10: granted = ready + negative + outstanding, by what dispatch counts and what it wrote; dense tickets."""
-    state = facts.world.state("dispatch", 0).get(BOOK)
+    dispatch = facts.world.state(stages_of(facts.policy)["dispatch"], 0)
+    state = dispatch.get(BOOK)
     book = Book.read(state or {"version": 0, "seq_hi": 0})
     first = [g["ticket"] for g in facts.grants if g["round"] == 0]
     unsolicited = [r["ticket"] for r in facts.ready if not r["solicited"]]
     assert sorted(first + unsolicited) == list(range(book.granted)), "P5: tickets are not dense"
     negative = [r for r in facts.tickets if r["kind"] != "ready" and r["ticket"] is not None]
     assert (book.seq, book.negative) == (len(facts.ready), len(negative)), "P5: counters and records differ"
-    open_ = len(facts.world.state("dispatch", 0).keys("t/"))
+    open_ = len(dispatch.keys("t/"))
     assert book.granted == len(facts.ready) + len(negative) + open_, "P5: granted != ready + negative + outstanding"
 
 
@@ -158,7 +180,7 @@ def samples(facts: Facts) -> None:
     events: set[str] = set()
     for record in facts.world.records("events"):
         name, event = codec.decode(record.value or b"")
-        if name != "Event":
+        if name != "Event" or event["policy"] != facts.policy:
             continue
         if event["source_seq"] is not None:
             assert event["id"] not in events, "P11: an event was counted twice"

@@ -16,10 +16,10 @@ from typing import Any
 from consumers import ledger
 from consumers.learner.commit import commit_version
 from consumers.learner.order import Batch, Order
-from infra.bus.base import Member, MemberToken, Transactor
+from infra.bus.base import Member, MemberToken, Place, Transactor
 from infra.errors import BusError
 from infra.topics import full_name
-from schemas import codec
+from schemas import arrays, codec
 from tests.support.events import Episode, made
 from tests.support.world import NAMESPACE, World, _Freeze
 
@@ -39,9 +39,12 @@ class Plan:
     release: str
     share: float
     short: str
+    policy: str = POLICY
     healthy: bool = False
     prompting: bool = True
     tries: dict[str, int] = field(default_factory=dict)
+    roots: set[str] = field(default_factory=set)
+    """root trajectories of its attempts"""
     zombies: int = 0
     """learner commits of the dead that were refused"""
 
@@ -61,14 +64,14 @@ def next_digest(parent: str, batch: Any) -> str:
 
 def version_zero(plan: Plan) -> tuple[dict[str, Any], dict[str, Any]]:
     """(WeightVersion, LedgerEntry) of the beginning."""
-    event = {"policy": POLICY, "version": 0, "parent": None, "mode": "full", "uri": "", "digest": first_digest()}
+    event = {"policy": plan.policy, "version": 0, "parent": None, "mode": "full", "uri": "", "digest": first_digest()}
     event |= {"files": {}, "tokenizer_hash": "", "template_hash": "", "seq_lo": 0, "seq_hi": 0, "time": 0}
     event |= {"batch": plan.batch, "eta": plan.eta, "shards": 2, "group_size": plan.size}
-    return event, ledger.chained(_entry(0, [], first_digest(), 0, 0), b"")  # type: ignore[arg-type]
+    return event, ledger.chained(_entry(plan.policy, 0, [], first_digest(), 0, 0), b"")  # type: ignore[arg-type]
 
 
-def _entry(version: int, groups: list[Any], digest: str, lo: int, hi: int) -> dict[str, Any]:
-    entry = {"policy": POLICY, "version": version, "seq_lo": lo, "seq_hi": hi, "groups": groups, "ranks": []}
+def _entry(policy: str, version: int, groups: list[Any], digest: str, lo: int, hi: int) -> dict[str, Any]:
+    entry = {"policy": policy, "version": version, "seq_lo": lo, "seq_hi": hi, "groups": groups, "ranks": []}
     entry |= {"layout": "test", "generation": 0, "leader": "", "unchanged": None, "masked_tokens": 0, "digest": digest}
     entry |= {"libraries": {}, "cpu": "", "config_hash": "", "code_hash": "", "metrics": {}, "eta": 0, "time": 0}
     return entry | {"prev_hash": b"", "hash": b""}
@@ -82,17 +85,22 @@ class Loader:
         self.open: set[str] = set()
 
     def __call__(self, world: World) -> None:
-        for record in world.new("loader", f"{POLICY}.resolutions"):
+        for record in world.new("loader", f"{self.plan.policy}.resolutions"):
             self.open.discard(codec.decode_as("Resolution", record.value or b"")["prompt_id"] or "")
         while self.plan.prompting and len(self.open) < self.ahead:
-            prompt = {"id": f"task-{self.sent}", "policy": POLICY, "number": self.sent, "task": "{}"}
+            prompt = {"id": f"task-{self.sent}", "policy": self.plan.policy, "number": self.sent, "task": "{}"}
             world.send(
-                f"{POLICY}.prompts", prompt["id"], "Prompt", prompt | {"group_size": None, "awaits": ["verifier"]}
+                f"{self.plan.policy}.prompts",
+                prompt["id"],
+                "Prompt",
+                prompt | {"group_size": None, "awaits": ["verifier"]},
             )
             self.open.add(prompt["id"])
             self.sent += 1
             if self.plan.chance(0.05):  # a loader that restarts may write its last prompt again
-                world.send(f"{POLICY}.prompts", prompt["id"], "Prompt", prompt | {"group_size": None, "awaits": []})
+                world.send(
+                    f"{self.plan.policy}.prompts", prompt["id"], "Prompt", prompt | {"group_size": None, "awaits": []}
+                )
 
 
 class Crew:
@@ -121,9 +129,9 @@ class Crew:
                 self.running.remove(run)
 
     def _look(self, world: World) -> None:
-        for record in world.new("crew", f"{POLICY}.weights"):
+        for record in world.new("crew", f"{self.plan.policy}.weights"):
             self.committed = codec.decode_as("WeightVersion", record.value or b"")["version"]
-        for record in world.new("crew", f"{POLICY}.grants"):
+        for record in world.new("crew", f"{self.plan.policy}.grants"):
             grant = codec.decode_as("Grant", record.value or b"")
             for sample in grant["samples"]:
                 if self.plan.chance(0.08):
@@ -139,8 +147,10 @@ class Crew:
 
     def _attempt(self, world: World, grant: dict[str, Any] | None, sample: int, number: int) -> Iterator[None]:
         plan, r = self.plan, self.plan.random
-        root = made("root", number)
-        common = {"policy": POLICY, "attempt": f"a{number}", "source": f"gateway-{number % 2}", "wait_ms": 4_000}
+        root = made("root", plan.policy, number)
+        plan.roots.add(root)
+        common = {"policy": plan.policy, "attempt": f"a{number}", "wait_ms": 4_000}
+        common |= {"source": f"{plan.policy}-gateway-{number % 2}"}
         if grant is None:
             low = self.committed
             episode = Episode(root, **common)
@@ -239,7 +249,7 @@ class _Life:
         self.head: ledger.Head | None = None
 
     def step(self, world: World) -> None:
-        weights, book = (full_name(NAMESPACE, f"{POLICY}.{name}") for name in ("weights", "ledger"))
+        weights, book = (full_name(NAMESPACE, f"{self.plan.policy}.{name}") for name in ("weights", "ledger"))
         if self.token is None:
             self._open(world)
         assert self.transactor is not None
@@ -248,29 +258,44 @@ class _Life:
             self.head = ledger.head(world.bus, weights, book)
             assert self.head is not None
             self.order.commit(self.head.seq_hi)
-        for record in world.new(f"learner-{self.number}", f"{POLICY}.resolutions"):
+        for record in world.new(f"learner-{self.number}", f"{self.plan.policy}.resolutions"):
             self.order.fold(codec.decode_as("Resolution", record.value or b""))  # type: ignore[arg-type]
         batch = self.order.next(self.head.seq_hi)
         if batch is None:
             return
-        event, entry = _records(self.head, batch)
-        offsets = {(full_name(NAMESPACE, f"{POLICY}.trajectories"), 0): entry["seq_hi"]}
+        masked = self._stale(world, batch) if self.order.masks_head(batch.seq_lo) else 0
+        event, entry = _records(self.head, batch, masked)
+        offsets = {(full_name(NAMESPACE, f"{self.plan.policy}.trajectories"), 0): entry["seq_hi"]}
         commit_version(self.transactor, event, entry, offsets, self.token, weights_topic=weights, ledger_topic=book)
         self.head = ledger.Head(event, entry)
         self.order.commit(entry["seq_hi"])
+
+    def _stale(self, world: World, batch: Batch) -> int:
+        """Trainable tokens that are too old for the batch: a learner leaves them out."""
+        assert self.head is not None
+        places = [Place(**place) for group in batch.groups for place in group["trajectories"]]
+        stale = 0
+        for record in world.bus.fetch(places):
+            assert record is not None
+            for lineage in codec.decode_as("Trajectory", record.value or b"")["lineages"]:
+                trained = arrays.unpack(lineage["versions"])[arrays.unpack(lineage["mask"]) == 1]
+                stale += int((self.head.version - trained > batch.eta).sum())
+        return stale
 
     def _open(self, world: World) -> None:
         if self.former is not None and self.former.member is not None:
             self.former.member.close()
         self.former = None
         # Fenced before it asks where the group is: what a dead leader left in doubt must be settled first.
-        self.transactor = world.bus.transactor(f"{NAMESPACE}.{POLICY}.learn")
-        self.member = world.bus.member(f"{NAMESPACE}.{POLICY}.learn", full_name(NAMESPACE, f"{POLICY}.trajectories"))
+        self.transactor = world.bus.transactor(f"{NAMESPACE}.{self.plan.policy}.learn")
+        self.member = world.bus.member(
+            f"{NAMESPACE}.{self.plan.policy}.learn", full_name(NAMESPACE, f"{self.plan.policy}.trajectories")
+        )
         self.member.poll(1, 0)
         self.token = self.member.token()
 
 
-def _records(head: ledger.Head, batch: Batch) -> tuple[Any, Any]:
+def _records(head: ledger.Head, batch: Batch, masked: int) -> tuple[Any, Any]:
     groups = [
         {
             "seq": seq,
@@ -282,7 +307,10 @@ def _records(head: ledger.Head, batch: Batch) -> tuple[Any, Any]:
         for seq, group in enumerate(batch.groups, batch.seq_lo)
     ]
     digest = next_digest(head.entry["digest"], batch.groups)
-    entry = _entry(head.version + 1, groups, digest, batch.seq_lo, batch.seq_hi) | {"eta": batch.eta}
+    entry = _entry(head.entry["policy"], head.version + 1, groups, digest, batch.seq_lo, batch.seq_hi) | {
+        "eta": batch.eta,
+        "masked_tokens": masked,
+    }
     event = {**head.weights, "version": head.version + 1, "parent": head.version, "digest": digest}
     event |= {"seq_lo": batch.seq_lo, "seq_hi": batch.seq_hi, "batch": None, "eta": None, "group_size": None}
     return event, ledger.chained(entry, head.entry["hash"])  # type: ignore[arg-type]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from infra.bus.base import MemberToken, Outgoing, Transactor
+from infra.bus.base import MemberToken, Outgoing, Tail, Transactor
 from infra.bus.memory import MemoryBus
 from infra.errors import RefusedError, TopicError, UnreachableError
 from infra.runner.live import StageRunner, run_stage
@@ -67,6 +67,28 @@ def test_slots_open_fold_and_tell() -> None:
     runner.close()
     runner.close()
     assert bus.group("n.counter").members == ()
+
+
+def test_what_the_sides_held_at_opening_comes_before_the_primary() -> None:
+    class Slow(MemoryBus):
+        """Nothing arrives at those who follow."""
+
+        def tail(self, positions: Mapping[tuple[str, int], int]) -> Tail:
+            tail = super().tail(positions)
+            tail.poll = lambda *_: []  # type: ignore[method-assign]
+            return tail
+
+    bus, told = Slow(TOPICS), Listener()
+    put(bus, 8)
+    put(bus, 2, "n.side")
+    runner = StageRunner(bus, Counter(), Settings("n", telemetry=told))
+    assert [runner.step(0), runner.step(0)] == [0, 12]
+    assert [[record.topic for record in turn.records][:3] for turn in told.turns] == [["n.side", "n.side", "n.in"]] * 2
+    runner.close()
+    again = StageRunner(bus, Counter(), Settings("n", telemetry=told))
+    put(bus, 1, "n.side")
+    assert [again.step(0), again.step(0)] == [0, 2]
+    again.close()
 
 
 def test_large_batches_are_cut() -> None:

@@ -38,6 +38,11 @@ def test_what_you_bring_is_not_started() -> None:
     assert names(made) == ["gateway", "refine", "reward", "seal", "dispatch"]
 
 
+def test_what_serves_every_policy_may_run_elsewhere() -> None:
+    made = load(flags={"kafka.local": False, "engine.local": False, "learner.learners": 0, "shared": False})
+    assert names(made) == ["gateway", "reward", "dispatch"]
+
+
 @pytest.mark.slow
 @pytest.mark.kafka
 def test_up_and_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,6 +65,9 @@ def test_up_and_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert {state.name for state in deployment.supervisor.states()} == {"broker", "engine"}
         before = deployment.supervisor.pid("broker")
         deployment.up()
+        assert deployment.supervisor.pid("broker") == before
+        with pytest.raises(ServiceError, match=r"policy policy runs from .*: for second beside it choose another home"):
+            Deployment(load(flags={**flags, "policy.name": "second"}), variables(flags)).up()
         assert deployment.supervisor.pid("broker") == before
     finally:
         deployment.down()

@@ -438,6 +438,7 @@ def test_decisions_of_others_are_left_alone():
     d = Desk()
     d.decide("batch", 3, policy="other")
     d.decide("batch", 3, kind="governance")
+    d.decide("sealing", {})
     assert d.reasons == []
     d.decide("max_running", 3, policy=None)
     assert d.settings[-1]["name"] == "max_running"

@@ -40,13 +40,19 @@ def record(event, **headers):
 
 def judge(verdict=GOOD, source="verifier"):
     pool = Always(verdict)
-    return pool, Judge(pool, Evaluator(source, "exact", "1"), clock=lambda: 99)
+    return pool, Judge(pool, Evaluator(source, "exact", "1"), "p", clock=lambda: 99)
 
 
 def ended(**fields):
     episode = Episode("r1", ticket=5, size=2, sample=1, task='{"answer": "x"}', **fields)
     episode.start()
     return episode.end(output="said")
+
+
+async def test_the_episodes_of_another_policy_are_left_to_its_own_judges():
+    pool, judging = judge()
+    assert await judging(record(ended(policy="other"))) is None
+    assert pool.asked == []
 
 
 async def test_an_ended_episode_becomes_a_reward_in_raw():

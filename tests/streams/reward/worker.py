@@ -21,7 +21,7 @@ class Slow:
 
 if __name__ == "__main__":
     bootstrap, namespace, data = sys.argv[1:]
-    judge = Judge(Slow(), Evaluator("verifier", "1", "1"))
+    judge = Judge(Slow(), Evaluator("verifier", "1", "1"), "p")
     with KafkaBus(bootstrap) as bus:
         run_app(
             make_app(

@@ -1,0 +1,90 @@
+"""Whom seal serves, and by which rules: as `decisions` say, whosever settings it was started with."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from infra.bus.memory import MemoryBus
+from infra.config import load
+from infra.errors import TopicError
+from schemas import codec
+from streams.seal.policies import SETTING, announce, policies, terms_of
+from tests.support.events import Episode
+from tests.support.folding import of
+
+TERMS = {"short_groups": "drop", "patience_ms": 10_000}
+
+
+def decide(s, policy="q", value=None, text=None, **fields):
+    decision = {"id": "d", "kind": "setting", "policy": policy, "name": SETTING, "reason": "", "author": "", "time": 0}
+    value = json.dumps(value or TERMS) if text is None else text
+    return s.bench.record("decisions", "q", "Decision", decision | {"value": value} | fields)
+
+
+def test_a_policy_is_served_once_it_is_announced(seal):
+    s = seal(policies=())
+    assert s.reasons(s.run(Episode("r0", policy="q"))) == ["unknown_policy"]
+    decide(s)
+    out = s.run(Episode("r1", policy="q"))
+    assert [row["policy"] for row in of(out, "Trajectory")] == ["q"]
+    assert [(emit.topic, emit.record["kind"]) for emit in s.tick()] == [("q.completions", "progress")]
+    assert policies(s.bench.state) == ["q"]
+
+
+def test_each_policy_has_its_own_rules_and_the_newest_hold(seal, group):
+    s = seal(policies=())
+    decide(s)
+    decide(s, "r", TERMS | {"short_groups": "top-up"})
+    kinds = {}
+    for ticket, policy in enumerate(("q", "r")):
+        first, _ = group(2, ticket, policy=policy)
+        s.run(first)
+    for emit in s.tick(11):
+        if emit.name == "Completion" and emit.record["kind"] != "progress":
+            kinds[emit.topic] = emit.record["kind"]
+    assert kinds == {"q.completions": "short", "r.completions": "top_up"}
+    decide(s, "r", TERMS | {"short_groups": "train", "patience_ms": 5})
+    assert len(of(s.tick(11), "Trajectory")) == 1, "the group that was topped up is closed by the newest rules"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"text": "no JSON"},
+        {"text": "[]"},
+        {"value": {"short_groups": "drop"}},
+        {"value": TERMS | {"short_groups": "burn"}},
+        {"value": TERMS | {"patience_ms": 0}},
+        {"value": TERMS | {"patience_ms": True}},
+        {"policy": None},
+        {"policy": "a/b"},
+    ],
+)
+def test_what_makes_no_sense_is_one_dead_letter(seal, fields):
+    s = seal(policies=())
+    assert s.reasons(decide(s, **fields)) == ["bad_setting"]
+    assert policies(s.bench.state) == []
+
+
+def test_other_decisions_are_left_alone(seal):
+    s = seal(policies=())
+    assert decide(s, kind="governance") == decide(s, name="batch", text="3") == []
+    assert s.bench.record("decisions", "q", "Decision", b"no record") == []
+    assert policies(s.bench.state) == []
+
+
+def test_a_policy_is_announced_once_for_each_change(tmp_path):
+    flags = {"namespace": "n", "home": str(tmp_path), "policy.name": "q"}
+    settings = load(flags=flags)
+    bus = MemoryBus()
+    with pytest.raises(TopicError):
+        announce(settings, bus)
+    bus.ensure_topics(settings.layout.specs())
+    changed = load(flags=flags | {"policy.short_groups": "train"})
+    assert [announce(with_, bus) for with_ in (settings, settings, changed, changed, settings)] == [
+        *(True, False, True, False, True)
+    ]
+    rows = [codec.decode_as("Decision", record.value or b"") for record in bus.read("n.decisions", 0)]
+    assert [json.loads(row["value"]) for row in rows] == [terms_of(settings), terms_of(changed), terms_of(settings)]
