@@ -120,6 +120,8 @@ class Dispatch(Stage):
             yield self._letter(record, code, f"ticket {found['ticket']} is not outstanding", now, found)
         elif ticket["done"] is not None:
             yield self._letter(record, "duplicate_completion", "the ticket's group is complete already", now, found)
+        elif found["size"] != ticket["size"]:
+            yield self._letter(record, "wrong_size", f"the ticket is for {ticket['size']} samples", now, found)
         elif found["kind"] == "top_up":
             yield from self._top_up(ticket, found, now)
         elif found["kind"] == "short":

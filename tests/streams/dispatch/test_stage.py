@@ -261,6 +261,16 @@ def test_what_comes_for_a_resolved_ticket_is_a_dead_letter():
     assert len(d.resolutions) == 1
 
 
+def test_a_group_of_another_size_does_not_end_the_ticket():
+    d = Desk()
+    d.prompt(1)
+    for kind in ("complete", "short", "top_up"):
+        d.say(kind, 0, size=1)
+    assert d.reasons == ["wrong_size"] * 3
+    d.say("complete", 0)
+    assert ("ready", 0, 0) in d.order()
+
+
 def test_a_complete_group_that_waits_is_not_completed_twice():
     d = _held()
     d.say("complete", 4, v=1)
