@@ -116,7 +116,8 @@ def measure(folder: Path, bootstrap: str, kills: int, count: int) -> list[Mappin
             assert row is not None
             rows.append(row)
             print(f"rank {rank}  " + "  ".join(f"{p} {row[p]:.2f}" for p in PHASES), flush=True)
-            alive.append(learners.start())
+            if kill + 1 < kills:
+                alive.append(learners.start())
     feeder.close()
     list(entries(bus, settings))
     print(f"{version(bus, settings)} versions, chain unbroken", file=sys.stderr)

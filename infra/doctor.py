@@ -17,6 +17,7 @@ import httpx
 from infra.config import Settings
 from infra.errors import MillraceError
 from infra.services.java import java
+from infra.services.net import LOCALHOST, is_listening
 from infra.services.vllm import installed
 
 Word = Literal["ok", "warning", "bad"]
@@ -46,7 +47,7 @@ def examine(settings: Settings) -> Iterator[Answer]:
         yield _ask("vllm runs on", installed)
     yield _ask("disk", lambda: _disk(settings))
     yield _ask("shared storage", lambda: _storage(settings.objects))
-    broker = _ask("broker", lambda: _broker(settings))
+    broker = _ask("broker", lambda: _broker(settings), "warning" if _to_be_started(settings) else "bad")
     yield broker
     if broker.word == "ok":
         yield _ask("topics", lambda: _topics(settings))
@@ -54,6 +55,12 @@ def examine(settings: Settings) -> Iterator[Answer]:
     yield _ask("engine", lambda: _answers(f"{settings.engine.url}/health"), "warning")
     host = settings.gateway.host if settings.gateway.host != "0.0.0.0" else "127.0.0.1"
     yield _ask("gateway", lambda: _answers(f"http://{host}:{settings.gateway.port}/health"), "warning")
+
+
+def _to_be_started(settings: Settings) -> bool:
+    """Whether the broker is one that `millrace up` starts, and has not yet."""
+    port = settings.kafka.bootstrap.rpartition(":")[2]
+    return settings.kafka.local and not is_listening(LOCALHOST, int(port))
 
 
 def _ask(question: str, find: Callable[[], str], when_not: Word = "bad") -> Answer:
@@ -100,6 +107,8 @@ def _storage(uri: str) -> str:
 
 
 def _broker(settings: Settings) -> str:
+    if _to_be_started(settings):
+        raise OSError(f"not started yet at {settings.kafka.bootstrap}: `millrace up` starts it")
     _, metadata = _admin(settings)
     return f"{len(metadata.brokers)} at {settings.kafka.bootstrap}, {len(metadata.topics)} topics"
 

@@ -1,26 +1,30 @@
-"""The documents tell the truth: every command in them exists with its flags, every link leads somewhere."""
+"""The documents tell the truth: every command has a test that runs it, every setting exists, every link works.
+
+Commands that need services run in `test_deployment.py`, benchmarks in `test_benchmarks.py`; `RUN_BY` says which."""
 
 from __future__ import annotations
 
 import re
-import shlex
+import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from infra.cli.main import app
 from infra.cli.template import render
+from infra.config import Settings, load
+from producers.tasks.source import open_tasks
+from tests.support.documents import CI, HERE, PAGES, ROOT, RUN_BY, Block, all_blocks, reading, spoken
 
-ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 TEXT = {page: page.read_text() for page in PAGES}
+LANGUAGES = {"sh", "python", "toml", "json"}
+SHOWN = [command for block in all_blocks("sh") for command in block.commands]
 
 
-def commands() -> list[str]:
-    """Every line of every `sh` block."""
-    blocks = [block for text in TEXT.values() for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL)]
-    return sorted({line.strip() for block in blocks for line in block.splitlines() if line.strip()})
+def recipe(target: str) -> list[str]:
+    """What make would run for a target, once everything is installed."""
+    command = ["make", "-n", "-o", ".venv/.millrace-setup", target]
+    return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.splitlines()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -33,24 +37,65 @@ def test_the_page_of_settings_is_what_init_writes() -> None:
     assert render("dev", "policy") in TEXT[ROOT / "docs" / "configuration.md"], "write the output of render() into it"
 
 
-@pytest.mark.parametrize("line", [line for line in commands() if line.startswith("make ")])
-def test_every_make_target_exists(line: str) -> None:
-    target = shlex.split(line)[1]
-    assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
+def test_every_block_says_what_it_is_and_is_read_once() -> None:
+    read = list(reading())
+    assert {block.language for block in read} <= LANGUAGES, "a block in another language is run by no test"
+    assert len({block.where for block in read}) == len(read)
+    indented = [
+        page.name for page in PAGES if re.search(r"^ {4}\w", re.sub(r"```.*?```", "", TEXT[page], flags=re.S), re.M)
+    ]
+    assert not indented, "use fences: indented code is run by no test"
 
 
-@pytest.mark.parametrize("line", [line for line in commands() if line.startswith("millrace ")])
-def test_every_command_of_the_documents_parses(line: str) -> None:
-    words = shlex.split(line)[1:]
-    names = [word for word in words if not word.startswith("-") and word.islower() and "/" not in word]
-    path = names[:2] if names[0] == "policy" else names[:1]
-    result = CliRunner().invoke(app, [*path, "--help"])
-    assert result.exit_code == 0, result.output
-    for flag in (word.partition("=")[0] for word in words if word.startswith("--")):
-        assert flag in result.output, f"{line}: no flag {flag}"
+def test_every_command_is_run_by_a_test() -> None:
+    shown = {*SHOWN, *spoken()}
+    assert shown - set(RUN_BY) == set(), "let a test run it, and say which in RUN_BY"
+    assert set(RUN_BY) - shown == set(), "no document shows it any more"
+    for runner in RUN_BY.values():
+        assert (ROOT / runner).is_file()
 
 
-@pytest.mark.parametrize("line", [line for line in commands() if "python -m " in line])
-def test_every_module_of_the_documents_exists(line: str) -> None:
-    module = line.split("python -m ")[1].split()[0]
-    assert (ROOT / (module.replace(".", "/") + ".py")).exists() or (ROOT / module.replace(".", "/")).is_dir()
+def test_ci_runs_what_it_is_said_to_run() -> None:
+    steps = (ROOT / CI).read_text().splitlines()
+    assert {command for command, runner in RUN_BY.items() if runner == CI} == {"make setup", "make demo", "make test"}
+    assert "make test" in steps
+    assert "pytest" in recipe("test")[-1]
+    assert "make demo-short" in steps
+    assert recipe("demo-short") == [f"{recipe('demo')[-1]} --short"]
+    assert re.search(r"^check: setup\b", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert re.search(r"^test: check\b", (ROOT / "Makefile").read_text(), re.MULTILINE)
+
+
+def test_make_runs_what_the_tests_run_smaller() -> None:
+    assert RUN_BY["make histories"] in recipe("histories")[-1]
+    assert "ls bench_*.py" in recipe("bench")[-1]
+
+
+def test_activating_the_environment_finds_the_command() -> None:
+    (line,) = [command for command, runner in RUN_BY.items() if runner == HERE]
+    done = subprocess.run(
+        ["bash", "-c", f"{line} && command -v millrace"], cwd=ROOT, check=True, capture_output=True, text=True
+    )
+    assert Path(done.stdout.strip()).samefile(ROOT / ".venv" / "bin" / "millrace")
+
+
+@pytest.mark.parametrize("block", all_blocks("toml"), ids=lambda block: block.where)
+def test_every_piece_of_settings_loads(block: Block, tmp_path: Path) -> None:
+    file = tmp_path / "millrace.toml"
+    file.write_text(block.text)
+    assert set(tomllib.loads(block.text)) <= load(file).model_fields_set
+
+
+def test_every_setting_that_is_named_exists() -> None:
+    named = {found for text in TEXT.values() for found in re.findall(r"`\[(\w+)\] (\w+)", text)}
+    assert len(named) > 10
+    for section, key in sorted(named):
+        model = Settings.model_fields[section].annotation
+        assert key in getattr(model, "model_fields", {}), f"[{section}] {key}"
+
+
+@pytest.mark.parametrize("block", all_blocks("json"), ids=lambda block: block.where)
+def test_every_task_can_be_loaded(block: Block, tmp_path: Path) -> None:
+    file = tmp_path / "tasks.jsonl"
+    file.write_text(block.text)
+    assert len(open_tasks(file)) == len(block.text.splitlines())

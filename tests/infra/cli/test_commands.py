@@ -16,6 +16,7 @@ from infra.cli.main import app
 from infra.cli.roles import ROLES
 from infra.cli.template import render
 from infra.config import Settings, load
+from infra.services.net import free_ports
 
 run = CliRunner().invoke
 
@@ -111,11 +112,19 @@ def test_status_of_nothing() -> None:
 
 def test_doctor_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("infra.doctor._admin", _nobody)
-    result = run(app, ["--set", "engine.local=false", "doctor"])
+    result = run(app, ["--set", "engine.local=false", "--set", "kafka.local=false", "doctor"])
     assert result.exit_code == 1
     assert "✓ shared storage" in result.output
     assert "✗ broker: nobody" in result.output
     assert list((Path(".millrace") / "objects").iterdir()) == []
+
+
+def test_what_is_not_started_yet_is_not_wrong() -> None:
+    (port,) = free_ports(1)
+    result = run(app, ["--set", "engine.local=false", "--set", f"kafka.bootstrap=127.0.0.1:{port}", "doctor"])
+    assert result.exit_code == 0, result.output
+    assert "! broker: not started yet" in result.output
+    assert "millrace up" in result.output
 
 
 def _nobody(settings: Settings) -> None:

@@ -1,0 +1,118 @@
+"""What README.md and docs/*.md show: fenced blocks, commands in the running text, and the order in which they are read.
+
+Invariant: a page is read where README first links to it, at the end of the section that does; so the walk over `STEPS`
+is that of a newcomer who follows every link, and no page is left out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+README = ROOT / "README.md"
+PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
+
+_FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+_SECTION = re.compile(r"^(?=## )", re.MULTILINE)
+_LINK = re.compile(r"\]\((docs/\w+\.md)\)")
+_SPAN = re.compile(r"`((?:millrace|make) [^`\n]+)`")
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One fenced block; `where` is its page and its number among the blocks of that page."""
+
+    page: str
+    number: int
+    language: str
+    text: str
+
+    @property
+    def where(self) -> str:
+        return f"{self.page}#{self.number}"
+
+    @property
+    def commands(self) -> list[str]:
+        """The lines of a block of commands, comments left out."""
+        lines = (re.sub(r"\s+#.*", "", line).strip() for line in self.text.splitlines())
+        return [line for line in lines if line and not line.startswith("#")]
+
+
+def blocks(page: Path) -> list[Block]:
+    """Every fenced block of a page."""
+    found = _FENCE.findall(page.read_text())
+    return [Block(page.name, number, language, text) for number, (language, text) in enumerate(found)]
+
+
+def all_blocks(language: str) -> list[Block]:
+    """The blocks of all pages that are written in a language, README's first."""
+    return [block for page in PAGES for block in blocks(page) if block.language == language]
+
+
+def spoken() -> set[str]:
+    """Commands named in the running text."""
+    return {span for page in PAGES for span in _SPAN.findall(_FENCE.sub("", page.read_text()))}
+
+
+def reading() -> Iterator[Block]:
+    """Every block in the order of a newcomer who follows each link once, at the end of its section."""
+    own, read = iter(blocks(README)), {README}
+    for section in _SECTION.split(README.read_text()):
+        for _ in _FENCE.findall(section):
+            yield next(own)
+        for target in _LINK.findall(section):
+            page = ROOT / target
+            if page not in read:
+                read.add(page)
+                yield from blocks(page)
+    assert read == set(PAGES), f"README does not lead to {', '.join(page.name for page in set(PAGES) - read)}"
+
+
+HERE = "tests/docs/test_docs.py"
+DEPLOYMENT = "tests/docs/test_deployment.py"
+BENCHMARKS = "tests/docs/test_benchmarks.py"
+CI = ".ci/run"
+
+RUN_BY = {
+    "make setup": CI,
+    "make demo": CI,
+    "make test": CI,
+    "make histories": "tests/properties/test_histories.py",
+    "make bench": BENCHMARKS,
+    ".venv/bin/python -m benchmarks.bench_codec": BENCHMARKS,
+    ".venv/bin/python -m benchmarks.bench_gateway": BENCHMARKS,
+    ".venv/bin/python -m benchmarks.bench_recovery": BENCHMARKS,
+    ".venv/bin/python -m benchmarks.bench_reload": BENCHMARKS,
+    ".venv/bin/python -m benchmarks.bench_stages": BENCHMARKS,
+    ".venv/bin/python -m benchmarks.bench_step": BENCHMARKS,
+    ".venv/bin/python -m benchmarks.study_layouts": "tests/benchmarks/test_study_layouts.py",
+    ". .venv/bin/activate": HERE,
+    "millrace init": DEPLOYMENT,
+    "millrace doctor": DEPLOYMENT,
+    "millrace up": DEPLOYMENT,
+    "millrace down": DEPLOYMENT,
+    "millrace policy create --model path/to/model": DEPLOYMENT,
+    "millrace status": DEPLOYMENT,
+    "millrace status --watch": DEPLOYMENT,
+    "millrace config": DEPLOYMENT,
+    "millrace --set policy.eta=1 config --json": DEPLOYMENT,
+    "millrace topics": DEPLOYMENT,
+    "millrace why ID": DEPLOYMENT,
+    "millrace why case-4711": DEPLOYMENT,
+    "millrace audit": DEPLOYMENT,
+    "millrace audit --json": DEPLOYMENT,
+    "millrace audit --files": DEPLOYMENT,
+    "millrace report": DEPLOYMENT,
+    "millrace engine": DEPLOYMENT,
+    "millrace reload": DEPLOYMENT,
+    "millrace gateway": DEPLOYMENT,
+    "millrace refine": DEPLOYMENT,
+    "millrace reward": DEPLOYMENT,
+    "millrace seal": DEPLOYMENT,
+    "millrace dispatch": DEPLOYMENT,
+    "millrace learn": DEPLOYMENT,
+    "millrace rollout": DEPLOYMENT,
+}
+"""command of the documents -> the test, or the step of CI, that runs it or a smaller form of the same entry point"""
