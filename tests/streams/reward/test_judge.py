@@ -78,7 +78,7 @@ async def test_an_ended_episode_becomes_a_reward_in_raw():
 
 async def test_a_reward_too_large_for_raw_goes_as_a_claim(tmp_path):
     claims = ClaimStore(str(tmp_path))
-    judging = Judge(Always(GOOD._replace(critique="so " * 500_000)), Evaluator("verifier", "exact", "1"), claims)
+    judging = Judge(Always(GOOD._replace(critique="so " * 500_000)), Evaluator("verifier", "exact", "1"), "p", claims)
     out = await judging(record(ended()))
     assert codec.name_of(out.value) == "Claim"
     event = codec.decode_as("Event", claims.load(codec.decode_as("Claim", out.value)))
