@@ -14,6 +14,7 @@ import pytest
 
 from infra.bus.kafka import KafkaBus
 from infra.cli.roles import ROLES
+from infra.services.net import LOCALHOST, free_ports
 from infra.topics import full_name
 from infra.view.watch import Watch
 from schemas import codec
@@ -88,13 +89,19 @@ class Walk:
 
     def sh(self, block: Block) -> None:
         commands = [command for command in block.commands if RUN_BY[command] == DEPLOYMENT]
+        if self.namespace == MANY and "millrace up" in commands:
+            self._second_policy(commands)
+            return
         if "millrace topics" in commands:
             self._move()
+        self._type_all(commands)
+        if self.newcomer.roles:
+            self._settle()
+
+    def _type_all(self, commands: list[str]) -> None:
         for command in commands:
             self.typed.add(command)
             self._type(command)
-        if self.newcomer.roles:
-            self._settle()
 
     def _type(self, command: str) -> None:
         if command in ROLE_COMMANDS:
@@ -131,6 +138,26 @@ class Walk:
             "MILLRACE_ROLLOUT__AGENT": "my_tools:agent",
             "MILLRACE_REWARD__VERIFIER": "my_rewards:verify",
         }
+
+    def _second_policy(self, commands: list[str]) -> None:
+        """Another policy beside the first, in a home of its own: its engine is loaded and its gateway answers."""
+        first, address = dict(self.newcomer.environment), self.newcomer.gateway
+        gateway, engine = free_ports(2)
+        self.newcomer.gateway = f"{LOCALHOST}:{gateway}"
+        self.newcomer.environment |= {
+            "MILLRACE_HOME": str(self.newcomer.home / "second"),
+            "MILLRACE_SHARED": "false",
+            "MILLRACE_POLICY__NAME": "second",
+            "MILLRACE_ENGINE__LOCAL": "true",
+            "MILLRACE_ENGINE__URL": f"http://{LOCALHOST}:{engine}",
+            "MILLRACE_GATEWAY__PORT": str(gateway),
+            "MILLRACE_GATEWAY__CAPTURE_DIR": "",
+        }
+        self._type_all(commands)
+        self.newcomer.gateway_answers()
+        self._hears("millrace status", f"engine-{LOCALHOST}:{engine}")
+        self.newcomer.types("millrace down")
+        self.newcomer.environment, self.newcomer.gateway = first, address
 
     def _settle(self) -> None:
         """The roles that a block started do their part; then they end well."""
