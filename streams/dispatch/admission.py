@@ -1,9 +1,9 @@
 """When a group may be granted.
 
 G granted, R resolved negatively, S ready, O = G - R - S outstanding, v the newest known version, n_k the unresolved
-tickets with deadline <= k, end(k) the end of batch k.
+tickets with deadline <= k, end(k) the end of batch k, U what is kept free for unsolicited groups.
 
-    (I1)  G - R < end(v + eta), that is lag + outstanding < (eta + 1) B when B is constant
+    (I1)  G - R < end(v + eta) - U, that is lag + outstanding < (eta + 1) B when B is constant and U = 0
     (J)   for every k with n_k >= 1:  S + n_k <= end(k)
 
 A grant has deadline v + eta. It keeps (J) for every k, also after eta was lowered and deadlines no longer rise with
@@ -16,12 +16,20 @@ from streams.dispatch.schedule import Schedule
 from streams.dispatch.state import Book, Rules
 
 
+def kept_free(book: Book, rules: Rules, schedule: Schedule) -> int:
+    """U: the share of unsolicited groups less what they have, and nothing of the batch that trains next: production
+    traffic that never comes must not stop training."""
+    end = schedule.end(book.version + rules.eta)
+    share = int(rules.unsolicited_share * (end - book.seq_hi)) - len(book.unsolicited)
+    return max(0, min(share, end - schedule.end(book.version)))
+
+
 def may_grant(book: Book, rules: Rules, schedule: Schedule) -> bool:
     """Whether one more group may start."""
     if rules.next_release is not None or (rules.max_running and book.running >= rules.max_running):
         return False
     deadline = book.version + rules.eta
-    if book.granted - book.negative >= schedule.end(deadline):
+    if book.granted - book.negative >= schedule.end(deadline) - kept_free(book, rules, schedule):
         return False
     if rules.release != "reserve":
         return True

@@ -322,6 +322,20 @@ def test_unsolicited_groups_get_the_next_ticket_and_seq_at_once():
     assert d.grants[-1]["ticket"] == 2
 
 
+@pytest.mark.parametrize(
+    ("eta", "share", "granted"), [(1, 0.5, 2), (1, 1.0, 2), (1, 0.25, 3), (3, 0.5, 4), (0, 1.0, 2)]
+)
+def test_grants_leave_room_for_the_share_of_unsolicited_groups(eta, share, granted):
+    d = Desk(batch=2, eta=eta, unsolicited_share=share)
+    d.prompt(20)
+    assert len(d.grants) == granted, "all but the share, and never less than the next batch"
+    room = 2 * (eta + 1) - granted
+    for n in range(room):
+        d.say("unsolicited", group=f"u{n}", size=1)
+    assert d.order() == [("ready", granted + n, n) for n in range(room)]
+    assert len(d.grants) == granted
+
+
 def test_unsolicited_groups_are_declined_beyond_their_share():
     d = Desk(batch=2, eta=1, unsolicited_share=0.5)
     for n in range(3):
@@ -334,8 +348,9 @@ def test_unsolicited_groups_are_declined_beyond_their_share():
 
 
 def test_unsolicited_groups_never_push_a_granted_one_past_its_deadline():
-    d = Desk(batch=2, eta=1, unsolicited_share=1.0)
+    d = Desk(batch=2, eta=1)
     d.prompt(4)
+    d.decide("unsolicited_share", 1.0)
     for ticket in (0, 1):
         d.say("complete", ticket)
     d.commit(2)
