@@ -26,9 +26,9 @@ from infra.topics import NAME, Layout
 
 FILE = "millrace.toml"
 PREFIX = "MILLRACE_"
-RESERVED = ("CONFIG", "DEPLOYMENT", "ROLE")
-"""Variables that begin like settings and are none: where the file is, which deployment and role a process belongs to.
-"""
+RESERVED = ("CONFIG", "DEPLOYMENT", "ROLE", "SETTINGS")
+"""Variables that begin like settings and are none: where the file is, which deployment and role a process belongs to,
+and the digest of the settings it was started with."""
 
 Positive = Annotated[int, Field(gt=0)]
 Seconds = Annotated[float, Field(gt=0)]

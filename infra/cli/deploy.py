@@ -25,8 +25,8 @@ FOLLOW_S = 2.0
 
 
 def up(context: typer.Context) -> None:
-    """Start everything that the settings ask for on this machine, and keep it running. Repeated, it starts what is new
-    and stops what is no longer asked for; what runs keeps the settings it started with.
+    """Start everything that the settings ask for on this machine, and keep it running. Repeated, it starts what is new,
+    stops what is no longer asked for, and restarts what reads a setting that changed.
     """
     deployment = _deployment(context)
     stopped = deployment.up()

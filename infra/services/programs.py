@@ -1,19 +1,25 @@
 """Which processes a deployment consists of: the settings as a list of programs for the supervisor.
 
 Each runs one command of the command line, so that the same role runs alone on another machine by the same words.
+Invariant: a program differs from what it was exactly when something changed that it reads, secrets apart; the
+supervisor restarts what differs.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import sys
 from collections.abc import Mapping
 
-from infra.config import Settings
+from infra.config import Settings, masked
 from infra.services.supervisor import Program
 
 BROKER, ENGINE = "broker", "engine"
 SHARED = ("refine", "seal")
 """roles that serve every policy of a namespace"""
+READS = {BROKER: ("home", "kafka"), ENGINE: ("namespace", "home", "objects", "kafka", "policy", "engine")}
+"""settings of the programs that are slow to start; the others are told apart by all of them"""
 
 
 def programs(settings: Settings, environment: Mapping[str, str]) -> list[Program]:
@@ -24,6 +30,7 @@ def programs(settings: Settings, environment: Mapping[str, str]) -> list[Program
         name: str, role: str, *, stop_s: int = 15, again: bool = True, healthy_s: int = 10, **variables: str
     ) -> None:
         command = [sys.executable, "-m", "infra.cli.main", role]
+        variables["MILLRACE_SETTINGS"] = _digest(settings, name)
         made.append(Program(name, command, {**environment, **variables}, stop_s, again, healthy_s))
 
     if settings.kafka.local:
@@ -43,3 +50,11 @@ def programs(settings: Settings, environment: Mapping[str, str]) -> list[Program
         for number in range(settings.rollout.workers):
             add(f"rollout-{number}", "rollout")
     return made
+
+
+def _digest(settings: Settings, name: str) -> str:
+    """Equal for settings between which the program `name` need not be restarted; it goes into a file, so without
+    secrets."""
+    values = masked(settings)
+    read = {key: values[key] for key in READS.get(name, values)}
+    return hashlib.sha256(json.dumps(read, sort_keys=True, default=str).encode()).hexdigest()[:16]

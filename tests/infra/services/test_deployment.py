@@ -43,6 +43,22 @@ def test_what_serves_every_policy_may_run_elsewhere() -> None:
     assert names(made) == ["gateway", "reward", "dispatch"]
 
 
+@pytest.mark.parametrize(
+    ("flags", "stay"),
+    [
+        ({}, {"broker", "engine", "gateway", "learn-0"}),
+        ({"policy.eta": 3}, {"broker"}),
+        ({"engine.max_num_seqs": 3}, {"broker"}),
+        ({"gateway.idle_timeout_s": 3}, {"broker", "engine"}),
+        ({"kafka.bootstrap": "127.0.0.1:1"}, set()),
+    ],
+)
+def test_a_program_differs_when_what_it_reads_does(flags: dict[str, object], stay: set[str]) -> None:
+    before, after = ({p.name: p for p in programs(load(flags=f), {})} for f in ({}, flags))
+    watched = ("broker", "engine", "gateway", "learn-0")
+    assert {name for name in watched if before[name] == after[name]} == stay
+
+
 @pytest.mark.slow
 @pytest.mark.kafka
 def test_up_and_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
