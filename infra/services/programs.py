@@ -56,5 +56,6 @@ def _digest(settings: Settings, name: str) -> str:
     """Equal for settings between which the program `name` need not be restarted; it goes into a file, so without
     secrets."""
     values = masked(settings)
+    del values["learner"]["learners"], values["rollout"]["workers"]  # how many programs, not what any of them does
     read = {key: values[key] for key in READS.get(name, values)}
     return hashlib.sha256(json.dumps(read, sort_keys=True, default=str).encode()).hexdigest()[:16]

@@ -47,6 +47,7 @@ def test_what_serves_every_policy_may_run_elsewhere() -> None:
     ("flags", "stay"),
     [
         ({}, {"broker", "engine", "gateway", "learn-0"}),
+        ({"learner.learners": 3, "rollout.workers": 2}, {"broker", "engine", "gateway", "learn-0"}),
         ({"policy.eta": 3}, {"broker"}),
         ({"engine.max_num_seqs": 3}, {"broker"}),
         ({"gateway.idle_timeout_s": 3}, {"broker", "engine"}),
