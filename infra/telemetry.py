@@ -1,32 +1,44 @@
 """Traces that follow one trajectory through all processes, and metrics: OpenTelemetry behind a few calls.
 
-A trajectory's trace id is its own id, and the context travels in the Kafka header `traceparent`: one span a process.
+A trajectory's trace id is its own id, and the context travels in the Kafka header `traceparent`: one span a process,
+below the one that the gateway exports when the trajectory ends.
 Invariants: with exporter `none` no SDK is loaded and a call costs one comparison; instruments may be made at import
 time, before `setup`; telemetry never fails the work that it watches.
 """
 
 from __future__ import annotations
 
-import os
-import socket
-import sys
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from schemas.ids import Micros, now_micros
+
 if TYPE_CHECKING:
+    from opentelemetry.context import Context
     from opentelemetry.metrics import Meter
     from opentelemetry.trace import Tracer
 
     from infra.config import Settings
 
 HEADER = "traceparent"
+MANY = "traceparents"
+"""Kafka header of a record that belongs to several trajectories: their contexts, separated by commas"""
+
+BUCKETS = {
+    "s": [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0],
+    "{version}": [0.0, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 16.0, 32.0],
+}
+"""bounds of histograms by unit"""
 
 Attribute = str | bool | int | float
 
 _tracer: Tracer | None = None
 _meter: Meter | None = None
 _share = 1.0
+chosen: ContextVar[tuple[int, int] | None] = ContextVar("chosen", default=None)
+"""trace id and span id of the span that is being made, where they are not random"""
 _NOTHING: AbstractContextManager[None] = nullcontext()
 
 
@@ -47,7 +59,11 @@ class Instrument:
 
     def bind(self, meter: Meter) -> None:
         """From here on measurements are recorded."""
-        self._real = getattr(meter, f"create_{self.kind}")(self.name, unit=self.unit, description=self.what)
+        self._real = getattr(meter, f"create_{self.kind}")(self.name, self.unit, self.what, **self.more())
+
+    def more(self) -> dict[str, Any]:
+        """What else the meter is told about it."""
+        return {}
 
 
 class Counter(Instrument):
@@ -66,6 +82,10 @@ class Histogram(Instrument):
 
     kind = "histogram"
     __slots__ = ()
+
+    def more(self) -> dict[str, Any]:
+        # The default buckets are made for milliseconds: every step and commit would fall into the first.
+        return {"explicit_bucket_boundaries_advisory": BUCKETS[self.unit]} if self.unit in BUCKETS else {}
 
     def record(self, value: float, **labels: Attribute) -> None:
         if self._real is not None:
@@ -101,40 +121,12 @@ def gauge(name: str, unit: str = "", what: str = "") -> Gauge:
 def setup(settings: Settings, role: str) -> None:
     """Start exporting for this process as `role`; with exporter `none` nothing happens. Once a process."""
     global _share
-    telemetry = settings.telemetry
-    if telemetry.exporter == "none" or _tracer is not None:
+    if settings.telemetry.exporter == "none" or _tracer is not None:
         return
-    from opentelemetry.sdk.metrics import MeterProvider
-    from opentelemetry.sdk.metrics.export import ConsoleMetricExporter, MetricExporter, PeriodicExportingMetricReader
-    from opentelemetry.sdk.resources import Resource
-    from opentelemetry.sdk.trace import TracerProvider
-    from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter, SpanExporter
-    from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
+    from infra import telemetry_export
 
-    spans: SpanExporter
-    metrics: MetricExporter
-    if telemetry.exporter == "console":
-        spans, metrics = ConsoleSpanExporter(out=sys.stderr), ConsoleMetricExporter(out=sys.stderr)
-    else:
-        from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
-        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-
-        base, headers = telemetry.endpoint.rstrip("/"), {k: v.get_secret_value() for k, v in telemetry.headers.items()}
-        spans = OTLPSpanExporter(endpoint=f"{base}/v1/traces", headers=headers)
-        metrics = OTLPMetricExporter(endpoint=f"{base}/v1/metrics", headers=headers)
-    resource = Resource.create(
-        {
-            "service.namespace": f"millrace.{settings.namespace}",
-            "service.name": role,
-            "service.instance.id": f"{socket.gethostname()}:{os.getpid()}",
-        }
-    )
-    _share = telemetry.sample
-    sampler = ParentBased(TraceIdRatioBased(telemetry.sample))
-    traces = TracerProvider(resource=resource, sampler=sampler)
-    traces.add_span_processor(BatchSpanProcessor(spans))
-    reader = PeriodicExportingMetricReader(metrics, export_interval_millis=telemetry.interval_s * 1000)
-    start(traces.get_tracer("millrace"), MeterProvider([reader], resource).get_meter("millrace"))
+    _share = settings.telemetry.sample
+    start(*telemetry_export.setup(settings, role))
 
 
 def start(tracer: Tracer, meter: Meter) -> None:
@@ -146,22 +138,43 @@ def start(tracer: Tracer, meter: Meter) -> None:
 
 
 def span(
-    name: str, headers: Mapping[str, bytes | str] | None = None, trajectory: str = "", **attributes: Attribute
+    name: str,
+    headers: Mapping[str, bytes | str] | None = None,
+    trajectory: str = "",
+    since: Micros | None = None,
+    **attributes: Attribute,
 ) -> AbstractContextManager[None]:
-    """A span around a block: child of the context in `headers`, else of the trajectory's trace, else of the block that
-    encloses it. An exception that leaves the block is recorded and goes on."""
-    return _NOTHING if _tracer is None else _span(_tracer, name, headers or {}, trajectory, attributes)
+    """A span around a block: child of the context in `headers`, else of the trajectory's own span, else of the block
+    that encloses it. It begins at `since` when that is given and not in the future. An exception that leaves the block
+    is recorded and goes on."""
+    return _NOTHING if _tracer is None else _span(_tracer, name, headers or {}, trajectory, since, attributes)
 
 
-def inject(headers: MutableMapping[str, bytes]) -> None:
-    """Put the current context into Kafka headers. Without a current span nothing changes."""
-    if _tracer is None:
+def context(root: str, trajectory: str = "") -> str:
+    """The `traceparent` of a trajectory's own span, which may not be exported yet. `root` is its root trajectory, whose
+    id names the trace; empty when telemetry is off, or the trajectory is not traced."""
+    if _tracer is None or not _sampled(trace_id := _trace_id(root)):
+        return ""
+    return f"00-{trace_id:032x}-{_span_id(_trace_id(trajectory) or trace_id):016x}-01"
+
+
+def own(name: str, root: str, trajectory: str, since: Micros, **attributes: Attribute) -> None:
+    """Export a trajectory's own span, from `since` until now: the parent of what `context` led other processes to.
+    That of a root trajectory is the root of the trace; others are its children."""
+    trace_id, mine = _trace_id(root), _trace_id(trajectory)
+    if _tracer is None or not mine or not _sampled(trace_id):
         return
-    from opentelemetry.trace import get_current_span
+    from opentelemetry.context import Context
 
-    context = get_current_span().get_span_context()
-    if context.is_valid:
-        headers[HEADER] = f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}".encode()
+    parent = Context() if mine == trace_id else _inside(trace_id)
+    token = chosen.set((trace_id, _span_id(mine)))
+    try:
+        made = _tracer.start_span(
+            name, parent, attributes={"millrace.trajectory": trajectory, **attributes}, start_time=_nanos(since)
+        )
+    finally:
+        chosen.reset(token)
+    made.end()
 
 
 @contextmanager
@@ -170,9 +183,9 @@ def _span(
     name: str,
     headers: Mapping[str, bytes | str],
     trajectory: str,
+    since: Micros | None,
     attributes: Mapping[str, Attribute],
 ) -> Iterator[None]:
-    from opentelemetry import trace
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
     parent = None
@@ -180,13 +193,29 @@ def _span(
         text = value.decode("ascii", "replace") if isinstance(value, bytes) else value
         parent = TraceContextTextMapPropagator().extract({HEADER: text})
     elif trace_id := _trace_id(trajectory):
-        # The id of the trajectory names the trace; a parent that no process exports makes all its spans siblings.
-        made = trace.SpanContext(trace_id, trace_id & (2**64 - 1) or 1, is_remote=True, trace_flags=_flags(trace_id))
-        parent = trace.set_span_in_context(trace.NonRecordingSpan(made))
+        parent = _inside(trace_id)
     if trajectory:
         attributes = {"millrace.trajectory": trajectory, **attributes}
-    with tracer.start_as_current_span(name, context=parent, attributes=attributes):
+    with tracer.start_as_current_span(name, parent, attributes=attributes, start_time=_nanos(since)):
         yield
+
+
+def _inside(trace_id: int) -> Context:
+    """The context of the root span of a trace: a process that was not handed it knows it from the id alone."""
+    from opentelemetry import trace
+
+    flags = trace.TraceFlags(trace.TraceFlags.SAMPLED if _sampled(trace_id) else trace.TraceFlags.DEFAULT)
+    made = trace.SpanContext(trace_id, _span_id(trace_id), is_remote=True, trace_flags=flags)
+    return trace.set_span_in_context(trace.NonRecordingSpan(made))
+
+
+def _nanos(since: Micros | None) -> int | None:
+    """OpenTelemetry's time; no span ends before it began, whatever another machine's clock says."""
+    return None if since is None else min(since, now_micros()) * 1000
+
+
+def _span_id(id: int) -> int:
+    return id & (2**64 - 1) or 1
 
 
 def _trace_id(trajectory: str) -> int:
@@ -198,9 +227,7 @@ def _trace_id(trajectory: str) -> int:
         return 0
 
 
-def _flags(trace_id: int) -> Any:
-    """Every process samples the same trajectories, for the choice depends on the id alone."""
-    from opentelemetry.trace import TraceFlags
-
+def _sampled(trace_id: int) -> bool:
+    """Every process traces the same trajectories, for the choice depends on the id alone."""
     # The low 32 bits of a uuid7 are random; higher ones are time, version and variant.
-    return TraceFlags(TraceFlags.SAMPLED if trace_id & (2**32 - 1) < _share * 2**32 else TraceFlags.DEFAULT)
+    return bool(trace_id) and trace_id & (2**32 - 1) < _share * 2**32

@@ -46,7 +46,7 @@ def read(reader: PlaceReader, parts: Sequence[Part], *, vocabulary: int, longest
                 problem = one
                 break
             try:
-                with telemetry.span("learner.read", trajectory=one["id"], group=part.group, seq=part.seq):
+                with telemetry.span("millrace.learn", trajectory=one["id"], group=part.group, seq=part.seq):
                     samples += samples_of(one, part.seq)
                     check(samples, vocabulary=vocabulary, longest=longest)
             except BadSample as error:

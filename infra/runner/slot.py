@@ -12,6 +12,7 @@ Invariants:
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -138,6 +139,7 @@ class Slot:
                 records=records,
                 duplicates=folded.duplicates,
                 emitted=emitted,
+                ends=_ends(folded),
                 now=folded.now,
                 fold_s=between - began,
                 commit_s=time.perf_counter() - between,
@@ -181,6 +183,12 @@ class Slot:
         if self._tail is not None:
             self._tail.close()
         self._transactor.close()
+
+
+def _ends(folded: Folded) -> Counter[tuple[str, str]]:
+    """Emits by topic and what their headers say of them."""
+    said = ((emit.topic, emit.headers.get("reason") or emit.headers.get("kind")) for _, emit in folded.emits)
+    return Counter((topic, end) for topic, end in said if end)
 
 
 def _cut(records: Sequence[Record], settings: Settings) -> list[Sequence[Record]]:

@@ -21,6 +21,8 @@ class TurnReport:
     duplicates: int
     emitted: Mapping[str, int]
     """records out by logical topic"""
+    ends: Mapping[tuple[str, str], int]
+    """those of them that say how something ended, by logical topic and their header `reason` or `kind`"""
     now: int
     """micros, the slot's time"""
     fold_s: float

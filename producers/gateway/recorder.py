@@ -42,18 +42,6 @@ class Recorder:
         parent_event: str | None = None,
     ) -> str | None:
         """Append an event; returns its id, or None when it did not fit and the trajectory is no longer whole."""
-        with telemetry.span("gateway.capture", trajectory=session.root, kind=kind):
-            return self._record(session, kind, body, actor, event_time, parent_event)
-
-    def _record(
-        self,
-        session: Session,
-        kind: str,
-        body: Mapping[str, Any],
-        actor: str,
-        event_time: int | None,
-        parent_event: str | None,
-    ) -> str | None:
         try:
             if session.gap_open:
                 self._append(session, "gap", {"missed": 1, "reason": "capture log full"}, "gateway", None, None)
@@ -116,8 +104,6 @@ class Recorder:
             "body": codec.encode_body(kind, body),
         }
         event["hash"] = event_hash(session.link, event)
-        carried: dict[str, bytes] = {}
-        telemetry.inject(carried)
         headers = {
             "id": event["id"],
             "kind": kind,
@@ -126,9 +112,12 @@ class Recorder:
             "trajectory": session.id,
             "source": log.source,
             "source-seq": str(log.end),
-            **{name: value.decode() for name, value in carried.items()},
         }
+        if context := telemetry.context(session.root, session.id):
+            headers[telemetry.HEADER] = context
         log.append(Entry(session.key, headers, codec.encode("Event", event)), reserved=kind in RESERVED)
         session.followed(kind, event["step"], event["hash"])
+        if kind == "episode_ended":
+            telemetry.own("millrace.gateway", session.root, session.id, session.began, steps=session.step)
         _events.add(1, kind=kind)
         return str(event["id"])

@@ -14,6 +14,7 @@ from typing import Any
 from infra.chain import START
 from producers.gateway.lineage import Lineages
 from producers.gateway.rendering.base import Message
+from schemas.ids import now_micros
 
 
 @dataclass(slots=True, eq=False)
@@ -43,6 +44,8 @@ class Session:
     engine: str | None = None
     said: str | None = None
     alias: str | None = None
+    began: int = field(default_factory=now_micros)
+    """micros, when the episode started"""
     touched: float = field(default_factory=time.monotonic)
 
     @property
@@ -93,6 +96,7 @@ def begun(event: Mapping[str, Any], body: Mapping[str, Any]) -> Session:
         start=dict(body),
         parent=event["parent_trajectory"],
         spawn_call=event["spawn_call"],
+        began=event["capture_time"],
     )
 
 

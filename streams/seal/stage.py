@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from infra import telemetry
 from infra.bus.base import Record
 from infra.claims import ClaimStore
 from infra.stage import Append, Clear, Emit, Op, Put, Stage, View, Wake
@@ -347,13 +348,13 @@ class Seal(Stage):
 
     def _completion(self, view: View, kind: str, group: Group, samples: Sequence[Sample], now: Micros) -> Emit:
         headers = {"group": group["group"], "kind": kind, "policy": group["policy"]}
-        trace = next((sample.trace for sample in samples if sample.trace), None)
+        traces = ",".join(sample.trace for sample in samples if sample.trace)
         return Emit(
             f"{group['policy']}.completions",
             group["group"],
             "Completion",
             completion(kind, group, samples, view.slot, now),
-            headers=headers | ({"traceparent": trace} if trace else {}),
+            headers=headers | ({telemetry.MANY: traces} if traces else {}),
         )
 
     def _forget(self, view: View, group: Group, winners: set[str], now: Micros) -> Iterator[Op]:
