@@ -22,7 +22,7 @@ from torch.distributed import TCPStore
 from schemas import arrays, codec
 from schemas.ids import new_id
 from trainers import checkpoint, tiny
-from trainers.algorithms.grpo import Grpo
+from trainers.algorithms.registry import policy
 from trainers.backends.fsdp import TorchBackend
 from trainers.batches.allocation import Group, plan
 from trainers.batches.sample import samples_of
@@ -70,7 +70,7 @@ def learn(rank: int, world: int, port: int, steps: int, out: Any) -> None:
     backend = TorchBackend(device="cpu")
     backend.form(rank, world, TCPStore("127.0.0.1", port) if world > 1 else None, 60.0)
     backend.load(tiny.random_state(0))
-    trainer = Trainer(backend, Grpo(), Schedule(3e-4))
+    trainer = Trainer(backend, policy("grpo"), Schedule(3e-4))
     clock = backend.clock
     with tempfile.TemporaryDirectory() as root:
         for version in range(WARM + steps):

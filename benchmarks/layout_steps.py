@@ -103,7 +103,7 @@ def redo(
     backend.form(rank, world, store if world > 1 else None, 120.0)
     found = []
     for step in steps:
-        backend.load(checkpoint.read(step.begin))
+        trainer.load(checkpoint.read(step.begin))
         report = trainer.train(step.shares[rank], minibatches=step.minibatches, version=step.version)
         state = backend.gather()
         if state is not None:

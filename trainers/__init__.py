@@ -4,7 +4,7 @@ A GRPO step from tensors to new weights (this example runs as a test):
 
     import numpy as np
     from trainers import checkpoint
-    from trainers.algorithms.grpo import Grpo
+    from trainers.algorithms.registry import algorithm
     from trainers.backends.fsdp import TorchBackend
     from trainers.batches.sample import Sample
     from trainers.learning import Schedule, Trainer
@@ -21,9 +21,9 @@ A GRPO step from tensors to new weights (this example runs as a test):
             reward=reward, seq=group, group=str(group), trajectory=name,
         )
 
-    trainer = Trainer(TorchBackend(device="cpu"), Grpo(minibatches=1), Schedule(lr=5e-4))
+    trainer = Trainer(TorchBackend(device="cpu"), algorithm("grpo", minibatches=1), Schedule(lr=5e-4))
     trainer.backend.form(rank=0, world=1, store=None, timeout=30.0)
-    trainer.backend.load(checkpoint.adopt(model_dir))
+    trainer.load(checkpoint.adopt(model_dir))
     batch = [
         sample([4, 6, 2], [-0.9, -1.2, -0.1], 1.0, group=0, name="a"),
         sample([6, 4, 2], [-1.1, -0.8, -0.2], 0.0, group=0, name="b"),

@@ -5,6 +5,7 @@
         model.safetensors                            weights, in config.json's dtype
         state.tensors                                moments; fp32 weights where the above are not fp32
         training.json                                optimizer steps, seed
+        critic.tensors, critic.json                  the critic's weights, moments, configuration, where there is one
         manifest.json                                sha256 of each file
 
 Invariants: a directory appears under its name by one rename, after its files and its own entries are fsynced, so a name
@@ -34,8 +35,9 @@ from trainers.manifest import Manifest
 from trainers.state import State
 
 WEIGHTS, MOMENTS, TRAINING = "model.safetensors", "state.tensors", "training.json"
-"""MOMENTS is safetensors too, under another ending: engines load every *.safetensors of a directory as weights."""
-_OWN = {MOMENTS, TRAINING, manifest.NAME}
+CRITIC, CRITIC_TRAINING = "critic.tensors", "critic.json"
+"""*.tensors are safetensors too, under another ending: engines load every *.safetensors of a directory as weights."""
+_OWN = {MOMENTS, TRAINING, CRITIC, CRITIC_TRAINING, manifest.NAME}
 _MASTER = "master"
 _TEMPORARY = ".tmp-"
 
@@ -114,19 +116,34 @@ def read(directory: Path, *, verify: bool = True, digest: str | None = None) -> 
     """The state in a weight directory. verify: check all hashes first (and the manifest against `digest`). Raises
     CorruptCheckpoint, naming the file, when something is missing, truncated or changed."""
     listing = manifest.verify(directory, digest) if verify else manifest.load(directory)
+    critic = None
     try:
         training = json.loads((directory / TRAINING).read_bytes())
         weights, extra = load_file(directory / WEIGHTS), load_file(directory / MOMENTS)
         step, seed = int(training["step"]), int(training["seed"])
+        if CRITIC in listing.files:
+            critic = _read_critic(directory)
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise CorruptCheckpoint(f"{directory} cannot be read ({error}); restore it or use another version") from error
-    moments: dict[str, dict[str, torch.Tensor]] = {}
-    for key, tensor in extra.items():
-        slot, name = key.split("/", 1)
-        moments.setdefault(slot, {})[name] = tensor
+    moments = _by_slot(extra)
     masters = moments.pop(_MASTER, {})
     assets = {name: (directory / name).read_bytes() for name in listing.files if name not in _OWN and name != WEIGHTS}
-    return State({name: masters.get(name, w) for name, w in weights.items()}, assets, moments, step, seed)
+    return State({name: masters.get(name, w) for name, w in weights.items()}, assets, moments, step, seed, critic)
+
+
+def _read_critic(directory: Path) -> State:
+    about = json.loads((directory / CRITIC_TRAINING).read_bytes())
+    moments = _by_slot(load_file(directory / CRITIC))
+    weights = moments.pop(_MASTER)
+    return State(weights, {"config.json": about["config"].encode()}, moments, int(about["step"]), int(about["seed"]))
+
+
+def _by_slot(tensors: Mapping[str, torch.Tensor]) -> dict[str, dict[str, torch.Tensor]]:
+    out: dict[str, dict[str, torch.Tensor]] = {}
+    for key, tensor in tensors.items():
+        slot, name = key.split("/", 1)
+        out.setdefault(slot, {})[name] = tensor
+    return out
 
 
 def adopt(directory: Path, *, seed: int = 0) -> State:
@@ -174,18 +191,27 @@ def _huggingface(state: State) -> dict[str, bytes]:
 
 
 def _training(state: State) -> dict[str, bytes]:
-    tensors = {
-        f"{slot}/{name}": tensor.contiguous()
-        for slot, by_name in state.moments.items()
-        for name, tensor in by_name.items()
-    }
-    if _dtype(state.assets) != torch.float32:
-        tensors |= {f"{_MASTER}/{name}": tensor.contiguous() for name, tensor in state.weights.items()}
     # One metadata key at most: safetensors writes several in no fixed order, and equal states must give equal bytes.
-    return {
-        MOMENTS: save(tensors, metadata={"format": "pt"}),
-        TRAINING: (json.dumps({"step": state.step, "seed": state.seed}) + "\n").encode(),
+    files = {
+        MOMENTS: _tensors(state, masters=_dtype(state.assets) != torch.float32),
+        TRAINING: _json({"step": state.step, "seed": state.seed}),
     }
+    critic = state.critic
+    if critic is not None:
+        about = {"step": critic.step, "seed": critic.seed, "config": critic.assets["config.json"].decode()}
+        files |= {CRITIC: _tensors(critic, masters=True), CRITIC_TRAINING: _json(about)}
+    return files
+
+
+def _tensors(state: State, *, masters: bool) -> bytes:
+    slots = {**state.moments, **({_MASTER: state.weights} if masters else {})}
+    tensors = {f"{slot}/{name}": tensor.contiguous() for slot, named in slots.items() for name, tensor in named.items()}
+    content: bytes = save(tensors, metadata={"format": "pt"})
+    return content
+
+
+def _json(content: Mapping[str, object]) -> bytes:
+    return (json.dumps(content) + "\n").encode()
 
 
 def _dtype(assets: Mapping[str, bytes]) -> torch.dtype:

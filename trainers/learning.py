@@ -1,7 +1,8 @@
 """The training of one batch: what a learner calls at each step.
 
-    group samples into the plan's minibatches -> weigh them (advantages, masks) -> cut and pack -> recompute the
-    proximal policy, if decoupled -> one optimizer step a minibatch -> a report that is the same on every rank
+    group samples into the plan's minibatches -> cut and pack -> score (proximal policy, reference, teacher, critic),
+    where the algorithm needs it -> weigh (advantages, masks) -> one optimizer step a minibatch -> a report that is the
+    same on every rank
 
 Invariants: every rank runs the same number of collectives, whatever it holds; the report's numbers are global; a batch
 without a trainable token, or with no finite step, changes no byte and says so.
@@ -10,14 +11,18 @@ without a trainable token, or with no finite step, changes no byte and says so.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from trainers.algorithms.base import Algorithm
-from trainers.backends.base import Backend, StepResult
-from trainers.batches.packing import Packed, Weighted, cut, pack
+from trainers.backends.base import ACTOR, CRITIC, Backend, StepResult
+from trainers.backends.models import with_scalar_head
+from trainers.batches.packing import KEEP, PROXIMAL, VALUES, Floats, Packed, cut, pack
 from trainers.batches.sample import Sample, check
 from trainers.errors import BadConfiguration
+from trainers.state import State
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,15 +57,41 @@ class Report:
 
 
 class Trainer:
-    """Trains a formed and loaded backend, batch by batch. `budget`: tokens a micro-batch holds at most."""
+    """Trains a formed and loaded backend, batch by batch. `budget`: tokens a micro-batch holds at most. `held`: where
+    frozen models (reference, teacher) come from, by role. `critic_lr`: of the critic, which shares the warm-up."""
 
-    def __init__(self, backend: Backend, algorithm: Algorithm, schedule: Schedule, *, budget: int = 16384) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        algorithm: Algorithm,
+        schedule: Schedule,
+        *,
+        budget: int = 16384,
+        held: Mapping[str, Callable[[], State]] | None = None,
+        critic_lr: float | None = None,
+    ) -> None:
         if budget < 1:
             raise BadConfiguration(f"a budget of {budget} tokens holds no sample")
+        self.held = dict(held or {})
+        for role in algorithm.holds:
+            if role not in self.held:
+                raise BadConfiguration(f"{algorithm.name} compares with a {role}: name the model to hold as {role}")
         self.backend = backend
         self.algorithm = algorithm
         self.schedule = schedule
         self.budget = budget
+        self.critic_schedule = schedule if critic_lr is None else replace(schedule, lr=critic_lr)
+
+    def load(self, state: State) -> None:
+        """Loads `state` into the backend, and all that the algorithm needs beside it: the frozen models, and a critic
+        that starts from the policy's own layers where `state` has none. No collective."""
+        if self.algorithm.critic is None:
+            state = replace(state, critic=None)
+        elif state.critic is None:
+            state = replace(state, critic=with_scalar_head(state))
+        self.backend.load(state)
+        for role in self.algorithm.holds:
+            self.backend.hold(role, self.held[role]())
 
     def train(
         self,
@@ -89,31 +120,67 @@ class Trainer:
         self, samples: Sequence[Sample], minibatches: Sequence[Sequence[int]], version: int, oldest: int | None
     ) -> Report:
         check(samples, vocabulary=self.backend.vocabulary, longest=self.backend.longest)
-        by_seq: dict[int, list[Weighted]] = {}
-        for weighted in self.algorithm.weigh(samples, oldest):
-            by_seq.setdefault(weighted.sample.seq, []).append(weighted)
-        stray = by_seq.keys() - {seq for seqs in minibatches for seq in seqs}
+        stray = {sample.seq for sample in samples} - {seq for seqs in minibatches for seq in seqs}
         if stray:
             raise BadConfiguration(f"samples of seqs {sorted(stray)[:5]} are in no minibatch; plan the whole batch")
-        cuts = [cut([w for seq in seqs for w in by_seq.get(seq, [])], self.budget) for seqs in minibatches]
-        counts = self.backend.max([len(micros) for micros in cuts])
-        packed = [
-            [pack(micro) for micro in micros] + [pack([]) for _ in range(int(count) - len(micros))]
-            for micros, count in zip(cuts, counts, strict=True)
-        ]
-        trainable = self.backend.sum([sum(micro.trainable for micro in micros) for micros in packed])
-        if self.algorithm.needs_proximal():
-            packed = [self._with_proximal(micros) for micros in packed]
-        results = [
-            self.backend.step(micros, self.algorithm, count, self.schedule.at(self.backend.steps))
-            for micros, count in zip(packed, trainable, strict=True)
-            if count > 0
-        ]
-        return self._report(samples, packed, results, version)
+        accepted = self.algorithm.accept(samples)
+        packed = self._pack(accepted, minibatches, version)
+        weights = self.algorithm.weigh(accepted, oldest, self._scores(accepted, packed), self.backend.sum)
+        packed = [[micro.attach_samples(weights) for micro in micros] for micros in packed]
+        counts = self.backend.sum([sum(self.algorithm.count(micro) for micro in micros) for micros in packed])
+        results: list[StepResult] = []
+        valued: list[StepResult] = []
+        critic = self.algorithm.critic
+        for micros, count in zip(packed, counts, strict=True):
+            if count > 0:
+                lr = self.schedule.at(self.backend.steps)
+                critic_lr = self.critic_schedule.at(self.backend.steps)
+                results.append(self.backend.step(micros, self.algorithm, count, lr, ACTOR))
+                if critic is not None:
+                    valued.append(self.backend.step(micros, critic, count, critic_lr, CRITIC))
+        report = self._report(samples, packed, results, version)
+        if critic is not None:
+            values = _means(critic, [result for result in valued if result.applied])
+            names = {"loss": "value_loss", "grad_norm": "value_grad_norm"}
+            report.metrics.update({names.get(name, name): value for name, value in values.items()})
+        return report
 
-    def _with_proximal(self, micros: list[Packed]) -> list[Packed]:
-        scored = self.backend.score(micros, self.algorithm.temperature)
-        return [micro.with_proximal(logprobs) for micro, logprobs in zip(micros, scored, strict=True)]
+    def _pack(
+        self, samples: Sequence[Sample], minibatches: Sequence[Sequence[int]], version: int
+    ) -> list[list[Packed]]:
+        """Micro-batches of each minibatch, as many on every rank."""
+        by_seq: dict[int, list[Sample]] = {}
+        for sample in samples:
+            by_seq.setdefault(sample.seq, []).append(sample)
+        cuts = [
+            cut([sample for seq in seqs for sample in by_seq.get(seq, [])], self.budget, whole=self.algorithm.whole)
+            for seqs in minibatches
+        ]
+        counts = self.backend.max([len(micros) for micros in cuts])
+        packed = []
+        for index, (micros, count) in enumerate(zip(cuts, counts, strict=True)):
+            padding: list[list[Sample]] = [[]] * (int(count) - len(micros))
+            theta = version + index / len(minibatches)
+            packed.append([replace(pack(micro), v_prox=version, v_theta=theta) for micro in [*micros, *padding]])
+        return packed
+
+    def _scores(self, samples: Sequence[Sample], packed: list[list[Packed]]) -> dict[str, dict[Sample, Floats]]:
+        """What the algorithm needs to know of each token before the batch is weighed."""
+        micros = [micro for minibatch in packed for micro in minibatch]
+        scores: dict[str, dict[Sample, Floats]] = {}
+        for name in self.algorithm.needs:
+            if name == VALUES:
+                found = [
+                    _values(micro, v.numpy()) for micro, v in zip(micros, self.backend.values(micros), strict=True)
+                ]
+            else:
+                role = ACTOR if name == PROXIMAL else name
+                scored = self.backend.score(micros, self.algorithm.temperature, role)
+                found = [micro.split(column) for micro, column in zip(micros, scored, strict=True)]
+            nothing = np.zeros(int(name == VALUES), np.float32)
+            scores[name] = {sample: nothing for sample in samples if not sample.trainable}
+            scores[name] |= {sample: row for rows in found for sample, row in rows.items()}
+        return scores
 
     def _report(
         self, samples: Sequence[Sample], packed: list[list[Packed]], results: list[StepResult], version: int
@@ -124,7 +191,7 @@ class Trainer:
         staleness = [(version - micro.versions)[micro.versions >= 0] for micro in micros]
         local = {
             "trainable": sum(micro.trainable for micro in micros),
-            "kept": sum(float(micro.keep.sum()) for micro in micros),
+            "kept": sum(float(micro.column(KEEP).sum()) for micro in micros),
             "aged": sum(ages.numel() for ages in staleness),
             "staleness": sum(float(ages.sum()) for ages in staleness),
             "rewards": len(known),
@@ -163,6 +230,14 @@ class Trainer:
         return Report(metrics, shares, int(total["trainable"] - total["kept"]), unchanged)
 
 
+def _values(micro: Packed, values: Floats) -> dict[Sample, Floats]:
+    """V float32[T] of a micro-batch -> by sample, before each trainable token and after the last one."""
+    before, after = values[micro.at.numpy()], values[micro.ends.numpy()]
+    bounds = np.cumsum([member.trainable for member in micro.members])
+    rows = np.split(np.insert(before, bounds, after), np.cumsum([m.trainable + 1 for m in micro.members])[:-1])
+    return dict(zip(micro.members, rows, strict=True)) if micro.members else {}
+
+
 def _means(algorithm: Algorithm, results: Sequence[StepResult]) -> dict[str, float]:
     if not results:
         return {}
@@ -170,8 +245,11 @@ def _means(algorithm: Algorithm, results: Sequence[StepResult]) -> dict[str, flo
     means = {
         name: _ratio(math.fsum(result.sums[name] for result in results), kept)
         for name in algorithm.measures
-        if name != "kept"
+        if name not in ("kept", "rejected")
     }
+    if "rejected" in algorithm.measures:
+        rejected = math.fsum(result.sums["rejected"] for result in results)
+        means["rejected_fraction"] = _ratio(rejected, kept + rejected)
     return {
         "loss": math.fsum(result.loss for result in results) / len(results),
         "grad_norm": math.fsum(result.grad_norm for result in results) / len(results),

@@ -19,6 +19,7 @@ class State:
 
     moments is empty before the first step. `step` counts applied optimizer steps. `assets` are the other files of the
     Hugging Face layout (config.json, tokenizer, chat template, generation config), passed on from version to version.
+    `critic` is the state of the value model that learns beside the policy, where there is one.
     """
 
     weights: Mapping[str, torch.Tensor]
@@ -26,3 +27,4 @@ class State:
     moments: Mapping[str, Mapping[str, torch.Tensor]] = field(default_factory=dict)
     step: int = 0
     seed: int = 0
+    critic: State | None = None

@@ -111,6 +111,7 @@ def to_sample(
     seq: int,
     name: str,
     version: int,
+    truncated: bool = False,
 ) -> Sample:
     """One turn as a sample: the prompt masked, the reply trainable."""
     size, new = len(prompt), len(reply)
@@ -123,6 +124,7 @@ def to_sample(
         seq=seq,
         group=str(seq),
         trajectory=name,
+        truncated=truncated,
     )
 
 

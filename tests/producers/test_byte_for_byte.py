@@ -32,7 +32,7 @@ from streams.seal.stage import Seal
 from tests.support import gateway_world, tool_model
 from tests.support.engines import LightEngine
 from tests.support.world import CALM, World
-from trainers.batches.packing import Weighted, pack
+from trainers.batches.packing import pack
 from trainers.batches.sample import samples_of
 
 pytestmark = pytest.mark.slow
@@ -224,7 +224,7 @@ def _check(proxy: Proxy, events: list[dict[str, Any]]) -> None:
     assert sample.trainable == sum(len(ids) for ids, _, _ in returned)
 
     # The tensors of the step.
-    packed = pack([Weighted(sample, 0.5, np.ones(sample.length, np.uint8))])
+    packed = pack([sample])
     flat = [np.concatenate([np.asarray(part[column]) for part in returned]) for column in range(3)]
     assert packed.tokens[0].tolist() == sample.tokens.tolist()
     assert packed.labels.tolist() == flat[0].tolist()

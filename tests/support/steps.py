@@ -9,14 +9,17 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
 from tests.support.ranks import descriptors, gloo_threads
-from tests.support.samples import groups_of, random_samples
+from tests.support.samples import groups_of, random_samples, small_state
 from trainers.algorithms.base import Algorithm
-from trainers.algorithms.grpo import Grpo
+from trainers.algorithms.registry import policy
 from trainers.backends.fsdp import TorchBackend
 from trainers.batches.allocation import plan
 from trainers.batches.sample import Sample
 from trainers.learning import Report, Schedule, Trainer
 from trainers.state import State
+
+HELD = {"reference": lambda: small_state(seed=5), "teacher": lambda: small_state(seed=6)}
+"""Frozen models of the tests."""
 
 
 def train_share(
@@ -45,8 +48,8 @@ def train(
 ) -> tuple[list[Report], State | None]:
     """Form, load, train each batch, gather, tear down."""
     backend.form(rank, world, store, 30.0)
-    backend.load(state)
-    trainer = Trainer(backend, algorithm, Schedule(1e-3), budget=budget)
+    trainer = Trainer(backend, algorithm, Schedule(1e-3), budget=budget, held=HELD)
+    trainer.load(state)
     reports = [train_share(trainer, batch, rank, world, version) for version, batch in enumerate(batches)]
     gathered = backend.gather()
     backend.tear_down()
@@ -99,7 +102,7 @@ def form_again(
         backend.form(rank, world, dist.PrefixStore(str(index), store), 30.0)
         backend.load(state)
         assert backend.sum([1.0, float(rank)]) == [world, world * (world - 1) / 2]
-        trainer = Trainer(backend, Grpo(), Schedule())
+        trainer = Trainer(backend, policy("grpo"), Schedule())
         train_share(trainer, random_samples(index), rank, world)
         backend.gather()
         backend.tear_down()

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from tests.support.samples import random_samples, small_state
 from tests.support.steps import train_share
 from trainers import checkpoint, manifest, tiny
-from trainers.algorithms.grpo import Grpo
+from trainers.algorithms.registry import policy
 from trainers.backends.fsdp import TorchBackend
 from trainers.errors import CheckpointError, CorruptCheckpoint
 from trainers.learning import Schedule, Trainer
@@ -39,7 +39,7 @@ def trained() -> State:
     backend = TorchBackend(device="cpu")
     backend.form(0, 1, None, 30.0)
     backend.load(small_state())
-    train_share(Trainer(backend, Grpo(), Schedule(1e-3)), random_samples(0), 0, 1)
+    train_share(Trainer(backend, policy("grpo"), Schedule(1e-3)), random_samples(0), 0, 1)
     state = backend.gather()
     backend.tear_down()
     assert state is not None

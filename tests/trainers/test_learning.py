@@ -2,18 +2,21 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.former_grpo import FormerGrpo
 from tests.support.samples import random_samples, small_state
-from tests.support.steps import train_share
+from tests.support.steps import HELD, train_share
 from trainers import checkpoint
 from trainers.algorithms.base import Algorithm
-from trainers.algorithms.grpo import Grpo
+from trainers.algorithms.registry import algorithm, names, policy
 from trainers.algorithms.sft import Sft
 from trainers.backends.fsdp import TorchBackend
+from trainers.backends.models import with_scalar_head
 from trainers.batches.sample import Sample
 from trainers.errors import BadConfiguration, BadSample
 from trainers.learning import Report, Schedule, Trainer
@@ -23,8 +26,9 @@ from trainers.state import State
 def trainer(algorithm: Algorithm, budget: int = 16384, state: State | None = None) -> Trainer:
     backend = TorchBackend(device="cpu")
     backend.form(0, 1, None, 30.0)
-    backend.load(state or small_state())
-    return Trainer(backend, algorithm, Schedule(1e-3), budget=budget)
+    made = Trainer(backend, algorithm, Schedule(1e-3), budget=budget, held=HELD)
+    made.load(state or small_state())
+    return made
 
 
 def outcome(algorithm: Algorithm, samples: list[Sample], budget: int = 16384) -> tuple[Report, State]:
@@ -36,7 +40,12 @@ def outcome(algorithm: Algorithm, samples: list[Sample], budget: int = 16384) ->
 
 
 @settings(max_examples=15, deadline=None)
-@given(st.integers(0, 10**6), st.integers(1, 200), st.randoms(), st.sampled_from([Grpo(), Grpo(decoupled=True)]))
+@given(
+    st.integers(0, 10**6),
+    st.integers(1, 200),
+    st.randoms(),
+    st.sampled_from([policy("grpo"), policy("decoupled")]),
+)
 def test_micro_batches_and_order_do_not_matter(seed: int, budget: int, draw: object, algorithm: Algorithm) -> None:
     samples = random_samples(seed, groups=3)
     shuffled = list(samples)
@@ -53,7 +62,7 @@ def test_micro_batches_and_order_do_not_matter(seed: int, budget: int, draw: obj
 def test_the_report_counts() -> None:
     samples = random_samples(0, groups=4, group_size=3, version=10)
     silent = [replace(s, reward=None) if s.trajectory == "0.0" else s for s in samples]
-    made = trainer(Grpo())
+    made = trainer(policy("grpo"))
     report = train_share(made, silent, 0, 1, version=10, oldest=9)
     ages = [10 - int(v) for s in samples for v in s.versions[s.mask != 0]]
     masked = sum(
@@ -82,7 +91,7 @@ def test_the_report_counts() -> None:
     ids=["no samples", "all masked"],
 )
 def test_nothing_trainable_changes_no_byte(samples: list[Sample]) -> None:
-    made = trainer(Grpo())
+    made = trainer(policy("grpo"))
     report = made.train(samples, minibatches=[[0, 1, 2], [3, 4, 5]], version=0)
     state = made.backend.gather()
     assert state is not None
@@ -100,7 +109,7 @@ def test_a_lost_minibatch_costs_only_its_own_step() -> None:
 
 def test_equal_rewards_pull_nowhere_and_are_no_error() -> None:
     samples = [replace(s, reward=1.0) for s in random_samples(0)]
-    report, state = outcome(Grpo(), samples)
+    report, state = outcome(policy("grpo"), samples)
     assert report.metrics["grad_norm"] == 0
     assert report.unchanged is None
     assert state.step == 2
@@ -122,3 +131,94 @@ def test_warm_up_goes_by_optimizer_steps() -> None:
     schedule = Schedule(lr=1.0, warmup=4)
     assert [schedule.at(step) for step in range(6)] == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
     assert Schedule(lr=2.0).at(0) == 2.0
+
+
+@pytest.mark.parametrize(("name", "decoupled"), [("grpo", False), ("decoupled", True)])
+def test_the_default_is_bit_for_bit_what_it_was(name: str, decoupled: bool) -> None:
+    """Against GRPO in one piece: several versions, stale tokens masked, a trajectory without a reward."""
+    prints = []
+    for kind in (policy(name), FormerGrpo(decoupled=decoupled)):
+        made = trainer(kind, budget=100)
+        for version in range(3):
+            samples = random_samples(version, version=version)
+            silent = [replace(s, reward=None) if s.trajectory == "0.1" else s for s in samples]
+            train_share(made, silent, 0, 1, version=version, oldest=version - 1)
+        state = made.backend.gather()
+        assert state is not None
+        prints.append(checkpoint.fingerprint(state))
+    assert prints[0] == prints[1]
+
+
+def preferred(seed: int) -> list[Sample]:
+    """Pairs: the first of two is chosen."""
+    samples = random_samples(seed, group_size=2)
+    return [replace(s, reward=float(s.trajectory.endswith(".0"))) for s in samples]
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_algorithm_trains(name: str) -> None:
+    """Two steps of each by name; what it measures is finite, and the same state comes out again."""
+    scalar = name == "reward-model"
+    begin = with_scalar_head(small_state()) if scalar else small_state()
+    prints = set()
+    for _ in range(2):
+        made = trainer(algorithm(name), state=begin)
+        for version in range(2):
+            samples = preferred(version) if name in ("dpo", "ipo", "reward-model") else random_samples(version)
+            report = train_share(made, samples, 0, 1, version)
+        assert report.unchanged is None
+        assert all(math.isfinite(value) for value in report.metrics.values())
+        assert report.metrics["grad_norm"] > 0
+        state = made.backend.gather()
+        assert state is not None
+        assert (state.critic is not None) == (name == "ppo")
+        prints.add(checkpoint.fingerprint(state))
+    assert len(prints) == 1
+
+
+def test_a_model_to_compare_with_must_be_named() -> None:
+    with pytest.raises(BadConfiguration, match="name the model to hold as reference"):
+        Trainer(TorchBackend(device="cpu"), algorithm("dpo"), Schedule())
+
+
+def test_dynamic_sampling_trains_on_what_is_left() -> None:
+    """Groups of equal rewards are counted nowhere: the step is that of the others alone."""
+    samples = [replace(s, reward=1.0) if s.seq in (0, 4) else s for s in random_samples(0)]
+    _, filtered = outcome(policy("dapo", minibatches=1), samples)
+    _, others = outcome(policy("dapo", minibatches=1), [s for s in samples if s.seq not in (0, 4)])
+    assert checkpoint.fingerprint(filtered) == checkpoint.fingerprint(others)
+
+
+def test_a_critic_learns_and_continues_from_its_checkpoint(tmp_path: Path) -> None:
+    unbroken = trainer(policy("ppo"))
+    resumed = small_state()
+    losses = []
+    for version in range(4):
+        samples = random_samples(version % 2, version=version)
+        report = train_share(unbroken, samples, 0, 1, version)
+        losses.append(report.metrics["value_loss"])
+        made = trainer(policy("ppo"), state=resumed)
+        assert train_share(made, samples, 0, 1, version).metrics["value_loss"] == losses[-1]
+        state = made.backend.gather()
+        assert state is not None
+        resumed = checkpoint.read(checkpoint.write(tmp_path, version, state).path)
+        assert resumed.critic is not None
+        assert resumed.critic.step == resumed.step == 2 * (version + 1)
+    last = unbroken.backend.gather()
+    assert last is not None
+    assert checkpoint.fingerprint(last) == checkpoint.fingerprint(resumed)
+    assert losses[2] < losses[0], "values come nearer to the returns of the same batch"
+
+
+def test_an_algorithm_without_a_critic_drops_it(tmp_path: Path) -> None:
+    _, state = outcome(policy("ppo"), random_samples(0))
+    assert state.critic is not None
+    assert outcome_of(policy("grpo"), state).critic is None
+
+
+def outcome_of(algorithm: Algorithm, state: State) -> State:
+    made = trainer(algorithm, state=state)
+    train_share(made, random_samples(1), 0, 1)
+    after = made.backend.gather()
+    assert after is not None
+    return after

@@ -7,7 +7,7 @@ import torch
 from jinja2 import TemplateError
 
 from trainers import checkpoint, tiny
-from trainers.algorithms.grpo import Grpo
+from trainers.algorithms.registry import policy
 from trainers.backends.fsdp import TorchBackend
 from trainers.batches.packing import pack
 from trainers.learning import Schedule
@@ -60,7 +60,7 @@ def test_sampled_logprobs_are_what_training_computes(backend: TorchBackend) -> N
         tiny.to_sample(prompts[r.prompt], r.tokens, r.logprobs, reward=0.0, seq=r.prompt, name=str(i), version=0)
         for i, r in enumerate(replies)
     ]
-    batch = pack(Grpo().weigh(samples, None))
+    batch = pack(samples)
     torch.testing.assert_close(backend.score([batch], 0.8)[0], batch.behaviour, rtol=0, atol=3e-6)
     for reply in replies:
         assert reply.finished == (reply.tokens[-1] == tiny.EOS)
@@ -82,5 +82,5 @@ def test_warm_start_then_grpo_learns(tmp_path: Path) -> None:
     """The proof of `trainers.rehearsal` at CI size: 25 steps raise sampled reward by at least 0.15."""
     warm = tiny.make_sort_policy(tmp_path / "policy", seed=0)
     assert 0.3 <= warm.accuracy < 0.6
-    result = rehearse(checkpoint.adopt(tmp_path / "policy"), Grpo(), Schedule(3e-4, warmup=10), steps=25)
+    result = rehearse(checkpoint.adopt(tmp_path / "policy"), policy("grpo"), Schedule(3e-4, warmup=10), steps=25)
     assert sum(result.rewards[-5:]) / 5 - sum(result.rewards[:3]) / 3 >= 0.15

@@ -1,43 +1,117 @@
 """The seam of algorithms.
 
-An algorithm weighs the samples of a batch (whole groups, on the rank that has them), then turns log-probabilities of
-packed tokens into one summed loss. It is pure: same samples and log-probabilities, same answer. Invariant: `measures`
-names every sum that `loss` returns, on every rank and for empty micro-batches too, so that ranks add them up in one
-collective.
+An algorithm weighs the samples of a batch (whole groups, on the rank that has them), then turns a forward pass of
+packed tokens into one summed loss. It is pure: same samples and outputs, same answer. Invariants: `measures` names
+every sum that a loss reports, on every rank and for empty micro-batches too, so that ranks add them up in one
+collective; `weigh` calls `reduce` equally often on every rank, whatever it holds.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import Protocol, TypeAlias
 
 import torch
 
-from trainers.batches.packing import Packed, Weighted
+from trainers.algorithms.normalisation import Reduce, alone
+from trainers.batches.packing import REFERENCE, TEACHER, Floats, Packed
 from trainers.batches.sample import Sample
 
 Sums = Mapping[str, torch.Tensor]
+Scores: TypeAlias = Mapping[str, Mapping[Sample, Floats]]
+"""Column -> sample -> float32 over its trainable tokens; of critics, and the value after the last token besides."""
+Weights: TypeAlias = dict[Sample, dict[str, Floats]]
+"""Sample -> column -> float32 over its trainable tokens. Every sample has the same columns, `keep` among them."""
+
+
+class Run(Protocol):
+    """One forward pass of a micro-batch, as a backend offers it; gradients flow through it."""
+
+    @property
+    def batch(self) -> Packed:
+        """The micro-batch, on the device."""
+
+    def tokens(self, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+        """Log-probabilities float32[M] of the labels, and entropies float32[M] without gradient."""
+
+    def distribution(self, temperature: float) -> torch.Tensor:
+        """Log-probabilities of the whole vocabulary at each label, float32[M, V]."""
+
+    def teacher(self, temperature: float) -> torch.Tensor:
+        """The same of the teacher, without gradient."""
+
+    def values(self) -> torch.Tensor:
+        """What a value head says after each packed token, float32[T]."""
 
 
 class Algorithm(ABC):
-    """`minibatches`: optimizer steps a batch is cut into. `temperature`: what the behaviour policy sampled with; logits
-    are divided by it."""
+    """`whole`: groups must not be split over micro-batches."""
 
-    name: ClassVar[str]
-    measures: ClassVar[tuple[str, ...]]
-    minibatches: int
-    temperature: float
+    whole: bool = False
 
-    def needs_proximal(self) -> bool:
-        """Whether log-probabilities are recomputed before the first optimizer step of a batch."""
-        return False
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """What configurations call it."""
+
+    @property
+    @abstractmethod
+    def measures(self) -> tuple[str, ...]:
+        """The sums that a loss reports; `kept` divides them."""
+
+    @property
+    @abstractmethod
+    def minibatches(self) -> int:
+        """Optimizer steps a batch is cut into."""
+
+    @property
+    def temperature(self) -> float:
+        """What the behaviour policy sampled with; logits are divided by it."""
+        return 1.0
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """Columns that are scored before a batch is weighed: proximal, reference, teacher, values."""
+        return ()
+
+    @property
+    def holds(self) -> tuple[str, ...]:
+        """Frozen models that must live beside the policy."""
+        return tuple(name for name in self.needs if name in (REFERENCE, TEACHER))
+
+    @property
+    def critic(self) -> Algorithm | None:
+        """What a value model learns beside the policy, if one does."""
+        return None
+
+    def accept(self, samples: Sequence[Sample]) -> list[Sample]:
+        """The samples that are trained at all. The others are counted nowhere."""
+        return list(samples)
 
     @abstractmethod
-    def weigh(self, samples: Sequence[Sample], oldest: int | None) -> list[Weighted]:
-        """Each sample with its advantage and which of its tokens may pull."""
+    def weigh(
+        self, samples: Sequence[Sample], oldest: int | None, scores: Scores | None = None, reduce: Reduce = alone
+    ) -> Weights:
+        """What each sample's tokens are worth, and which of them may pull. oldest: tokens of an older version may
+        not."""
+
+    @abstractmethod
+    def evaluate(self, run: Run) -> tuple[torch.Tensor, Sums]:
+        """The summed loss of a micro-batch, with gradient, and the sums to report."""
+
+    def count(self, batch: Packed) -> float:
+        """What `batch` adds to the loss's denominator."""
+        return float(batch.trainable)
+
+
+class TokenAlgorithm(Algorithm):
+    """An algorithm that sees log-probabilities of the sampled tokens only."""
 
     @abstractmethod
     def loss(self, logprobs: torch.Tensor, entropy: torch.Tensor, batch: Packed) -> tuple[torch.Tensor, Sums]:
         """float32[M] log-probabilities (with gradient) and entropies (without) of `batch` -> summed loss and sums to
         report."""
+
+    def evaluate(self, run: Run) -> tuple[torch.Tensor, Sums]:
+        return self.loss(*run.tokens(self.temperature), run.batch)

@@ -1,17 +1,64 @@
-"""Which trainable tokens may pull. Denominators keep counting the others (`aggregation.py`)."""
+"""Which trainable tokens may pull. Denominators keep counting the others (`aggregation.py`).
+
+M2PO keeps the second moment of the log-ratio between the policy that sampled and the one that trains small:
+
+    m2_t = (logp_behav,t - logp_prox,t)^2
+    drop the largest m2 until the mean of the rest is below the threshold; if none gets there, the smallest stays
+
+The mask is taken over the whole batch, over all ranks, so it does not depend on how the batch is cut. Equal values are
+dropped or kept together, so it does not depend on any order either.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
 
+from trainers.algorithms.normalisation import Reduce, alone
 from trainers.batches.sample import Sample
 
 
-def fresh(sample: Sample, oldest: int | None) -> NDArray[np.uint8]:
-    """keep uint8[T]: trainable tokens of version >= oldest (release policy mask-head: oldest = v - eta); all when
+def fresh(sample: Sample, oldest: int | None) -> NDArray[np.bool_]:
+    """bool over the trainable tokens: those of version >= oldest (release policy mask-head: oldest = v - eta); all when
     None."""
-    keep: NDArray[np.bool_] = sample.mask != 0
-    if oldest is not None:
-        keep = keep & (sample.versions >= oldest)
-    return np.asarray(keep, np.uint8)
+    versions = sample.versions[sample.mask != 0]
+    return np.ones(len(versions), bool) if oldest is None else versions >= oldest
+
+
+def second_moment(
+    behaviour: NDArray[np.float32],
+    proximal: NDArray[np.float32],
+    keep: NDArray[np.bool_],
+    threshold: float,
+    reduce: Reduce = alone,
+) -> NDArray[np.bool_]:
+    """float32[M], float32[M], bool[M] -> those of `keep` that stay, bool[M]."""
+    moments = ((behaviour.astype(np.float64) - proximal.astype(np.float64)) ** 2).astype(np.float32)
+    first, smallest = first_dropped(moments[keep], threshold, reduce)
+    return np.asarray(keep & ((moments < first) | (moments == first if smallest else False)))
+
+
+def first_dropped(moments: NDArray[np.float32], threshold: float, reduce: Reduce = alone) -> tuple[np.float32, bool]:
+    """The smallest value v with mean(those <= v) >= threshold over all ranks, infinity when there is none; and whether
+    it is the smallest of all.
+
+    A radix search: floats that are not negative order as their bits do, and the mean grows with v, so four histograms
+    over a byte find it, and no rank sees another's values."""
+    bits = np.ascontiguousarray(moments, np.float32).view(np.uint32).astype(np.int64)
+    prefix, count, amount = 0, 0.0, 0.0
+    above = False
+    for shift in (24, 16, 8, 0):
+        here = bits >> (shift + 8) == prefix
+        byte = bits[here] >> shift & 0xFF
+        counts = np.bincount(byte, minlength=256)
+        sums = np.bincount(byte, weights=moments[here].astype(np.float64), minlength=256)
+        total = np.array(reduce([*counts.tolist(), *sums.tolist()]), np.float64)
+        counts_to, sums_to = count + np.cumsum(total[:256]), amount + np.cumsum(total[256:])
+        over = np.flatnonzero((total[:256] > 0) & (sums_to >= threshold * counts_to))
+        above = above or not len(over)
+        chosen = 255 if above else int(over[0])
+        count, amount = counts_to[chosen] - total[chosen], sums_to[chosen] - total[256 + chosen]
+        prefix = prefix << 8 | chosen
+    if above:
+        return np.float32(np.inf), False
+    return np.uint32(prefix).view(np.float32), count == 0

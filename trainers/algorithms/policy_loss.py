@@ -1,29 +1,59 @@
 """Policy losses, one value a token.
 
-    u_t = exp(logp_t - old_t)
-    L_t = -min(u_t A_t, clip(u_t, 1 - low, 1 + high) A_t)                                  clipped surrogate
-    L_t = min(exp(prox_t - behav_t), cap) * clipped surrogate with old = prox              decoupled
+    u_t = exp(logp_t - old_t)                                         token level
+    u_i = exp(mean over sample i of (logp_t - old_t)), A_i = mean A   sequence level: GSPO
 
-`old` is the behaviour policy that sampled the token, or, decoupled, the proximal policy: the weights the step started
-from.
+    clip    L_t = -min(u A, clip(u, 1 - low, 1 + high) A)             PPO; high > low: clip-higher, as in DAPO
+            A < 0 and dual clip c: L_t = min(L_t, -c A)               bounds what a ratio far above 1 can do
+    sapo    L_t = -(4 / tau) sigmoid(tau (u - 1)) A                   tau by the sign of A
+    cispo   L_t = -stopgrad(clip(u, 1 - low, 1 + high)) A logp_t      no token's gradient is dropped
+
+`old` is the policy that sampled the token, or the one that the batch started from (`proximal.py`).
 """
 
 from __future__ import annotations
 
+from typing import Literal, TypeAlias
+
 import torch
+
+from trainers.algorithms.aggregation import sample_means
+from trainers.batches.packing import Packed
+
+Objective: TypeAlias = Literal["clip", "sapo", "cispo"]
+OBJECTIVES = ("clip", "sapo", "cispo")
 
 
 def clipped_surrogate(
-    logprobs: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor, low: float, high: float
+    ratio: torch.Tensor, advantages: torch.Tensor, low: float, high: float, dual: float | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """float32[M] each -> losses [M] and whether the clip won, bool[M] (a tie is not clipped)."""
-    ratio = torch.exp(logprobs - old)
+    """float[M] each -> losses [M] and whether the clip won, bool[M] (a tie is not clipped)."""
     free = -advantages * ratio
     clipped = -advantages * ratio.clamp(1.0 - low, 1.0 + high)
-    return torch.maximum(free, clipped), free < clipped
+    losses = torch.maximum(free, clipped)
+    if dual is not None:
+        losses = torch.where(advantages < 0, torch.minimum(losses, -dual * advantages), losses)
+    return losses, free < clipped
 
 
-def behaviour_weight(proximal: torch.Tensor, behaviour: torch.Tensor, cap: float) -> torch.Tensor:
-    """min(prox / behav, cap), float32[M]: what makes a step unbiased for samples of older policies, its variance
-    capped."""
-    return torch.exp(proximal - behaviour).clamp(max=cap)
+def sapo(ratio: torch.Tensor, advantages: torch.Tensor, tau_pos: float, tau_neg: float) -> torch.Tensor:
+    """A gate instead of a clip: its slope is 1 where the ratio is 1, and falls smoothly to both sides."""
+    tau = torch.where(advantages > 0, tau_pos, tau_neg).to(ratio)
+    return -(4.0 / tau) * torch.sigmoid(tau * (ratio - 1.0)) * advantages
+
+
+def cispo(
+    logprobs: torch.Tensor, ratio: torch.Tensor, advantages: torch.Tensor, low: float, high: float
+) -> torch.Tensor:
+    """REINFORCE with a bounded importance weight."""
+    return -ratio.detach().clamp(1.0 - low, 1.0 + high) * advantages * logprobs
+
+
+def sequence_ratio(log_ratio: torch.Tensor, keep: torch.Tensor, batch: Packed) -> torch.Tensor:
+    """The geometric mean of a sample's ratios at each of its tokens, float[M]."""
+    return torch.exp(sample_means(log_ratio, keep, batch))[batch.owners]
+
+
+def sequence_advantages(advantages: torch.Tensor, keep: torch.Tensor, batch: Packed) -> torch.Tensor:
+    """The mean of a sample's advantages at each of its tokens, float[M]."""
+    return sample_means(advantages, keep, batch)[batch.owners]

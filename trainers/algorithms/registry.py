@@ -1,32 +1,104 @@
-"""Algorithms by name."""
+"""Algorithms by name, with any of their knobs overridden."""
 
 from __future__ import annotations
 
 import difflib
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import Any
 
 from trainers.algorithms.base import Algorithm
-from trainers.algorithms.grpo import Grpo
+from trainers.algorithms.distill import Distill
+from trainers.algorithms.dpo import Dpo
+from trainers.algorithms.knobs import Knobs
+from trainers.algorithms.names import RENAMED, translate
+from trainers.algorithms.normalisation import Norm
+from trainers.algorithms.policy import PolicyGradient
+from trainers.algorithms.presets import ALIASES, PRESETS
+from trainers.algorithms.repair import Rejection
+from trainers.algorithms.reward_model import RewardModel
 from trainers.algorithms.sft import Sft
 from trainers.errors import BadConfiguration
 
-ALGORITHMS: dict[str, type[Grpo] | type[Sft]] = {Grpo.name: Grpo, Sft.name: Sft}
+OTHERS: dict[str, tuple[type[Sft] | type[Dpo] | type[RewardModel] | type[Distill], dict[str, Any]]] = {
+    "sft": (Sft, {}),
+    "dpo": (Dpo, {}),
+    "ipo": (Dpo, {"loss_type": "ipo"}),
+    "reward-model": (RewardModel, {}),
+    "distill-forward": (Distill, {"direction": "forward"}),
+    "distill-reverse": (Distill, {"direction": "reverse"}),
+}
+"""Algorithms outside the policy-gradient family: what makes them, and with what."""
+
+NULLABLE = {"clip_high", "dual_clip", "m2_threshold", "value_clip", "value_huber"}
+"""Numbers that may be left out; configurations that have no null say "none"."""
+
+
+def names() -> list[str]:
+    """Every algorithm that `algorithm` makes."""
+    return [*PRESETS, *OTHERS]
 
 
 def algorithm(name: str, **knobs: Any) -> Algorithm:
     """The algorithm called `name`, its preset overridden by `knobs`. Unknown names are refused with the nearest valid
     one."""
-    if name not in ALGORITHMS:
-        raise BadConfiguration(f"no algorithm {name!r}{_nearest(name, ALGORITHMS)}")
-    kind = ALGORITHMS[name]
-    known = [field.name for field in fields(kind)]
+    chosen = ALIASES.get(name.lower(), name.lower())
+    if chosen in PRESETS:
+        return policy(chosen, **knobs)
+    if chosen not in OTHERS:
+        raise BadConfiguration(f"no algorithm {name!r}{_nearest(name, [*names(), *ALIASES])}")
+    kind, preset = OTHERS[chosen]
+    defaults = {field.name: field.default for field in fields(kind)}
+    _known(chosen, knobs, defaults)
+    return kind(**{**preset, **{knob: _checked(knob, value, defaults[knob]) for knob, value in knobs.items()}})
+
+
+def policy(name: str, **knobs: Any) -> PolicyGradient:
+    """One of the policy-gradient family."""
+    known = {field.name for field in fields(Knobs)}
+    given = translate(knobs)
+    _known(name, given, known | RENAMED.keys())
+    return PolicyGradient(
+        Knobs(**{**PRESETS[name].knobs, **{knob: _value(knob, v) for knob, v in given.items()}}), name
+    )
+
+
+def _known(name: str, knobs: Mapping[str, Any], known: Iterable[str]) -> None:
+    options = list(known)
     for knob in knobs:
-        if knob not in known:
-            raise BadConfiguration(f"{name} has no knob {knob!r}{_nearest(knob, known)}")
-    return kind(**knobs)
+        if knob not in options:
+            raise BadConfiguration(f"{name} has no knob {knob!r}{_nearest(knob, options)}")
 
 
-def _nearest(word: str, known: Any) -> str:
-    close = difflib.get_close_matches(word, list(known), n=1)
-    return f"; did you mean {close[0]!r}?" if close else f"; choose one of {', '.join(sorted(known))}"
+def _value(knob: str, value: Any) -> Any:
+    if knob.endswith("_norm"):
+        return Norm.parse(value)
+    if knob == "rejection":
+        return Rejection.parse(value)
+    if knob in NULLABLE and value in ("none", ""):
+        return None
+    default = Knobs.__dataclass_fields__[knob].default
+    if knob in NULLABLE:
+        return value if value is None else _checked(knob, value, 1.0)
+    return _checked(knob, value, default)
+
+
+def _checked(knob: str, value: Any, default: Any) -> Any:
+    match default:
+        case bool():
+            right = isinstance(value, bool)
+        case int():
+            right = isinstance(value, int) and not isinstance(value, bool)
+        case float():
+            right = isinstance(value, int | float) and not isinstance(value, bool)
+        case _:
+            right = isinstance(value, str)
+    if not right:
+        raise BadConfiguration(f"{knob} = {value!r} must be of the kind of its default, {default!r}")
+    return value
+
+
+def _nearest(word: str, known: Iterable[str]) -> str:
+    options = sorted(known)
+    close = difflib.get_close_matches(word, options, n=1)
+    return f"; did you mean {close[0]!r}?" if close else f"; choose one of {', '.join(options)}"

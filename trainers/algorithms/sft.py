@@ -9,29 +9,31 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
+import numpy as np
 import torch
 
 from trainers.algorithms.aggregation import token_sum
-from trainers.algorithms.base import Algorithm, Sums
+from trainers.algorithms.base import Scores, Sums, TokenAlgorithm, Weights
 from trainers.algorithms.masks import fresh
-from trainers.batches.packing import Packed, Weighted
+from trainers.algorithms.normalisation import Reduce, alone
+from trainers.batches.packing import KEEP, Packed
 from trainers.batches.sample import Sample
 
 
 @dataclass(frozen=True)
-class Sft(Algorithm):
+class Sft(TokenAlgorithm):
     """Learns to say what the samples say."""
 
-    name: ClassVar[str] = "sft"
-    measures: ClassVar[tuple[str, ...]] = ("kept", "entropy")
+    name = "sft"
+    measures = ("kept", "entropy")
 
     minibatches: int = 1
-    temperature: float = 1.0
 
-    def weigh(self, samples: Sequence[Sample], oldest: int | None) -> list[Weighted]:
-        return [Weighted(sample, 1.0, fresh(sample, oldest)) for sample in samples]
+    def weigh(
+        self, samples: Sequence[Sample], oldest: int | None, scores: Scores | None = None, reduce: Reduce = alone
+    ) -> Weights:
+        return {sample: {KEEP: fresh(sample, oldest).astype(np.float32)} for sample in samples}
 
     def loss(self, logprobs: torch.Tensor, entropy: torch.Tensor, batch: Packed) -> tuple[torch.Tensor, Sums]:
         sums = {"kept": batch.keep.sum(), "entropy": token_sum(entropy, batch.keep)}

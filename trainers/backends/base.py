@@ -26,6 +26,9 @@ from trainers.batches.packing import Packed
 from trainers.clock import Clock
 from trainers.state import State
 
+ACTOR, CRITIC, REFERENCE, TEACHER = "actor", "critic", "reference", "teacher"
+"""Roles that a backend's models play. The first two learn."""
+
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
@@ -56,15 +59,27 @@ class Backend(ABC):
 
     @abstractmethod
     def load(self, state: State) -> None:
-        """Builds model and optimizer from `state`, this rank's part of it. No collective."""
+        """Builds model and optimizer from `state`, this rank's part of it; its critic too, where it has one. Forgets
+        what was loaded and held before. No collective."""
 
     @abstractmethod
-    def score(self, micros: Sequence[Packed], temperature: float) -> list[torch.Tensor]:
-        """Log-probabilities float32[M] of the labels of each micro-batch under the weights as they are."""
+    def hold(self, role: str, state: State) -> None:
+        """Builds the model of `state` beside the others, frozen: a reference or a teacher. No collective."""
 
     @abstractmethod
-    def step(self, micros: Sequence[Packed], algorithm: Algorithm, denominator: float, lr: float) -> StepResult:
-        """One optimizer step on a minibatch, of which `micros` are this rank's. `denominator`: over all ranks."""
+    def score(self, micros: Sequence[Packed], temperature: float, role: str = ACTOR) -> list[torch.Tensor]:
+        """Log-probabilities float32[M] of the labels of each micro-batch under a role's weights as they are."""
+
+    @abstractmethod
+    def values(self, micros: Sequence[Packed]) -> list[torch.Tensor]:
+        """What the critic says after each packed token, float32[T]."""
+
+    @abstractmethod
+    def step(
+        self, micros: Sequence[Packed], algorithm: Algorithm, denominator: float, lr: float, role: str = ACTOR
+    ) -> StepResult:
+        """One optimizer step of a role on a minibatch, of which `micros` are this rank's. `denominator`: over all
+        ranks."""
 
     @abstractmethod
     def sum(self, values: Sequence[float]) -> list[float]:

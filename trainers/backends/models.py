@@ -1,27 +1,36 @@
-"""A transformers model from a state, with packed attention. No collective, no network."""
+"""A transformers model from a state, with packed attention. No collective, no network.
+
+A state whose config.json names a `...ForSequenceClassification` has a scalar head (`score.weight`, no bias) instead of
+a vocabulary: a critic or a reward model. Its layout is the one that servers of reward models load.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForTokenClassification, PreTrainedModel
 from transformers.initialization import no_init_weights
 
 from trainers.batches.attention import NAME
 from trainers.errors import CheckpointError
+from trainers.state import State
+
+HEAD, SCORE = "lm_head.weight", "score.weight"
+CAUSAL, SCALAR = "ForCausalLM", "ForSequenceClassification"
 
 
 def build(assets: Mapping[str, bytes], weights: Mapping[str, torch.Tensor]) -> PreTrainedModel:
-    """The causal language model that config.json describes, in fp32 with `weights`; CheckpointError where they
-    differ."""
+    """The model that config.json describes, in fp32 with `weights`; CheckpointError where they differ."""
     if "config.json" not in assets:
         raise CheckpointError("no config.json in the state; start from a directory in Hugging Face layout")
     settings = json.loads(assets["config.json"])
+    scalar = any(name.endswith(SCALAR) for name in settings.get("architectures") or ())
     config = AutoConfig.for_model(settings.pop("model_type"), **settings)
     with no_init_weights():
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=NAME)
+        model: PreTrainedModel = _scalar(config) if scalar else _causal(config)
     model.tie_weights()
     parameters = dict(model.named_parameters())
     missing, unknown = sorted(parameters.keys() - weights.keys()), sorted(weights.keys() - parameters.keys())
@@ -39,3 +48,37 @@ def build(assets: Mapping[str, bytes], weights: Mapping[str, torch.Tensor]) -> P
             parameter.copy_(weights[name])
     model.train(True)
     return model
+
+
+def _causal(config: Any) -> PreTrainedModel:
+    made: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=NAME)
+    return made
+
+
+def _scalar(config: Any) -> PreTrainedModel:
+    """A value after every token; no dropout before the head, which would be noise on a target."""
+    config.num_labels = 1
+    made: PreTrainedModel = AutoModelForTokenClassification.from_config(
+        config, dtype=torch.float32, attn_implementation=NAME
+    )
+    head = getattr(made, "score", None)
+    if not isinstance(head, torch.nn.Linear):
+        raise CheckpointError(f"{type(made).__name__} has no score head; critics and reward models need one")
+    made.score = torch.nn.Linear(head.in_features, 1, bias=False)
+    made.dropout = torch.nn.Identity()
+    return made
+
+
+def with_scalar_head(state: State) -> State:
+    """A value model that starts from a policy: its layers, and a head of zeros. No moments, step 0, and
+    of the policy's other files its configuration alone."""
+    settings = json.loads(state.assets["config.json"])
+    names = settings.get("architectures") or []
+    stem = names[0].removesuffix(CAUSAL) if names else settings["model_type"].capitalize()
+    settings |= {"architectures": [f"{stem}{SCALAR}"], "id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
+    settings["tie_word_embeddings"] = False
+    weights = {name: tensor for name, tensor in state.weights.items() if name != HEAD}
+    width = next(tensor.shape[-1] for name, tensor in weights.items() if name.endswith("embed_tokens.weight"))
+    weights[SCORE] = torch.zeros(1, width)
+    assets = {"config.json": (json.dumps(settings, indent=2) + "\n").encode()}
+    return State(weights, assets, seed=state.seed)

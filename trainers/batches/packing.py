@@ -3,23 +3,35 @@
 A micro-batch is one row of concatenated samples; positions restart at each. Samples of equal length lie side by side as
 a `Run`, which attention folds into a dense batch (`attention.py`), so no token attends across samples and no mask
 matrix exists. Only positions that predict a trainable token get logits: `at` are those positions, `labels` the tokens
-they predict, and every per-token column (behaviour log-probability, version, advantage, keep) is indexed alike. So
-nothing is ever rolled.
+they predict, and every per-token column (behaviour log-probability, version, advantage, scores ...) is indexed alike.
+So nothing is ever rolled.
 
-Invariants: the packed order depends on the samples alone, never on the order they came in; every trainable token of a
-sample appears exactly once over the micro-batches.
+Invariants: what is packed together, and in which order, depends on the samples alone, never on the order they came in
+nor on what is attached later; every trainable token of a sample appears exactly once over the micro-batches; groups
+that must stay together (`whole`) do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from trainers.batches.sample import Sample
+from trainers.errors import BadConfiguration
+
+Floats = NDArray[np.float32]
+
+ADVANTAGES, KEEP, PROXIMAL = "advantages", "keep", "proximal"
+"""Columns: advantages; 0 where a trainable token must not pull; log-probabilities of the weights a batch started
+from."""
+REFERENCE, TEACHER = "reference", "teacher"
+"""Columns: log-probabilities of the frozen reference and of the teacher."""
+VALUES, RETURNS, SIDE = "values", "returns", "side"
+"""Columns: what a critic predicted before a token; what it should have; +1 chosen, -1 rejected, 0 no pair."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,33 +44,29 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Weighted:
-    """A sample as an algorithm sees it: its advantage, and keep uint8[T], 0 where a trainable token must not pull."""
-
-    sample: Sample
-    advantage: float
-    keep: NDArray[np.uint8]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class Packed:
-    """T packed tokens of which M predict a trainable token.
+    """T packed tokens of S samples, of which M predict a trainable token.
 
-    tokens, positions int64[1, T]; at, labels int64[M]; behaviour, advantages, keep float32[M]; versions int64[M];
-    owners int64[M], which sample a token belongs to; proximal float32[M] once recomputed.
+    tokens, positions int64[1, T]; at, labels int64[M]; behaviour float32[M]; versions int64[M]; owners int64[M], which
+    sample a token belongs to; ends int64[S], where a sample's last token lies; groups int64[S], which of the
+    micro-batch's groups a sample belongs to. columns: float32[M] by name, attached once they are known. v_prox: version
+    of the weights that the batch started from; v_theta: of those that train, between v_prox and v_prox + 1.
     """
 
+    members: tuple[Sample, ...]
     tokens: torch.Tensor
     positions: torch.Tensor
     runs: tuple[Run, ...]
     at: torch.Tensor
     labels: torch.Tensor
     behaviour: torch.Tensor
-    advantages: torch.Tensor
-    keep: torch.Tensor
     versions: torch.Tensor
     owners: torch.Tensor
-    proximal: torch.Tensor | None = None
+    ends: torch.Tensor
+    groups: torch.Tensor
+    columns: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    v_prox: float = 0.0
+    v_theta: float = 0.0
 
     @property
     def trainable(self) -> int:
@@ -68,76 +76,111 @@ class Packed:
     @property
     def length(self) -> int:
         """T, without the idle token."""
-        return int(self.tokens.numel()) if self.samples else 0
+        return int(self.tokens.numel()) if self.members else 0
 
     @property
     def samples(self) -> int:
-        """Samples in it."""
-        return int(self.owners[-1]) + 1 if self.owners.numel() else 0
+        """S."""
+        return len(self.members)
 
-    def with_proximal(self, proximal: torch.Tensor) -> Packed:
-        """The same micro-batch with the proximal policy's log-probabilities, float32[M]."""
-        return replace(self, proximal=proximal)
+    def column(self, name: str) -> torch.Tensor:
+        """An attached column (nothing, of an empty micro-batch); BadConfiguration when nobody attached it."""
+        if not self.members:
+            return self.behaviour
+        try:
+            return self.columns[name]
+        except KeyError:
+            raise BadConfiguration(f"{name} is not attached to the micro-batch; score and weigh it first") from None
+
+    @property
+    def advantages(self) -> torch.Tensor:
+        """float32[M]."""
+        return self.column(ADVANTAGES)
+
+    @property
+    def keep(self) -> torch.Tensor:
+        """float32[M], 1 where a token pulls."""
+        return self.column(KEEP)
+
+    def attach(self, **columns: torch.Tensor) -> Packed:
+        """The same micro-batch with more columns, each float32[M]."""
+        return replace(self, columns={**self.columns, **columns})
+
+    def attach_samples(self, of: Mapping[Sample, Mapping[str, Floats]]) -> Packed:
+        """The same with the columns that each of its samples has, float32 over the sample's trainable tokens."""
+        names = dict.fromkeys(name for member in self.members for name in of[member])
+        rows = {name: np.concatenate([of[member][name] for member in self.members]) for name in names}
+        return self.attach(**{name: torch.from_numpy(row.astype(np.float32, copy=False)) for name, row in rows.items()})
+
+    def split(self, column: torch.Tensor) -> dict[Sample, Floats]:
+        """A column float32[M] by sample."""
+        bounds = np.cumsum([member.trainable for member in self.members])[:-1]
+        return dict(zip(self.members, np.split(column.numpy(), bounds), strict=True)) if self.members else {}
 
     def to(self, device: torch.device) -> Packed:
         """The same micro-batch on `device`."""
-        tensors = {name: getattr(self, name).to(device) for name in _COLUMNS}
-        return replace(self, **tensors, proximal=None if self.proximal is None else self.proximal.to(device))
+        tensors = {name: getattr(self, name).to(device) for name in _TENSORS}
+        return replace(self, **tensors, columns={name: column.to(device) for name, column in self.columns.items()})
 
 
-_COLUMNS = ("tokens", "positions", "at", "labels", "behaviour", "advantages", "keep", "versions", "owners")
+_TENSORS = ("tokens", "positions", "at", "labels", "behaviour", "versions", "owners", "ends", "groups")
 
 
-def cut(samples: Sequence[Weighted], budget: int) -> list[list[Weighted]]:
-    """Micro-batches of at most `budget` tokens (a longer sample goes alone), in canonical order, trainable samples
-    only."""
-    ordered = sorted((w for w in samples if w.sample.trainable), key=_canonical)
-    micros: list[list[Weighted]] = []
+def cut(samples: Sequence[Sample], budget: int, *, whole: bool = False) -> list[list[Sample]]:
+    """Micro-batches of at most `budget` tokens (what is longer goes alone), in canonical order, trainable samples only.
+
+    whole: the samples of a seq stay together."""
+    ordered = sorted((sample for sample in samples if sample.trainable), key=_canonical)
+    units = [[sample] for sample in ordered]
+    if whole:
+        by_seq: dict[int, list[Sample]] = {}
+        for sample in sorted(ordered, key=lambda sample: sample.seq):
+            by_seq.setdefault(sample.seq, []).append(sample)
+        units = list(by_seq.values())
+    micros: list[list[Sample]] = []
     room = 0
-    for weighted in ordered:
-        length = weighted.sample.length
+    for unit in units:
+        length = sum(sample.length for sample in unit)
         if not micros or length > room:
             micros.append([])
             room = budget
-        micros[-1].append(weighted)
+        micros[-1].extend(unit)
         room -= length
     return micros
 
 
-def _canonical(weighted: Weighted) -> tuple[int, int, str, int]:
-    sample = weighted.sample
+def _canonical(sample: Sample) -> tuple[int, int, str, int]:
     return sample.length, sample.seq, sample.trajectory, sample.lineage
 
 
-def pack(samples: Sequence[Weighted]) -> Packed:
+def pack(samples: Sequence[Sample]) -> Packed:
     """One micro-batch of `samples`, which may be empty: then one idle token that trains nothing keeps collectives
     aligned."""
     ordered = sorted(samples, key=_canonical)
     if not ordered:
         return _idle()
-    lengths = [w.sample.length for w in ordered]
+    lengths = [sample.length for sample in ordered]
     starts = np.cumsum([0, *lengths])[:-1]
-    masks = [np.flatnonzero(w.sample.mask) for w in ordered]
+    masks = [np.flatnonzero(sample.mask) for sample in ordered]
     label_at = np.concatenate([start + mask for start, mask in zip(starts, masks, strict=True)])
-    tokens = np.concatenate([w.sample.tokens for w in ordered]).astype(np.int64)
+    tokens = np.concatenate([sample.tokens for sample in ordered]).astype(np.int64)
+    local = {seq: index for index, seq in enumerate(sorted({sample.seq for sample in ordered}))}
 
     def column(of: str) -> NDArray[np.float32]:
-        return np.concatenate([getattr(w.sample, of)[mask] for w, mask in zip(ordered, masks, strict=True)])
+        return np.concatenate([getattr(sample, of)[mask] for sample, mask in zip(ordered, masks, strict=True)])
 
-    counts = [len(mask) for mask in masks]
     return Packed(
+        members=tuple(ordered),
         tokens=torch.from_numpy(tokens)[None],
         positions=torch.from_numpy(np.concatenate([np.arange(n) for n in lengths]))[None],
         runs=tuple(_runs(lengths)),
         at=torch.from_numpy(label_at - 1),
         labels=torch.from_numpy(tokens[label_at]),
         behaviour=torch.from_numpy(column("logprobs").astype(np.float32)),
-        advantages=torch.from_numpy(np.repeat(np.array([w.advantage for w in ordered], np.float32), counts)),
-        keep=torch.from_numpy(
-            np.concatenate([w.keep[mask] for w, mask in zip(ordered, masks, strict=True)]).astype(np.float32)
-        ),
         versions=torch.from_numpy(column("versions").astype(np.int64)),
-        owners=torch.from_numpy(np.repeat(np.arange(len(ordered)), counts)),
+        owners=torch.from_numpy(np.repeat(np.arange(len(ordered)), [len(mask) for mask in masks])),
+        ends=torch.from_numpy(starts + np.array(lengths) - 1),
+        groups=torch.tensor([local[sample.seq] for sample in ordered]),
     )
 
 
@@ -155,5 +198,4 @@ def _runs(lengths: Sequence[int]) -> list[Run]:
 
 def _idle() -> Packed:
     zero, none = torch.zeros((1, 1), dtype=torch.int64), torch.zeros(0, dtype=torch.int64)
-    empty = torch.zeros(0)
-    return Packed(zero, zero.clone(), (Run(0, 1, 1),), none, none, empty, empty, empty, none, none)
+    return Packed((), zero, zero.clone(), (Run(0, 1, 1),), none, none, torch.zeros(0), none, none, none, none)

@@ -23,7 +23,8 @@ from trainers.errors import BadSample
 class Sample:
     """tokens int32[T]; mask uint8[T], 1 where the policy sampled and may train; logprobs float32[T], the behaviour
     policy's, 0 where mask is 0; versions int32[T], -1 where not generated; reward of the trajectory, None when none
-    arrived (or it is not a number); seq, the group's place in the policy's order."""
+    arrived (or it is not a number); seq, the group's place in the policy's order; truncated, whether the reply was cut
+    off by a limit instead of ended by the policy."""
 
     tokens: NDArray[np.int32]
     mask: NDArray[np.uint8]
@@ -34,6 +35,7 @@ class Sample:
     group: str
     trajectory: str
     lineage: int = 0
+    truncated: bool = False
 
     def __post_init__(self) -> None:
         where = f"trajectory {self.trajectory}, lineage {self.lineage}"
@@ -77,6 +79,7 @@ def samples_of(trajectory: Mapping[str, Any], seq: int) -> list[Sample]:
                 group=trajectory["group"],
                 trajectory=trajectory["id"],
                 lineage=index,
+                truncated=trajectory["status"] == "truncated",
             )
             for index, lineage in enumerate(trajectory["lineages"])
         ]

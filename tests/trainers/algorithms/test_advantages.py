@@ -1,46 +1,104 @@
 from __future__ import annotations
 
-import random
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.samples import random_samples
-from trainers.algorithms.advantages import group_advantages, normalise, rewards_by_group
+from trainers.algorithms.advantages import (
+    by_turn,
+    gae,
+    lambdas,
+    outcome_rewards,
+    overlong_penalty,
+    shaped,
+    turn_gae,
+    turns_of,
+)
 
-REWARDS = st.lists(st.floats(-10, 10), min_size=2, max_size=16)
-
-
-def test_worked_vector() -> None:
-    assert normalise([1, 0, 0, 0]) == pytest.approx([1.4997, -0.4999, -0.4999, -0.4999], abs=1e-4)
-    assert normalise([1, 0, 0, 0], eps=1e-5) == pytest.approx([1.49997, -0.49999, -0.49999, -0.49999], abs=1e-5)
-
-
-@pytest.mark.parametrize("rewards", [[], [3.0], [2.0, 2.0, 2.0]])
-def test_nothing_to_compare_is_no_advantage(rewards: list[float]) -> None:
-    assert normalise(rewards) == [0.0] * len(rewards)
+ROWS = st.lists(st.lists(st.tuples(st.floats(-3, 3), st.floats(-3, 3), st.booleans()), max_size=9), max_size=5)
 
 
-@given(REWARDS)
-def test_against_numpy(rewards: list[float]) -> None:
-    mean, std = np.mean(rewards), np.std(rewards, ddof=1)
-    assert normalise(rewards) == pytest.approx([(r - mean) / (std + 1e-4) for r in rewards], abs=1e-9)
+def column(*values: float) -> np.ndarray:
+    return np.array(values, np.float64)
 
 
-@given(REWARDS, st.floats(-5, 5))
-def test_a_shift_of_all_rewards_changes_nothing(rewards: list[float], shift: float) -> None:
-    assert normalise([r + shift for r in rewards]) == pytest.approx(normalise(rewards), abs=1e-6)
+@pytest.mark.parametrize(("length", "penalty"), [(3584, 0), (3585, -0.00195), (3840, -0.5), (4096, -1), (10, 0)])
+def test_overlong_vectors(length: int, penalty: float) -> None:
+    assert overlong_penalty(column(length), limit=4096, buffer=512, factor=1.0)[0] == pytest.approx(penalty, abs=1e-5)
 
 
-@given(st.integers(0, 1000), st.randoms())
-def test_lineages_share_the_advantage_of_their_trajectory(seed: int, draw: random.Random) -> None:
-    samples = random_samples(seed)
-    advantages = group_advantages(rewards_by_group(samples))
-    assert advantages.keys() == {s.trajectory for s in samples}
-    shuffled = list(samples)
-    draw.shuffle(shuffled)
-    assert group_advantages(rewards_by_group(shuffled)) == advantages
-    first = {s.trajectory: s.reward for s in samples if s.group == "group-0"}
-    assert [advantages[t] for t in sorted(first)] == normalise([first[t] or 0.0 for t in sorted(first)])
+def test_rewards_are_shifted_scaled_then_clipped() -> None:
+    assert shaped(column(0, 1, 9), bias=-0.5, scale=10, clip=20).tolist() == [-5, 5, 20]
+
+
+def test_the_last_trainable_token_earns_the_outcome() -> None:
+    assert outcome_rewards(np.zeros(4), np.array([1, 0, 3]), column(5, 6, 7)).tolist() == [5, 0, 0, 7]
+
+
+@given(ROWS, st.floats(0, 1), st.floats(0, 1), st.floats(-2, 2))
+def test_gae_skips_masked_tokens_as_the_padded_form_does(
+    rows: list[list[tuple[float, float, bool]]], discount: float, lam: float, end: float
+) -> None:
+    """verl's form: where the mask is 0 the running advantage and the next value are carried through unchanged."""
+    expected: list[float] = []
+    for row in rows:
+        ahead, following, out = 0.0, end, []
+        for reward, value, trainable in reversed(row):
+            delta = reward + discount * following - value
+            if trainable:
+                ahead, following = delta + discount * lam * ahead, value
+                out.append(ahead)
+        expected += reversed(out)
+    flat = [(r, v) for row in rows for r, v, trainable in row if trainable]
+    lengths = np.array([sum(t for *_, t in row) for row in rows], np.int64)
+    found = gae(
+        column(*(r for r, _ in flat)),
+        column(*(v for _, v in flat)),
+        lengths,
+        discount=discount,
+        lam=np.full(len(rows), lam),
+        bootstrap=np.full(len(rows), end),
+    )
+    assert found.tolist() == pytest.approx(expected, rel=1e-9, abs=1e-9)
+
+
+def test_without_a_critic_every_token_gets_the_outcome_less_the_kl_to_go() -> None:
+    earned = column(-1, -2, 10 - 3)
+    nothing = {"discount": 1.0, "lam": np.ones(1), "bootstrap": np.zeros(1)}
+    assert gae(earned, np.zeros(3), np.array([3]), **nothing).tolist() == [4, 5, 7]
+
+
+def test_turns_are_steps_and_gaps_cost_no_discount() -> None:
+    """Two turns of two tokens: rewards summed, the value of the first token, one advantage for both tokens."""
+    rewards, values = column(1, 2, 0, 4), column(0.5, 9, 1.5, 9)
+    for turns in ([0, 0, 1, 1], [3, 3, 70, 70]):
+        found, returns = turn_gae(
+            rewards,
+            values,
+            np.array(turns),
+            np.array([4]),
+            discount=0.9,
+            lam=np.array([0.5]),
+            bootstrap=np.array([2.0]),
+        )
+        last = 4 + 0.9 * 2.0 - 1.5
+        first = 3 + 0.9 * 1.5 - 0.5 + 0.9 * 0.5 * last
+        assert found.tolist() == pytest.approx([first, first, last, last])
+        assert returns.tolist() == pytest.approx([first + 0.5] * 2 + [last + 1.5] * 2)
+
+
+def test_turns_are_what_was_generated_in_one_piece() -> None:
+    masks = [np.array(m, np.uint8) for m in ([0, 1, 1, 0, 1], [0, 1], [0, 0])]
+    turns = turns_of(masks)
+    assert turns.tolist() == [1, 1, 2, 1]
+    starts, counts = by_turn(turns, np.array([3, 1, 0]))
+    assert (starts.tolist(), counts.tolist()) == ([0, 2, 3], [2, 1, 0])
+
+
+def test_lambda_may_follow_the_length() -> None:
+    lengths = np.array([1, 10, 100])
+    assert lambdas("constant", 0.9, lengths).tolist() == [0.9] * 3
+    assert lambdas("length", 0.05, lengths).tolist() == pytest.approx([0, 0, 0.8])
+    relative = lambdas("relative", 0.5, lengths)
+    assert (relative[1:] ** (lengths[1:] - 1)).tolist() == pytest.approx([0.5, 0.5])

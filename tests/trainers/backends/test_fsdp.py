@@ -11,7 +11,7 @@ from tests.support.samples import random_samples, small_state
 from tests.support.steps import train_share
 from trainers import checkpoint
 from trainers.algorithms.base import Algorithm, Sums
-from trainers.algorithms.grpo import Grpo
+from trainers.algorithms.registry import policy
 from trainers.algorithms.sft import Sft
 from trainers.backends.fsdp import Adam, TorchBackend
 from trainers.batches.packing import Packed, pack
@@ -48,7 +48,7 @@ def test_a_step_equals_plain_pytorch() -> None:
     optimizer = torch.optim.AdamW(
         plain.parameters(), lr=1e-3, betas=(0.9, 0.99), eps=1e-8, weight_decay=0.01, foreach=False
     )
-    batch = pack(Sft().weigh(samples, None))
+    batch = pack(samples)
     for report in reports:
         optimizer.zero_grad()
         logits = plain(
@@ -71,10 +71,10 @@ def test_a_step_equals_plain_pytorch() -> None:
 def test_continuing_from_a_state_gives_the_same_bytes_as_never_stopping() -> None:
     unbroken = backend(small_state())
     for seed in range(3):
-        last = step(unbroken, Grpo(), seed)
+        last = step(unbroken, policy("grpo"), seed)
     resumed = small_state()
     for seed in range(3):
-        resumed = step(backend(resumed), Grpo(), seed)
+        resumed = step(backend(resumed), policy("grpo"), seed)
     assert resumed.step == last.step == 6
     assert checkpoint.fingerprint(resumed) == checkpoint.fingerprint(last)
 
@@ -83,7 +83,7 @@ def test_gathering_copies() -> None:
     of = backend(small_state())
     before = gathered(of)
     kept = checkpoint.fingerprint(before)
-    step(of, Grpo())
+    step(of, policy("grpo"))
     assert checkpoint.fingerprint(before) == kept
 
 
@@ -115,13 +115,13 @@ POISONS = [lambda loss: loss * torch.nan, lambda loss: loss * torch.inf, lambda 
 
 @pytest.mark.parametrize("poison", POISONS, ids=["nan", "inf", "gradient only"])
 def test_a_non_finite_batch_changes_no_byte(poison: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    of = backend(step(backend(small_state()), Grpo()))
+    of = backend(step(backend(small_state()), policy("grpo")))
     before = checkpoint.fingerprint(gathered(of))
     report = train_share(Trainer(of, Poisoned(poison, (0, 1)), Schedule(1e-3)), random_samples(1), 0, 1)
     assert report.unchanged == "non-finite loss or gradient"
     assert (report.metrics["steps"], report.metrics["steps_skipped"]) == (0, 2)
     assert checkpoint.fingerprint(gathered(of)) == before
-    assert step(of, Grpo(), 2).step == 4, "training goes on"
+    assert step(of, policy("grpo"), 2).step == 4, "training goes on"
 
 
 def test_one_sick_minibatch_is_skipped_alone() -> None:

@@ -15,7 +15,8 @@ from tests.support.samples import random_samples, small_state
 from tests.support.steps import form_again, form_and_leave, form_and_wait, train
 from trainers import checkpoint
 from trainers.algorithms.base import Algorithm
-from trainers.algorithms.grpo import Grpo
+from trainers.algorithms.distill import Distill
+from trainers.algorithms.registry import policy
 from trainers.algorithms.sft import Sft
 from trainers.learning import Report
 from trainers.state import State
@@ -42,20 +43,31 @@ def assert_close(ours: Outcome, theirs: Outcome) -> None:
         assert mine.metrics["loss"] == pytest.approx(other.metrics["loss"], abs=LOSS)
         assert mine.metrics["grad_norm"] == pytest.approx(other.metrics["grad_norm"], rel=NORM)
         assert mine.masked_tokens == other.masked_tokens
+        for name in {"value_loss", "value_grad_norm"} & mine.metrics.keys():
+            assert mine.metrics[name] == pytest.approx(other.metrics[name], rel=5e-6)
         for name in ("reward_mean", "staleness_mean", "staleness_max", "tokens_trainable", "steps"):
             assert mine.metrics[name] == pytest.approx(other.metrics[name])
     assert ours[1].step == theirs[1].step
     for name, weight in theirs[1].weights.items():
         torch.testing.assert_close(ours[1].weights[name], weight, rtol=0, atol=WEIGHT)
+    assert (ours[1].critic is None) == (theirs[1].critic is None)
+    if ours[1].critic is not None and theirs[1].critic is not None:
+        for name, weight in theirs[1].critic.weights.items():
+            torch.testing.assert_close(ours[1].critic.weights[name], weight, rtol=0, atol=WEIGHT)
 
 
 @pytest.mark.parametrize("world", [2, 3])
 @pytest.mark.parametrize(
     ("kind", "algorithm"),
     [
-        ("qwen2", Grpo()),
-        ("qwen2", Grpo(decoupled=True)),
-        ("qwen3", Grpo(minibatches=3)),
+        ("qwen2", policy("grpo")),
+        ("qwen2", policy("decoupled")),
+        ("qwen3", policy("grpo", minibatches=3)),
+        ("qwen2", policy("ppo")),
+        ("qwen3", policy("reinforce++-baseline", kl_coef=0.1)),
+        ("qwen2", policy("m2po")),
+        ("qwen2", policy("gspo", recompute=True)),
+        ("qwen2", Distill()),
         ("qwen2", Sft()),
     ],
 )
@@ -74,7 +86,7 @@ def test_layouts_agree(ranks: Ranks, world: int, kind: str, algorithm: Algorithm
 
 @pytest.mark.parametrize("world", [1, 2, 3])
 def test_same_layout_same_bytes(ranks: Ranks, world: int, tmp_path: object) -> None:
-    first, second = (run(ranks, world, small_state(), Grpo())[1] for _ in range(2))
+    first, second = (run(ranks, world, small_state(), policy("grpo"))[1] for _ in range(2))
     assert checkpoint.fingerprint(first) == checkpoint.fingerprint(second)
 
 
@@ -88,8 +100,8 @@ def test_same_layout_same_bytes(ranks: Ranks, world: int, tmp_path: object) -> N
 def test_cuts_do_not_matter(ranks: Ranks, world: int, budget: int, groups: int, group_size: int) -> None:
     state = small_state(seed=1)
     shape = {"groups": groups, "group_size": group_size}
-    whole = run(ranks, 1, state, Grpo(), 1, **shape)
-    cut = run(ranks, world, state, Grpo(), 1, budget, **shape)
+    whole = run(ranks, 1, state, policy("grpo"), 1, **shape)
+    cut = run(ranks, world, state, policy("grpo"), 1, budget, **shape)
     if whole[0][0][0].metrics["grad_norm"] == 0:
         assert cut[0][0][0].metrics["grad_norm"] == pytest.approx(0, abs=1e-7)
     else:
@@ -102,11 +114,11 @@ def test_state_moves_between_world_sizes(ranks: Ranks, tmp_path_factory: pytest.
     root = tmp_path_factory.mktemp("weights")
     state = small_state()
     for version, world in enumerate([1, 3, 2]):
-        state = ranks.run(train, world, state, Grpo(), [data[version]])[0][1]
+        state = ranks.run(train, world, state, policy("grpo"), [data[version]])[0][1]
         state = checkpoint.read(checkpoint.write(root, version, state).path)
     unbroken = small_state()
     for batch in data:
-        unbroken = ranks.run(train, 1, unbroken, Grpo(), [batch])[0][1]
+        unbroken = ranks.run(train, 1, unbroken, policy("grpo"), [batch])[0][1]
     assert state.step == unbroken.step == 6
     for name, weight in unbroken.weights.items():
         torch.testing.assert_close(state.weights[name], weight, rtol=0, atol=WEIGHT)

@@ -14,6 +14,7 @@ from trainers.backends.forward import token_logprobs
 from trainers.backends.models import build
 from trainers.batches.packing import Packed, cut, pack
 from trainers.batches.sample import Sample
+from trainers.errors import BadConfiguration
 
 SHAPES = st.fixed_dictionaries(
     {"seed": st.integers(0, 10**6), "groups": st.integers(1, 4), "group_size": st.integers(1, 4)}
@@ -21,13 +22,15 @@ SHAPES = st.fixed_dictionaries(
 
 
 def packed(samples: list[Sample]) -> Packed:
-    return pack(Sft().weigh(samples, None))
+    made = pack(samples)
+    return made.attach_samples({s: {"column": s.logprobs[s.mask != 0] + s.seq} for s in samples})
 
 
 def columns(batch: Packed) -> list[list[float]]:
     return [
-        getattr(batch, name).flatten().tolist()
-        for name in ("tokens", "positions", "at", "labels", "behaviour", "advantages", "keep", "versions", "owners")
+        *(getattr(batch, name).flatten().tolist() for name in ("tokens", "positions", "at", "labels", "behaviour")),
+        *(getattr(batch, name).tolist() for name in ("versions", "owners", "ends", "groups")),
+        *(column.tolist() for column in batch.columns.values()),
     ]
 
 
@@ -42,9 +45,9 @@ def test_the_order_samples_come_in_is_forgotten(shape: dict[str, int], draw: ran
 @given(SHAPES, st.integers(1, 200))
 def test_micro_batches_hold_every_trainable_token_once(shape: dict[str, int], budget: int) -> None:
     samples = random_samples(**shape)
-    micros = cut(Sft().weigh(samples, None), budget)
+    micros = cut(samples, budget)
     for micro in micros:
-        assert len(micro) == 1 or sum(w.sample.length for w in micro) <= budget
+        assert len(micro) == 1 or sum(sample.length for sample in micro) <= budget
     labels = sorted(label for micro in micros for label in pack(micro).labels.tolist())
     assert labels == sorted(int(t) for s in samples for t in s.tokens[s.mask != 0])
 
@@ -63,10 +66,41 @@ def test_columns_line_up_with_the_tokens_they_describe(shape: dict[str, int]) ->
                 assert batch.behaviour[row] == sample.logprobs[t]
                 assert batch.versions[row] == sample.versions[t]
                 assert batch.owners[row] == owner
+                assert batch.columns["column"][row] == sample.logprobs[t] + sample.seq
                 row += 1
         start += sample.length
+        assert batch.ends[owner] == start - 1
+        assert batch.members[owner] is sample
     assert (batch.trainable, batch.length, batch.samples) == (row, start, len(samples))
     assert sum(run.count * run.length for run in batch.runs) == start
+
+
+@given(SHAPES, st.integers(1, 200))
+def test_groups_that_belong_together_stay_together(shape: dict[str, int], budget: int) -> None:
+    samples = random_samples(**shape)
+    micros = cut(samples, budget, whole=True)
+    homes = [seq for micro in micros for seq in {sample.seq for sample in micro}]
+    assert sorted(homes) == sorted({sample.seq for sample in samples})
+    assert {id(s) for micro in micros for s in micro} == {id(s) for s in samples}
+    for micro in micros:
+        batch = pack(micro)
+        same = [[a.seq == b.seq for a in batch.members] for b in batch.members]
+        assert (batch.groups[:, None] == batch.groups[None]).tolist() == same
+
+
+@given(SHAPES)
+def test_what_is_split_is_what_was_attached(shape: dict[str, int]) -> None:
+    samples = random_samples(**shape)
+    batch = pack(samples)
+    for sample, row in batch.split(batch.behaviour).items():
+        assert row.tolist() == sample.logprobs[sample.mask != 0].tolist()
+    assert pack([]).split(pack([]).behaviour) == {}
+
+
+def test_a_column_that_nobody_attached_is_refused() -> None:
+    with pytest.raises(BadConfiguration, match="advantages is not attached"):
+        pack(random_samples(0)).advantages  # noqa: B018
+    assert pack([]).keep.numel() == 0
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,79 @@
+"""Distillation from a teacher, on the tokens that samples mark trainable.
+
+    forward     KL(p_teacher || p_theta) = sum_v p_T,v (log p_T,v - log p_v)     covers what the teacher may say
+    reverse     KL(p_theta || p_teacher) = sum_v p_v (log p_v - log p_T,v)       seeks what the teacher would say
+
+Both over the whole vocabulary, whoever drew the tokens. On-policy distillation is for samples that the student drew,
+and needs the teacher's log-probability of the drawn token alone; it is a term of the policy-gradient family's loss:
+
+    joint       rl_coef * L_RL  +  teacher_coef * mean_t (logp_t - logp_T,t)
+    alone       - teacher_coef * mean_t exp(logp_t - old_t) (logp_T,t - stopgrad(logp_t))          where rl_coef = 0
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+
+from trainers.algorithms.aggregation import token_sum
+from trainers.algorithms.base import Algorithm, Run, Scores, Sums, Weights
+from trainers.algorithms.masks import fresh
+from trainers.algorithms.normalisation import Reduce, alone
+from trainers.batches.packing import KEEP, TEACHER
+from trainers.batches.sample import Sample
+from trainers.errors import BadConfiguration
+
+
+def joint(logprobs: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor:
+    """float[M] each -> the sampled reverse KL, float[M], beside another loss."""
+    return logprobs - teacher
+
+
+def by_itself(logprobs: torch.Tensor, teacher: torch.Tensor, *, old: torch.Tensor) -> torch.Tensor:
+    """float[M] each -> the policy gradient whose reward is log p_T - log p, float[M]."""
+    return -torch.exp(logprobs - old) * (teacher - logprobs.detach())
+
+
+def divergence(student: torch.Tensor, teacher: torch.Tensor, direction: str) -> torch.Tensor:
+    """log-probabilities float[M, V] -> float[M]."""
+    if direction == "forward":
+        return (teacher.exp() * (teacher - student)).sum(-1)
+    return (student.exp() * (student - teacher)).sum(-1)
+
+
+@dataclass(frozen=True)
+class Distill(Algorithm):
+    """Learns a teacher's distributions."""
+
+    name = "distill"
+    measures = ("kept", "entropy")
+
+    minibatches: int = 1
+    temperature: float = 1.0
+    direction: Literal["forward", "reverse"] = "forward"
+
+    def __post_init__(self) -> None:
+        if self.direction not in ("forward", "reverse"):
+            raise BadConfiguration(f"direction {self.direction!r}: choose forward or reverse")
+        if self.minibatches < 1 or self.temperature <= 0:
+            raise BadConfiguration("minibatches and temperature must be above 0")
+
+    @property
+    def holds(self) -> tuple[str, ...]:
+        return (TEACHER,)
+
+    def weigh(
+        self, samples: Sequence[Sample], oldest: int | None, scores: Scores | None = None, reduce: Reduce = alone
+    ) -> Weights:
+        return {sample: {KEEP: fresh(sample, oldest).astype(np.float32)} for sample in samples}
+
+    def evaluate(self, run: Run) -> tuple[torch.Tensor, Sums]:
+        student, keep = run.distribution(self.temperature), run.batch.keep
+        loss = token_sum(divergence(student, run.teacher(self.temperature), self.direction), keep)
+        with torch.no_grad():
+            entropy = -(student.exp() * student).sum(-1)
+            return loss, {"kept": keep.sum(), "entropy": token_sum(entropy, keep)}

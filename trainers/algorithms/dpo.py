@@ -1,0 +1,84 @@
+"""Preferences without a reward model.
+
+    h_y     = log pi(y) - log ref(y)            sums over the reply's tokens, in float64
+    Delta   = h_chosen - h_rejected
+    sigmoid   loss = - log sigmoid(beta Delta)              DPO
+    ipo       loss = (Delta' - 1 / (2 beta))^2              Delta' from means over tokens instead of sums
+
+The mean is over pairs. The implicit reward of a reply is beta h.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+
+from trainers.algorithms.base import Scores, Sums, TokenAlgorithm, Weights
+from trainers.algorithms.normalisation import Reduce, alone
+from trainers.algorithms.pairs import complete, group_sums, paired
+from trainers.batches.packing import REFERENCE, SIDE, Packed
+from trainers.batches.sample import Sample
+from trainers.errors import BadConfiguration
+
+
+@dataclass(frozen=True)
+class Dpo(TokenAlgorithm):
+    """Learns to prefer the reply of each pair that has the higher reward."""
+
+    name = "dpo"
+    measures = ("kept", "chosen_reward", "rejected_reward", "reward_accuracy", "reward_margin")
+    whole = True
+
+    minibatches: int = 1
+    beta: float = 0.1
+    loss_type: Literal["sigmoid", "ipo"] = "sigmoid"
+
+    def __post_init__(self) -> None:
+        if self.beta <= 0 or self.minibatches < 1:
+            raise BadConfiguration("beta and minibatches must be above 0")
+        if self.loss_type not in ("sigmoid", "ipo"):
+            raise BadConfiguration(f"loss_type {self.loss_type!r}: choose sigmoid or ipo")
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return (REFERENCE,)
+
+    def weigh(
+        self, samples: Sequence[Sample], oldest: int | None, scores: Scores | None = None, reduce: Reduce = alone
+    ) -> Weights:
+        weights = paired(samples, oldest)
+        if scores is None or REFERENCE not in scores:
+            raise BadConfiguration("preferences are learned against a reference; score the batch with it first")
+        for sample, columns in weights.items():
+            columns[REFERENCE] = scores[REFERENCE][sample]
+        return weights
+
+    def loss(self, logprobs: torch.Tensor, entropy: torch.Tensor, batch: Packed) -> tuple[torch.Tensor, Sums]:
+        side, pairs = batch.column(SIDE), complete(batch)
+        gap = torch.where(side != 0, logprobs - batch.column(REFERENCE), 0.0)
+        chosen, rejected = (group_sums(gap * (side == sign), batch) for sign in (1, -1))
+        if self.loss_type == "ipo":
+            chosen, rejected = (
+                total / group_sums((side == sign).float(), batch).clamp(min=1)
+                for total, sign in ((chosen, 1), (rejected, -1))
+            )
+            losses = (chosen - rejected - 1 / (2 * self.beta)) ** 2
+        else:
+            losses = -F.logsigmoid(self.beta * (chosen - rejected))
+        with torch.no_grad():
+            ours, theirs = self.beta * chosen.detach(), self.beta * rejected.detach()
+            sums = {
+                "kept": pairs.sum(),
+                "chosen_reward": ours[pairs].sum(),
+                "rejected_reward": theirs[pairs].sum(),
+                "reward_accuracy": (ours > theirs)[pairs].sum(),
+                "reward_margin": (ours - theirs)[pairs].sum(),
+            }
+        return losses[pairs].sum(), sums
+
+    def count(self, batch: Packed) -> float:
+        return float(complete(batch).sum())

@@ -1,0 +1,75 @@
+"""The names that other frameworks give to our knobs, taken as they are; names that mean nothing any more, refused.
+
+eps_clip 0.4                     clip_low 0.4, and clip_high 0.4 unless eps_clip_higher says otherwise
+use_sapo_loss, use_cispo_loss    objective
+overlong_reward_penalty false    overlong_tokens 0
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from trainers.errors import BadConfiguration
+
+RENAMED = {
+    "ppo_n_minibatches": "minibatches",
+    "eps_clip": "clip_low",
+    "eps_clip_higher": "clip_high",
+    "c_clip": "dual_clip",
+    "importance_sampling_level": "ratio_level",
+    "use_decoupled_loss": "decoupled",
+    "recompute_logprob": "recompute",
+    "prox_logp_method": "proximal",
+    "rejection_sampling": "rejection",
+    "reward_scaling": "reward_scale",
+    "adv_norm": "advantage_norm",
+    "kl_ctl": "kl_coef",
+    "overlong_penalty_factor": "overlong_factor",
+    "mask_no_eos_with_zero": "mask_truncated",
+    "gae_timestep_unit": "gae_unit",
+    "rl_loss_weight": "rl_coef",
+    "distill_loss_weight": "teacher_coef",
+    "dynamic_bs": "dynamic_sampling",
+}
+"""Theirs -> ours."""
+
+GONE = {
+    "behave_imp_weight_cap": "it is `upper` of rejection",
+    "behave_imp_weight_mode": "it is rejection: disabled -> none; token_mask X -> {level token, action mask, metric "
+    "ratio, upper X}; token_truncate X -> {level token, action clamp, metric ratio, upper X}; sequence_mask and "
+    "sequence_truncate -> the same with level sequence",
+    "behaviour_cap": "it is rejection = {level token, action clamp, metric ratio, upper X}",
+    "group_adv_norm": 'it is reward_norm = "group/group"',
+    "gconfig": "sampling is the engine's business: [rollout] sampling",
+}
+"""Names that no longer exist, and what to write instead."""
+
+VALUES = {"proximal": {"reuse_train_logp": "reuse"}}
+
+
+def translate(knobs: Mapping[str, Any]) -> dict[str, Any]:
+    """`knobs` under our names. Raises BadConfiguration for names that are gone, and where two names say one thing."""
+    out: dict[str, Any] = {}
+    said: dict[str, str] = {}
+    for name, value in knobs.items():
+        if name in GONE:
+            raise BadConfiguration(f"knob {name} no longer exists: {GONE[name]}")
+        for ours, meant in _ours(name, value):
+            if ours in said:
+                raise BadConfiguration(f"{said[ours]} and {name} are one knob; keep one of them")
+            said[ours] = name
+            out[ours] = VALUES.get(ours, {}).get(meant, meant) if isinstance(meant, str) else meant
+    if "eps_clip" in knobs and "clip_high" not in out:
+        out["clip_high"] = None
+    return out
+
+
+def _ours(name: str, value: Any) -> list[tuple[str, Any]]:
+    match name, value:
+        case (("use_sapo_loss" | "use_cispo_loss"), bool()):
+            return [("objective", name.split("_")[1])] if value else []
+        case "overlong_reward_penalty", bool():
+            return [] if value else [("overlong_tokens", 0)]
+        case _:
+            return [(RENAMED.get(name, name), value)]

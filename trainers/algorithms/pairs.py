@@ -1,0 +1,66 @@
+"""Pairs of replies to one prompt: a group of which two trajectories differ in reward; the higher one was chosen.
+
+A pair is written as a sign on each token, +1 chosen, -1 rejected, 0 none, so that a difference between the two is one
+sum and nothing depends on how samples lie in memory:
+
+    Delta = sum_t side_t x_t        over the group
+
+Invariants: a pair is never split over micro-batches (`Algorithm.whole`); a pair of which one side has no token that may
+pull is no pair, and no denominator counts it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from trainers.algorithms.base import Weights
+from trainers.algorithms.masks import fresh
+from trainers.batches.packing import KEEP, SIDE, Packed
+from trainers.batches.sample import Sample
+from trainers.errors import BadConfiguration
+
+
+def paired(samples: Sequence[Sample], oldest: int | None) -> Weights:
+    """keep and side of every sample. A group without two rewards that differ is no pair; one with more than two
+    trajectories is refused."""
+    groups: dict[str, dict[str, list[Sample]]] = {}
+    for sample in samples:
+        groups.setdefault(sample.group, {}).setdefault(sample.trajectory, []).append(sample)
+    out: Weights = {}
+    for group, trajectories in groups.items():
+        if len(trajectories) > 2:
+            raise BadConfiguration(
+                f"group {group} has {len(trajectories)} trajectories; a pair is two: give each pair a group of its own"
+            )
+        sides = _sides(trajectories, oldest)
+        for trajectory, lineages in trajectories.items():
+            for sample in lineages:
+                side = sides.get(trajectory, 0.0)
+                keep = fresh(sample, oldest).astype(np.float32) * (side != 0)
+                out[sample] = {KEEP: keep, SIDE: keep * np.float32(side)}
+    return out
+
+
+def _sides(trajectories: dict[str, list[Sample]], oldest: int | None) -> dict[str, float]:
+    rewards = {name: lineages[0].reward for name, lineages in trajectories.items()}
+    alive = all(any(fresh(s, oldest).any() for s in lineages) for lineages in trajectories.values())
+    known = {name: reward for name, reward in rewards.items() if reward is not None}
+    if len(known) < 2 or not alive or len(set(known.values())) < 2:
+        return {}
+    best = max(known, key=lambda name: known[name])
+    return {name: 1.0 if name == best else -1.0 for name in known}
+
+
+def group_sums(values: torch.Tensor, batch: Packed) -> torch.Tensor:
+    """float[M] -> float64, one a group of the micro-batch."""
+    groups = int(batch.groups.max()) + 1 if batch.samples else 0
+    owners = batch.groups[batch.owners]
+    return values.new_zeros(groups, dtype=torch.float64).index_add(0, owners, values.double())
+
+
+def complete(batch: Packed) -> torch.Tensor:
+    """bool, one a group of the micro-batch: whether it is a pair."""
+    return group_sums(batch.column(SIDE).abs(), batch) > 0

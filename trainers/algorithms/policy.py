@@ -1,0 +1,259 @@
+"""The policy-gradient family: GRPO, PPO, RLOO and their kin, composed from parts by `Knobs`.
+
+    A     rewards -> one advantage a token                        `advantages.py`, `normalisation.py`
+    keep  which tokens may pull                                   `masks.py`
+    old   the policy that the ratio is taken to                   `proximal.py`
+    L_t   ratio and advantage -> loss of a token                  `policy_loss.py`
+    w_t   repair of samples that another policy drew              `repair.py`
+    loss  sum_t w_t L_t keep_t / N                                `aggregation.py`
+
+A trajectory without a reward takes no part: neither in statistics nor with its tokens, which N still counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from trainers.algorithms import advantages as adv
+from trainers.algorithms import distill, kl, proximal
+from trainers.algorithms.aggregation import aggregate, count, token_sum
+from trainers.algorithms.base import Algorithm, Scores, Sums, TokenAlgorithm, Weights
+from trainers.algorithms.knobs import Knobs
+from trainers.algorithms.masks import fresh, second_moment
+from trainers.algorithms.normalisation import Reduce, alone, normalise
+from trainers.algorithms.policy_loss import (
+    cispo,
+    clipped_surrogate,
+    sapo,
+    sequence_advantages,
+    sequence_ratio,
+)
+from trainers.algorithms.repair import repair
+from trainers.algorithms.value_loss import ValueLoss
+from trainers.batches.packing import ADVANTAGES, KEEP, PROXIMAL, REFERENCE, RETURNS, TEACHER, VALUES, Packed
+from trainers.batches.sample import Sample
+from trainers.errors import BadConfiguration
+
+MEASURES = ("kept", "clipped", "ratio", "kl", "entropy", "behaviour_weight")
+
+
+@dataclass(frozen=True)
+class PolicyGradient(TokenAlgorithm):
+    """`label`: the preset it began as."""
+
+    knobs: Knobs
+    label: str = "policy-gradient"
+
+    @property
+    def name(self) -> str:
+        return self.label
+
+    @property
+    def minibatches(self) -> int:
+        return self.knobs.minibatches
+
+    @property
+    def temperature(self) -> float:
+        return self.knobs.temperature
+
+    @cached_property
+    def measures(self) -> tuple[str, ...]:
+        k = self.knobs
+        more = ["rejected"] if k.rejection is not None else []
+        more += ["reference_kl"] if k.kl_loss_coef > 0 else []
+        more += ["teacher_kl"] if k.teacher_coef > 0 else []
+        more += [f"error_{kind}" for kind in proximal.APPROXIMATIONS] if self._compares else []
+        return (*MEASURES, *more)
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        k = self.knobs
+        wanted = {
+            PROXIMAL: k.needs_proximal,
+            REFERENCE: k.needs_reference,
+            TEACHER: k.teacher_coef > 0,
+            VALUES: k.critic,
+        }
+        return tuple(name for name, needed in wanted.items() if needed)
+
+    @property
+    def critic(self) -> Algorithm | None:
+        return ValueLoss(self.knobs) if self.knobs.critic else None
+
+    @property
+    def _compares(self) -> bool:
+        return self.knobs.decoupled and self.knobs.proximal == "metrics"
+
+    # ---- before the step
+
+    def accept(self, samples: Sequence[Sample]) -> list[Sample]:
+        """Dynamic sampling: groups with at least two different rewards."""
+        if not self.knobs.dynamic_sampling:
+            return list(samples)
+        seen: dict[str, set[float]] = {}
+        for sample in samples:
+            if sample.reward is not None:
+                seen.setdefault(sample.group, set()).add(sample.reward)
+        return [sample for sample in samples if len(seen.get(sample.group, ())) > 1]
+
+    def weigh(
+        self, samples: Sequence[Sample], oldest: int | None, scores: Scores | None = None, reduce: Reduce = alone
+    ) -> Weights:
+        k, found = self.knobs, dict(scores or {})
+        ordered = sorted(samples, key=lambda s: (s.group, s.trajectory, s.lineage))
+        lengths = np.array([s.trainable for s in ordered], np.int64)
+        outcomes = self._outcomes(ordered, reduce)
+        keep = _flat([fresh(s, oldest) & (s.reward is not None) for s in ordered], bool)
+        behaviour = _flat([s.logprobs[s.mask != 0] for s in ordered], np.float32)
+        old = _scored(found, PROXIMAL, ordered) if k.needs_proximal and found else behaviour
+        earned = adv.outcome_rewards(self._kl_rewards(ordered, old, keep, found), lengths, outcomes)
+        values, last = np.zeros(len(old)), np.zeros(len(ordered))
+        if k.critic:
+            every = _scored(found, VALUES, ordered).astype(np.float64)
+            ends = np.cumsum(lengths + 1) - 1
+            values, last = np.delete(every, ends), every[ends]
+        advantages, returns = self._estimate(ordered, earned, values, lengths, last)
+        if k.advantage_norm is not None:
+            groups = [s.group for s, n in zip(ordered, lengths, strict=True) for _ in range(n)]
+            advantages = normalise(advantages, groups, k.advantage_norm, mask=keep, reduce=reduce)
+        if k.m2_threshold is not None:
+            keep = second_moment(behaviour, _scored(found, PROXIMAL, ordered), keep, k.m2_threshold, reduce)
+        columns = {ADVANTAGES: advantages, KEEP: keep}
+        if k.critic:
+            columns |= {RETURNS: returns, VALUES: values}
+        for name in self.needs:
+            if name in found and name != VALUES:
+                columns[name] = _scored(found, name, ordered)
+        return _by_sample(ordered, lengths, columns)
+
+    def _outcomes(self, ordered: Sequence[Sample], reduce: Reduce) -> adv.F64:
+        """The shaped and normalised reward of each sample's trajectory, 0 where there is none."""
+        k = self.knobs
+        first = {(s.group, s.trajectory): s for s in reversed(ordered) if s.reward is not None}
+        chosen = [first[key] for key in sorted(first)]
+        rewards = np.array([s.reward for s in chosen], np.float64)
+        if k.overlong_tokens:
+            longest: dict[str, int] = {}
+            for sample in ordered:
+                longest[sample.trajectory] = max(longest.get(sample.trajectory, 0), sample.trainable)
+            sizes = np.array([longest[s.trajectory] for s in chosen], np.float64)
+            rewards = rewards + adv.overlong_penalty(
+                sizes, limit=k.max_new_tokens, buffer=k.overlong_tokens, factor=k.overlong_factor
+            )
+        rewards = adv.shaped(rewards, bias=k.reward_bias, scale=k.reward_scale, clip=k.reward_clip)
+        if k.reward_norm is not None:
+            rewards = normalise(rewards, [s.group for s in chosen], k.reward_norm, reduce=reduce)
+        known = dict(zip([(s.group, s.trajectory) for s in chosen], rewards.tolist(), strict=True))
+        return np.array(
+            [0.0 if s.truncated and k.mask_truncated else known.get((s.group, s.trajectory), 0.0) for s in ordered],
+            np.float64,
+        )
+
+    def _kl_rewards(
+        self, ordered: Sequence[Sample], old: NDArray[np.float32], keep: NDArray[np.bool_], scores: Scores
+    ) -> adv.F64:
+        if self.knobs.kl_coef == 0:
+            return np.zeros(len(old))
+        reference = _scored(scores, REFERENCE, ordered)
+        gap = kl.estimate(self.knobs.kl_estimator, torch.from_numpy(old).double(), torch.from_numpy(reference).double())
+        return np.where(keep, -self.knobs.kl_coef * gap.clamp(-kl.BOUND, kl.BOUND).numpy(), 0.0)
+
+    def _estimate(
+        self, ordered: Sequence[Sample], earned: adv.F64, values: adv.F64, lengths: adv.Ints, last: adv.F64
+    ) -> tuple[adv.F64, adv.F64]:
+        k = self.knobs
+        turns = adv.turns_of([s.mask for s in ordered])
+        sizes = lengths if k.gae_unit == "token" else adv.by_turn(turns, lengths)[1]
+        lam = adv.lambdas(k.gae_lambda_by, k.gae_lambda, sizes)
+        goes_on = np.array([s.truncated and k.bootstrap_truncated for s in ordered], bool)
+        bootstrap = np.where(goes_on, last, 0.0)
+        if k.gae_unit == "turn":
+            return adv.turn_gae(earned, values, turns, lengths, discount=k.discount, lam=lam, bootstrap=bootstrap)
+        found = adv.gae(earned, values, lengths, discount=k.discount, lam=lam, bootstrap=bootstrap)
+        return found, found + values
+
+    # ---- in the step
+
+    def loss(self, logprobs: torch.Tensor, entropy: torch.Tensor, batch: Packed) -> tuple[torch.Tensor, Sums]:
+        k, keep = self.knobs, batch.keep
+        old = self._old(logprobs, batch)
+        weight = torch.ones_like(batch.behaviour)
+        if k.decoupled:
+            weight, keep = repair(old, batch.behaviour, keep, k.rejection, batch)
+        ratio, advantages = torch.exp(logprobs - old), batch.advantages
+        if k.ratio_level == "sequence":
+            ratio = sequence_ratio(logprobs - old, batch.keep, batch)
+            advantages = sequence_advantages(advantages, batch.keep, batch)
+        clipped = torch.zeros_like(ratio, dtype=torch.bool)
+        if k.objective == "clip":
+            losses, clipped = clipped_surrogate(ratio, advantages, k.clip_low, k.high, k.dual_clip)
+        elif k.objective == "sapo":
+            losses = sapo(ratio, advantages, k.sapo_tau_pos, k.sapo_tau_neg)
+        else:
+            losses = cispo(logprobs, ratio, advantages, k.clip_low, k.high)
+        losses = weight * losses
+        if k.teacher_coef > 0:
+            pull = distill.joint if k.rl_coef > 0 else partial(distill.by_itself, old=old)
+            losses = k.rl_coef * losses + k.teacher_coef * pull(logprobs, batch.column(TEACHER))
+        if k.kl_loss_coef > 0:
+            gap = kl.estimate(k.kl_estimator, logprobs, batch.column(REFERENCE))
+            losses = losses + k.kl_loss_coef * gap
+        loss = aggregate(k.aggregation, losses, keep, batch)
+        with torch.no_grad():
+            distance = logprobs.detach() - batch.behaviour
+            sums = {
+                "kept": keep.sum(),
+                "clipped": token_sum(clipped.float(), keep),
+                "ratio": token_sum(ratio.detach(), keep),
+                "kl": token_sum(torch.exp(distance) - 1 - distance, keep),
+                "entropy": token_sum(entropy, keep),
+                "behaviour_weight": token_sum(weight, keep),
+            }
+            if k.rejection is not None:
+                sums["rejected"] = batch.keep.sum() - keep.sum()
+            if k.kl_loss_coef > 0:
+                sums["reference_kl"] = token_sum(gap.detach(), keep)
+            if k.teacher_coef > 0:
+                sums["teacher_kl"] = token_sum(logprobs.detach() - batch.column(TEACHER), keep)
+            if self._compares:
+                for kind in proximal.APPROXIMATIONS:
+                    sums[f"error_{kind}"] = token_sum((self._approximate(kind, logprobs, batch) - old).abs(), keep)
+        return loss, sums
+
+    def count(self, batch: Packed) -> float:
+        return count(self.knobs.aggregation, self.knobs.max_new_tokens, batch)
+
+    def _old(self, logprobs: torch.Tensor, batch: Packed) -> torch.Tensor:
+        k = self.knobs
+        if k.needs_proximal:
+            return batch.column(PROXIMAL)
+        return self._approximate(k.proximal, logprobs, batch) if k.decoupled else batch.behaviour
+
+    def _approximate(self, kind: str, logprobs: torch.Tensor, batch: Packed) -> torch.Tensor:
+        start = batch.v_prox - self.knobs.proximal_lag
+        return proximal.approximate(
+            kind, logprobs, batch.behaviour, batch.versions, v_prox=start, v_theta=batch.v_theta
+        )
+
+
+def _flat(rows: Sequence[NDArray[Any]], dtype: type[Any]) -> NDArray[Any]:
+    return np.asarray(np.concatenate([np.zeros(0, dtype), *rows]), dtype)
+
+
+def _scored(scores: Scores, name: str, ordered: Sequence[Sample]) -> NDArray[np.float32]:
+    if name not in scores:
+        raise BadConfiguration(f"this algorithm needs the {name} of each token; score the batch before it is weighed")
+    return _flat([scores[name][s] for s in ordered], np.float32)
+
+
+def _by_sample(ordered: Sequence[Sample], lengths: adv.Ints, columns: dict[str, NDArray[Any]]) -> Weights:
+    bounds = np.cumsum(lengths)[:-1]
+    pieces = {name: np.split(column.astype(np.float32), bounds) for name, column in columns.items()}
+    return {sample: {name: pieces[name][index] for name in columns} for index, sample in enumerate(ordered)}

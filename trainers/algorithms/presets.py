@@ -1,0 +1,153 @@
+"""The policy-gradient algorithms by name: what each sets apart from the defaults of `Knobs`. Any knob overrides.
+
+Group statistics sit in reward_norm (over trajectories), where the shipped recipes of the field have them;
+advantage_norm then normalises over the batch's tokens. GRPO and what is built on it leave that out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from trainers.algorithms.normalisation import Norm
+from trainers.algorithms.repair import Rejection
+
+GROUP = Norm("group", "group")
+BATCH = Norm("batch", "batch")
+FIRST = Norm("group", "group", eps=1e-4)
+
+TIS = Rejection("token", "clamp", "ratio", upper=2.0)
+ICEPOP = Rejection("token", "mask", "ratio", upper=5.0, lower=0.5)
+KPOP = Rejection("token", "mask", "binary_kl", upper=2.0)
+
+
+@dataclass(frozen=True)
+class Preset:
+    """about: one sentence on what it is; when: one on when to take it; knobs: what it sets; family: its page."""
+
+    about: str
+    when: str
+    knobs: Mapping[str, Any]
+    family: str = "policy-gradient"
+
+
+GRPO: dict[str, Any] = {"clip_low": 0.2, "clip_high": 0.28, "reward_norm": FIRST}
+GROUPED: dict[str, Any] = {"reward_norm": GROUP, "advantage_norm": BATCH}
+DECOUPLED: dict[str, Any] = {**GRPO, "decoupled": True}
+
+PRESETS: dict[str, Preset] = {
+    "grpo": Preset(
+        "Rewards are compared within their group, mean and standard deviation; no critic.",
+        "The default: verifiable rewards, several samples a prompt.",
+        GRPO,
+    ),
+    "ppo": Preset(
+        "A critic learns the value of each state; advantages are estimated against it (GAE).",
+        "Long episodes, rewards on the way, or one sample a prompt.",
+        {"critic": True, "advantage_norm": BATCH},
+    ),
+    "drgrpo": Preset(
+        "GRPO without the division by the group's standard deviation and without a sample's length.",
+        "When easy and hard prompts should pull alike.",
+        {"reward_norm": Norm("group", None)},
+    ),
+    "rloo": Preset(
+        "Each reward less the mean of the others of its group.",
+        "Few samples a prompt: the baseline stays unbiased.",
+        {"reward_norm": Norm("group", None, mean_leave1out=True), "advantage_norm": BATCH},
+    ),
+    "reinforce++": Preset(
+        "Raw rewards with a KL penalty on each token, normalised over the batch.",
+        "One sample a prompt, or rewards that compare across prompts.",
+        {"advantage_norm": BATCH, "kl_coef": 0.001, "kl_estimator": "k1"},
+    ),
+    "reinforce++-baseline": Preset(
+        "REINFORCE++ with the group's mean as a baseline.",
+        "As REINFORCE++, where prompts differ in difficulty.",
+        {
+            "reward_norm": Norm("group", None),
+            "advantage_norm": BATCH,
+            "kl_coef": 0.001,
+            "kl_estimator": "k2",
+        },
+    ),
+    "liteppo": Preset(
+        "The group's mean, the batch's standard deviation, token mean.",
+        "Groups with nearly equal rewards, whose own deviation is noise.",
+        {"reward_norm": Norm("group", "batch"), "advantage_norm": BATCH},
+    ),
+    "dapo": Preset(
+        "GRPO with a higher upper clip, a penalty on overlong replies, and without groups that teach nothing.",
+        "Long replies; many prompts that are always or never solved.",
+        {
+            **GROUPED,
+            "clip_low": 0.2,
+            "clip_high": 0.28,
+            "max_new_tokens": 4096,
+            "overlong_tokens": 512,
+            "overlong_factor": 1.0,
+            "dynamic_sampling": True,
+        },
+    ),
+    "gspo": Preset(
+        "One ratio a sample, the geometric mean of its tokens' ratios.",
+        "Mixture-of-experts models and long replies, whose token ratios are noise.",
+        {**GROUPED, "ratio_level": "sequence", "clip_low": 0.4},
+    ),
+    "sapo": Preset(
+        "A smooth gate on the ratio instead of a clip.",
+        "When hard clips lose too many tokens.",
+        {**GROUPED, "objective": "sapo", "sapo_tau_pos": 1.0, "sapo_tau_neg": 1.05},
+    ),
+    "cispo": Preset(
+        "REINFORCE weighed by a bounded ratio: no token's gradient is dropped.",
+        "When rare tokens that start a chain of thought get clipped away.",
+        {**GROUPED, "objective": "cispo", "clip_low": 1.0, "clip_high": 4.0},
+    ),
+    "m2po": Preset(
+        "The tokens that are furthest from the policy are left out until the second moment is small.",
+        "Very stale samples.",
+        {**GROUPED, "clip_high": 0.28, "decoupled": True, "m2_threshold": 0.04},
+    ),
+    "decoupled": Preset(
+        "GRPO clipped around the recomputed proximal policy, weighed by its ratio to the sampling one, up to 2.",
+        "Samples of older versions: eta of 1 and more.",
+        {**DECOUPLED, "rejection": TIS},
+    ),
+    "decoupled-loglinear": Preset(
+        "The same with the proximal policy interpolated by version instead of recomputed.",
+        "As decoupled, where the extra forward pass costs too much.",
+        {**DECOUPLED, "rejection": TIS, "proximal": "loglinear"},
+    ),
+    "tis": Preset(
+        "Truncated importance sampling between the engine's policy and the trainer's.",
+        "An engine whose numbers differ from the trainer's (quantised, other kernels).",
+        {**GROUPED, "clip_high": 0.28, "decoupled": True, "rejection": TIS},
+    ),
+    "icepop": Preset(
+        "Tokens whose ratio between trainer and engine leaves [0.5, 5] do not pull.",
+        "Mixture-of-experts models whose routing differs between engine and trainer.",
+        {**GROUPED, "clip_high": 0.28, "decoupled": True, "rejection": ICEPOP},
+    ),
+    "kpop": Preset(
+        "Tokens whose Bernoulli KL between trainer and engine is above 2 do not pull.",
+        "As IcePop, where the gap widens with training.",
+        {**GROUPED, "clip_high": 0.28, "decoupled": True, "rejection": KPOP},
+    ),
+    "distill-on-policy": Preset(
+        "GRPO that also pulls the student's own samples towards a teacher.",
+        "A stronger model of the same vocabulary is at hand, and rewards are sparse.",
+        {**GRPO, "rl_coef": 1.0, "teacher_coef": 0.005},
+    ),
+}
+
+ALIASES = {
+    "dr.grpo": "drgrpo",
+    "dr_grpo": "drgrpo",
+    "reinforce_plus_plus": "reinforce++",
+    "reinforce_plus_plus_baseline": "reinforce++-baseline",
+    "reinforce++_baseline": "reinforce++-baseline",
+    "lite_ppo": "liteppo",
+}
+"""Other spellings of names above."""

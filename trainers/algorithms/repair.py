@@ -1,0 +1,128 @@
+"""Off-policy repair: weights and masks from the gap between the policy that trains and the one that sampled.
+
+    d_t = prox_t - behav_t             what is not finite counts as 0
+    w_t = exp(d_t)                     multiplies the loss, so that the step is unbiased
+
+    metric     ratio exp(d), k1 d, k2 d^2/2, k3 exp(-d) - 1 + d, or binary_kl max(KL(P,B), KL(B,P)) of "this token"
+    level      token; or sequence: the metric's mean, sum or max over the sample, a ratio's in log space, and then the
+               ratio is every token's weight
+    action     mask: outside [lower, upper] a token (or sample) pulls no more; clamp: its weight is brought inside
+
+Bounds are inclusive. What is kept keeps its raw weight. Denominators do not notice: `aggregation.py` counts before.
+
+    TIS      token, clamp, ratio, upper 2
+    IcePop   token, mask, ratio, 0.5 to 5
+    KPop     token, mask, binary_kl, upper 2
+    MIS      sequence, mask, ratio, upper 2
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+import torch
+
+from trainers.algorithms import kl
+from trainers.algorithms.aggregation import sample_sums
+from trainers.batches.packing import Packed
+from trainers.errors import BadConfiguration
+
+CHOICES = {
+    "level": ("token", "sequence"),
+    "action": ("mask", "clamp"),
+    "metric": ("ratio", "kl_k1", "kl_k2", "kl_k3", "binary_kl"),
+    "agg": ("mean", "sum", "max"),
+}
+
+
+@dataclass(frozen=True)
+class Rejection:
+    """When a token's or a sample's weight is too far off, and what becomes of it."""
+
+    level: Literal["token", "sequence"] = "token"
+    action: Literal["mask", "clamp"] = "mask"
+    metric: Literal["ratio", "kl_k1", "kl_k2", "kl_k3", "binary_kl"] = "ratio"
+    agg: Literal["mean", "sum", "max"] = "mean"
+    upper: float = 5.0
+    lower: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, options in CHOICES.items():
+            if getattr(self, name) not in options:
+                raise BadConfiguration(f"rejection {name} {getattr(self, name)!r} is none of {', '.join(options)}")
+        if self.metric == "ratio" and not (self.upper > 1 and (self.lower is None or self.lower > 0)):
+            raise BadConfiguration(f"a ratio is kept between a lower bound above 0 and an upper above 1, not {self}")
+        if self.metric in ("kl_k2", "kl_k3", "binary_kl") and not self.upper > 0:
+            raise BadConfiguration(f"{self.metric} is never negative: upper must be above 0, not {self.upper}")
+        if self.action == "clamp" and self.metric != "ratio":
+            raise BadConfiguration(f"clamp brings ratios inside their bounds; with {self.metric} choose action = mask")
+        if self.lower is not None and (self.metric == "binary_kl" or self.lower > self.upper):
+            raise BadConfiguration(f"rejection lower {self.lower} must be at most upper; binary_kl takes none")
+        if self.level == "token" and self.agg != "mean":
+            raise BadConfiguration(f"agg {self.agg} joins the tokens of a sample: set level = sequence, or leave it")
+
+    @classmethod
+    def parse(cls, value: Any) -> Rejection | None:
+        """From a configuration: a table of the fields, or "none"."""
+        match value:
+            case None | "" | "none" | False:
+                return None
+            case Rejection():
+                return value
+            case Mapping():
+                known = [field.name for field in fields(cls)]
+                for name in value:
+                    if name not in known:
+                        raise BadConfiguration(f"rejection has no {name!r}; choose from {', '.join(known)}")
+                return cls(**value)
+        raise BadConfiguration(f'rejection is a table with level, action, metric, upper ..., or "none"; not {value!r}')
+
+
+def log_ratio(proximal: torch.Tensor, behaviour: torch.Tensor) -> torch.Tensor:
+    """d, float[M]."""
+    return torch.nan_to_num(proximal - behaviour, nan=0.0, posinf=0.0, neginf=0.0)
+
+
+def repair(
+    proximal: torch.Tensor, behaviour: torch.Tensor, keep: torch.Tensor, rule: Rejection | None, batch: Packed
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Weights float[M], and `keep` less what is rejected."""
+    d = log_ratio(proximal, behaviour)
+    weight = torch.exp(d)
+    if rule is None:
+        return weight, keep
+    measured = _measure(d, behaviour, rule)
+    if rule.level == "sequence":
+        measured = _by_sample(measured, keep, rule.agg, batch)[batch.owners]
+    if rule.metric == "ratio":
+        measured = torch.exp(measured)
+        weight = measured if rule.level == "sequence" else weight
+    if rule.action == "clamp":
+        return weight.clamp(rule.lower or 0.0, rule.upper), keep
+    inside = measured <= rule.upper
+    if rule.lower is not None:
+        inside &= measured >= rule.lower
+    return weight, keep * inside
+
+
+def _measure(d: torch.Tensor, behaviour: torch.Tensor, rule: Rejection) -> torch.Tensor:
+    """By token; of ratios the logarithm."""
+    match rule.metric:
+        case "ratio":
+            return d
+        case "binary_kl":
+            return kl.bernoulli(behaviour + d, behaviour)
+        case _:
+            return kl.estimate(rule.metric.removeprefix("kl_"), d, torch.zeros_like(d))
+
+
+def _by_sample(values: torch.Tensor, keep: torch.Tensor, agg: str, batch: Packed) -> torch.Tensor:
+    """float[M] -> float[S] over the tokens that are kept; 0 where there are none."""
+    if agg == "max":
+        lowest = torch.where(keep > 0, values, -torch.inf)
+        most = values.new_full((batch.samples,), -torch.inf).scatter_reduce(0, batch.owners, lowest, "amax")
+        return torch.where(torch.isfinite(most), most, 0.0)
+    sums = sample_sums(torch.where(keep > 0, values, 0.0), batch)
+    return sums if agg == "sum" else sums / sample_sums(keep.to(values), batch).clamp(min=1)

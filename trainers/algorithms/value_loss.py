@@ -1,0 +1,73 @@
+"""The critic's loss.
+
+    L_t = max( e(v_t - R_t), e(clip(v_t, V_t - c, V_t + c) - R_t) )       e(x) = x^2 / 2, or Huber's
+    loss = sum_t L_t keep_t / N
+
+V is what the critic said before the step, R = A + V. The clip keeps one batch from moving a value far.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from trainers.algorithms.aggregation import token_sum
+from trainers.algorithms.base import Algorithm, Run, Scores, Sums, Weights
+from trainers.algorithms.knobs import Knobs
+from trainers.algorithms.normalisation import Reduce, alone
+from trainers.batches.packing import RETURNS, VALUES
+from trainers.batches.sample import Sample
+from trainers.errors import BadConfiguration
+
+
+def clipped_value_loss(
+    values: torch.Tensor, old: torch.Tensor, returns: torch.Tensor, clip: float | None, huber: float | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """float[M] each -> losses [M] and whether the clip won, bool[M]."""
+    free = _error(values - returns, huber)
+    if clip is None:
+        return free, torch.zeros_like(free, dtype=torch.bool)
+    moved = old + (values - old).clamp(-clip, clip)
+    held = _error(moved - returns, huber)
+    return torch.maximum(free, held), free < held
+
+
+def _error(gap: torch.Tensor, huber: float | None) -> torch.Tensor:
+    if huber is None:
+        return 0.5 * gap**2
+    size = gap.abs()
+    return torch.where(size <= huber, 0.5 * gap**2, huber * (size - 0.5 * huber))
+
+
+@dataclass(frozen=True)
+class ValueLoss(Algorithm):
+    """What the critic learns beside a policy of these knobs, from the columns that the policy's weighing attached."""
+
+    name = "critic"
+    measures = ("kept", "value_clipped", "value_error")
+
+    knobs: Knobs
+
+    @property
+    def minibatches(self) -> int:
+        return self.knobs.minibatches
+
+    def weigh(
+        self, samples: Sequence[Sample], oldest: int | None, scores: Scores | None = None, reduce: Reduce = alone
+    ) -> Weights:
+        raise BadConfiguration("a critic learns from what its policy's weighing attached; weigh with the policy")
+
+    def evaluate(self, run: Run) -> tuple[torch.Tensor, Sums]:
+        batch, k = run.batch, self.knobs
+        values, returns = run.values()[batch.at], batch.column(RETURNS)
+        losses, clipped = clipped_value_loss(values, batch.column(VALUES), returns, k.value_clip, k.value_huber)
+        loss = token_sum(losses, batch.keep)
+        with torch.no_grad():
+            sums = {
+                "kept": batch.keep.sum(),
+                "value_clipped": token_sum(clipped.float(), batch.keep),
+                "value_error": token_sum((values - returns).abs(), batch.keep),
+            }
+        return loss, sums

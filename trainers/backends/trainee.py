@@ -1,0 +1,248 @@
+"""One model of the torch backend: its parameters, and its optimizer unless it is frozen.
+
+The optimizer works on this rank's shards as plain tensors that share memory with FSDP's: AdamW is elementwise, so
+nothing is lost and no DTensor is dispatched. Gradients arrive summed; the one division is in the loss. A step
+exchanges, besides FSDP's own collectives, one vector: squared gradient norm, loss, the algorithm's measures.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
+from transformers import PreTrainedModel
+
+from trainers.algorithms.base import Algorithm
+from trainers.backends.base import StepResult
+from trainers.backends.comms import COLLECTIVES, TimedAllGather, TimedReduceScatter
+from trainers.backends.forward import ForwardPass
+from trainers.backends.models import build
+from trainers.backends.sharding import numel, part, rows
+from trainers.batches.packing import Packed
+from trainers.clock import Clock
+from trainers.errors import NotFormed
+from trainers.state import State
+
+BUCKET = 64 * 2**20
+"""Elements that one gather to rank 0 moves at most (or one parameter, if that is larger)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Adam:
+    """AdamW's constants; the learning rate comes with each step. clip: largest global gradient norm."""
+
+    betas: tuple[float, float] = (0.9, 0.99)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    clip: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a model lives: its device, the mesh it is spread over (None: nowhere else), and this rank in it."""
+
+    device: torch.device
+    mesh: DeviceMesh | None
+    rank: int
+    world: int
+    clock: Clock
+    reshard: bool
+
+
+class Trainee:
+    """A model of `state`; without `adam` it is frozen and only scores. Building it needs no collective."""
+
+    def __init__(self, state: State, place: Place, adam: Adam | None) -> None:
+        self._place = place
+        self._adam = adam
+        model = build(state.assets, state.weights)
+        torch.nn.Module.to(model, place.device)
+        if adam is None:
+            model.requires_grad_(False)
+            model.train(False)
+        if place.mesh is not None:
+            self._shard(model, place.mesh)
+        self.model = model
+        self.steps = state.step
+        self._assets, self._seed = state.assets, state.seed
+        self._shards: list[torch.nn.Parameter] = []
+        self._optimizer: torch.optim.AdamW | None = None
+        if adam is not None:
+            self._optimizer = self._optimize(adam, state)
+
+    def _optimize(self, adam: Adam, state: State) -> torch.optim.AdamW:
+        with torch.no_grad():
+            self._shards = [
+                torch.nn.Parameter(p.to_local() if isinstance(p, DTensor) else p.data) for p in self.model.parameters()
+            ]
+        optimizer = torch.optim.AdamW(
+            self._shards, betas=adam.betas, eps=adam.eps, weight_decay=adam.weight_decay, foreach=False
+        )
+        if state.moments:
+            for (name, _), shard in zip(self.model.named_parameters(), self._shards, strict=True):
+                optimizer.state[shard] = {
+                    "step": torch.tensor(float(state.step)),
+                    **{
+                        slot: part(full[name], self._place.world, self._place.rank)
+                        .to(self._place.device, copy=True)
+                        .view_as(shard)
+                        for slot, full in state.moments.items()
+                    },
+                }
+        return optimizer
+
+    def _shard(self, model: PreTrainedModel, mesh: DeviceMesh) -> None:
+        layers = model.get_submodule(f"{model.base_model_prefix}.layers")
+        for unit in (*layers.children(), model):
+            fully_shard(unit, mesh=mesh, reshard_after_forward=self._place.reshard)
+        for unit in model.modules():
+            if isinstance(unit, FSDPModule):
+                unit.set_custom_all_gather(TimedAllGather(self._place.clock))
+                unit.set_custom_reduce_scatter(TimedReduceScatter(self._place.clock))
+                unit.set_gradient_divide_factor(1.0)
+                unit.set_force_sum_reduction_for_comms(True)
+
+    # ---- the step
+
+    def passes(self, micro: Packed, teacher: Trainee | None = None) -> ForwardPass:
+        """A forward pass of `micro` on this model."""
+        return ForwardPass(self.model, micro.to(self._place.device), teacher.model if teacher else None)
+
+    def step(
+        self,
+        micros: Sequence[Packed],
+        algorithm: Algorithm,
+        denominator: float,
+        lr: float,
+        total: Callable[[Sequence[float]], list[float]],
+        teacher: Trainee | None,
+    ) -> StepResult:
+        """One optimizer step; `total` adds values up over the ranks."""
+        if self._optimizer is None:
+            raise NotFormed("this model is frozen: hold it only to score, load what shall learn")
+        self._reseed()
+        totals = dict.fromkeys(algorithm.measures, 0.0)
+        clock, loss = self._place.clock, 0.0
+        for index, micro in enumerate(micros):
+            if isinstance(self.model, FSDPModule):
+                self.model.set_requires_gradient_sync(index == len(micros) - 1)
+            with clock.phase("forward"):
+                summed, sums = algorithm.evaluate(self.passes(micro, teacher))
+            with clock.phase("backward"):
+                (summed / denominator).backward()
+            loss += float(summed.detach())
+            for name in totals:
+                totals[name] += float(sums[name])
+        with clock.phase("optimizer"):
+            squared = self._collect_gradients()
+        squared, loss, *measured = total([squared, loss, *totals.values()])
+        norm = math.sqrt(squared) if squared >= 0 else math.nan
+        loss /= denominator
+        applied = math.isfinite(norm) and math.isfinite(loss)
+        with clock.phase("optimizer"):
+            self._apply(norm, lr, applied)
+        return StepResult(
+            loss=loss,
+            grad_norm=norm,
+            sums=dict(zip(totals, measured, strict=True)),
+            applied=applied,
+            tokens=sum(micro.length for micro in micros),
+            samples=sum(micro.samples for micro in micros),
+        )
+
+    def _reseed(self) -> None:
+        words = np.random.SeedSequence((self._seed, self.steps, self._place.rank)).generate_state(2)
+        torch.manual_seed(int(words[0]) << 31 | int(words[1]) >> 1)
+
+    def _collect_gradients(self) -> float:
+        """Hands FSDP's summed gradients to the shards; this rank's part of the squared norm, in float64."""
+        squared = torch.zeros((), dtype=torch.float64, device=self._place.device)
+        with torch.no_grad():
+            for parameter, shard in zip(self.model.parameters(), self._shards, strict=True):
+                gradient = parameter.grad
+                parameter.grad = None
+                if gradient is None:
+                    shard.grad = torch.zeros_like(shard)
+                    continue
+                shard.grad = gradient.to_local() if isinstance(gradient, DTensor) else gradient
+                squared += torch.linalg.vector_norm(shard.grad).double() ** 2
+        return float(squared)
+
+    def _apply(self, norm: float, lr: float, applied: bool) -> None:
+        if self._optimizer is not None and self._adam is not None and applied:
+            scale = min(1.0, self._adam.clip / (norm + 1e-6))
+            for shard in self._shards:
+                if shard.grad is not None:
+                    shard.grad.mul_(scale)
+            for settings in self._optimizer.param_groups:
+                settings["lr"] = lr
+            self._optimizer.step()
+            self.steps += 1
+        for shard in self._shards:
+            shard.grad = None
+
+    # ---- the state
+
+    def gather(self) -> State | None:
+        """The full state on rank 0, None elsewhere."""
+        names = [name for name, _ in self.model.named_parameters()]
+        shapes = [tuple(p.shape) for p in self.model.parameters()]
+        slots = {"": [shard.detach() for shard in self._shards]}
+        if self._optimizer is not None and self._optimizer.state:
+            for slot in ("exp_avg", "exp_avg_sq"):
+                slots[slot] = [self._optimizer.state[shard][slot] for shard in self._shards]
+        gathered = {}
+        with self._place.clock.phase(COLLECTIVES):
+            for slot, shards in slots.items():
+                gathered[slot] = self._gather_tensors(names, shapes, shards)
+        if self._place.rank != 0:
+            return None
+        weights = gathered.pop("")
+        return State(weights, self._assets, gathered, self.steps, self._seed)
+
+    def _gather_tensors(
+        self, names: Sequence[str], shapes: Sequence[tuple[int, ...]], shards: Sequence[torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        """Full tensors by name on rank 0, on the CPU; empty elsewhere. One collective a bucket."""
+        world, mine_rank = self._place.world, self._place.rank
+        if self._place.mesh is None:
+            return {name: shard.to("cpu", copy=True) for name, shard in zip(names, shards, strict=True)}
+        full: dict[str, torch.Tensor] = {}
+        for bucket in _buckets(shapes):
+            widest = max(sum(numel(shapes[i], world, rank) for i in bucket) for rank in range(world))
+            mine = torch.cat([shards[i].reshape(-1) for i in bucket])
+            padded = torch.nn.functional.pad(mine, (0, widest - mine.numel()))
+            parts = [torch.empty_like(padded) for _ in range(world)] if mine_rank == 0 else None
+            dist.gather(padded, parts, dst=0)
+            if parts is None:
+                continue
+            at = [0] * world
+            for i in bucket:
+                pieces = []
+                for rank, flat in enumerate(parts):
+                    lo, hi = rows(shapes[i][0], world, rank)
+                    size = numel(shapes[i], world, rank)
+                    pieces.append(flat[at[rank] : at[rank] + size].view(hi - lo, *shapes[i][1:]))
+                    at[rank] += size
+                full[names[i]] = torch.cat(pieces).cpu()
+        return full
+
+
+def _buckets(shapes: Sequence[tuple[int, ...]]) -> list[list[int]]:
+    buckets: list[list[int]] = [[]]
+    filled = 0
+    for index, shape in enumerate(shapes):
+        size = math.prod(shape)
+        if buckets[-1] and filled + size > BUCKET:
+            buckets.append([])
+            filled = 0
+        buckets[-1].append(index)
+        filled += size
+    return buckets
