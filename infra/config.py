@@ -219,7 +219,12 @@ class Governance(Section):
 class Learner(Section):
     """How versions are trained."""
 
-    algorithm: str = Field(default="grpo", description="grpo, or decoupled (with a recomputed proximal policy)")
+    algorithm: str = Field(default="grpo", description="any algorithm of docs/algorithms, by name")
+    knobs: dict[str, Any] = Field(
+        default={}, description='overrides of its preset: { clip_high = 0.3, reward_norm = "group/none" }'
+    )
+    reference: str = Field(default="", description="directory of the frozen model that a KL penalty compares with")
+    teacher: str = Field(default="", description="directory of the model that distillation learns from")
     lr: Annotated[float, Field(gt=0)] = Field(default=5e-4, description="learning rate of AdamW")
     warmup: Annotated[int, Field(ge=0)] = Field(
         default=10, description="optimizer steps over which the learning rate rises to lr"
@@ -227,8 +232,7 @@ class Learner(Section):
     weight_decay: Annotated[float, Field(ge=0)] = Field(default=0.0, description="of AdamW")
     max_grad_norm: Annotated[float, Field(gt=0)] = Field(default=1.0, description="gradients are clipped to this norm")
     minibatches: Positive = Field(default=2, description="optimizer steps a version")
-    clip_low: Annotated[float, Field(gt=0, lt=1)] = Field(default=0.2, description="lower clip of the ratio")
-    clip_high: Annotated[float, Field(gt=0)] = Field(default=0.28, description="upper clip of the ratio")
+    critic_lr: Annotated[float, Field(ge=0)] = Field(default=0.0, description="of a critic; 0: as lr")
     tokens_per_pack: Positive = Field(default=8192, description="tokens of one packed row of a forward pass")
     learners: Annotated[int, Field(ge=0)] = Field(default=1, description="processes that `millrace up` starts")
     threads: Positive = Field(default=1, description="CPU threads of each")
@@ -439,6 +443,8 @@ def _anchored(data: dict[str, Any], folder: Path) -> dict[str, Any]:
         (out.get("gateway"), "capture_dir"),
         (out.get("rollout"), "tasks"),
         *((options, file) for file in files),
+        (out.get("learner"), "reference"),
+        (out.get("learner"), "teacher"),
     ):
         if isinstance(table, dict) and isinstance(path := table.get(key), str) and path and "://" not in path:
             table[key] = str(folder / path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,7 @@ from trainers import checkpoint
 from trainers.algorithms.registry import algorithm
 from trainers.backends.fsdp import Adam, TorchBackend
 from trainers.batches.sample import Sample
+from trainers.errors import BadConfiguration
 from trainers.learning import Schedule, Trainer
 
 
@@ -74,24 +76,27 @@ def build(
 def build_trainer(settings: Settings) -> Trainer:
     """The trainer that `[learner]` describes. Raises ConfigError for what no trainer can do."""
     learner = settings.learner
-    if learner.algorithm not in ("grpo", "decoupled"):
-        raise ConfigError(f"[learner] algorithm {learner.algorithm!r} is none: choose grpo or decoupled")
-    chosen = algorithm(
-        "grpo",
-        minibatches=learner.minibatches,
-        clip_low=learner.clip_low,
-        clip_high=learner.clip_high,
-        decoupled=learner.algorithm == "decoupled",
-    )
-    adam = Adam(weight_decay=learner.weight_decay, clip=learner.max_grad_norm)
-    return Trainer(TorchBackend(adam), chosen, Schedule(learner.lr, learner.warmup), budget=learner.tokens_per_pack)
+    if "minibatches" in learner.knobs or "ppo_n_minibatches" in learner.knobs:
+        raise ConfigError("[learner] knobs: minibatches has a setting of its own, [learner] minibatches")
+    models = {role: path for role, path in (("reference", learner.reference), ("teacher", learner.teacher)) if path}
+    try:
+        return Trainer(
+            TorchBackend(Adam(weight_decay=learner.weight_decay, clip=learner.max_grad_norm)),
+            algorithm(learner.algorithm, minibatches=learner.minibatches, **learner.knobs),
+            Schedule(learner.lr, learner.warmup),
+            budget=learner.tokens_per_pack,
+            held={role: partial(checkpoint.adopt, Path(path)) for role, path in models.items()},
+            critic_lr=learner.critic_lr or None,
+        )
+    except BadConfiguration as error:
+        raise ConfigError(f"[learner] {error}") from None
 
 
 def warm_up(trainer: Trainer, weights: WeightVersion) -> None:
     """Load a version and train a step that is thrown away, so that joining costs the others no first-time work."""
     backend = trainer.backend
     backend.form(0, 1, None, 60.0)
-    backend.load(checkpoint.read(Path(weights["uri"]), digest=weights["digest"]))
+    trainer.load(checkpoint.read(Path(weights["uri"]), digest=weights["digest"]))
     samples = [_sample(reward) for reward in (0.0, 1.0)]
     trainer.train(samples, minibatches=[[0]], version=weights["version"])
     backend.tear_down()

@@ -82,7 +82,7 @@ class Generation:
         p.at("met")
         p.backend.form(self._rank, self._roster.world, meeting.store, p.timeout_s)
         p.at("formed")
-        p.backend.load(checkpoint.read(Path(head.weights["uri"]), digest=head.weights["digest"]))
+        p.trainer.load(checkpoint.read(Path(head.weights["uri"]), digest=head.weights["digest"]))
         self.version = head.version
         p.holds(self.version)
         p.backend.clock.drain()

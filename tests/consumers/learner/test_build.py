@@ -1,0 +1,89 @@
+"""The algorithm by configuration: any preset by name, any knob over it, and what no trainer can do refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from consumers.learner.build import build_trainer
+from infra.config import load
+from infra.errors import ConfigError
+from tests.support.feed import feed, settings_for
+from tests.support.learners import entries
+from trainers import checkpoint
+from trainers.algorithms.registry import algorithm, names, policy
+from trainers.algorithms.repair import Rejection
+
+Make = Callable[..., Any]
+
+
+def built(folder: Path, **flags: Any) -> Any:
+    made = {name.replace("__", "."): value for name, value in flags.items()}
+    return build_trainer(settings_for(folder, "127.0.0.1:1", "t", **made)[0])
+
+
+def test_the_default_is_grpo(tmp_path: Path) -> None:
+    assert build_trainer(load(None, {"home": str(tmp_path)})).algorithm == policy("grpo", minibatches=2)
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_algorithm_by_name(tmp_path: Path, name: str) -> None:
+    made = built(tmp_path, learner__algorithm=name, learner__reference="here", learner__teacher="there")
+    assert made.algorithm == algorithm(name, minibatches=1)
+
+
+def test_knobs_override(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = settings_for(tmp_path, "127.0.0.1:1", "t")[1]
+    knobs = "knobs = { clip_high = 0.5, rejection = { upper = 3.0 }, reward_norm = 'group/none', dual_clip = 'none' }"
+    file.write_text(file.read_text().replace("[learner]", f"[learner]\nalgorithm = 'decoupled'\n{knobs}"))
+    made = build_trainer(load(file)).algorithm.knobs
+    assert (made.clip_high, made.rejection, made.dual_clip) == (0.5, Rejection(upper=3.0), None)
+    assert made.reward_norm.std_level is None
+    monkeypatch.setenv("MILLRACE_LEARNER__KNOBS", json.dumps({"eps_clip": 0.1}))
+    assert build_trainer(load(file)).algorithm.knobs.clip_low == 0.1
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"learner__algorithm": "grop"}, r"\[learner\] no algorithm 'grop'; did you mean 'grpo'"),
+        ({"learner__knobs": '{"clip_hi": 1.0}'}, "did you mean 'clip_high'"),
+        ({"learner__knobs": '{"minibatches": 4}'}, "a setting of its own"),
+        ({"learner__knobs": '{"behave_imp_weight_cap": 5}'}, "no longer exists"),
+        ({"learner__algorithm": "reinforce++"}, "name the model to hold as reference"),
+    ],
+)
+def test_what_no_trainer_can_do_is_refused(tmp_path: Path, flags: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        built(tmp_path, **flags)
+
+
+def test_a_learner_keeps_its_critic_from_start_to_start(place: Make) -> None:
+    """Three versions in one go, and one after the other by learners that start anew: the same bytes."""
+    one, two = (place(**{"learner.algorithm": "ppo"}) for _ in range(2))
+    for it in (one, two):
+        feed(it.bus, it.settings, range(12))
+    one.learn(3)
+    for versions in (1, 2, 3):
+        two.learn(versions)
+    digests = [[row["digest"] for row in entries(it.bus, it.settings)] for it in (one, two)]
+    assert digests[0] == digests[1]
+    assert len(set(digests[0])) == 4
+    last = entries(two.bus, two.settings)[-1]
+    assert last["metrics"]["value_loss"] > 0
+    names_ = [path.name for path in checkpoint_of(two, last["digest"]).iterdir()]
+    assert "critic.tensors" in names_
+
+
+def checkpoint_of(it: Any, digest: str) -> Path:
+    from consumers.policy import weights_root
+
+    (path,) = weights_root(it.settings).glob(f"v3-{digest[:12]}")
+    state = checkpoint.read(path, digest=digest)
+    assert state.critic is not None
+    assert state.critic.step == state.step == 3
+    return path
