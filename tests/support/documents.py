@@ -88,6 +88,7 @@ RUN_BY = {
     ".venv/bin/python -m benchmarks.bench_stages": BENCHMARKS,
     ".venv/bin/python -m benchmarks.bench_step": BENCHMARKS,
     ".venv/bin/python -m benchmarks.study_layouts": "tests/benchmarks/test_study_layouts.py",
+    ".venv/bin/python -m benchmarks.study_algorithms": "tests/benchmarks/test_study_algorithms.py",
     ". .venv/bin/activate": HERE,
     "millrace init": DEPLOYMENT,
     "millrace doctor": DEPLOYMENT,

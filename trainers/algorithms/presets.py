@@ -24,12 +24,13 @@ KPOP = Rejection("token", "mask", "binary_kl", upper=2.0)
 
 @dataclass(frozen=True)
 class Preset:
-    """about: one sentence on what it is; when: one on when to take it; knobs: what it sets; family: its page."""
+    """about: one sentence on what it is; when: one on when to take it; knobs: what it sets; family: its page, as
+    `pages.py` names it."""
 
     about: str
     when: str
     knobs: Mapping[str, Any]
-    family: str = "policy-gradient"
+    family: str = "advantages"
 
 
 GRPO: dict[str, Any] = {"clip_low": 0.2, "clip_high": 0.28, "reward_norm": FIRST}
@@ -46,6 +47,7 @@ PRESETS: dict[str, Preset] = {
         "A critic learns the value of each state; advantages are estimated against it (GAE).",
         "Long episodes, rewards on the way, or one sample a prompt.",
         {"critic": True, "advantage_norm": BATCH},
+        "critic",
     ),
     "drgrpo": Preset(
         "GRPO without the division by the group's standard deviation and without a sample's length.",
@@ -94,51 +96,61 @@ PRESETS: dict[str, Preset] = {
         "One ratio a sample, the geometric mean of its tokens' ratios.",
         "Mixture-of-experts models and long replies, whose token ratios are noise.",
         {**GROUPED, "ratio_level": "sequence", "clip_low": 0.4},
+        "ratios",
     ),
     "sapo": Preset(
         "A smooth gate on the ratio instead of a clip.",
         "When hard clips lose too many tokens.",
         {**GROUPED, "objective": "sapo", "sapo_tau_pos": 1.0, "sapo_tau_neg": 1.05},
+        "ratios",
     ),
     "cispo": Preset(
         "REINFORCE weighed by a bounded ratio: no token's gradient is dropped.",
         "When rare tokens that start a chain of thought get clipped away.",
         {**GROUPED, "objective": "cispo", "clip_low": 1.0, "clip_high": 4.0},
+        "ratios",
     ),
     "m2po": Preset(
         "The tokens that are furthest from the policy are left out until the second moment is small.",
         "Very stale samples.",
         {**GROUPED, "clip_high": 0.28, "decoupled": True, "m2_threshold": 0.04},
+        "off-policy",
     ),
     "decoupled": Preset(
         "GRPO clipped around the recomputed proximal policy, weighed by its ratio to the sampling one, up to 2.",
         "Samples of older versions: eta of 1 and more.",
         {**DECOUPLED, "rejection": TIS},
+        "off-policy",
     ),
     "decoupled-loglinear": Preset(
         "The same with the proximal policy interpolated by version instead of recomputed.",
         "As decoupled, where the extra forward pass costs too much.",
         {**DECOUPLED, "rejection": TIS, "proximal": "loglinear"},
+        "off-policy",
     ),
     "tis": Preset(
         "Truncated importance sampling between the engine's policy and the trainer's.",
         "An engine whose numbers differ from the trainer's (quantised, other kernels).",
         {**GROUPED, "clip_high": 0.28, "decoupled": True, "rejection": TIS},
+        "off-policy",
     ),
     "icepop": Preset(
         "Tokens whose ratio between trainer and engine leaves [0.5, 5] do not pull.",
         "Mixture-of-experts models whose routing differs between engine and trainer.",
         {**GROUPED, "clip_high": 0.28, "decoupled": True, "rejection": ICEPOP},
+        "off-policy",
     ),
     "kpop": Preset(
         "Tokens whose Bernoulli KL between trainer and engine is above 2 do not pull.",
         "As IcePop, where the gap widens with training.",
         {**GROUPED, "clip_high": 0.28, "decoupled": True, "rejection": KPOP},
+        "off-policy",
     ),
     "distill-on-policy": Preset(
         "GRPO that also pulls the student's own samples towards a teacher.",
         "A stronger model of the same vocabulary is at hand, and rewards are sparse.",
         {**GRPO, "rl_coef": 1.0, "teacher_coef": 0.005},
+        "distillation",
     ),
 }
 
