@@ -95,6 +95,13 @@ class Chunk:
     usage: Usage | None = None
     tops: Sequence[Sequence[tuple[int, float]]] = ()
 
+    def extend(self, later: Chunk) -> None:
+        """Take in the chunk that follows this one in the same choice."""
+        self.token_ids.extend(later.token_ids)
+        self.logprobs.extend(later.logprobs)
+        self.finish_reason, self.stop_reason = later.finish_reason, later.stop_reason
+        self.spans, self.usage, self.tops = later.spans, later.usage, [*self.tops, *later.tops]
+
 
 class Engine(ABC):
     """One inference engine. Safe for concurrent use from one event loop."""

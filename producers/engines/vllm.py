@@ -124,6 +124,7 @@ class VllmEngine(Engine):
             rest = b""
             async for data in answer.content.iter_any():
                 *events, rest = (rest + data).split(b"\n\n")
+                arrived: dict[int, Chunk] = {}  # what came at once leaves at once: one chunk a choice
                 for event in events:
                     if not event.startswith(EVENT):
                         continue  # a comment that keeps the connection alive
@@ -136,10 +137,13 @@ class VllmEngine(Engine):
                         last.usage = to_usage(message.usage)
                     for chunk in self._chunks(message, sampling):
                         finished += chunk.finish_reason is not None
+                        so_far = arrived.setdefault(chunk.index, chunk)
+                        if so_far is not chunk:
+                            so_far.extend(chunk)
                         if finished == sampling.n:
-                            last = chunk
-                        else:
-                            yield chunk
+                            last = arrived.pop(chunk.index)
+                for chunk in arrived.values():
+                    yield chunk
             if not complete or last is None:
                 raise EngineUnavailable(f"{self.url} ended its stream after {finished} of {sampling.n} choices")
             yield last

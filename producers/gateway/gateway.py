@@ -152,24 +152,25 @@ class Gateway:
         return response
 
     async def stream(self, call: Call) -> AsyncGenerator[bytes, None]:
-        """The response of a call as server-sent events. Raises ApiError before the first of them only.
+        """The response of a call as server-sent events, those that are ready at once together. Raises ApiError before
+        the first of them only.
 
-        Await the first event before the response's status is sent."""
+        Await the first events before the response's status is sent."""
         recorded = False
         try:
             async with aclosing(self._sampled(call, stream=True)) as chunks:
                 async for chunk in chunks:
                     choice, deltas = call.take(chunk)
+                    events = chunks_of(call, choice, deltas, len(chunk.token_ids))
                     if not choice.begun:
                         choice.begun = True
-                        yield first_chunk(call, choice)
-                    for event in chunks_of(call, choice, deltas, len(chunk.token_ids)):
-                        yield event
+                        events.insert(0, first_chunk(call, choice))
+                    if events:
+                        yield b"".join(events)
             self._record(call, call.response())
             recorded = True
             await self.recorder.log.durable()
-            for event in last_chunks(call):
-                yield event
+            yield b"".join(last_chunks(call))
         except ApiError as error:
             if call.first is None:
                 raise
