@@ -111,6 +111,11 @@ class Call:
         choice = self.choices[chunk.index]
         return choice, choice.feed(chunk)
 
+    @property
+    def finished(self) -> bool:
+        """Whether every choice has come to its end."""
+        return all(choice.finish is not None for choice in self.choices)
+
     # ------------------------------------------------------------------ on the wire
 
     def head(self, kind: str) -> dict[str, Any]:

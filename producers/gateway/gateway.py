@@ -157,27 +157,29 @@ class Gateway:
 
         Await the first events before the response's status is sent."""
         recorded = False
+        events: list[bytes] = []
         try:
             async with aclosing(self._sampled(call, stream=True)) as chunks:
                 async for chunk in chunks:
                     choice, deltas = call.take(chunk)
-                    events = chunks_of(call, choice, deltas, len(chunk.token_ids))
                     if not choice.begun:
                         choice.begun = True
-                        events.insert(0, first_chunk(call, choice))
-                    if events:
+                        events.append(first_chunk(call, choice))
+                    events += chunks_of(call, choice, deltas, len(chunk.token_ids))
+                    if events and not call.finished:  # the last tokens leave with the end of the response
                         yield b"".join(events)
+                        events.clear()
             self._record(call, call.response())
             recorded = True
             await self.recorder.log.durable()
-            yield b"".join(last_chunks(call))
+            yield b"".join([*events, *last_chunks(call)])
         except ApiError as error:
             if call.first is None:
                 raise
             self._record(call, call.response())
             recorded = True
             # Cutting the stream would look like its end to OpenAI's client; an error event does not.
-            yield b"data: " + error.body() + b"\n\n"
+            yield b"".join([*events, b"data: " + error.body() + b"\n\n"])
         finally:
             if call.first is not None and not recorded:
                 self._record(call, call.response())
