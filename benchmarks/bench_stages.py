@@ -15,7 +15,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -111,23 +111,24 @@ def copy(bus: Bus, layout: Layout, count: int) -> float:
     return seconds
 
 
-def fold(bus: Bus, layout: Layout, stage: Stage, count: int) -> float:
-    """Seconds until `count` records were folded, from when every slot was open."""
+def fold(bus: Bus, layout: Layout, stage: Stage, done: Callable[[], bool] = lambda: True) -> float:
+    """Seconds until all that its primary topic holds was folded, and `done`, from when every slot was open."""
     settings = Settings(layout.namespace, turn_records=TURN_RECORDS, turn_bytes=TURN_BYTES)
     runner = StageRunner(bus, stage, settings)
-    slots = bus.partitions(full_name(layout.namespace, stage.primary))
+    topic = full_name(layout.namespace, stage.primary)
+    ends = {p: max((r.offset + 1 for r in bus.read(topic, p)), default=0) for p in range(bus.partitions(topic))}
     try:
-        while len(runner.slots) < slots:
+        while len(runner.slots) < len(ends):
             runner.step(0.1)
-        began, done = time.perf_counter(), 0
-        while done < count:
-            done += runner.step(0.1)
+        began = time.perf_counter()
+        while any(runner.slots[p].position < end for p, end in ends.items()) or not done():
+            runner.step(0.1)
         return time.perf_counter() - began
     finally:
         runner.close()
 
 
-def wait_for(bus: Bus, topic: str) -> int:
+def written(bus: Bus, topic: str) -> int:
     """Committed records of a topic."""
     return sum(1 for partition in range(bus.partitions(topic)) for _ in bus.read(topic, partition))
 
@@ -143,18 +144,17 @@ def one_round(bus: Bus, number: int, size: int, records: int) -> dict[str, float
     print(f"   {len(made)} records, model calls of {statistics.mean(steps) / 1024:.1f} KiB", flush=True)
     dispatch = Dispatch(POLICY, layout.slots, Terms())
     seed_dispatch(bus, layout, groups)
-    fold(bus, layout, dispatch, groups + 2 + layout.slots)
+    grants = full_name(layout.namespace, f"{POLICY}.grants")
+    fold(bus, layout, dispatch, lambda: written(bus, grants) == groups)
     fill(bus, layout, made)
     detectors = Guarded(DETECTORS)
     try:
         seconds = {"copy": copy(bus, layout, len(made))}
-        seconds["refine"] = fold(bus, layout, Refine(Governance(), [detectors], slots=2), len(made))
+        seconds["refine"] = fold(bus, layout, Refine(Governance(), [detectors], slots=2))
     finally:
         detectors.close()
-    events = wait_for(bus, full_name(layout.namespace, "events"))
-    seconds["seal"] = fold(bus, layout, Seal([POLICY]), events)
-    completions = wait_for(bus, full_name(layout.namespace, f"{POLICY}.completions"))
-    seconds["dispatch"] = fold(bus, layout, dispatch, completions - layout.slots)
+    seconds["seal"] = fold(bus, layout, Seal([POLICY]))
+    seconds["dispatch"] = fold(bus, layout, dispatch)
     ready = [r for r in _resolutions(bus, layout) if r["kind"] == "ready"]
     assert len(ready) == groups, f"{len(ready)} of {groups} groups became ready"
     # Once more behind the stages, so that a machine that slows down slows both.
