@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from tests.support.steps import train_share
 from trainers import checkpoint, manifest, tiny
 from trainers.algorithms.registry import policy
 from trainers.backends.fsdp import TorchBackend
+from trainers.backends.models import with_scalar_head
 from trainers.errors import CheckpointError, CorruptCheckpoint
 from trainers.learning import Schedule, Trainer
 from trainers.state import State
@@ -251,3 +253,21 @@ def test_the_hash_of_a_part_of_the_files(tmp_path: Path) -> None:
     assert manifest.subset_hash(one, ("model.safetensors",)) != manifest.subset_hash(other, ("model.safetensors",))
     with pytest.raises(CheckpointError, match="save the tokenizer"):
         manifest.subset_hash(one, ("absent.txt",))
+
+
+def test_a_critic_lies_beside_the_policy_and_engines_do_not_load_it(trained: State, tmp_path: Path) -> None:
+    critic = with_scalar_head(trained)
+    moments = {slot: {name: torch.ones_like(w) for name, w in critic.weights.items()} for slot in trained.moments}
+    whole = replace(trained, critic=replace(critic, moments=moments, step=7))
+    path = checkpoint.write(tmp_path, 1, whole).path
+    back = checkpoint.read(path)
+    assert back.critic is not None
+    assert (back.critic.step, back.critic.assets) == (7, critic.assets)
+    assert checkpoint.fingerprint(back) == checkpoint.fingerprint(whole) != checkpoint.fingerprint(trained)
+    assert [p.name for p in path.glob("*.safetensors")] == ["model.safetensors"]
+    assert checkpoint.adopt(path).critic is None
+    truncate(path / "critic.tensors")
+    with pytest.raises(CorruptCheckpoint, match=r"critic\.tensors"):
+        checkpoint.read(path)
+    with pytest.raises(CorruptCheckpoint, match="use another version"):
+        checkpoint.read(path, verify=False)
