@@ -184,9 +184,12 @@ class PolicyGradient(TokenAlgorithm):
     def loss(self, logprobs: torch.Tensor, entropy: torch.Tensor, batch: Packed) -> tuple[torch.Tensor, Sums]:
         k, keep = self.knobs, batch.keep
         old = self._old(logprobs, batch)
+        # What is masked must not reach an exponential: its gradient would be 0 times infinity.
+        logprobs = torch.where(keep > 0, logprobs, old)
         weight = torch.ones_like(batch.behaviour)
         if k.decoupled:
             weight, keep = repair(old, batch.behaviour, keep, k.rejection, batch)
+            weight = torch.where(keep > 0, weight, 0.0)
         ratio, advantages = torch.exp(logprobs - old), batch.advantages
         if k.ratio_level == "sequence":
             ratio = sequence_ratio(logprobs - old, batch.keep, batch)

@@ -8,7 +8,8 @@
                ratio is every token's weight
     action     mask: outside [lower, upper] a token (or sample) pulls no more; clamp: its weight is brought inside
 
-Bounds are inclusive. What is kept keeps its raw weight. Denominators do not notice: `aggregation.py` counts before.
+Bounds are inclusive. What is kept keeps its raw weight, so only rules on the ratio bound it: binary_kl keeps an
+unlikely token however large its ratio. Denominators do not notice: `aggregation.py` counts before.
 
     TIS      token, clamp, ratio, upper 2
     IcePop   token, mask, ratio, 0.5 to 5

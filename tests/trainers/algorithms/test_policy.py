@@ -121,6 +121,31 @@ def test_masked_tokens_may_hold_anything(kind: TokenAlgorithm) -> None:
 
 
 @each
+def test_what_is_masked_leaves_no_trace_in_the_gradient(kind: TokenAlgorithm) -> None:
+    """Ratios of masked tokens may be beyond any float."""
+    batch = weighed(kind, random_samples(1, version=5), oldest=5)
+    far = replace(batch, behaviour=torch.where(batch.keep > 0, batch.behaviour, -5000.0))
+    logprobs = current(batch).requires_grad_()
+    loss, sums = kind.loss(logprobs, torch.zeros_like(batch.behaviour), far)
+    (gradient,) = torch.autograd.grad(loss, logprobs)
+    assert torch.isfinite(gradient).all()
+    assert not gradient[batch.keep == 0].any()
+    assert all(torch.isfinite(value) for value in sums.values())
+
+
+def test_what_is_rejected_leaves_no_trace_in_the_gradient() -> None:
+    kind = policy("icepop")
+    batch = weighed(kind, random_samples(1))
+    behaviour = batch.behaviour.clone()
+    behaviour[3] = -5000.0
+    logprobs = current(batch).requires_grad_()
+    loss, _ = kind.loss(logprobs, torch.zeros_like(behaviour), replace(batch, behaviour=behaviour))
+    (gradient,) = torch.autograd.grad(loss, logprobs)
+    assert torch.isfinite(gradient).all()
+    assert gradient[3] == 0
+
+
+@each
 def test_old_tokens_do_not_pull_and_are_still_counted(kind: TokenAlgorithm) -> None:
     samples = kind.accept(random_samples(1, version=5))
     every, fresh = (weighed(kind, samples, oldest) for oldest in (None, 5))
