@@ -72,10 +72,14 @@ class Generation:
         p = self._parts
         meeting = Meeting(self._roster, p.store, lambda: p.membership.wait(self._roster))
         if self._rank == 0:
-            self._leader = Leader(p, self._roster, self._token)
-            p.at("fenced")
-            head = self._leader.head
-            meeting.lead(head)
+            try:
+                self._leader = Leader(p, self._roster, self._token)
+                p.at("fenced")
+                head = self._leader.head
+                meeting.lead(head)
+            except BaseException:
+                meeting.call_off()
+                raise
         else:
             head = meeting.follow()
         self._refuse(head)

@@ -2,13 +2,15 @@
 
 Invariants: every process keeps its own store daemon on its advertised port for as long as it lives, so a refused
 connection there proves its death; nothing here blocks while the consumer must be polled: waits look every 20 ms and
-poll between looks; nobody begins to form before everybody is here.
+poll between looks; nobody begins to form before everybody is here; whether they form is said by the leader alone, since
+it may have said so when another sees that the group changes: who left then would keep the others waiting in vain.
 """
 
 from __future__ import annotations
 
 import base64
 import socket
+import time
 from collections.abc import Callable
 from datetime import timedelta
 
@@ -22,6 +24,7 @@ from consumers.ledger import Head
 from infra.errors import RegroupError
 
 STORE_TIMEOUT_S = 10.0
+LOOK_S = 0.02
 
 
 def daemon(host: str) -> TCPStore:
@@ -65,12 +68,28 @@ class Meeting:
         self._until([f"here/{rank}" for rank in range(1, self._roster.world)])
         self._put("go", b"")
 
+    def call_off(self) -> None:
+        """Rank 0, when it will not lead: the others need not wait."""
+        self._put("off", b"")
+
     def follow(self) -> Head:
-        """Any other rank: say that it is here, and wait for what rank 0 read."""
+        """Any other rank: say that it is here, and wait for what rank 0 read. Raises RegroupError when it is called
+        off, or when the group changed and rank 0 says nothing for `STORE_TIMEOUT_S`."""
         self._put(f"here/{self._roster.rank}", b"")
-        self._until(["head", "go"])
+        try:
+            self._until(["head", "go"])
+        except RegroupError as moved:
+            self._hear(moved)
         weights, entry = msgspec.msgpack.decode(base64.b64decode(self.store.get("head")))
         return Head(weights, entry)
+
+    def _hear(self, moved: RegroupError) -> None:
+        """Returns when rank 0 says go after all."""
+        deadline = time.monotonic() + STORE_TIMEOUT_S
+        while not self.store.check(["go"]):
+            if self.store.check(["off"]) or time.monotonic() > deadline:
+                raise moved
+            time.sleep(LOOK_S)
 
     def _until(self, keys: list[str]) -> None:
         while keys and not self.store.check(keys):

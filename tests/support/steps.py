@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch.distributed as dist
@@ -91,6 +92,18 @@ def form_and_leave(backend: TorchBackend, rank: int, world: int, store: Store, s
     backend.tear_down()
     store.get("left")
     return message
+
+
+def form_in_vain_then_together(backend: TorchBackend, rank: int, world: int, store: Store) -> list[float]:
+    """Rank 0 first waits for a peer that never comes; then all form. The sum of ones over all."""
+    if rank == 0:
+        with suppress(RuntimeError):
+            backend.form(0, 2, dist.PrefixStore("vain", store), 0.5)
+    backend.form(rank, world, dist.PrefixStore("real", store), 30.0)
+    try:
+        return backend.sum([1.0])
+    finally:
+        backend.tear_down()
 
 
 def form_again(

@@ -16,7 +16,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.distributed_c10d import PrefixStore, Store, _set_pg_timeout, _world
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from transformers import PreTrainedModel
 
@@ -31,6 +31,9 @@ from trainers.errors import BadConfiguration, NotFormed
 from trainers.state import State
 
 __all__ = ["Adam", "TorchBackend"]
+
+FORM_S = 10.0
+"""longest that ranks wait for each other to form, all of them being on their way: one of them may have died since"""
 
 
 class TorchBackend(Backend):
@@ -77,13 +80,20 @@ class TorchBackend(Backend):
 
     def _join(self, rank: int, world: int, store: Store, timeout: float) -> None:
         sockets = GroupSockets()
-        dist.init_process_group(
-            "cpu:gloo,cuda:nccl" if self.cuda else "gloo",
-            store=store,
-            rank=rank,
-            world_size=world,
-            timeout=timedelta(seconds=timeout),
-        )
+        try:
+            dist.init_process_group(
+                "cpu:gloo,cuda:nccl" if self.cuda else "gloo",
+                store=store,
+                rank=rank,
+                world_size=world,
+                timeout=timedelta(seconds=min(timeout, FORM_S)),
+            )
+        except BaseException:
+            # torch names a group by how many this process has made, and counts anew only when a group ends. After one
+            # that never came to be, this process would look for its peers under another name than theirs, for ever.
+            _world.group_count = 0
+            raise
+        _set_pg_timeout(timedelta(seconds=timeout))
         sockets.record(PrefixStore("millrace", store), rank, world)
         self._sockets = sockets
         self._mesh = DeviceMesh(self.device.type, list(range(world)))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.support.ranks import Ranks
 from tests.support.samples import random_samples, small_state
-from tests.support.steps import form_again, form_and_leave, form_and_wait, train
+from tests.support.steps import form_again, form_and_leave, form_and_wait, form_in_vain_then_together, train
 from trainers import checkpoint
 from trainers.algorithms.base import Algorithm
 from trainers.algorithms.distill import Distill
@@ -125,6 +125,10 @@ def test_state_moves_between_world_sizes(ranks: Ranks, tmp_path_factory: pytest.
     for slot, moments in unbroken.moments.items():
         for name, moment in moments.items():
             torch.testing.assert_close(state.moments[slot][name], moment, rtol=1e-3, atol=1e-6)
+
+
+def test_a_rank_that_formed_in_vain_finds_its_peers_the_next_time(ranks: Ranks) -> None:
+    assert ranks.run(form_in_vain_then_together, 2) == [[2.0]] * 2
 
 
 def test_groups_come_and_go_in_one_process(ranks: Ranks) -> None:
