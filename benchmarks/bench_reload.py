@@ -90,7 +90,9 @@ async def measure(bus: KafkaBus, url: str, folders: list[Path], versions: int, c
         stop, publisher = asyncio.Event(), bus.publisher()
         running = asyncio.create_task(reloader.run(stop))
         announce(bus, weight_event(0, folders[0]))
-        await until(lambda: reloader.served == 0)
+        await until(lambda: running.done() or reloader.served == 0)
+        if running.done():
+            await running
         for version in range(1, versions + 1):
             await asyncio.sleep(0.3)
             record = codec.encode("WeightVersion", weight_event(version, folders[version % 2]))

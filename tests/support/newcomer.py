@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import os
 import pty
+import select
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,11 @@ class Newcomer:
                 assert time.monotonic() < deadline, f"{command} shows:\n{shown[-3000:]}"
                 shown += os.read(master, 65536).decode(errors="replace")
             process.send_signal(signal.SIGINT)
-            process.wait(30)
+            while process.poll() is None:  # it still has a last word, and a terminal that nobody reads is soon full
+                assert time.monotonic() < deadline, f"{command} does not end at ^C"
+                if select.select([master], [], [], 0.1)[0]:
+                    with suppress(OSError):
+                        os.read(master, 65536)
         finally:
             process.kill()
             process.wait()

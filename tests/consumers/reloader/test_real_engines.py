@@ -67,7 +67,7 @@ async def test_versions_follow_events_in_mid_generation(
         for number in range(1, 7):  # on a busy machine a reply may end before the swap: then the next version
             generated = rig.engine.generate(PROMPT, Sampling(450, ignore_eos=True), request_id=f"r{number}")
             async with aclosing(generated) as chunks:
-                parts = [await anext(chunks) for _ in range(3)]
+                parts = [await anext(chunks)]
                 announce(bus, weight_event(number, folders[number % 2]))
                 parts += [chunk async for chunk in chunks]
             await until(lambda number=number: reloader.served == number)
@@ -108,7 +108,7 @@ async def test_what_breaks_between_check_and_load_is_survived(
     async with start(rig.control) as reloader:
         await until(lambda: reloader.served == 1)
         async with aclosing(rig.engine.generate(PROMPT, Sampling(450, ignore_eos=True), request_id="r")) as chunks:
-            parts = [await anext(chunks) for _ in range(10)]
+            parts = [await anext(chunks)]
             announce(bus, event)
             await until(lambda: any(s is not None and s["state"] == "failed" for s in statuses(bus)))
             parts += [chunk async for chunk in chunks]

