@@ -44,6 +44,7 @@ TOPICS = {
     "policy.trajectories": 2,
     "policy.evaluations": 2,
     "policy.completions": 1,
+    "decisions": 1,
 }
 SWAP_IN = 3
 """the reply in whose middle the weights change"""
@@ -118,7 +119,7 @@ async def agent(base_url: str, api_key: str) -> str | None:
     for turn in range(1, tool_model.TURNS + 1):
         stream = turn == SWAP_IN
         answer = await client.chat.completions.create(
-            model="m", messages=messages, tools=tool_model.TOOLS, temperature=0.2, stream=stream
+            model="m", messages=messages, tools=tool_model.TOOLS, stream=stream
         )
         content, calls = await _streamed(answer) if stream else _plain(answer)
         if not calls:

@@ -93,7 +93,10 @@ def write(folder: Path) -> tuple[Path, Path]:
         if loss.item() < (0.02, 0.005)[len(saved)]:
             path = folder / f"v{len(saved)}"
             chat_tokenizer.write(path)
-            copy.deepcopy(model).save_pretrained(path)
+            sure = copy.deepcopy(model)
+            with torch.no_grad():  # as if at temperature 0.2: sampled at 1 it still says what it learned
+                sure.model.norm.weight.mul_(5)
+            sure.save_pretrained(path)
             GenerationConfig(eos_token_id=end, pad_token_id=0).save_pretrained(path)
             saved.append(path)
             if len(saved) == 2:
