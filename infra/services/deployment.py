@@ -28,7 +28,8 @@ class Deployment:
         stopped: list[int] = []
         mark, policy = self.supervisor.folder / "policy", self.settings.policy.name
         running = self.supervisor.running()
-        if running and mark.is_file() and (other := mark.read_text()) != policy:
+        # An empty mark is of an `up` that was killed while it wrote.
+        if running and mark.is_file() and (other := mark.read_text()) not in ("", policy):
             raise ServiceError(
                 f"policy {other} runs from {self.settings.home}: "
                 f"for {policy} beside it choose another home, for {policy} in its place run `millrace down` first"
