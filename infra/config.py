@@ -176,7 +176,8 @@ class Rollout(Section):
     ahead: Positive = Field(default=64, description="unresolved prompts that the task loader keeps ahead")
     epochs: Annotated[int, Field(ge=0)] = Field(default=0, description="times to go through the tasks; 0: for ever")
     sampling: dict[str, Scalar] = Field(
-        default={}, description="defaults for the agent's calls: temperature, top_p, max_tokens"
+        default={},
+        description="defaults for the agent's calls: max_tokens, and temperature and top_p, which train at 1 only",
     )
     key: str = Field(
         default="", description="name of the gateway's key that workers use, which alone may take grants; the first one"

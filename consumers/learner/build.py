@@ -80,9 +80,12 @@ def build_trainer(settings: Settings) -> Trainer:
         raise ConfigError("[learner] knobs: minibatches has a setting of its own, [learner] minibatches")
     models = {role: path for role, path in (("reference", learner.reference), ("teacher", learner.teacher)) if path}
     try:
+        chosen = algorithm(learner.algorithm, minibatches=learner.minibatches, **learner.knobs)
+        if chosen.temperature != 1:
+            raise BadConfiguration("knobs: temperature: only tokens that were drawn at 1 reach a learner; leave it out")
         return Trainer(
             TorchBackend(Adam(weight_decay=learner.weight_decay, clip=learner.max_grad_norm)),
-            algorithm(learner.algorithm, minibatches=learner.minibatches, **learner.knobs),
+            chosen,
             Schedule(learner.lr, learner.warmup),
             budget=learner.tokens_per_pack,
             held={role: partial(checkpoint.adopt, Path(path)) for role, path in models.items()},

@@ -53,6 +53,7 @@ def test_knobs_override(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         ({"learner__algorithm": "grop"}, r"\[learner\] no algorithm 'grop'; did you mean 'grpo'"),
         ({"learner__knobs": '{"clip_hi": 1.0}'}, "did you mean 'clip_high'"),
         ({"learner__knobs": '{"minibatches": 4}'}, "a setting of its own"),
+        ({"learner__knobs": '{"temperature": 0.7}'}, "only tokens that were drawn at 1"),
         ({"learner__knobs": '{"behave_imp_weight_cap": 5}'}, "no longer exists"),
         ({"learner__algorithm": "reinforce++"}, "name the model to hold as reference"),
     ],
