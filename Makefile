@@ -71,7 +71,7 @@ bench: setup ## the figures of docs/benchmarks.md
 # uv.lock holds addresses and is not kept; requirements.lock holds names, versions and hashes only.
 lock: $(UV) ## resolve every dependency anew
 	$(UV) lock -q -p $(PYTHON) --upgrade
-	$(UV) export -q -p $(PYTHON) --no-header --no-annotate --extra engine-cpu --group dev --no-emit-project --format requirements-txt -o requirements.lock
+	$(UV) export -q -p $(PYTHON) --no-header --no-annotate --extra engine-cpu --extra backends --extra tracking --group dev --no-emit-project --format requirements-txt -o requirements.lock
 	@! grep -n '://' requirements.lock || { echo "requirements.lock must not name hosts" >&2; exit 1; }
 
 clean: ## remove what the tools left; keeps the environment
