@@ -29,9 +29,12 @@ from infra.services.vllm import Vllm
 from producers.engines.base import Sampling
 from producers.engines.vllm import VllmEngine
 from schemas import codec
-from tests.support.announced import NAMESPACE, POLICY, WEIGHTS, WORKERS, announce, weight_event
+from tests.support.announced import POLICY, announce, weight_event
 from tests.support.engines import LightEngine, until
 from tests.support.tiny_model import write_model
+
+NAMESPACE = "bench-reload"
+WEIGHTS, WORKERS = f"{NAMESPACE}.{POLICY}.weights", f"{NAMESPACE}.workers"
 
 
 class TimedControl(VllmControl):
@@ -89,7 +92,7 @@ async def measure(bus: KafkaBus, url: str, folders: list[Path], versions: int, c
         reloader = Reloader(bus, control, namespace=NAMESPACE, policy=POLICY, worker="engine-0")
         stop, publisher = asyncio.Event(), bus.publisher()
         running = asyncio.create_task(reloader.run(stop))
-        announce(bus, weight_event(0, folders[0]))
+        announce(bus, weight_event(0, folders[0]), WEIGHTS)
         await until(lambda: running.done() or reloader.served == 0)
         if running.done():
             await running

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from fastavro import schemaless_reader, schemaless_writer
+from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from infra.bus.base import Bus, Record
 from infra.errors import LedgerError
@@ -24,6 +25,8 @@ from schemas.registry import by_fingerprint
 
 WINDOW = 64
 """records looked at first when only the last one of a topic is wanted; doubled while the window holds none"""
+MARKERS_S = 20.0
+"""longest that the parts of one committed transaction may become visible after each other"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,11 +115,23 @@ def last(bus: Bus, topic: str, wanted: Callable[[Record], bool] = lambda _: True
         window *= 2
 
 
-def head(bus: Bus, weights: str, ledger: str) -> Head | None:
+def head(bus: Bus, weights: str, ledger: str, patience_s: float = MARKERS_S) -> Head | None:
     """The newest committed version of a policy by its two full topic names; None before version 0.
 
-    Without a fence a newer version may be committed meanwhile: what is returned belongs together all the same. Raises
-    LedgerError when the two topics disagree, which one transaction makes impossible."""
+    Without a fence a newer version may be committed meanwhile: what is returned belongs together all the same. One
+    transaction writes both topics, but each partition gets a commit marker of its own, so for a moment a reader may see
+    only one of them: up to `patience_s` seconds are spent on that. Raises LedgerError when they still disagree."""
+    again = Retrying(
+        retry=retry_if_exception_type(_Apart), stop=stop_after_delay(patience_s), wait=wait_fixed(0.05), reraise=True
+    )
+    return again(_head, bus, weights, ledger)
+
+
+class _Apart(LedgerError):
+    """The two topics do not show the same version, or not yet."""
+
+
+def _head(bus: Bus, weights: str, ledger: str) -> Head | None:
     record = last(bus, ledger)
     if record is None:
         return None
@@ -124,7 +139,7 @@ def head(bus: Bus, weights: str, ledger: str) -> Head | None:
     other = last(bus, weights, lambda one: _weights_of(one)["version"] == entry["version"])
     version = _weights_of(other) if other is not None else None
     if version is None or version["digest"] != entry["digest"]:
-        raise LedgerError(
+        raise _Apart(
             f"{ledger} ends with version {entry['version']} and digest {entry['digest'][:12]}, which {weights} does "
             "not hold: they were not written together; audit the policy"
         )

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from consumers.ledger import entries, entry_hash, head, stored_hash
-from infra.bus.base import Outgoing, TopicSpec
+from infra.bus.base import Outgoing, Record, TopicSpec
 from infra.bus.memory import MemoryBus
 from infra.errors import LedgerError
 from schemas import codec
@@ -28,11 +29,12 @@ def bus() -> MemoryBus:
     return one
 
 
-def write(bus: MemoryBus, rows: list[Any], with_weights: bool = True) -> None:
+def write(bus: MemoryBus, rows: list[Any], *, with_weights: bool = True, with_ledger: bool = True) -> None:
     with bus.transactor("t") as transactor:
         for row in rows:
             transactor.begin()
-            transactor.send(Outgoing(LEDGER, b"k", codec.encode("LedgerEntry", row)))
+            if with_ledger:
+                transactor.send(Outgoing(LEDGER, b"k", codec.encode("LedgerEntry", row)))
             if with_weights:
                 event = codec.encode("WeightVersion", weights(row["version"], row["digest"]))
                 transactor.send(Outgoing(WEIGHTS, b"p", event))
@@ -92,4 +94,22 @@ def test_topics_that_disagree_are_refused(bus: MemoryBus) -> None:
     write(bus, rows[:1])
     write(bus, rows[1:], with_weights=False)
     with pytest.raises(LedgerError, match="not written together"):
-        head(bus, WEIGHTS, LEDGER)
+        head(bus, WEIGHTS, LEDGER, patience_s=0)
+
+
+def test_a_version_that_shows_in_one_topic_first_is_waited_for(bus: MemoryBus, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = chain(2)
+    write(bus, rows[:1])
+    write(bus, rows[1:], with_weights=False)
+    read, looks = bus.read, list[str]()
+
+    def late(topic: str, partition: int, start: int = 0, end: int | None = None) -> Iterator[Record]:
+        looks.append(topic)
+        if looks.count(WEIGHTS) == 2:
+            write(bus, rows[1:], with_ledger=False)
+        return read(topic, partition, start, end)
+
+    monkeypatch.setattr(bus, "read", late)
+    found = head(bus, WEIGHTS, LEDGER)
+    assert found is not None
+    assert found.version == 1

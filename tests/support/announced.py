@@ -44,10 +44,10 @@ def damaged(event: WeightVersion, folder: Path) -> WeightVersion:
     return {**event, "digest": listing.digest, "files": dict(listing.files)}
 
 
-def announce(bus: Bus, event: WeightVersion) -> None:
+def announce(bus: Bus, event: WeightVersion, topic: str = WEIGHTS) -> None:
     """Write a weight event."""
     publisher = bus.publisher()
-    publisher.publish(Outgoing(WEIGHTS, POLICY.encode(), codec.encode("WeightVersion", event))).result(30)
+    publisher.publish(Outgoing(topic, POLICY.encode(), codec.encode("WeightVersion", event))).result(30)
     publisher.close()
 
 
