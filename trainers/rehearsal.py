@@ -3,12 +3,15 @@ how algorithms are compared (`benchmarks/study_algorithms.py`)."""
 
 from __future__ import annotations
 
+import copy
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import islice
 
 import torch
+from transformers import PreTrainedModel
 
 from trainers import tiny
 from trainers.algorithms.base import Algorithm
@@ -25,10 +28,12 @@ ATTEMPTS = 4
 
 @dataclass(slots=True)
 class Rehearsed:
-    """rewards: mean reward of all that each step sampled; generating and training: seconds in all."""
+    """rewards: mean reward of all that each step sampled; accuracy: mean sampled reward of the last version on held-out
+    prompts; generating and training: seconds in all."""
 
     state: State
     rewards: list[float] = field(default_factory=list)
+    accuracy: float = 0.0
     generating: float = 0.0
     training: float = 0.0
 
@@ -50,9 +55,11 @@ def rehearse(
     adam: Adam | None = None,
     critic_lr: float | None = None,
     refill: bool = False,
+    lag: int = 0,
     progress: Callable[[int, Report], None] = lambda step, report: None,
 ) -> Rehearsed:
-    """RL on the sort task from `state`: each step samples `groups` x `group_size` replies from the weights as they are.
+    """RL on the sort task from `state`: each step samples `groups` x `group_size` replies from the weights of `lag`
+    versions before (of the first version while there are not so many).
 
     `state` is the reference and the teacher where the algorithm wants one. refill: groups that the algorithm does not
     accept are replaced by new ones, up to ATTEMPTS batches; else the batch gets smaller."""
@@ -62,9 +69,12 @@ def rehearse(
     trainer = Trainer(backend, algorithm, schedule, held=held, critic_lr=critic_lr)
     trainer.load(state)
     source = sort_digits.prompts(seed + 1)
+    held_out = list(islice(sort_digits.prompts(seed, evaluation=True), 256))
     generator = torch.Generator().manual_seed(seed)
     result = Rehearsed(state)
+    behind = Behind(backend.model, lag)
     for version in range(steps):
+        behaviour = behind.sampler()
         started = time.monotonic()
         batch: list[Sample] = []
         drawn: list[Sample] = []
@@ -73,7 +83,7 @@ def rehearse(
             if missing == 0:
                 break
             digits = list(islice(source, missing))
-            fresh = _sample(backend, digits, group_size, version, attempt, generator)
+            fresh = _sample(behaviour, digits, group_size, max(0, version - lag), (version, attempt), generator)
             drawn += fresh
             batch += algorithm.accept(fresh) if refill else fresh
         sampled = time.monotonic()
@@ -82,16 +92,41 @@ def rehearse(
         result.generating += sampled - started
         result.training += time.monotonic() - sampled
         progress(version, report)
+    result.accuracy = tiny.accuracy(backend, held_out, generator, n=4)
     result.state = backend.gather() or state
     backend.tear_down()
     return result
 
 
+class Behind:
+    """The policy as it was `lag` versions ago; with 0, the live one itself."""
+
+    def __init__(self, live: PreTrainedModel, lag: int) -> None:
+        self._live = live
+        self._past: deque[dict[str, torch.Tensor]] = deque(maxlen=lag + 1)
+        self._sampler = copy.deepcopy(live) if lag else live
+
+    def sampler(self) -> PreTrainedModel:
+        """What samples for the next version's batch; call it once a version."""
+        if self._past.maxlen == 1:
+            return self._live
+        self._past.append({name: tensor.clone() for name, tensor in self._live.state_dict().items()})
+        self._sampler.load_state_dict(self._past[0])
+        return self._sampler
+
+
 def _sample(
-    backend: TorchBackend, digits: list[str], n: int, version: int, attempt: int, generator: torch.Generator
+    model: PreTrainedModel,
+    digits: list[str],
+    n: int,
+    version: int,
+    at: tuple[int, int],
+    generator: torch.Generator,
 ) -> list[Sample]:
+    """Samples of `version`, named by `at`: the version that trains and the attempt to fill its batch."""
     prompts = [tiny.encode(d) for d in digits]
-    replies = sample(backend.model, prompts, n=n, max_tokens=tiny.REPLY, end=tiny.EOS, generator=generator)
+    replies = sample(model, prompts, n=n, max_tokens=tiny.REPLY, end=tiny.EOS, generator=generator)
+    trains, attempt = at
     return [
         tiny.to_sample(
             prompts[r.prompt],
@@ -99,7 +134,7 @@ def _sample(
             r.logprobs,
             reward=tiny.reward(digits[r.prompt], r),
             seq=attempt * 10**6 + r.prompt,
-            name=f"{version}.{attempt}.{index}",
+            name=f"{trains}.{attempt}.{index}",
             version=version,
             truncated=not r.finished,
         )

@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from trainers import checkpoint, tiny
 from trainers.algorithms.registry import algorithm
 from trainers.learning import Schedule
-from trainers.rehearsal import rehearse
+from trainers.rehearsal import Behind, rehearse
 
 
 @pytest.fixture(scope="module")
@@ -36,3 +37,14 @@ def test_a_short_rehearsal_fills_its_batches(tmp_path: Path) -> None:
     done = rehearse(begin, algorithm("dapo"), Schedule(3e-4), steps=1, groups=2, group_size=2, refill=True)
     assert done.rewards == [0.0]
     assert done.state.step == 0
+
+
+def test_the_sampler_lags_behind_by_so_many_versions() -> None:
+    live = torch.nn.Linear(1, 1, bias=False)
+    seen = []
+    behind = Behind(live, 2)  # type: ignore[arg-type]
+    for version in range(5):
+        torch.nn.init.constant_(live.weight, version)
+        seen.append(behind.sampler().state_dict()["weight"].item())
+    assert seen == [0, 0, 0, 1, 2]
+    assert Behind(live, 0).sampler() is live  # type: ignore[arg-type]
