@@ -1,0 +1,63 @@
+"""Positions of one row over several processes: as one process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from tests.support.ranks import Ranks
+from tests.support.samples import random_samples, small_state
+from tests.support.spread import pass_alone, pass_together
+from trainers.backends.models import build
+from trainers.backends.parallel.context import check_heads
+from trainers.batches.packing import pack
+from trainers.errors import BadConfiguration
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    with Ranks(4) as pool:
+        yield pool
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3"])
+def test_a_row_over_ranks_is_the_row_of_one_process(ranks: Ranks, world: int, kind: str) -> None:
+    """At c4 there are fewer key heads (2) than ranks."""
+    state, batch = small_state(kind), pack(random_samples(3, groups=2))
+    alone = pass_alone(state, batch)
+    for together in ranks.run(pass_together, world, state, batch):
+        for mine, theirs in zip(together[:3], alone[:3], strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=0, atol=2e-6)
+        assert together[3].keys() == alone[3].keys()
+        for name, gradient in alone[3].items():
+            torch.testing.assert_close(together[3][name], gradient, rtol=1e-4, atol=2e-4, msg=name)
+
+
+@pytest.mark.slow
+def test_windows_slide_over_slices(ranks: Ranks) -> None:
+    window = {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 0}
+    state, batch = small_state(**window), pack(random_samples(4, groups=1))
+    assert "sliding_attention" in build(state.assets, state.weights).config.layer_types
+    alone = pass_alone(state, batch)
+    for together in ranks.run(pass_together, 2, state, batch):
+        torch.testing.assert_close(together[0], alone[0], rtol=0, atol=2e-6)
+
+
+@pytest.mark.slow
+def test_an_idle_micro_batch_keeps_ranks_aligned(ranks: Ranks) -> None:
+    for logprobs, *_ in ranks.run(pass_together, 2, small_state(), pack([])):
+        assert logprobs.shape == (0,)
+
+
+def test_heads_must_divide() -> None:
+    config = build(small_state().assets, small_state().weights).config
+    check_heads(config, 4)
+    check_heads(config, 2, 2)
+    with pytest.raises(BadConfiguration, match="4 attention heads do not divide over c3"):
+        check_heads(config, 3)
+    with pytest.raises(BadConfiguration, match="2 attention heads a tensor rank"):
+        check_heads(config, 4, 2)

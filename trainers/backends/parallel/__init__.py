@@ -1,0 +1,1 @@
+"""The dimensions over which one model, or one row of tokens, is spread."""

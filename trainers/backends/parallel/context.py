@@ -1,0 +1,188 @@
+"""Context parallelism: the ranks of a cell share the positions of each packed row (Ulysses).
+
+    embedding, norms, MLP, head     each rank for its own slice of the row (`slices.py`)
+    attention                       all-to-all: a rank gets the whole row for 1/c of the heads, attends as one process
+                                    would, and all-to-all back
+    log-probabilities, values       gathered, so that every rank evaluates the same loss of the whole micro-batch
+    gradients                       each rank's are of its own positions; their sum over the ranks is the gradient
+
+So samples are never cut for attention, no mask is built, the load is balanced for any mix of lengths, and losses that
+need whole samples or groups (sequence ratios, pairs) are as they are without it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from transformers import AttentionInterface, AttentionMaskInterface, PretrainedConfig
+from transformers.masking_utils import sdpa_mask
+
+from trainers.backends.comms import COLLECTIVES
+from trainers.backends.forward import ForwardPass
+from trainers.backends.parallel.slices import Slice, spans, take
+from trainers.batches.attention import packed_attention
+from trainers.batches.packing import Packed
+from trainers.clock import Clock
+from trainers.errors import BadConfiguration
+
+NAME = "millrace_packed_context"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Context:
+    """The ranks that share this rank's rows, in the order of their slices."""
+
+    group: dist.ProcessGroup
+    rank: int
+    size: int
+    clock: Clock
+
+
+def check_heads(config: PretrainedConfig, size: int, tensor: int = 1) -> None:
+    """BadConfiguration unless the heads that a tensor rank has divide over `size` context ranks."""
+    heads = int(config.num_attention_heads) // tensor
+    if heads % size:
+        raise BadConfiguration(
+            f"{heads} attention heads{' a tensor rank' if tensor > 1 else ''} do not divide over c{size}: each context "
+            "rank attends for its share of the heads; choose a c that divides them"
+        )
+
+
+class _Exchange(torch.autograd.Function):
+    """x [c, ...] -> [c, ...]: entry j goes to rank j, entry i comes from rank i. Its own transpose."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, context: Context) -> torch.Tensor:
+        ctx.context = context
+        return _all_to_all(x, context)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return _all_to_all(gradients[0], ctx.context), None
+
+
+_exchange: Callable[[torch.Tensor, Context], torch.Tensor] = _Exchange.apply
+
+
+def _all_to_all(x: torch.Tensor, context: Context) -> torch.Tensor:
+    x = x.contiguous()
+    received = torch.empty_like(x)
+    with context.clock.phase(COLLECTIVES):
+        dist.all_to_all_single(received, x, group=context.group)
+    return received
+
+
+class _Join(torch.autograd.Function):
+    """[n_r, ...] of each rank -> [sum n, ...] on all of them. Every rank goes on with the same function of the whole,
+    so each takes the gradient of its own part and nothing is summed."""
+
+    @staticmethod
+    def forward(ctx: Any, mine: torch.Tensor, counts: tuple[int, ...], context: Context) -> torch.Tensor:
+        ctx.span = spans(counts, context.rank)
+        widest = max(counts)
+        if widest == 0:
+            return mine.clone()
+        row = mine.new_zeros((widest, *mine.shape[1:]))
+        row[: len(mine)] = mine
+        rows = [torch.empty_like(row) for _ in counts]
+        with context.clock.phase(COLLECTIVES):
+            dist.all_gather(rows, row, group=context.group)
+        return torch.cat([row[:count] for row, count in zip(rows, counts, strict=True)])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        lo, hi = ctx.span
+        return gradients[0][lo:hi], None, None
+
+
+_join: Callable[[torch.Tensor, tuple[int, ...], Context], torch.Tensor] = _Join.apply
+
+
+def join(mine: torch.Tensor, counts: Sequence[int], context: Context) -> torch.Tensor:
+    """The ranks' rows one after another, counts[r] of rank r; differentiable where every rank computes the same of
+    it."""
+    return _join(mine, tuple(counts), context)
+
+
+def to_heads(x: torch.Tensor, context: Context) -> torch.Tensor:
+    """[1, H, T/c, D] of all heads -> [1, H/c, T, D] of all positions."""
+    _, heads, each, width = x.shape
+    came = _exchange(x.view(context.size, heads // context.size, each, width), context)
+    return came.transpose(0, 1).reshape(1, heads // context.size, context.size * each, width)
+
+
+def to_positions(x: torch.Tensor, context: Context) -> torch.Tensor:
+    """[1, T, H/c, D] of all positions -> [1, T/c, H, D] of all heads."""
+    _, length, heads, width = x.shape
+    came = _exchange(x.view(context.size, length // context.size, heads, width), context)
+    return came.transpose(0, 1).reshape(1, length // context.size, context.size * heads, width)
+
+
+def context_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    context: Context | None = None,
+    **rest: Any,
+) -> tuple[torch.Tensor, None]:
+    """`packed_attention` of slices: query [1, H, T/c, D], key and value [1, KV, T/c, D] -> [1, T/c, H, D]."""
+    if context is None:
+        return packed_attention(module, query, key, value, attention_mask, **rest)
+    repeats = math.lcm(key.shape[1], context.size) // key.shape[1]
+    if repeats > 1:  # fewer key heads than ranks: neighbours get the same one
+        key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
+    query, key, value = (to_heads(x.contiguous(), context) for x in (query, key, value))
+    attended, _ = packed_attention(module, query, key, value, attention_mask, **rest)
+    return to_positions(attended.contiguous(), context), None
+
+
+@dataclass(frozen=True, slots=True)
+class ContextPass:
+    """The `Run` of a micro-batch whose positions the ranks of `context` share: a pass of this rank's slice, whose
+    outcome is joined."""
+
+    batch: Packed
+    slice: Slice
+    inner: ForwardPass
+    context: Context
+
+    def tokens(self, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+        """As `ForwardPass.tokens` of the whole micro-batch."""
+        logprobs, entropy = self.inner.tokens(temperature)
+        return self._labels(logprobs), self._labels(entropy)
+
+    def distribution(self, temperature: float) -> torch.Tensor:
+        """As `ForwardPass.distribution` of the whole micro-batch."""
+        return self._labels(self.inner.distribution(temperature))
+
+    def teacher(self, temperature: float) -> torch.Tensor:
+        """As `ForwardPass.teacher` of the whole micro-batch."""
+        return self._labels(self.inner.teacher(temperature))
+
+    def values(self) -> torch.Tensor:
+        """As `ForwardPass.values` of the whole micro-batch."""
+        each = self.slice.batch.tokens.shape[1]
+        return join(self.inner.values(), [each] * self.context.size, self.context)[: self.slice.length]
+
+    def _labels(self, mine: torch.Tensor) -> torch.Tensor:
+        return join(mine, self.slice.labels, self.context)[self.slice.order]
+
+
+def context_pass(
+    model: torch.nn.Module, batch: Packed, context: Context, teacher: torch.nn.Module | None = None
+) -> ContextPass:
+    """A forward pass of `batch`, already on the device, over the ranks of `context`."""
+    mine = take(batch, context.rank, context.size)
+    inner = ForwardPass(model, mine.batch, teacher, {"context": context})
+    return ContextPass(batch, mine, inner, context)
+
+
+AttentionInterface.register(NAME, context_attention)
+AttentionMaskInterface.register(NAME, sdpa_mask)

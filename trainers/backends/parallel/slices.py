@@ -1,0 +1,70 @@
+"""Which positions of a packed row a rank of the context dimension has.
+
+A row is padded to a multiple of the ranks with tokens that see only themselves and train nothing, then cut into equal
+consecutive slices. Every rank has the whole micro-batch, so each knows what the others have and nobody asks.
+
+Invariants: every label is on exactly one rank, the one that has the position that predicts it; the cut depends on the
+micro-batch alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+
+from trainers.batches.packing import Packed, Run
+
+
+def padded(batch: Packed, multiple: int) -> Packed:
+    """The same micro-batch with its row filled up to a multiple; the fillers are samples of one token."""
+    length = batch.tokens.shape[1]
+    more = -length % multiple
+    if more == 0:
+        return batch
+    return replace(
+        batch,
+        tokens=F.pad(batch.tokens, (0, more)),
+        positions=F.pad(batch.positions, (0, more)),
+        runs=(*batch.runs, Run(length, more, 1)),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """A rank's part of a micro-batch. batch: its tokens, positions and labels, `at` counted from its first position,
+    and the runs of the whole row, which attention needs; its per-token columns and members are the whole's and not to
+    be used. labels: how many labels each rank has. order: where label i of the whole is among the ranks' labels one
+    after another. length: tokens of the whole row before padding."""
+
+    batch: Packed
+    labels: tuple[int, ...]
+    order: torch.Tensor
+    length: int
+
+
+def take(batch: Packed, rank: int, size: int) -> Slice:
+    """What `rank` of `size` has of `batch`."""
+    whole = padded(batch, size)
+    each = whole.tokens.shape[1] // size
+    start = rank * each
+    owners = batch.at // each
+    found = [torch.nonzero(owners == index)[:, 0] for index in range(size)]
+    mine = found[rank]
+    local = replace(
+        whole,
+        tokens=whole.tokens[:, start : start + each],
+        positions=whole.positions[:, start : start + each],
+        at=batch.at[mine] - start,
+        labels=batch.labels[mine],
+    )
+    order = torch.argsort(torch.cat(found))
+    return Slice(local, tuple(len(index) for index in found), order, batch.tokens.shape[1])
+
+
+def spans(counts: Sequence[int], rank: int) -> tuple[int, int]:
+    """[lo, hi) of `rank`'s entries among all ranks' one after another."""
+    lo = sum(counts[:rank])
+    return lo, lo + counts[rank]
