@@ -110,6 +110,9 @@ class Policy(Section):
     short_groups: Literal["drop", "train", "top-up"] = Field(
         default="drop", description="what becomes of a group with missing samples"
     )
+    dynamic_sampling: bool = Field(
+        default=False, description="groups whose rewards are all equal are rejected, and others fill the batch"
+    )
     lease_s: Seconds = Field(default=300, description="log time after which a granted group that never ended expires")
     reward_deadline_s: Seconds = Field(
         default=60, description="log time after which an ended episode is sealed as it is"

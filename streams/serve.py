@@ -43,6 +43,7 @@ def dispatch_of(settings: Settings) -> Dispatch:
         lease=int(policy.lease_s * SECOND),
         reward_deadline_ms=int(policy.reward_deadline_s * 1000),
         awaits=policy.awaits,
+        dynamic_sampling=policy.dynamic_sampling,
     )
     return Dispatch(policy.name, settings.topics.slots, terms, ClaimStore(settings.claims))
 

@@ -12,8 +12,20 @@ grants less. Proof: by (J) at its own deadline d a released group has S + 1 <= e
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 from streams.dispatch.schedule import Schedule
 from streams.dispatch.state import Book, Rules
+
+EVEN = "dynamic sampling: its rewards are all equal"
+"""why a group that teaches nothing gets no seq"""
+
+
+def even(rewards: Sequence[float]) -> bool:
+    """Whether a group of several rewarded samples teaches nothing, since none did better than another. NaN is none."""
+    known = [reward for reward in rewards if not math.isnan(reward)]
+    return len(known) > 1 and min(known) == max(known)
 
 
 def kept_free(book: Book, rules: Rules, schedule: Schedule) -> int:

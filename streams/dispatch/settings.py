@@ -41,6 +41,7 @@ _VALID: dict[str, Callable[[Any], bool]] = {
     ),
     "lease_ms": _whole(1),
     "max_running": _whole(0),
+    "dynamic_sampling": lambda value: isinstance(value, bool),
 }
 
 
@@ -71,6 +72,8 @@ def asked(name: str, value: Any, book: Book, rules: Rules) -> tuple[Rules, Chang
             return replace(rules, unsolicited_share=float(value)), Change(name, value, book.seq, None)
         case "lease_ms":
             return replace(rules, lease=value * 1000), Change(name, value, None, book.granted)
+        case "dynamic_sampling":
+            return replace(rules, dynamic_sampling=value), Change(name, value, book.seq, None)
         case _:
             return replace(rules, max_running=value), Change(name, value, None, book.granted)
 
@@ -92,4 +95,5 @@ def first(rules: Rules) -> list[Change]:
         Change("unsolicited_share", rules.unsolicited_share, 0, None),
         Change("lease_ms", rules.lease // 1000, None, 0),
         Change("max_running", rules.max_running, None, 0),
+        Change("dynamic_sampling", rules.dynamic_sampling, 0, None),
     ]

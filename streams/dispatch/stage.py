@@ -8,6 +8,7 @@ Invariants (`tests/properties`):
 - Only dispatch expires a ticket, in log time: the least time over all slots of seal, so that no backlog makes a lease
   pass. Until every slot has spoken, and version 0 exists, nothing is granted.
 - A group whose oldest token is older than its grant allowed is rejected: the proof rests on min_version.
+- Under dynamic sampling a group whose rewards are all equal is rejected, so its room is granted again: batches keep B.
 - What comes for a ticket that is resolved is a dead letter."""
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from infra.stage import Append, Clear, Emit, Op, Put, Stage, View, Wake
 from infra.topics import logical_name, stages_of
 from schemas.ids import Micros
 from streams.dispatch import records, settings
-from streams.dispatch.admission import may_admit, may_grant
+from streams.dispatch.admission import EVEN, even, may_admit, may_grant
 from streams.dispatch.records import Ticket
 from streams.dispatch.release import POLICIES, Candidate
 from streams.dispatch.settings import Change
@@ -41,6 +42,7 @@ class Terms:
     awaits: tuple[str, ...] = ()
     """reward sources of prompts that name none"""
     max_running: int = 0
+    dynamic_sampling: bool = False
     retries: int = 1
     """how often the prompt of an expired ticket is granted again, under a new ticket"""
 
@@ -129,6 +131,8 @@ class Dispatch(Stage):
         elif found["v_head"] < ticket["min_version"]:
             reason = f"version {found['v_head']} is below min_version {ticket['min_version']}"
             yield from self._resolve(view, ticket, "rejected", now, reason, found)
+        elif self._rules(view).dynamic_sampling and even(found["rewards"]):
+            yield from self._resolve(view, ticket, "rejected", now, EVEN, found)
         else:
             yield from self._complete(view, ticket, found, now)
 
@@ -160,6 +164,7 @@ class Dispatch(Stage):
             unsolicited_share=terms.unsolicited_share,
             lease=terms.lease,
             max_running=terms.max_running,
+            dynamic_sampling=terms.dynamic_sampling,
             group_size=found["group_size"] or 1,
         )
         yield Put(BOOK, Book(0, 0).written())
@@ -237,6 +242,8 @@ class Dispatch(Stage):
         book, rules = self._book(view), self._rules(view)
         deadline = found["v_head"] + rules.eta
         refusal = may_admit(book, rules, rules.schedule(book), found["v_head"], found["v_tail"])
+        if rules.dynamic_sampling and even(found["rewards"]):
+            refusal = EVEN
         if refusal is not None:
             yield self._resolution(
                 records.resolution("declined", self._policy, now, done=found, deadline=deadline, reason=refusal)

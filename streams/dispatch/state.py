@@ -103,6 +103,8 @@ class Rules:
     max_running: int
     """most groups running at once; 0 is no limit"""
     group_size: int
+    dynamic_sampling: bool = False
+    """groups whose rewards are all equal get no seq"""
 
     @classmethod
     def read(cls, value: Mapping[str, Any]) -> Self:

@@ -57,7 +57,7 @@ def test_tables_in_the_environment_are_json(monkeypatch: pytest.MonkeyPatch) -> 
         ("namspace = 'x'", "did you mean namespace"),
         ("[gateway.keys.me]\nky = 'x'\nkey = 'y'", r"\[gateway.keys.me\] ky is no setting; did you mean key"),
         ("[governance.tenants.acme]\ntrian = true", "did you mean train"),
-        ("[policy]\nzzz = 1", "known: awaits, batch, eta"),
+        ("[policy]\nzzz = 1", "known: awaits, batch, dynamic_sampling"),
         ("[policy]\nbatch = 0", r"\[policy\] batch: input should be greater than 0"),
         ("[policy]\nbatch = 'many'", r"\[policy\] batch: input should be a valid integer"),
         ("[policy]\nrelease = 'never'", r"\[policy\] release: .*'mask-head'"),

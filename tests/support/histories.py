@@ -47,6 +47,7 @@ def plan_of(seed: int) -> Plan:
         release=r.choice(("reserve",) * 6 + ("soft", "reject", "mask-head")),
         share=r.choice((0.0, 0.0, 0.5, 1.0)),
         short=r.choice(("drop", "drop", "train", "top-up")),
+        dynamic_sampling=random.Random(f"{seed} dynamic").random() < 0.25,
     )
 
 
@@ -134,7 +135,8 @@ def make_world(
 
 
 def _dispatch(plan: Plan, slots: int) -> laws.Watched:
-    terms = Terms(release=plan.release, unsolicited_share=plan.share, lease=40 * SECOND)
+    lease, dynamic = 40 * SECOND, plan.dynamic_sampling
+    terms = Terms(release=plan.release, unsolicited_share=plan.share, lease=lease, dynamic_sampling=dynamic)
     return laws.Watched(plan.policy, slots, terms)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -158,6 +159,9 @@ def staleness(facts: Facts, plan: Plan) -> None:
         k = entry["version"] - 1
         for seq in range(entry["seq_lo"], entry["seq_hi"]):
             group = facts.ready[seq]
+            if plan.dynamic_sampling:
+                known = [reward for reward in group["rewards"] if not math.isnan(reward)]
+                assert len(known) < 2 or len(set(known)) > 1, "P2: a group that teaches nothing was trained"
             bound = eta(group["ticket"])
             used = [v for sample in facts.samples(group) for v in facts.versions(sample)]
             assert used, "P2: a ready group without a trainable token"

@@ -39,6 +39,7 @@ class Plan:
     release: str
     share: float
     short: str
+    dynamic_sampling: bool = False
     policy: str = POLICY
     healthy: bool = False
     prompting: bool = True

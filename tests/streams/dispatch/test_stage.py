@@ -47,11 +47,18 @@ class Desk:
             out += self.bench.record("p.prompts", record["id"], "Prompt", record)
         return out
 
-    def say(self, kind, ticket=None, *, slot=0, v=0, tail=None, missing=(), size=2, group=None, policy="p"):
+    def say(
+        self, kind, ticket=None, *, slot=0, v=0, tail=None, missing=(), size=2, group=None, policy="p", rewards=None
+    ):
         places = [{"topic": "w.p.trajectories", "partition": 0, "offset": n} for n in range(size)]
         record = {"kind": kind, "policy": policy, "slot": slot, "time": self.now, "ticket": ticket, "size": size}
         record |= {"group": "" if kind == "progress" else group or str(ticket), "samples": list(range(size))}
-        record |= {"missing": list(missing), "trajectories": places, "tokens": [3] * size, "rewards": [1.0, math.nan]}
+        record |= {
+            "missing": list(missing),
+            "trajectories": places,
+            "tokens": [3] * size,
+            "rewards": rewards or [1.0, math.nan],
+        }
         record |= {"v_head": v, "v_tail": v if tail is None else tail, "reason": "because" if missing else None}
         return self.bench.record("p.completions", record["group"], "Completion", record)
 
@@ -378,6 +385,7 @@ def test_settings_are_said_as_the_policy_begins():
         "unsolicited_share": ("0.0", 0, None),
         "lease_ms": ("300000", None, 0),
         "max_running": ("0", None, 0),
+        "dynamic_sampling": ("false", 0, None),
     }
 
 
@@ -448,6 +456,7 @@ def test_what_is_asked_before_version_zero_is_not_forgotten():
         ("unsolicited_share", 1.5),
         ("lease_ms", 0),
         ("max_running", -1),
+        ("dynamic_sampling", 1),
         ("colour", "red"),
     ],
 )
@@ -485,3 +494,35 @@ def test_no_completion_is_taken_before_version_zero():
     d = Desk(start=False)
     d.say("unsolicited", group="u", size=1)
     assert d.reasons == ["no_version"]
+
+
+def test_under_dynamic_sampling_groups_that_teach_nothing_make_room_for_others():
+    d = Desk(batch=1, eta=0, dynamic_sampling=True, unsolicited_share=1.0)
+    d.prompt(3)
+    d.say("complete", 0, rewards=[1.0, 1.0])
+    assert (d.resolutions[-1]["kind"], d.resolutions[-1]["seq"]) == ("rejected", None)
+    assert "all equal" in d.resolutions[-1]["reason"]
+    assert d.grants[-1]["ticket"] == 1, "its room is granted again"
+    d.say("complete", 1, rewards=[1.0, 0.5])
+    assert (d.resolutions[-1]["kind"], d.resolutions[-1]["seq"]) == ("ready", 0)
+    d.commit(1)
+    d.say("unsolicited", group="u", v=1, rewards=[0.0, 0.0])
+    assert (d.resolutions[-1]["kind"], "all equal" in d.resolutions[-1]["reason"]) == ("declined", True)
+
+
+def test_a_group_of_one_or_without_rewards_is_not_even():
+    d = Desk(batch=4, eta=0, dynamic_sampling=True)
+    d.prompt(2)
+    d.say("complete", 0, rewards=[math.nan, math.nan])
+    d.say("complete", 1, rewards=[math.nan, 1.0])
+    assert [r["kind"] for r in d.resolutions] == ["ready", "ready"]
+
+
+def test_dynamic_sampling_can_be_asked_for_later():
+    d = Desk(batch=4, eta=0)
+    d.prompt(3)
+    d.say("complete", 0, rewards=[1.0, 1.0])
+    d.decide("dynamic_sampling", True)
+    assert d.settings[-1]["from_seq"] == 1
+    d.say("complete", 1, rewards=[1.0, 1.0])
+    assert [r["kind"] for r in d.resolutions] == ["ready", "rejected"]
