@@ -1,6 +1,8 @@
-"""Jobs for `ranks.Ranks`: one micro-batch on the ranks of one cell."""
+"""Jobs for `ranks.Ranks`: micro-batches on the ranks of one cell."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
@@ -10,6 +12,9 @@ from trainers.backends.forward import ForwardPass
 from trainers.backends.fsdp import TorchBackend
 from trainers.backends.models import build
 from trainers.backends.parallel import context as cp
+from trainers.backends.parallel import pipeline as pp
+from trainers.backends.parallel.schedules import chunks_of
+from trainers.backends.parallel.stages import cut, layers_of
 from trainers.batches.packing import Packed
 from trainers.state import State
 
@@ -47,3 +52,61 @@ def pass_together(backend: TorchBackend, rank: int, world: int, store: Store, st
             gradients[name] = parameter.grad
     backend.tear_down()
     return (*found, gradients)
+
+
+Losses = tuple[list[float], list[torch.Tensor], dict[str, torch.Tensor]]
+"""Loss of each micro-batch, their log-probabilities, and gradients by name in the whole model."""
+
+
+def micros_alone(state: State, batches: Sequence[Packed]) -> Losses:
+    """Negative log-likelihoods of micro-batches, their gradients added up, in one process."""
+    model = build(state.assets, state.weights)
+    losses, logprobs = [], []
+    for batch in batches:
+        found = ForwardPass(model, batch).tokens(1.0)[0]
+        (-found.sum()).backward()
+        losses.append(-float(found.detach().sum()))
+        logprobs.append(found.detach())
+    return losses, logprobs, {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+def micros_piped(
+    backend: TorchBackend, rank: int, world: int, store: Store, state: State, batches: Sequence[Packed], schedule: str
+) -> Losses:
+    """The same on a pipeline of all ranks: what this rank knows of it."""
+    backend.form(rank, world, store, 30.0)
+    group = dist.group.WORLD
+    assert group is not None
+    pipe = pp.Pipe(group, rank, world, schedule, backend.clock)
+    models, offsets = [], []
+    for chunk in range(chunks_of(schedule)):
+        model = build(state.assets, state.weights)
+        total = layers_of(model)
+        cut(model, pipe.stage(chunk))
+        models.append(model)
+        offsets.append(pipe.stage(chunk))
+    shapes = [(1, batch.tokens.shape[1], models[0].config.hidden_size) for batch in batches]
+    found: dict[int, torch.Tensor] = {}
+
+    def forward(chunk: int, micro: int, hidden: torch.Tensor | None) -> torch.Tensor:
+        run = ForwardPass(models[chunk], batches[micro], extra=pp.fed(hidden))
+        if not pipe.stage(chunk).last:
+            return run.hidden()
+        logprobs = run.tokens(1.0)[0]
+        found[micro] = logprobs.detach()
+        return -logprobs.sum()
+
+    like = torch.zeros(0)
+    pp.relay(pipe, shapes, like, forward)
+    scored = [found[micro] for micro in range(len(batches))] if pipe.last else None
+    told = pp.tell(pipe, scored, [batch.trainable for batch in batches], like)
+    pp.run(pipe, shapes, like, forward, lambda chunk, micro: None)
+    losses = [-float(found[micro].sum()) for micro in range(len(batches))] if pipe.last else []
+    gradients = {
+        stage.name(name, total): parameter.grad
+        for model, stage in zip(models, offsets, strict=True)
+        for name, parameter in model.named_parameters()
+        if parameter.grad is not None
+    }
+    backend.tear_down()
+    return losses, told, gradients

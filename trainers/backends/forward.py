@@ -41,6 +41,10 @@ class ForwardPass:
         with torch.no_grad():
             return token_distribution(self.teacher_model, self.batch, temperature, **self.extra)
 
+    def hidden(self) -> torch.Tensor:
+        """What a pipeline stage before the last passes on, [1, T, H]."""
+        return _run(self.model, self.batch, **self.extra)
+
     def values(self) -> torch.Tensor:
         """float32[T]."""
         values: torch.Tensor = _run(self.model, self.batch, **self.extra)[0, :, 0].float()
@@ -64,8 +68,9 @@ def token_distribution(model: torch.nn.Module, batch: Packed, temperature: float
 
 
 def _run(model: torch.nn.Module, batch: Packed, **more: Any) -> torch.Tensor:
+    if "inputs_embeds" not in more:
+        more["input_ids"] = batch.tokens
     logits: torch.Tensor = model(
-        input_ids=batch.tokens,
         position_ids=batch.positions,
         attention_mask=batch.tokens.new_zeros((1, 1, 1, 1)),  # 4-D: transformers builds no mask of its own
         use_cache=False,

@@ -1,0 +1,146 @@
+"""Pipeline parallelism: micro-batches pass through stages on several ranks, forward and, with gradients, back.
+
+Every rank of a cell has every micro-batch, so each knows the shape of what comes and micro-batches may differ in
+length. Activations and gradients travel as they are, each message under a tag of its own; sends do not wait, receives
+do, and the order of work is that of `schedules.py`. The last stage alone evaluates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from trainers.backends.comms import COLLECTIVES
+from trainers.backends.parallel.schedules import actions, chunks_of, forwards
+from trainers.backends.parallel.stages import Stage
+from trainers.clock import Clock
+
+Forward = Callable[[int, int, torch.Tensor | None], torch.Tensor]
+"""(chunk, micro, hidden states of the stage before or None) -> hidden states, or the loss on the last stage."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pipe:
+    """The ranks of a pipeline in the order of their stages. schedule: see `schedules.py`."""
+
+    group: dist.ProcessGroup
+    rank: int
+    size: int
+    schedule: str
+    clock: Clock
+
+    @property
+    def stages(self) -> int:
+        """Of all ranks together."""
+        return self.size * chunks_of(self.schedule)
+
+    def stage(self, chunk: int) -> Stage:
+        """The stage of this rank's chunk."""
+        return Stage(chunk * self.size + self.rank, self.stages)
+
+    @property
+    def last(self) -> bool:
+        """Whether this rank has the last stage."""
+        return self.rank == self.size - 1
+
+
+class _Post:
+    """Messages between stages during one pass of several micro-batches."""
+
+    def __init__(self, pipe: Pipe) -> None:
+        self._pipe = pipe
+        self._sent: list[tuple[dist.Work | None, torch.Tensor]] = []
+
+    def send(self, tensor: torch.Tensor, stage: int, backward: bool, micro: int) -> None:
+        """To `stage`, without waiting."""
+        pipe, tensor = self._pipe, tensor.detach().contiguous()
+        work = dist.isend(tensor, group=pipe.group, group_dst=stage % pipe.size, tag=self._tag(stage, backward, micro))
+        self._sent.append((work, tensor))
+
+    def receive(self, into: torch.Tensor, at: int, source: int, backward: bool, micro: int) -> torch.Tensor:
+        """What stage `source` sent to stage `at`, here."""
+        pipe = self._pipe
+        with pipe.clock.phase(COLLECTIVES):
+            dist.recv(into, group=pipe.group, group_src=source % pipe.size, tag=self._tag(at, backward, micro))
+        return into
+
+    def _tag(self, stage: int, backward: bool, micro: int) -> int:
+        return (micro * self._pipe.stages + stage) * 2 + backward
+
+    def finish(self) -> None:
+        """Waits until all has arrived."""
+        with self._pipe.clock.phase(COLLECTIVES):
+            for work, _ in self._sent:
+                if work is not None:
+                    work.wait()
+        self._sent.clear()
+
+
+def relay(pipe: Pipe, shapes: Sequence[tuple[int, ...]], like: torch.Tensor, forward: Forward) -> None:
+    """Passes micro-batches through all stages without gradients; `forward` keeps what the last stage makes of each.
+    shapes: of the hidden states of each micro-batch; like: a tensor of their dtype and device."""
+    post = _Post(pipe)
+    with torch.no_grad():
+        for _, chunk, micro in forwards(pipe.size, chunks_of(pipe.schedule), len(shapes)):
+            stage = pipe.stage(chunk)
+            hidden = None
+            if not stage.first:
+                hidden = post.receive(like.new_empty(shapes[micro]), stage.index, stage.index - 1, False, micro)
+            out = forward(chunk, micro, hidden)
+            if not stage.last:
+                post.send(out, stage.index + 1, False, micro)
+    post.finish()
+
+
+def run(
+    pipe: Pipe,
+    shapes: Sequence[tuple[int, ...]],
+    like: torch.Tensor,
+    forward: Forward,
+    before_backward: Callable[[int, int], None],
+) -> None:
+    """Passes micro-batches through all stages and their gradients back, which add up in the parameters.
+    before_backward(chunk, micro): called ahead of each backward pass."""
+    post = _Post(pipe)
+    held: dict[tuple[int, int], tuple[torch.Tensor | None, torch.Tensor]] = {}
+    for backward, chunk, micro in actions(pipe.schedule, pipe.size, pipe.rank, len(shapes)):
+        stage = pipe.stage(chunk)
+        if not backward:
+            hidden = None
+            with pipe.clock.phase("forward"):
+                if not stage.first:
+                    hidden = post.receive(like.new_empty(shapes[micro]), stage.index, stage.index - 1, False, micro)
+                    hidden.requires_grad_()
+                out = forward(chunk, micro, hidden)
+            if not stage.last:
+                post.send(out, stage.index + 1, False, micro)
+            held[chunk, micro] = hidden, out
+            continue
+        hidden, out = held.pop((chunk, micro))
+        before_backward(chunk, micro)
+        with pipe.clock.phase("backward"):
+            gradient = None
+            if not stage.last:
+                gradient = post.receive(torch.empty_like(out), stage.index, stage.index + 1, True, micro)
+            torch.autograd.backward(out, gradient)
+        if hidden is not None and hidden.grad is not None:
+            post.send(hidden.grad, stage.index - 1, True, micro)
+    post.finish()
+
+
+def fed(hidden: torch.Tensor | None) -> dict[str, torch.Tensor]:
+    """The argument by which a stage is given what the one before it passed on."""
+    return {} if hidden is None else {"inputs_embeds": hidden}
+
+
+def tell(
+    pipe: Pipe, rows: Sequence[torch.Tensor] | None, sizes: Sequence[int], like: torch.Tensor
+) -> list[torch.Tensor]:
+    """Float rows of `sizes` that the last rank has, on all of them."""
+    flat = torch.cat(list(rows)) if rows is not None else like.new_empty(sum(sizes))
+    with pipe.clock.phase(COLLECTIVES):
+        dist.broadcast(flat, group=pipe.group, group_src=pipe.size - 1)
+    return list(flat.split(list(sizes)))

@@ -1,0 +1,97 @@
+"""Cuts a transformers model into pipeline stages.
+
+Stage 0 has the embedding, the last one the final norm and the head, each some consecutive layers. A stage is still a
+model of its class: it is called with `inputs_embeds` instead of tokens (not the first) and its logits are hidden states
+(not the last), so whatever its class does between layers stays as it is. Its layers are numbered from 0; `name`
+gives the names of the whole model.
+
+Invariant: each parameter of the whole model is in exactly one stage.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from dataclasses import dataclass
+
+import torch
+from transformers import PreTrainedModel
+
+from trainers.errors import BadConfiguration
+
+_LAYER = re.compile(r"(.*\.layers\.)(\d+)(\..*)")
+_HEADS = ("lm_head", "score")
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One of `count`."""
+
+    index: int = 0
+    count: int = 1
+
+    @property
+    def first(self) -> bool:
+        """Whether it reads tokens."""
+        return self.index == 0
+
+    @property
+    def last(self) -> bool:
+        """Whether it has the head."""
+        return self.index == self.count - 1
+
+    def layers(self, total: int) -> range:
+        """Its layers of `total`; earlier stages have one more where they do not divide."""
+        each, more = divmod(total, self.count)
+        start = self.index * each + min(self.index, more)
+        return range(start, start + each + (self.index < more))
+
+    def name(self, own: str, total: int) -> str:
+        """What a parameter that the stage calls `own` is called in a whole model of `total` layers."""
+        match = _LAYER.fullmatch(own)
+        if match is None:
+            return own
+        return f"{match[1]}{int(match[2]) + self.layers(total).start}{match[3]}"
+
+
+def stage_of(name: str, total: int, count: int) -> int:
+    """Which of `count` stages has a parameter of a whole model of `total` layers."""
+    match = _LAYER.fullmatch(name)
+    if match is not None:
+        layer = int(match[2])
+        return next(index for index in range(count) if layer in Stage(index, count).layers(total))
+    return 0 if ".embed_tokens." in name else count - 1
+
+
+def layers_of(model: PreTrainedModel) -> int:
+    """Layers of a whole model."""
+    return int(model.config.num_hidden_layers)
+
+
+def cut(model: PreTrainedModel, stage: Stage) -> None:
+    """Leaves of a whole model what `stage` has, in place. BadConfiguration, with the reason, where it cannot be cut."""
+    if stage.count == 1:
+        return
+    total = layers_of(model)
+    if total < stage.count:
+        raise BadConfiguration(f"{total} layers make no {stage.count} pipeline stages; each needs one")
+    if model.config.tie_word_embeddings:
+        raise BadConfiguration(
+            "the model ties its output to its input embeddings, which lie on the first and the last pipeline stage; "
+            "choose p1, or a model with a head of its own"
+        )
+    base = model.base_model
+    mine = stage.layers(total)
+    config = copy.deepcopy(model.config)
+    config.num_hidden_layers = len(mine)
+    if getattr(config, "layer_types", None):
+        config.layer_types = [config.layer_types[index] for index in mine]
+    base.layers = base.layers[mine.start : mine.stop]
+    model.config = base.config = config
+    if not stage.first:
+        base.embed_tokens = torch.nn.Identity()
+    if not stage.last:
+        base.norm = torch.nn.Identity()
+        for head in _HEADS:
+            if hasattr(model, head):
+                setattr(model, head, torch.nn.Identity())
