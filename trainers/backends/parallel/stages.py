@@ -13,6 +13,7 @@ from __future__ import annotations
 import copy
 import re
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -80,7 +81,7 @@ def cut(model: PreTrainedModel, stage: Stage) -> None:
             "the model ties its output to its input embeddings, which lie on the first and the last pipeline stage; "
             "choose p1, or a model with a head of its own"
         )
-    base = model.base_model
+    base: Any = model.base_model
     mine = stage.layers(total)
     config = copy.deepcopy(model.config)
     config.num_hidden_layers = len(mine)
