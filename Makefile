@@ -62,8 +62,8 @@ chaos: setup ## every kill point, random kills, zombies, joins and leaves; then 
 histories: setup ## random histories of the production stages in memory; N= how many
 	MILLRACE_HISTORIES=$(N) $(BIN)/pytest tests/properties/test_histories.py
 
-conformance: setup ## every sibling of every seam against its one suite
-	$(BIN)/pytest -k conformance
+conformance: setup ## every sibling of every seam against its one suite, every layout of every trainer backend
+	MILLRACE_CONFORMANCE=all $(BIN)/pytest -k conformance
 
 bench: setup ## the figures of docs/benchmarks.md
 	for name in $$(cd benchmarks && ls bench_*.py); do echo "== $$name"; $(BIN)/python -m benchmarks.$${name%.py}; done

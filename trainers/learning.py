@@ -39,7 +39,8 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one rank computed of a batch: trajectories, tokens (all of their lineages that trained), groups."""
+    """What one cell of ranks (one rank, where each holds the whole model) computed of a batch: trajectories, tokens
+    (all of their lineages that trained), groups."""
 
     samples: int
     tokens: int
@@ -101,7 +102,8 @@ class Trainer:
         version: int,
         oldest: int | None = None,
     ) -> Report:
-        """Trains this rank's `samples` of a batch. All ranks call it together.
+        """Trains this rank's `samples` of a batch (its cell's: share `data_rank` of `data_world`). All ranks call it
+        together.
 
         minibatches: seqs of the whole batch (all ranks') in training order, as `allocation.plan` gives them. version:
         of the weights that train. oldest: tokens of an older version are masked (version - eta under mask-head). Raises
@@ -198,8 +200,9 @@ class Trainer:
             "reward": math.fsum(known),
             "unrewarded": len(rewards) - len(known),
         }
-        mine = [0.0] * (3 * self.backend.world)
-        mine[3 * self.backend.rank : 3 * self.backend.rank + 3] = [
+        mine = [0.0] * (3 * self.backend.data_world)
+        first = 3 * self.backend.data_rank
+        mine[first : first + 3] = [
             len(rewards),
             sum(micro.length for micro in micros),
             len({s.seq for s in samples}),

@@ -4,9 +4,10 @@ One process lives through many groups: form, load, (score, step, gather ...), te
 
 Invariants every sibling keeps:
 - `load` uses no collective, so a rank that fails in it never leaves the others waiting.
-- A step's gradient is the sum over all ranks and micro-batches divided once by `denominator`: how a minibatch is cut
-  over ranks and micro-batches changes results by rounding alone. The same layout with the same batches gives identical
-  bytes.
+- Ranks of one cell (tensor, pipeline, context parallel) get the same micro-batches and answer alike; `data_rank` says
+  which cell. A step's gradient is the sum over all cells and micro-batches divided once by `denominator`: how a
+  minibatch is cut over cells and micro-batches, and how a cell splits the model, changes results by rounding alone. The
+  same layout with the same batches gives identical bytes.
 - A non-finite loss or gradient leaves weights and optimizer as they were, on every rank alike.
 - All ranks call score and step with the same number of micro-batches.
 - After tear_down nothing holds the group: its sockets are closed even if a reference to it survives somewhere.
@@ -22,6 +23,7 @@ import torch
 from torch.distributed.distributed_c10d import Store
 
 from trainers.algorithms.base import Algorithm
+from trainers.backends.layout import Layout
 from trainers.batches.packing import Packed
 from trainers.clock import Clock
 from trainers.state import State
@@ -33,7 +35,7 @@ ACTOR, CRITIC, REFERENCE, TEACHER = "actor", "critic", "reference", "teacher"
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """Of one optimizer step, over all ranks. loss: token mean; grad_norm: before clipping; sums: the algorithm's
-    measures; applied: False when it was skipped as non-finite. tokens and samples: what this rank computed."""
+    measures; applied: False when it was skipped as non-finite. tokens and samples: what this rank's cell computed."""
 
     loss: float
     grad_norm: float
@@ -44,18 +46,31 @@ class StepResult:
 
 
 class Backend(ABC):
-    """A model in training. Not thread-safe, except `abort`."""
+    """A model in training. Not thread-safe, except `abort`. `parallel`: how one cell is laid out; its d is not used,
+    since `form` derives it from the ranks that come."""
 
     layout: str = ""
     """As the ledger names it, such as torch:d2; empty before `form`."""
     rank: int = 0
     world: int = 1
+    parallel: Layout
     clock: Clock
+
+    @property
+    def data_rank(self) -> int:
+        """Which cell this rank belongs to: which of the `data_world` shares of a batch it trains."""
+        return self.rank
+
+    @property
+    def data_world(self) -> int:
+        """Cells of ranks that hold the whole model together."""
+        return self.world
 
     @abstractmethod
     def form(self, rank: int, world: int, store: Store | None, timeout: float) -> None:
         """Joins a process group of `world` ranks that meet in `store`; no collective waits longer than `timeout`
-        seconds. A world of 1 needs no group and no store. Tears down what was formed before."""
+        seconds. A world of 1 needs no group and no store. Tears down what was formed before. BadConfiguration when so
+        many ranks make no layout."""
 
     @abstractmethod
     def load(self, state: State) -> None:
@@ -78,12 +93,12 @@ class Backend(ABC):
     def step(
         self, micros: Sequence[Packed], algorithm: Algorithm, denominator: float, lr: float, role: str = ACTOR
     ) -> StepResult:
-        """One optimizer step of a role on a minibatch, of which `micros` are this rank's. `denominator`: over all
-        ranks."""
+        """One optimizer step of a role on a minibatch, of which `micros` are this rank's cell's. `denominator`: over
+        all cells."""
 
     @abstractmethod
     def sum(self, values: Sequence[float]) -> list[float]:
-        """Adds each value up over the ranks, in float64."""
+        """Adds each value up over the cells, in float64; the ranks of a cell give equal values, which count once."""
 
     @abstractmethod
     def max(self, values: Sequence[float]) -> list[float]:

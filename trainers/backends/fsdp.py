@@ -1,4 +1,5 @@
-"""torch: FSDP2 over gloo, or over NCCL on CUDA. A world of one is the plain model without a process group.
+"""torch over gloo, or over NCCL on CUDA: FSDP2, and within a cell of ranks tensor, expert, context and pipeline
+parallelism (`parallel/`). A world of one is the plain model without a process group.
 
 Several models may live in one group: the policy, its critic, and frozen ones that only score (`trainee.py`).
 
@@ -15,7 +16,6 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import PrefixStore, Store, _set_pg_timeout, _world
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from transformers import PreTrainedModel
@@ -23,6 +23,8 @@ from transformers import PreTrainedModel
 from trainers.algorithms.base import Algorithm
 from trainers.backends.base import ACTOR, CRITIC, TEACHER, Backend, StepResult
 from trainers.backends.comms import COLLECTIVES
+from trainers.backends.layout import TORCH, Layout
+from trainers.backends.parallel.grid import DP, Grid, Groups
 from trainers.backends.sockets import GroupSockets
 from trainers.backends.trainee import Adam, Place, Trainee
 from trainers.batches.packing import Packed
@@ -31,6 +33,9 @@ from trainers.errors import BadConfiguration, NotFormed
 from trainers.state import State
 
 __all__ = ["Adam", "TorchBackend"]
+
+DIMENSIONS = "d"
+"""along which this backend can split"""
 
 FORM_S = 10.0
 """longest that ranks wait for each other to form, all of them being on their way: one of them may have died since"""
@@ -45,17 +50,21 @@ class TorchBackend(Backend):
         self,
         adam: Adam | None = None,
         *,
+        parallel: Layout | None = None,
         device: str | None = None,
         reshard: bool = False,
         deterministic: bool = True,
     ) -> None:
         self.adam = adam or Adam()
+        self.parallel = parallel or Layout()
+        if self.parallel.backend != TORCH or set(self.parallel.split) - set(DIMENSIONS):
+            raise BadConfiguration(f"{self.parallel}: the torch backend splits along {', '.join(DIMENSIONS)} only")
         self.cuda = (device or ("cuda" if torch.cuda.is_available() else "cpu")) == "cuda"
         self.clock = Clock(torch.cuda.synchronize) if self.cuda else Clock()
         self.device = torch.device("cpu")
         self._reshard = reshard
         self._deterministic = deterministic
-        self._mesh: DeviceMesh | None = None
+        self._groups = Groups(Grid(), 0)
         self._sockets: GroupSockets | None = None
         self._forget()
 
@@ -69,34 +78,47 @@ class TorchBackend(Backend):
             raise BadConfiguration(f"rank {rank} is not in a world of {world}")
         if world > 1 and store is None:
             raise BadConfiguration(f"{world} ranks need a store to meet in")
+        layout = self.parallel.within(world)
         self.tear_down()
         torch.use_deterministic_algorithms(self._deterministic)
         if self.cuda:
             self.device = torch.device("cuda", rank % torch.cuda.device_count())
             torch.cuda.set_device(self.device)
         if world > 1 and store is not None:
-            self._join(rank, world, store, timeout)
-        self.rank, self.world, self.layout = rank, world, f"torch:d{world}"
+            self._join(rank, Grid(layout), store, timeout)
+        self.rank, self.world, self.layout = rank, world, str(layout)
 
-    def _join(self, rank: int, world: int, store: Store, timeout: float) -> None:
+    def _join(self, rank: int, grid: Grid, store: Store, timeout: float) -> None:
         sockets = GroupSockets()
+        world, forming = grid.world, timedelta(seconds=min(timeout, FORM_S))
         try:
             dist.init_process_group(
                 "cpu:gloo,cuda:nccl" if self.cuda else "gloo",
                 store=store,
                 rank=rank,
                 world_size=world,
-                timeout=timedelta(seconds=min(timeout, FORM_S)),
+                timeout=forming,
             )
+            groups = Groups.form(grid, rank, self.device, forming, timedelta(seconds=timeout))
         except BaseException:
             # torch names a group by how many this process has made, and counts anew only when a group ends. After one
             # that never came to be, this process would look for its peers under another name than theirs, for ever.
+            if dist.is_initialized():
+                dist.destroy_process_group()
             _world.group_count = 0
             raise
         _set_pg_timeout(timedelta(seconds=timeout))
         sockets.record(PrefixStore("millrace", store), rank, world)
         self._sockets = sockets
-        self._mesh = DeviceMesh(self.device.type, list(range(world)))
+        self._groups = groups
+
+    @property
+    def data_rank(self) -> int:
+        return self._groups.index(DP)
+
+    @property
+    def data_world(self) -> int:
+        return self._groups.size(DP)
 
     def abort(self) -> None:
         sockets = self._sockets
@@ -106,8 +128,8 @@ class TorchBackend(Backend):
     def tear_down(self) -> None:
         if self._sockets is not None:
             self._sockets.close()
-        held = bool(self._roles) or self._mesh is not None
-        self._sockets = self._mesh = None
+        held = bool(self._roles) or self._sockets is not None
+        self._sockets, self._groups = None, Groups(Grid(), 0)
         self._forget()
         if dist.is_initialized():
             dist.destroy_process_group()
@@ -123,6 +145,10 @@ class TorchBackend(Backend):
         self.rank, self.world, self.layout = 0, 1, ""
 
     def sum(self, values: Sequence[float]) -> list[float]:
+        return self._add(values if self._groups.grid.leads(self.rank) else [0.0] * len(values))
+
+    def _add(self, values: Sequence[float]) -> list[float]:
+        """Over all ranks, each counted."""
         return self._reduce(values, dist.ReduceOp.SUM)
 
     def max(self, values: Sequence[float]) -> list[float]:
@@ -130,7 +156,7 @@ class TorchBackend(Backend):
 
     def _reduce(self, values: Sequence[float], op: dist.ReduceOp.RedOpType) -> list[float]:
         vector = torch.tensor(values, dtype=torch.float64)
-        if self._mesh is not None and len(values) > 0:
+        if self.world > 1 and len(values) > 0:
             with self.clock.phase(COLLECTIVES):
                 dist.all_reduce(vector, op=op)
         return [float(value) for value in vector]
@@ -148,7 +174,7 @@ class TorchBackend(Backend):
 
     @property
     def _place(self) -> Place:
-        return Place(self.device, self._mesh, self.rank, self.world, self.clock, self._reshard)
+        return Place(self.device, self._groups, self.clock, self._reshard)
 
     def _role(self, role: str) -> Trainee:
         if role not in self._roles:
@@ -187,7 +213,7 @@ class TorchBackend(Backend):
     def step(
         self, micros: Sequence[Packed], algorithm: Algorithm, denominator: float, lr: float, role: str = ACTOR
     ) -> StepResult:
-        return self._role(role).step(micros, algorithm, denominator, lr, self.sum, self._roles.get(TEACHER))
+        return self._role(role).step(micros, algorithm, denominator, lr, self._add, self._roles.get(TEACHER))
 
     def gather(self) -> State | None:
         state = self._role(ACTOR).gather()

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
@@ -24,7 +23,8 @@ from trainers.backends.base import StepResult
 from trainers.backends.comms import COLLECTIVES, TimedAllGather, TimedReduceScatter
 from trainers.backends.forward import ForwardPass
 from trainers.backends.models import build
-from trainers.backends.sharding import numel, part, rows
+from trainers.backends.parallel.grid import DP, FS, Groups
+from trainers.backends.parallel.regions import Held, take
 from trainers.batches.packing import Packed
 from trainers.clock import Clock
 from trainers.errors import NotFormed
@@ -46,12 +46,10 @@ class Adam:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a model lives: its device, the mesh it is spread over (None: nowhere else), and this rank in it."""
+    """Where a model lives: its device, and the groups of ranks that it is spread over."""
 
     device: torch.device
-    mesh: DeviceMesh | None
-    rank: int
-    world: int
+    groups: Groups
     clock: Clock
     reshard: bool
 
@@ -67,8 +65,9 @@ class Trainee:
         if adam is None:
             model.requires_grad_(False)
             model.train(False)
-        if place.mesh is not None:
-            self._shard(model, place.mesh)
+        self._held = [Held(name, tuple(p.shape)) for name, p in model.named_parameters()]
+        if FS in place.groups.meshes:
+            self._shard(model)
         self.model = model
         self.steps = state.step
         self._assets, self._seed = state.assets, state.seed
@@ -86,19 +85,19 @@ class Trainee:
             self._shards, betas=adam.betas, eps=adam.eps, weight_decay=adam.weight_decay, foreach=False
         )
         if state.moments:
-            for (name, _), shard in zip(self.model.named_parameters(), self._shards, strict=True):
+            for held, shard in zip(self._held, self._shards, strict=True):
+                box = held.box(self._place.groups.grid, self._place.groups.rank)
                 optimizer.state[shard] = {
                     "step": torch.tensor(float(state.step)),
                     **{
-                        slot: part(full[name], self._place.world, self._place.rank)
-                        .to(self._place.device, copy=True)
-                        .view_as(shard)
+                        slot: take(full[held.name], box).to(self._place.device, copy=True).view_as(shard)
                         for slot, full in state.moments.items()
                     },
                 }
         return optimizer
 
-    def _shard(self, model: PreTrainedModel, mesh: DeviceMesh) -> None:
+    def _shard(self, model: PreTrainedModel) -> None:
+        mesh = self._place.groups.meshes[FS]
         layers = model.get_submodule(f"{model.base_model_prefix}.layers")
         for unit in (*layers.children(), model):
             fully_shard(unit, mesh=mesh, reshard_after_forward=self._place.reshard)
@@ -124,7 +123,7 @@ class Trainee:
         total: Callable[[Sequence[float]], list[float]],
         teacher: Trainee | None,
     ) -> StepResult:
-        """One optimizer step; `total` adds values up over the ranks."""
+        """One optimizer step; `total` adds values up over all ranks, copies in a cell too."""
         if self._optimizer is None:
             raise NotFormed("this model is frozen: hold it only to score, load what shall learn")
         self._reseed()
@@ -142,7 +141,10 @@ class Trainee:
                 totals[name] += float(sums[name])
         with clock.phase("optimizer"):
             squared = self._collect_gradients()
-        squared, loss, *measured = total([squared, loss, *totals.values()])
+        told = [loss, *totals.values()]
+        if not self._place.groups.grid.leads(self._place.groups.rank):
+            told = [0.0] * len(told)
+        squared, loss, *measured = total([squared, *told])
         norm = math.sqrt(squared) if squared >= 0 else math.nan
         loss /= denominator
         applied = math.isfinite(norm) and math.isfinite(loss)
@@ -158,21 +160,24 @@ class Trainee:
         )
 
     def _reseed(self) -> None:
-        words = np.random.SeedSequence((self._seed, self.steps, self._place.rank)).generate_state(2)
+        words = np.random.SeedSequence((self._seed, self.steps, self._place.groups.index(DP))).generate_state(2)
         torch.manual_seed(int(words[0]) << 31 | int(words[1]) >> 1)
 
     def _collect_gradients(self) -> float:
-        """Hands FSDP's summed gradients to the shards; this rank's part of the squared norm, in float64."""
+        """Hands FSDP's summed gradients to the shards. This rank's part of the squared norm, in float64: of what it
+        owns."""
         squared = torch.zeros((), dtype=torch.float64, device=self._place.device)
+        grid, rank = self._place.groups.grid, self._place.groups.rank
         with torch.no_grad():
-            for parameter, shard in zip(self.model.parameters(), self._shards, strict=True):
+            for held, parameter, shard in zip(self._held, self.model.parameters(), self._shards, strict=True):
                 gradient = parameter.grad
                 parameter.grad = None
                 if gradient is None:
                     shard.grad = torch.zeros_like(shard)
                     continue
                 shard.grad = gradient.to_local() if isinstance(gradient, DTensor) else gradient
-                squared += torch.linalg.vector_norm(shard.grad).double() ** 2
+                if held.owned_by(grid, rank):
+                    squared += torch.linalg.vector_norm(shard.grad).double() ** 2
         return float(squared)
 
     def _apply(self, norm: float, lr: float, applied: bool) -> None:
@@ -192,8 +197,6 @@ class Trainee:
 
     def gather(self) -> State | None:
         """The full state on rank 0, None elsewhere."""
-        names = [name for name, _ in self.model.named_parameters()]
-        shapes = [tuple(p.shape) for p in self.model.parameters()]
         slots = {"": [shard.detach() for shard in self._shards]}
         if self._optimizer is not None and self._optimizer.state:
             for slot in ("exp_avg", "exp_avg_sq"):
@@ -201,48 +204,46 @@ class Trainee:
         gathered = {}
         with self._place.clock.phase(COLLECTIVES):
             for slot, shards in slots.items():
-                gathered[slot] = self._gather_tensors(names, shapes, shards)
-        if self._place.rank != 0:
+                gathered[slot] = self._gather_tensors(shards)
+        if self._place.groups.rank != 0:
             return None
         weights = gathered.pop("")
         return State(weights, self._assets, gathered, self.steps, self._seed)
 
-    def _gather_tensors(
-        self, names: Sequence[str], shapes: Sequence[tuple[int, ...]], shards: Sequence[torch.Tensor]
-    ) -> dict[str, torch.Tensor]:
+    def _gather_tensors(self, shards: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
         """Full tensors by name on rank 0, on the CPU; empty elsewhere. One collective a bucket."""
-        world, mine_rank = self._place.world, self._place.rank
-        if self._place.mesh is None:
-            return {name: shard.to("cpu", copy=True) for name, shard in zip(names, shards, strict=True)}
+        grid, me = self._place.groups.grid, self._place.groups.rank
+        if grid.world == 1:
+            return {held.name: shard.to("cpu", copy=True) for held, shard in zip(self._held, shards, strict=True)}
+        mine = {held.name: shard for held, shard in zip(self._held, shards, strict=True)}
         full: dict[str, torch.Tensor] = {}
-        for bucket in _buckets(shapes):
-            widest = max(sum(numel(shapes[i], world, rank) for i in bucket) for rank in range(world))
-            mine = torch.cat([shards[i].reshape(-1) for i in bucket])
-            padded = torch.nn.functional.pad(mine, (0, widest - mine.numel()))
-            parts = [torch.empty_like(padded) for _ in range(world)] if mine_rank == 0 else None
-            dist.gather(padded, parts, dst=0)
+        for bucket in _buckets(self._held):
+            owned = [[held for held in bucket if held.owned_by(grid, rank)] for rank in range(grid.world)]
+            sizes = [sum(held.numel(grid, rank) for held in owned[rank]) for rank in range(grid.world)]
+            sent = torch.zeros(max(sizes), device=self._place.device)
+            if owned[me]:
+                sent[: sizes[me]] = torch.cat([mine[held.name].reshape(-1) for held in owned[me]])
+            parts = [torch.empty_like(sent) for _ in range(grid.world)] if me == 0 else None
+            dist.gather(sent, parts, dst=0)
             if parts is None:
                 continue
-            at = [0] * world
-            for i in bucket:
-                pieces = []
-                for rank, flat in enumerate(parts):
-                    lo, hi = rows(shapes[i][0], world, rank)
-                    size = numel(shapes[i], world, rank)
-                    pieces.append(flat[at[rank] : at[rank] + size].view(hi - lo, *shapes[i][1:]))
-                    at[rank] += size
-                full[names[i]] = torch.cat(pieces).cpu()
+            full |= {held.name: torch.empty(held.shape) for held in bucket}
+            for rank, flat in enumerate(parts):
+                pieces = flat[: sizes[rank]].split([held.numel(grid, rank) for held in owned[rank]])
+                for held, piece in zip(owned[rank], pieces, strict=True):
+                    to = take(full[held.name], held.box(grid, rank))
+                    to.copy_(piece.view_as(to))
         return full
 
 
-def _buckets(shapes: Sequence[tuple[int, ...]]) -> list[list[int]]:
-    buckets: list[list[int]] = [[]]
+def _buckets(parameters: Sequence[Held]) -> list[list[Held]]:
+    buckets: list[list[Held]] = [[]]
     filled = 0
-    for index, shape in enumerate(shapes):
-        size = math.prod(shape)
+    for held in parameters:
+        size = math.prod(held.shape)
         if buckets[-1] and filled + size > BUCKET:
             buckets.append([])
             filled = 0
-        buckets[-1].append(index)
+        buckets[-1].append(held)
         filled += size
     return buckets

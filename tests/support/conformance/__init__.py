@@ -1,0 +1,1 @@
+"""The conformance suite's machinery; its cases are in `tests/conformance`."""

@@ -1,0 +1,85 @@
+"""The run that every case repeats: three GRPO steps and one of SFT on unequal samples, the clip always at work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch.distributed.distributed_c10d import Store
+
+from tests.support.samples import random_samples
+from tests.support.steps import train_share
+from trainers.algorithms.base import Algorithm
+from trainers.algorithms.registry import policy
+from trainers.algorithms.sft import Sft
+from trainers.backends.base import Backend
+from trainers.backends.factory import make_backend
+from trainers.backends.fsdp import Adam
+from trainers.learning import Schedule, Trainer
+from trainers.state import State
+
+CLIP = 0.02
+BUDGET = 150
+"""Tokens a micro-batch: several a step, and not as many on every rank."""
+LR = 1e-3
+STEPS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one rank saw: of each step its loss, its gradient norm before clipping and the layout's name; on rank 0 the
+    state at the end, and the log-probabilities' mean that a last `score` gives."""
+
+    losses: list[float]
+    norms: list[float]
+    layout: str
+    data_rank: int
+    state: State | None
+
+
+def steps(first: int = 0, last: int = STEPS) -> list[tuple[Algorithm, int]]:
+    """(algorithm, seed of the batch) of each step: three of GRPO, then SFT."""
+    grpo = policy("grpo", minibatches=1)
+    return [(Sft() if index == STEPS - 1 else grpo, index) for index in range(first, last)]
+
+
+def train(
+    backend: Backend, rank: int, world: int, store: Store | None, state: State, wanted: list[tuple[Algorithm, int]]
+) -> Outcome:
+    """Form, load, take the steps, gather, tear down."""
+    backend.form(rank, world, store, 60.0)
+    losses, norms = [], []
+    try:
+        backend.load(state)
+        layout, data_rank = backend.layout, backend.data_rank
+        for algorithm, seed in wanted:
+            trainer = Trainer(backend, algorithm, Schedule(LR), budget=BUDGET)
+            samples = random_samples(seed, groups=6, group_size=3, longest=24)
+            report = train_share(trainer, samples, data_rank, backend.data_world, version=0)
+            assert report.unchanged is None, report
+            assert len(report.shares) == backend.data_world
+            losses.append(report.metrics["loss"])
+            norms.append(report.metrics["grad_norm"])
+        gathered = backend.gather()
+    finally:
+        backend.tear_down()
+    return Outcome(losses, norms, layout, data_rank, gathered)
+
+
+def train_layout(
+    _: Any,
+    rank: int,
+    world: int,
+    store: Store,
+    layout: str,
+    options: Mapping[str, Any],
+    prepare: Callable[[], None] | None,
+    state: State,
+    wanted: list[tuple[Algorithm, int]],
+) -> Outcome:
+    """A job for `ranks.Ranks`: the run under a layout."""
+    if prepare is not None:
+        prepare()
+    backend = make_backend(layout, Adam(weight_decay=0.01, clip=CLIP), **options)
+    return train(backend, rank, world, store, state, wanted)

@@ -1,0 +1,29 @@
+"""The backend that a layout names, made without importing any other."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from trainers.backends.base import Backend
+from trainers.backends.layout import ENGINES, TORCH, Layout, parse
+from trainers.errors import BadConfiguration
+
+if TYPE_CHECKING:
+    from trainers.backends.trainee import Adam
+
+SIBLINGS = {TORCH: "trainers.backends.fsdp:TorchBackend"}
+"""Backend -> module and class. Classes are called with (adam, parallel=layout, **options)."""
+
+
+def make_backend(layout: Layout | str, adam: Adam | None = None, **options: Any) -> Backend:
+    """An unformed backend for `layout`, such as torch:d2t2. How many ranks come decides d. BadConfiguration where the
+    layout is none or its backend does not train; `options`: the sibling's own."""
+    made = parse(layout) if isinstance(layout, str) else layout
+    made.check()
+    if made.backend not in SIBLINGS:
+        serves = "serves and does not train" if made.backend in ENGINES else "is not among them"
+        raise BadConfiguration(f"{made}: {made.backend} {serves}; train with {', '.join(SIBLINGS)}")
+    module, _, name = SIBLINGS[made.backend].partition(":")
+    backend: Backend = getattr(import_module(module), name)(adam, parallel=made, **options)
+    return backend
