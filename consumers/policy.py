@@ -64,7 +64,7 @@ def create(settings: Settings, model_dir: Path, bus: Bus) -> WeightVersion:
     """Write version 0 of `settings.policy` from a Hugging Face model directory (tokenizer included); gives its event.
 
     Raises PolicyError when the policy exists, CheckpointError when the directory is no model."""
-    from trainers import checkpoint, manifest
+    from trainers import checkpoint, delta_files, manifest
 
     names = topics(settings)
     weights, ledger_topic = names["weights"], names["ledger"]
@@ -72,7 +72,8 @@ def create(settings: Settings, model_dir: Path, bus: Bus) -> WeightVersion:
     with bus.transactor(transactional_id(settings)) as transactor:
         _refuse_existing(settings, bus)
         written = checkpoint.write(weights_root(settings), 0, checkpoint.adopt(model_dir, seed=settings.learner.seed))
-        event = _event(settings, written, manifest.subset_hash(manifest.Manifest(written.files), TOKENIZER))
+        tokenizer_hash = manifest.subset_hash(manifest.Manifest(written.files), TOKENIZER)
+        event = _event(settings, written, tokenizer_hash, delta_files.full_size(written.path))
         transactor.begin()
         transactor.send(Outgoing(weights, event["policy"].encode(), codec.encode("WeightVersion", event)))
         transactor.send(Outgoing(ledger_topic, b"0", codec.encode("LedgerEntry", _entry(event))))
@@ -101,7 +102,7 @@ def template_hash(directory: Path) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _event(settings: Settings, written: Checkpoint, tokenizer_hash: str) -> WeightVersion:
+def _event(settings: Settings, written: Checkpoint, tokenizer_hash: str, full_bytes: int) -> WeightVersion:
     return {
         "policy": settings.policy.name,
         "version": 0,
@@ -119,6 +120,10 @@ def _event(settings: Settings, written: Checkpoint, tokenizer_hash: str) -> Weig
         "shards": settings.topics.shards,
         "group_size": settings.policy.group_size,
         "time": now_micros(),
+        "delta": None,
+        "delta_hash": None,
+        "delta_bytes": None,
+        "full_bytes": full_bytes,
     }
 
 

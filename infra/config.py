@@ -165,6 +165,11 @@ class Engine(Section):
     kv_cache_mb: Positive = Field(
         default=256, description="memory for the key-value cache of the local engine on a CPU"
     )
+    cache: str = Field(
+        default="",
+        description="directory that engine and reloader see, for versions composed of changes; empty: under home for a "
+        "local engine, else every version is read whole",
+    )
     args: tuple[str, ...] = Field(default=(), description="more arguments for vLLM")
 
 
@@ -242,6 +247,9 @@ class Learner(Section):
     threads: Positive = Field(default=1, description="CPU threads of each")
     host: str = Field(default="127.0.0.1", description="address other learners reach this one at")
     keep: Positive = Field(default=3, description="newest versions whose files are kept")
+    anchor_every: Positive = Field(
+        default=1, description="engines read every n-th version whole, those between as changes to their parent"
+    )
     seed: int = Field(default=0, description="of every random choice")
     session_timeout_s: Seconds = Field(default=6, description="silence after which a learner counts as dead")
     collective_timeout_s: Seconds = Field(
@@ -446,6 +454,7 @@ def _anchored(data: dict[str, Any], folder: Path) -> dict[str, Any]:
         (out, "objects"),
         (out.get("gateway"), "capture_dir"),
         (out.get("rollout"), "tasks"),
+        (out.get("engine"), "cache"),
         *((options, file) for file in files),
         (out.get("learner"), "reference"),
         (out.get("learner"), "teacher"),

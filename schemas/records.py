@@ -870,7 +870,7 @@ class WeightVersion(TypedDict):
     parent: int | None
     """version it was trained from"""
     mode: str
-    """full (later: delta, adapter)"""
+    """what an engine reads that has the parent: full, the directory; delta, the delta"""
     uri: str
     """directory, Hugging Face layout"""
     digest: str
@@ -895,6 +895,14 @@ class WeightVersion(TypedDict):
     """in version 0"""
     time: int
     """micros"""
+    delta: str | None
+    """file of what changed since the parent; in mode delta"""
+    delta_hash: str | None
+    """its sha256 hex"""
+    delta_bytes: int | None
+    """its size"""
+    full_bytes: int | None
+    """size of the directory's weight files"""
 
 
 class WorkerStatus(TypedDict):

@@ -1,7 +1,8 @@
 """Which weight directories may go.
 
 Invariants: a directory goes only when it can never be a version (its number is committed under another digest) or when
-nobody needs it (no live engine serves it, it is not among the newest, not version 0, not pinned). No clock is asked, so
+nobody needs it (no live engine serves it, it is not among the newest nor the anchor of one, not version 0, not pinned);
+the deltas that lead from an anchor to one of the newest stay with it. No clock is asked, so
 a leader that was frozen between looking and deleting deletes nothing that its successor wrote: versions are dense, and
 what is committed never changes. `choose` is pure.
 """
@@ -16,20 +17,29 @@ from pathlib import Path
 from infra import faults
 from infra.bus.base import Bus
 from schemas import codec
+from trainers.delta_files import FOLDER
 
 NAME = re.compile(r"v(?P<version>\d+)-(?P<digest>[0-9a-f]{12})")
 TEMPORARY = re.compile(r"\.tmp-v(?P<version>\d+)-[0-9a-f]+(-damaged)?")
+DELTA = re.compile(r"(?P<draft>\.tmp-)?v(?P<version>\d+)-(?P<digest>[0-9a-f]{12})(-[0-9a-f]+)?\.delta")
 PIN = "PINNED"
 """a file of this name beside the weights keeps a version for good"""
 
 
 def choose(
-    names: Iterable[str], committed: Mapping[int, str], *, keep: int, serving: Collection[int], pinned: Collection[str]
+    names: Iterable[str],
+    committed: Mapping[int, str],
+    *,
+    keep: int,
+    serving: Collection[int],
+    pinned: Collection[str],
+    deltas: Collection[int] = (),
 ) -> list[str]:
     """The directory names to remove.
 
     committed: digest by version, of every version up to the newest; keep: how many of the newest stay; serving:
-    versions that live engines have loaded or load."""
+    versions that live engines have loaded or load; deltas: versions that engines read as changes to their parent."""
+    anchors, _ = chains(max(committed, default=-1), keep, deltas)
     newest = max(committed, default=-1)
     chosen = []
     for name in names:
@@ -40,8 +50,36 @@ def choose(
         elif version and int(version["version"]) <= newest and name not in pinned:
             number = int(version["version"])
             orphan = committed[number][:12] != version["digest"]
-            needed = number == 0 or number > newest - keep or number in serving
+            needed = number == 0 or number > newest - keep or number in serving or number in anchors
             if orphan or not needed:
+                chosen.append(name)
+    return sorted(chosen)
+
+
+def chains(newest: int, keep: int, deltas: Collection[int]) -> tuple[set[int], set[int]]:
+    """(versions whose whole weights, versions whose deltas) a late engine needs to compose one of the newest `keep`."""
+    anchors, links = set(), set()
+    for version in range(max(0, newest - keep + 1), newest + 1):
+        while version in deltas:
+            links.add(version)
+            version -= 1
+        anchors.add(version)
+    return anchors, links
+
+
+def choose_deltas(
+    names: Iterable[str], committed: Mapping[int, str], *, keep: int, deltas: Collection[int]
+) -> list[str]:
+    """The names of delta files to remove: of orphans, drafts, and versions whose chain nobody composes any more."""
+    newest = max(committed, default=-1)
+    _, links = chains(newest, keep, deltas)
+    chosen = []
+    for name in names:
+        found = re.fullmatch(DELTA, name)
+        if found and int(found["version"]) <= newest:
+            version = int(found["version"])
+            wanted = version in links and committed[version][:12] == found["digest"] and not found["draft"]
+            if not wanted:
                 chosen.append(name)
     return sorted(chosen)
 
@@ -63,12 +101,23 @@ def serving_versions(bus: Bus, workers_topic: str, policy: str, now: int) -> set
     return versions
 
 
-def collect(root: Path, committed: Mapping[int, str], *, keep: int, serving: Collection[int]) -> list[str]:
-    """Remove from `root` what `choose` names; gives the names."""
+def collect(
+    root: Path,
+    committed: Mapping[int, str],
+    *,
+    keep: int,
+    serving: Collection[int],
+    deltas: Collection[int] = (),
+) -> list[str]:
+    """Remove from `root` what `choose` and `choose_deltas` name; gives the directories' names."""
     names = [path.name for path in root.iterdir() if path.is_dir()]
     pinned = {name for name in names if (root / name / PIN).exists()}
-    gone = choose(names, committed, keep=keep, serving=serving, pinned=pinned)
+    gone = choose(names, committed, keep=keep, serving=serving, pinned=pinned, deltas=deltas)
     for name in gone:
         shutil.rmtree(root / name, ignore_errors=True)
         faults.point("learner.after_collect")
+    folder = root / FOLDER
+    files = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+    for name in choose_deltas(files, committed, keep=keep, deltas=deltas):
+        (folder / name).unlink(missing_ok=True)
     return gone

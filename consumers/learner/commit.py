@@ -46,7 +46,8 @@ def commit_version(
 
 
 def checkpoint_fault(name: str) -> None:
-    """The points of `trainers.checkpoint.write`, which knows no `infra`, under names that the list of points finds."""
+    """The points of `trainers.checkpoint` and `trainers.delta_files`, which know no `infra`, under names that the list
+    of points finds."""
     match name:
         case "checkpoint.between_files":
             faults.point("checkpoint.between_files")
@@ -60,5 +61,9 @@ def checkpoint_fault(name: str) -> None:
             faults.point("checkpoint.after_rename")
         case "checkpoint.after_parent_fsync":
             faults.point("checkpoint.after_parent_fsync")
+        case "delta.before_rename":
+            faults.point("delta.before_rename")
+        case "delta.after_rename":
+            faults.point("delta.after_rename")
         case _:
             raise ValueError(f"{name} is a kill point that has no name here: add it")

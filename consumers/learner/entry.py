@@ -10,6 +10,7 @@ from consumers.learner.identity import Identity
 from consumers.learner.order import Batch
 from consumers.ledger import Head, chained
 from schemas.records import LedgerEntry, TrainedGroup, WeightVersion
+from trainers.delta_files import Written as WrittenDelta
 from trainers.learning import Report
 
 AGES = 8
@@ -18,11 +19,14 @@ AGES = 8
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A durable weight directory. files: name -> sha256 hex."""
+    """A durable weight directory. files: name -> sha256 hex; full: bytes of its weight files; delta: what changed since
+    the parent, where that is sent."""
 
     uri: str
     digest: str
     files: Mapping[str, str]
+    full: int
+    delta: WrittenDelta | None = None
 
 
 def weight_event(head: Head, batch: Batch, written: Written, time: int) -> WeightVersion:
@@ -31,7 +35,7 @@ def weight_event(head: Head, batch: Batch, written: Written, time: int) -> Weigh
         **head.weights,
         "version": head.version + 1,
         "parent": head.version,
-        "mode": "full",
+        "mode": "delta" if written.delta else "full",
         "uri": written.uri,
         "digest": written.digest,
         "files": dict(written.files),
@@ -42,6 +46,10 @@ def weight_event(head: Head, batch: Batch, written: Written, time: int) -> Weigh
         "shards": None,
         "group_size": None,
         "time": time,
+        "delta": str(written.delta.path) if written.delta else None,
+        "delta_hash": written.delta.digest if written.delta else None,
+        "delta_bytes": written.delta.size if written.delta else None,
+        "full_bytes": written.full,
     }
 
 

@@ -26,6 +26,8 @@ class Log:
         self._next = dict.fromkeys(("weights", "completions", "resolutions"), 0)
         self.digests: dict[int, str] = {}
         """digest by committed version"""
+        self.deltas: set[int] = set()
+        """committed versions that engines read as changes to their parent"""
         self._first: WeightVersion | None = None
         first = self._weights()
         self.order = Order(batch=first["batch"] or 1, eta=first["eta"] or 0, release=release)
@@ -58,6 +60,8 @@ class Log:
             event = cast(WeightVersion, codec.decode_as("WeightVersion", record.value or b""))
             self._first = self._first or event
             self.digests[event["version"]] = event["digest"]
+            if event["mode"] == "delta":
+                self.deltas.add(event["version"])
         if self._first is None:
             raise LedgerError(
                 f"{self._topics['weights']} is empty: `millrace policy create --model DIR` writes version 0"

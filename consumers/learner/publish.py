@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from consumers import ledger
 from consumers.learner.agreement import Roster
@@ -24,7 +25,9 @@ from infra.bus.base import MemberToken, Transactor
 from infra.errors import BusError, FencedError, LearnerError, RefusedError, UnreachableError
 from schemas.ids import now_micros
 from schemas.records import LedgerEntry, WeightVersion
-from trainers import checkpoint
+from trainers import checkpoint, delta_files
+from trainers.checkpoint import Checkpoint
+from trainers.errors import CorruptCheckpoint
 from trainers.learning import Report
 from trainers.state import State
 
@@ -73,7 +76,7 @@ class Leader:
         clock = p.backend.clock
         with clock.phase("checkpoint"):
             saved = checkpoint.write(p.root, self.head.version + 1, step.state, fault=checkpoint_fault)
-        written = Written(str(saved.path), saved.digest, saved.files)
+            written = self._written(saved, step.report)
         step.report.metrics.update(_timings(step.report.metrics, clock.drain()))
         now = now_micros()
         event = weight_event(self.head, step.batch, written, now)
@@ -90,6 +93,19 @@ class Leader:
             p.at("committed")
             p.said(entry)
             self._collect()
+
+    def _written(self, saved: Checkpoint, report: Report) -> Written:
+        """The directory, and what changed since its parent, where this version is not an anchor."""
+        p, full = self._parts, delta_files.full_size(saved.path)
+        delta, every = None, p.settings.learner.anchor_every
+        if (self.head.version + 1) % every:
+            try:
+                delta = delta_files.write(Path(self.head.weights["uri"]), saved.path, fault=checkpoint_fault)
+            except CorruptCheckpoint as error:
+                p.note(f"version {self.head.version + 1} is announced whole: {error}")
+        if every > 1:
+            report.metrics.update(full_bytes=float(full), sent_bytes=float(delta.size if delta else full))
+        return Written(str(saved.path), saved.digest, saved.files, full, delta)
 
     def _fence(self) -> Head:
         p = self._parts
@@ -140,7 +156,7 @@ class Leader:
         if sum(1 for _ in p.root.iterdir()) > keep + SPARE:
             with p.backend.clock.phase("collect"):
                 serving = serving_versions(p.bus, p.workers_topic, p.settings.policy.name, now_micros())
-                collect(p.root, self.log.all_digests(), keep=keep, serving=serving)
+                collect(p.root, self.log.all_digests(), keep=keep, serving=serving, deltas=self.log.deltas)
 
 
 def _timings(so_far: Mapping[str, float], seconds: Mapping[str, float]) -> dict[str, float]:

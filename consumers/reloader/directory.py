@@ -38,7 +38,7 @@ def check(version: WeightVersion, reference: Signature | None) -> tuple[Path, Si
     files = version["files"]
     tensors = weight_files(folder)
     for name in sorted(files):
-        if Path(name).suffix not in (".safetensors", ".json", ".jinja", ".txt", ".model") and name not in tensors:
+        if not is_served(name) and name not in tensors:
             continue
         path = folder / name
         try:
@@ -55,6 +55,11 @@ def check(version: WeightVersion, reference: Signature | None) -> tuple[Path, Si
         odd = sorted(n for n in found_signature.keys() | reference.keys() if found_signature.get(n) != reference.get(n))
         raise ReloadError(f"{folder} is of another architecture: {', '.join(odd[:3])} differ from earlier versions")
     return folder, found_signature
+
+
+def is_served(name: str) -> bool:
+    """Whether engines may read a file of this name."""
+    return Path(name).suffix in (".safetensors", ".json", ".jinja", ".txt", ".model")
 
 
 def local_folder(uri: str) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from functools import partial
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from consumers.reloader.restart import end_engine
@@ -24,6 +25,15 @@ def worker_name(url: str) -> str:
     return f"engine-{urlsplit(url).netloc}"
 
 
+def cache_of(settings: Settings, url: str) -> Path | None:
+    """Where versions of the engine at `url` are composed: a place of its own; None when engine and reloader are known
+    to share no disk but that of the weights."""
+    if not settings.engine.cache and not settings.engine.local:
+        return None
+    chosen = Path(settings.engine.cache or settings.home / "engines")
+    return chosen.absolute() / worker_name(url).replace(":", "-")
+
+
 async def _run(settings: Settings, url: str) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -39,6 +49,7 @@ async def _run(settings: Settings, url: str) -> None:
             policy=settings.policy.name,
             worker=worker_name(url),
             restart=partial(end_engine, url) if settings.engine.local else None,
+            cache=cache_of(settings, url),
         )
         await reloader.run(stop)
     finally:

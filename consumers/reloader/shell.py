@@ -12,11 +12,13 @@ import os
 import socket
 import time
 from collections.abc import Awaitable, Callable, Coroutine
+from pathlib import Path
 from typing import Any, cast
 
+from consumers.reloader.compose import KEPT, clear, fetch
 from consumers.reloader.control import EngineControl, EngineState
 from consumers.reloader.core import Condemn, Idle, Machine, Swap
-from consumers.reloader.directory import Signature, check
+from consumers.reloader.directory import Signature
 from consumers.reloader.swap import freeze, swap
 from infra import faults
 from infra.bus.base import EARLIEST, Bus, Outgoing, Publisher, Tail
@@ -42,7 +44,8 @@ class Reloader:
     """Keeps the engine behind `control` on the newest version of `policy`.
 
     `worker` is the engine's stable name; `restart` ends an engine that cannot be trusted any more and returns its pid
-    (None: there is nobody here to do so, and the engine stays paused)."""
+    (None: there is nobody here to do so, and the engine stays paused); `cache`: a directory that the engine sees, for
+    versions composed from deltas (None: every version is read whole)."""
 
     def __init__(
         self,
@@ -53,6 +56,7 @@ class Reloader:
         policy: str,
         worker: str,
         restart: Restart | None = None,
+        cache: Path | None = None,
     ) -> None:
         self._bus = bus
         self._control = control
@@ -60,6 +64,7 @@ class Reloader:
         self._workers = full_name(namespace, "workers")
         self._worker = worker
         self._restart = restart
+        self._cache = cache
         self._publisher: Publisher = bus.publisher()
         self._machine = Machine(policy)
         self._reference: Signature | None = None
@@ -123,7 +128,7 @@ class Reloader:
     async def _swap(self, version: int) -> None:
         event = self._machine.events[version]
         try:
-            folder, found = await asyncio.to_thread(check, event, self._reference)
+            folder, found = await asyncio.to_thread(fetch, event, self._machine.events, self._cache, self._reference)
             if reason := await self._control.refusal(folder):
                 raise ReloadError(reason)
         except ReloadError as error:
@@ -146,6 +151,8 @@ class Reloader:
             return
         if self._reference is None:
             self._reference = found
+        if self._cache is not None:
+            await asyncio.to_thread(clear, self._cache, keep=KEPT)
         log.info("%s: serves version %d after %.0f ms", self._worker, version, (time.monotonic() - began) * 1000)
         await self._say(self._standing())
 

@@ -26,8 +26,9 @@ from tests.chaos.deploy import deploy
 LEAST = {ENGINE: 5, BROKER: 10}
 """Fewest random kills of these programs."""
 
-ELSEWHERE = ("claims.", "capture.rolled", "capture.synced")
-"""Points that this traffic never passes (no record is too large, no log file fills up): their own tests kill there."""
+ELSEWHERE = ("claims.", "capture.rolled", "capture.synced", "delta.", "reload.")
+"""Points that this traffic never passes (no record is too large, no log file fills up, every version is read whole):
+their own tests kill there."""
 
 
 def main() -> int:

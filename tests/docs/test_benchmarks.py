@@ -15,6 +15,7 @@ from tests.support.documents import BENCHMARKS, ROOT, RUN_BY
 
 SMALL = {
     "bench_codec": "",
+    "bench_delta": "--million 0.1 --steps 1",
     "bench_gateway": "--seconds 0.1",
     "bench_recovery": "--kills 1 --learners 2",
     "bench_reload": "--engine light --versions 2 --load 1",

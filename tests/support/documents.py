@@ -82,6 +82,7 @@ RUN_BY = {
     "make histories": "tests/properties/test_histories.py",
     "make bench": BENCHMARKS,
     ".venv/bin/python -m benchmarks.bench_codec": BENCHMARKS,
+    ".venv/bin/python -m benchmarks.bench_delta": BENCHMARKS,
     ".venv/bin/python -m benchmarks.bench_gateway": BENCHMARKS,
     ".venv/bin/python -m benchmarks.bench_recovery": BENCHMARKS,
     ".venv/bin/python -m benchmarks.bench_reload": BENCHMARKS,

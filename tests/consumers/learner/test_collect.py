@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from consumers.learner.collect import PIN, choose, collect
+from consumers.learner.collect import PIN, choose, choose_deltas, collect
 
 DIGESTS = {n: f"{n:012x}" + "0" * 52 for n in range(6)}
 MINE = [f"v{n}-{DIGESTS[n][:12]}" for n in DIGESTS]
@@ -41,3 +41,29 @@ def test_collect_removes_from_disk(tmp_path: Path) -> None:
     (tmp_path / MINE[1] / PIN).touch()
     assert collect(tmp_path, DIGESTS, keep=2, serving=()) == MINE[2:4]
     assert sorted(path.name for path in tmp_path.iterdir()) == [MINE[0], MINE[1], MINE[4], MINE[5]]
+
+
+DELTAS = [f"{name}.delta" for name in MINE]
+
+
+def test_what_leads_to_the_newest_stays() -> None:
+    """Versions 0 and 3 are whole: 4 and 5 need 3, whose own delta there is none of."""
+    assert chosen(MINE, deltas={1, 2, 4, 5}) == [MINE[1], MINE[2]]
+    assert choose_deltas(DELTAS, DIGESTS, keep=2, deltas={1, 2, 4, 5}) == DELTAS[:4]
+    assert chosen(MINE, deltas={1, 2, 3, 4, 5}) == MINE[1:4]
+    assert choose_deltas(DELTAS, DIGESTS, keep=2, deltas={1, 2, 3, 4, 5}) == [DELTAS[0]]
+    assert choose_deltas(DELTAS, DIGESTS, keep=2, deltas=()) == DELTAS
+
+
+def test_deltas_of_orphans_and_drafts_go_once_their_number_is_committed() -> None:
+    names = [f"{ahead}v{n}-ffffffffffff{end}.delta" for n in (5, 6) for ahead, end in (("", ""), (".tmp-", "-0a1b"))]
+    assert choose_deltas([*names, "notes"], DIGESTS, keep=9, deltas={1, 2, 3, 4, 5}) == sorted(names[:2])
+
+
+def test_collect_removes_deltas_from_disk(tmp_path: Path) -> None:
+    (tmp_path / "deltas").mkdir()
+    for name in MINE:
+        (tmp_path / name).mkdir()
+        (tmp_path / "deltas" / f"{name}.delta").write_text("x")
+    assert collect(tmp_path, DIGESTS, keep=2, serving=(), deltas={2, 4, 5}) == [MINE[1], MINE[2]]
+    assert sorted(path.name for path in (tmp_path / "deltas").iterdir()) == DELTAS[4:]
