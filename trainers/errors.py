@@ -3,6 +3,7 @@
 TrainerError
 ├── BadSample             a trajectory that cannot be trained on; the rest of its batch can
 ├── BadConfiguration      a knob or a layout that cannot work
+├── BadData               a row of a data set that cannot be trained on, or a set without one that can
 ├── NotFormed             a backend was used before `form` and `load`, or after `tear_down`
 └── CheckpointError       a checkpoint that cannot be written or read
     └── CorruptCheckpoint    its bytes are not what its manifest says
@@ -21,6 +22,10 @@ class BadSample(TrainerError):
 
 class BadConfiguration(TrainerError):
     """A knob or a layout that cannot work."""
+
+
+class BadData(TrainerError):
+    """A row that cannot be trained on, or data without one that can."""
 
 
 class NotFormed(TrainerError):

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from infra.cli import ask, deploy, roles, setup
+from infra.cli import ask, deploy, offline, roles, setup
 from infra.cli.context import Call, Group, console, flags
 
 HELP = """Millrace trains LLM agents from the stream of their own experience, on Apache Kafka.
@@ -31,7 +31,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-START, RUN, ASK, ROLES = "Start", "Run", "Ask", "Roles (one process each; `up` runs them all)"
+START, RUN, FILES, ASK = "Start", "Run", "Train from files", "Ask"
+ROLES = "Roles (one process each; `up` runs them all)"
 
 app.command("demo", rich_help_panel=START)(deploy.demo)
 app.command("init", rich_help_panel=START)(setup.init)
@@ -42,6 +43,10 @@ app.command("down", rich_help_panel=RUN)(deploy.down)
 app.command("status", rich_help_panel=RUN)(deploy.status)
 app.command("topics", rich_help_panel=RUN)(setup.topics)
 app.add_typer(ask.policy, name="policy", rich_help_panel=RUN)
+app.command("sft", rich_help_panel=FILES)(offline.sft)
+app.command("dpo", rich_help_panel=FILES)(offline.dpo)
+app.command("reward-model", rich_help_panel=FILES)(offline.reward_model)
+app.command("distill", rich_help_panel=FILES)(offline.distill)
 app.command("audit", rich_help_panel=ASK)(ask.audit)
 app.command("report", rich_help_panel=ASK)(ask.report)
 app.command("why", rich_help_panel=ASK)(ask.why)

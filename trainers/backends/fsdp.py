@@ -20,7 +20,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store, _set_pg_timeo
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from transformers import PreTrainedModel
 
-from trainers.algorithms.base import Algorithm
+from trainers.algorithms.base import Algorithm, Run
 from trainers.backends.base import ACTOR, CRITIC, TEACHER, Backend, StepResult
 from trainers.backends.comms import COLLECTIVES
 from trainers.backends.layout import TORCH, Layout
@@ -197,6 +197,10 @@ class TorchBackend(Backend):
     @property
     def longest(self) -> int:
         return int(self.model.config.max_position_embeddings)
+
+    def passes(self, micro: Packed) -> Run:
+        """A forward pass of the policy, to measure without learning; whole only in a world of 1."""
+        return self._role(ACTOR).passes(micro, self._roles.get(TEACHER))
 
     # ---- the step
 

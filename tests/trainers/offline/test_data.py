@@ -1,0 +1,170 @@
+"""Each shape of a row becomes the tokens that an engine would see; every other row is refused with its place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from transformers import AutoTokenizer
+
+from tests.support import lessons
+from trainers import tiny
+from trainers.errors import BadConfiguration, BadData
+from trainers.offline.data import Data, Make, demonstration, load, pair, prompt
+from trainers.offline.rows import Row, read
+from trainers.offline.text import Encoder
+
+PROMPT = tiny.encode("21")
+ANSWER = [*tiny.encode("12")[2:-1], tiny.EOS]
+USER, REPLY = {"role": "user", "content": "21"}, {"role": "assistant", "content": "12"}
+
+
+def items(row: dict[str, Any], make: Make, encoder: Encoder) -> list[tuple[list[int], list[int]]]:
+    data = load([Row("x:1", row)], make, encoder, vocabulary=32, longest=64, strict=True)
+    return [(reading.tokens.tolist(), reading.mask.tolist()) for reading in data.items[0].readings]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"messages": [USER, REPLY]},
+        {"prompt": "<bos>s21=", "completion": "12"},
+        {"prompt": "<bos>s21=", "completion": "12<eos>"},
+        {"prompt": [USER], "completion": "12"},
+        {"prompt": [USER], "completion": [REPLY]},
+        {"prompt": PROMPT, "completion": ANSWER},
+        {"tokens": PROMPT + ANSWER, "mask": [0] * 5 + [1] * 3},
+    ],
+)
+def test_demonstrations_of_every_shape_are_equal(row: dict[str, Any], encoder: Encoder) -> None:
+    assert items(row, demonstration, encoder) == [(PROMPT + ANSWER, [0] * len(PROMPT) + [1] * len(ANSWER))]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": [USER], "chosen": "12", "rejected": "21"},
+        {"chosen": [USER, REPLY], "rejected": [USER, {"role": "assistant", "content": "21"}]},
+        {"prompt": "<bos>s21=", "chosen": "12", "rejected": "21"},
+    ],
+)
+def test_pairs_of_every_shape_are_equal(row: dict[str, Any], encoder: Encoder) -> None:
+    worse = [*tiny.encode("21")[2:-1], tiny.EOS]
+    marks = [0] * len(PROMPT) + [1] * len(ANSWER)
+    assert items(row, pair, encoder) == [(PROMPT + ANSWER, marks), (PROMPT + worse, marks)]
+    data = load([Row("x:1", row)], pair, encoder, vocabulary=32, longest=64)
+    assert [sample.reward for sample in data.items[0].samples(seq=3)] == [1.0, 0.0]
+
+
+@pytest.mark.parametrize("row", [{"prompt": "<bos>s21="}, {"prompt": [USER]}, {"messages": [USER, REPLY]}])
+def test_prompts_end_where_the_reply_begins(row: dict[str, Any], encoder: Encoder) -> None:
+    assert items(row, prompt, encoder) == [(PROMPT, [0] * len(PROMPT))]
+
+
+def test_every_reply_of_a_conversation_trains(encoder: Encoder) -> None:
+    ((tokens, mask),) = items({"messages": [USER, REPLY, USER, REPLY]}, demonstration, encoder)
+    # The template begins a conversation with one BOS, whatever number of turns follows.
+    turn = PROMPT[1:] + ANSWER
+    assert tokens == [tiny.BOS, *turn, *turn]
+    assert mask == [0] + ([0] * len(PROMPT[1:]) + [1] * len(ANSWER)) * 2
+
+
+def test_what_a_template_writes_after_the_end_token_does_not_train(model: Path, tmp_path: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(str(model))
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m['role'][0] + m['content'] + eos_token + '=' }}{% endfor %}"
+        "{% if add_generation_prompt %}a{% endif %}"
+    )
+    tokenizer.save_pretrained(str(tmp_path))
+    row = {"messages": [{"role": "f", "content": "1"}, {"role": "assistant", "content": "2"}]}
+    ((tokens, mask),) = items(row, demonstration, Encoder(tmp_path))
+    text = tokenizer.convert_ids_to_tokens(tokens)
+    assert text == ["f", "1", "<eos>", "=", "a", "2", "<eos>", "="]
+    assert mask == [0, 0, 0, 0, 0, 1, 1, 0]
+
+
+def test_a_template_that_rewrites_what_was_said_is_refused(model: Path, tmp_path: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(str(model))
+    tokenizer.chat_template = (
+        "{% for m in messages %}{% if loop.last or m['role'] != 'assistant' %}{{ m['content'] }}{% endif %}{% endfor %}"
+    )
+    tokenizer.save_pretrained(str(tmp_path))
+    with pytest.raises(BadData, match="row of its own"):
+        items({"messages": [USER, REPLY, USER, REPLY]}, demonstration, Encoder(tmp_path))
+
+
+BAD = [
+    ({}, "no known shape"),
+    ({"prompt": "x"}, "no known shape: it has prompt"),
+    ({"messages": "hello"}, "messages must be"),
+    ({"messages": [USER]}, "no assistant message"),
+    ({"messages": [{"role": "system", "content": "x"}, REPLY]}, "chat template refuses"),
+    ({"prompt": "", "completion": "12"}, "first token"),
+    ({"prompt": 3, "completion": "12"}, "a prompt is text"),
+    ({"prompt": "a", "completion": 3}, "a reply is text"),
+    ({"tokens": [1, 2], "mask": [0]}, "differ in length"),
+    ({"tokens": [1, 2.5], "mask": [0, 1]}, "must be lists"),
+    ({"tokens": [1, 2], "mask": [0, 2]}, "must be lists"),
+    ({"tokens": [1, 2], "mask": [0, 0]}, "nothing of it trains"),
+    ({"tokens": [1, 99], "mask": [0, 1]}, "outside the vocabulary"),
+    ({"tokens": [1, -1], "mask": [0, 1]}, "outside the vocabulary"),
+    ({"tokens": [1] * 65, "mask": [0] + [1] * 64}, "too long"),
+]
+
+
+@pytest.mark.parametrize(("row", "reason"), BAD)
+def test_what_is_no_demonstration_is_refused(row: dict[str, Any], reason: str, encoder: Encoder) -> None:
+    with pytest.raises(BadData, match=rf"^x:1: .*{reason}"):
+        items(row, demonstration, encoder)
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({"prompt": "x", "chosen": "1"}, "no known shape"),
+        ({"prompt": "<bos>s", "chosen": "1", "rejected": "1"}, "are the same"),
+        ({"chosen": [USER, REPLY], "rejected": [REPLY, USER]}, "last message alone"),
+        ({"chosen": "1", "rejected": "2"}, "messages must be"),
+    ],
+)
+def test_what_is_no_pair_is_refused(row: dict[str, Any], reason: str, encoder: Encoder) -> None:
+    with pytest.raises(BadData, match=reason):
+        items(row, pair, encoder)
+
+
+def test_refused_rows_are_counted_and_named(tmp_path: Path, encoder: Encoder) -> None:
+    path = lessons.write(tmp_path / "x.jsonl", [{"messages": [USER, REPLY]}, {"a": 1}, {"b": 1}, {"messages": [USER]}])
+    heard: list[str] = []
+    data = load(
+        read(path), demonstration, encoder, vocabulary=32, longest=64, refused=lambda where, why: heard.append(where)
+    )
+    assert heard == [f"{path}:2", f"{path}:3", f"{path}:4"]
+    assert data.refused == {"no known shape": 2, "no assistant message to learn from": 1}
+    with pytest.raises(BadData, match=rf"{path}:2: no known shape"):
+        load(read(path), demonstration, encoder, vocabulary=32, longest=64, strict=True)
+    with pytest.raises(BadData, match="no row to learn from"):
+        load([Row("x:1", {})], demonstration, encoder, vocabulary=32, longest=64)
+
+
+def test_the_digest_tells_data_apart(encoder: Encoder) -> None:
+    def digest(*rows: dict[str, Any]) -> str:
+        data: Data = load(
+            [Row("x", row) for row in rows], demonstration, encoder, vocabulary=32, longest=64, strict=True
+        )
+        return data.digest
+
+    one, other = {"tokens": [1, 2], "mask": [0, 1]}, {"tokens": [1, 3], "mask": [0, 1]}
+    assert digest(one, other) == digest(one, other) != digest(other, one)
+
+
+def test_a_model_without_tokenizer_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadConfiguration, match="no tokenizer"):
+        Encoder(tmp_path)
+
+
+def test_masks_are_bytes(encoder: Encoder) -> None:
+    data = load([Row("x", {"messages": [USER, REPLY]})], demonstration, encoder, vocabulary=32, longest=64)
+    reading = data.items[0].readings[0]
+    assert (reading.tokens.dtype, reading.mask.dtype) == (np.int32, np.uint8)

@@ -1,0 +1,34 @@
+"""Arithmetic of a model against counting by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from trainers import flops, tiny
+
+
+def test_a_token_costs_six_times_the_weights_it_meets() -> None:
+    state = tiny.random_state(0)
+    shapes = [(name, tuple(tensor.shape)) for name, tensor in state.weights.items()]
+    config = {"num_attention_heads": 3, "hidden_size": 96, "num_hidden_layers": 2}
+    layer = 4 * 96 * 96 + 3 * 96 * 256
+    head = 96 * 32
+    assert flops.per_token(shapes, config, 0) == 6 * (2 * layer + head)
+    # Scores and weighted values: two products of 96 per earlier token, of which a causal one sees half; thrice.
+    assert flops.per_token(shapes, config, 10) - flops.per_token(shapes, config, 0) == 3 * 2 * 2 * 96 * 2 * 5
+    tied = [(name, shape) for name, shape in shapes if name != "lm_head.weight"]
+    assert flops.per_token(tied, {**config, "tie_word_embeddings": True}, 0) == flops.per_token(shapes, config, 0)
+
+
+def test_a_token_visits_few_experts() -> None:
+    config = {"num_attention_heads": 1, "hidden_size": 4, "num_hidden_layers": 1}
+    config |= {"num_experts": 8, "num_experts_per_tok": 2}
+    assert flops.per_token([("layers.0.mlp.experts.gate_up_proj", (8, 4, 4))], config, 0) == 6 * 2 * 16
+
+
+def test_the_share_of_a_known_device() -> None:
+    rate = flops.peak("NVIDIA H100 80GB HBM3")
+    assert rate == 989e12
+    assert flops.peak("NVIDIA H100 PCIe") == 756e12
+    assert flops.peak("AMD EPYC 7763") is None
+    assert flops.mfu(1000.0, 1e9, 1e12, 2) == pytest.approx(0.5)

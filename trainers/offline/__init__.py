@@ -1,0 +1,1 @@
+"""Training from files alone: no broker, no engine, one process."""

@@ -1,0 +1,193 @@
+"""Rows as something to learn from: demonstrations, pairs, prompts. What is none is refused with its place and reason.
+
+    demonstrations   {"messages": [...]}  |  {"prompt": P, "completion": R}  |  {"tokens": [...], "mask": [...]}
+    pairs            {"prompt": P, "chosen": R, "rejected": R}  |  {"chosen": [...], "rejected": [...]} of messages
+    prompts          {"prompt": P}  |  {"messages": [...]}, up to the last one that is no assistant's
+
+P and R are text, messages, or token ids. Invariants: a row is read whole or refused, never cut; items keep the order of
+their rows; equal rows and the same tokenizer give equal items, and `digest` says so. All tokens are held in memory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainers.batches.sample import Sample
+from trainers.errors import BadData
+from trainers.offline.rows import Row
+from trainers.offline.text import Encoder, Marked, is_messages, is_tokens
+
+Make = Callable[[Mapping[str, Any], Encoder], list[Marked]]
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One sequence: tokens int32[T], mask uint8[T], 1 where it trains."""
+
+    tokens: NDArray[np.int32]
+    mask: NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """What one row became: one sequence, or the chosen and the rejected one of a pair."""
+
+    where: str
+    readings: tuple[Reading, ...]
+
+    def samples(self, seq: int, version: int = 0) -> list[Sample]:
+        """The item as samples of one group; of a pair the chosen one has the higher reward."""
+        return [
+            Sample(
+                tokens=reading.tokens,
+                mask=reading.mask,
+                logprobs=np.zeros(len(reading.tokens), np.float32),
+                versions=np.where(reading.mask != 0, version, -1).astype(np.int32),
+                reward=None if len(self.readings) == 1 else float(place == 0),
+                seq=seq,
+                group=str(seq),
+                trajectory=f"{seq}.{place}",
+            )
+            for place, reading in enumerate(self.readings)
+        ]
+
+
+@dataclass(slots=True)
+class Data:
+    """items, and how many rows were refused for which reason."""
+
+    items: list[Item] = field(default_factory=list)
+    refused: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def digest(self) -> str:
+        """sha256 hex of all tokens and masks, in order."""
+        out = hashlib.sha256()
+        for item in self.items:
+            for reading in item.readings:
+                out.update(len(reading.tokens).to_bytes(8, "little"))
+                out.update(reading.tokens.tobytes())
+                out.update(reading.mask.tobytes())
+        return out.hexdigest()
+
+
+def load(
+    rows: Iterable[Row],
+    make: Make,
+    encoder: Encoder,
+    *,
+    vocabulary: int,
+    longest: int,
+    strict: bool = False,
+    refused: Callable[[str, str], None] = lambda where, reason: None,
+) -> Data:
+    """All rows as items. `refused` hears the place and the reason of each row that is none; strict: raises BadData at
+    the first. Raises BadData when none is left."""
+    data = Data()
+    for row in rows:
+        try:
+            if row.problem is not None:
+                raise BadData(row.problem)
+            readings = tuple(_reading(marked, vocabulary, longest) for marked in make(row.content, encoder))
+        except BadData as error:
+            if strict:
+                raise BadData(f"{row.where}: {error}") from error
+            reason = str(error)
+            data.refused[reason.partition(":")[0]] += 1
+            refused(row.where, reason)
+            continue
+        data.items.append(Item(row.where, readings))
+    if not data.items:
+        reasons = "; ".join(f"{reason} ({count})" for reason, count in data.refused.most_common(3))
+        raise BadData(f"no row to learn from{': ' + reasons if reasons else ', the data is empty'}")
+    return data
+
+
+def _reading(marked: Marked, vocabulary: int, longest: int) -> Reading:
+    tokens, mask = np.array(marked[0], np.int64), np.array(marked[1], np.uint8)
+    if len(tokens) > longest:
+        raise BadData(f"too long: {len(tokens)} tokens, at most {longest} fit")
+    if tokens.min() < 0 or tokens.max() >= vocabulary:
+        raise BadData(f"a token id outside the vocabulary: it goes from 0 to {vocabulary - 1}")
+    return Reading(tokens.astype(np.int32), mask)
+
+
+def demonstration(row: Mapping[str, Any], encoder: Encoder) -> list[Marked]:
+    """What to say."""
+    if "tokens" in row:
+        return [_exact(row)]
+    if "messages" in row:
+        return [_trains(encoder.conversation(_messages(row["messages"]), row.get("tools")))]
+    if "prompt" in row and "completion" in row:
+        return [_trains(encoder.exchange(row["prompt"], row["completion"], row.get("tools")))]
+    raise BadData(f"no known shape: it has {_columns(row)}; wanted messages, prompt and completion, or tokens and mask")
+
+
+def pair(row: Mapping[str, Any], encoder: Encoder) -> list[Marked]:
+    """The better one of two replies, then the other."""
+    if "chosen" not in row or "rejected" not in row:
+        raise BadData(f"no known shape: it has {_columns(row)}; wanted prompt, chosen and rejected")
+    chosen, rejected = row["chosen"], row["rejected"]
+    prompt = row.get("prompt")
+    if prompt is None:
+        chosen, rejected = _messages(chosen), _messages(rejected)
+        if chosen[:-1] != rejected[:-1] or len(chosen) < 2:
+            raise BadData("no known shape: without a prompt, chosen and rejected differ in their last message alone")
+        prompt, chosen, rejected = chosen[:-1], chosen[-1:], rejected[-1:]
+    both = [_trains(encoder.exchange(prompt, reply, row.get("tools"))) for reply in (chosen, rejected)]
+    if both[0] == both[1]:
+        raise BadData("chosen and rejected are the same")
+    return both
+
+
+def prompt(row: Mapping[str, Any], encoder: Encoder) -> list[Marked]:
+    """What to answer; nothing of it trains."""
+    if "prompt" in row:
+        tokens = encoder.prompt(row["prompt"], row.get("tools"))
+    elif "messages" in row:
+        messages = _messages(row["messages"])
+        while messages and messages[-1]["role"] == "assistant":
+            messages = messages[:-1]
+        if not messages:
+            raise BadData("no message to answer")
+        tokens = encoder.prompt(messages, row.get("tools"))
+    else:
+        raise BadData(f"no known shape: it has {_columns(row)}; wanted prompt or messages")
+    if not tokens:
+        raise BadData("an empty prompt")
+    return [(tokens, [0] * len(tokens))]
+
+
+def _exact(row: Mapping[str, Any]) -> Marked:
+    tokens, mask = row["tokens"], row.get("mask")
+    if not is_tokens(tokens) or not isinstance(mask, list) or not all(type(x) is int and x in (0, 1) for x in mask):
+        raise BadData("tokens and mask must be lists of token ids and of 0 and 1")
+    if len(tokens) != len(mask):
+        raise BadData(f"tokens and mask differ in length: {len(tokens)} and {len(mask)}")
+    return _trains((tokens, mask))
+
+
+def _trains(marked: Marked) -> Marked:
+    if not any(marked[1]):
+        raise BadData("nothing of it trains")
+    if marked[1][0]:
+        raise BadData("its first token would train, but nothing comes before it to predict it")
+    return marked
+
+
+def _messages(value: Any) -> list[Mapping[str, Any]]:
+    if not is_messages(value):
+        raise BadData("messages must be a list of objects with role and content")
+    found: list[Mapping[str, Any]] = value
+    return found
+
+
+def _columns(row: Mapping[str, Any]) -> str:
+    return ", ".join(sorted(row)) or "no column"

@@ -1,0 +1,183 @@
+"""One training from files, from its description to its last version: what `millrace sft`, `dpo`, `reward-model` and
+`distill` run, and what a Python program may run the same way.
+
+    run(Job("sft", model=Path("model"), data=Path("lessons.jsonl"), out=Path("versions")))
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from trainers import checkpoint, manifest
+from trainers.algorithms.base import Algorithm
+from trainers.algorithms.registry import algorithm
+from trainers.backends.base import REFERENCE, TEACHER
+from trainers.backends.fsdp import Adam, TorchBackend
+from trainers.backends.models import with_scalar_head
+from trainers.batches.sample import Sample
+from trainers.checkpoint import Checkpoint, Fault
+from trainers.errors import BadConfiguration
+from trainers.learning import Schedule, Trainer
+from trainers.offline import data as shapes
+from trainers.offline import rows
+from trainers.offline.data import Data, Item, Make
+from trainers.offline.onpolicy import Student
+from trainers.offline.order import Order
+from trainers.offline.run import Batch, Listener, Pace, train
+from trainers.offline.text import Encoder
+from trainers.state import State
+from trainers.tracking.base import Tracker
+
+SHAPES: Mapping[str, Make] = {
+    "sft": shapes.demonstration,
+    "dpo": shapes.pair,
+    "ipo": shapes.pair,
+    "reward-model": shapes.pair,
+    "distill-forward": shapes.demonstration,
+    "distill-reverse": shapes.demonstration,
+}
+"""What each algorithm that learns from files reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """algorithm: one of SHAPES. model: Hugging Face directory to start from. steps: batches in all; 0: `epochs`.
+    reference, teacher: directories; the reference is `model` unless named. on_policy: a student answers the prompts
+    itself, with at most max_tokens at `temperature`. max_length: longest sequence in tokens; 0: what the model takes.
+    The others as in `run.Pace`, `order.Order`, `learning.Schedule`, `trainee.Adam`."""
+
+    algorithm: str
+    model: Path
+    data: Path
+    out: Path
+    knobs: Mapping[str, Any] = field(default_factory=dict)
+    reference: Path | None = None
+    teacher: Path | None = None
+    on_policy: bool = False
+    max_tokens: int = 256
+    steps: int = 0
+    epochs: int = 1
+    batch: int = 32
+    lr: float = 1e-5
+    warmup: int = 0
+    weight_decay: float = 0.0
+    max_grad_norm: float = 1.0
+    seed: int = 0
+    budget: int = 16384
+    max_length: int = 0
+    holdout: float = 0.0
+    evaluate_every: int = 0
+    save_every: int = 0
+    keep: int = 2
+    resume: bool = False
+    strict: bool = False
+    device: str | None = None
+
+
+def run(
+    job: Job,
+    *,
+    trackers: Sequence[Tracker] = (),
+    listener: Listener | None = None,
+    fault: Fault = lambda name: None,
+) -> Checkpoint:
+    """Train as `job` says; gives the last version. Raises TrainerError for what cannot be done."""
+    heard = listener or Listener()
+    learner = _algorithm(job)
+    begin = partial(_start, job, learner)
+    backend = TorchBackend(Adam(weight_decay=job.weight_decay, clip=job.max_grad_norm), device=job.device)
+    backend.form(0, 1, None, 60.0)
+    try:
+        trainer = Trainer(backend, learner, Schedule(job.lr, job.warmup), budget=job.budget, held=_held(job))
+        encoder = Encoder(job.model)
+        data = _read(job, begin(), backend, encoder, heard)
+        order = Order(len(data.items), job.batch, job.seed, job.holdout)
+        pace = Pace(job.steps or job.epochs * order.steps, job.evaluate_every, job.save_every, job.keep)
+        batch: Batch = partial(_given, data.items)
+        if job.on_policy:
+            student = Student(backend, data.items, encoder.end, job.max_tokens, learner.temperature, job.seed)
+            batch = student.answer
+        return train(
+            trainer,
+            backend,
+            begin,
+            batch,
+            order,
+            pace,
+            job.out,
+            about=_about(job, data),
+            resume=job.resume,
+            trackers=trackers,
+            listener=heard,
+            fault=fault,
+        )
+    finally:
+        backend.tear_down()
+
+
+def _algorithm(job: Job) -> Algorithm:
+    if job.algorithm not in SHAPES:
+        raise BadConfiguration(f"{job.algorithm} does not learn from files: choose {', '.join(SHAPES)}")
+    if job.on_policy and not job.algorithm.startswith("distill"):
+        raise BadConfiguration(f"{job.algorithm} learns from replies that are given: leave on_policy out")
+    if job.max_tokens < 1 or job.epochs < 1 or job.steps < 0:
+        raise BadConfiguration("max_tokens and epochs must be above 0, steps not below")
+    return algorithm(job.algorithm, **job.knobs)
+
+
+def _held(job: Job) -> dict[str, Callable[[], State]]:
+    places = {REFERENCE: job.reference or job.model, TEACHER: job.teacher}
+    return {role: partial(checkpoint.adopt, path) for role, path in places.items() if path is not None}
+
+
+def _start(job: Job, learner: Algorithm) -> State:
+    state = checkpoint.adopt(job.model, seed=job.seed)
+    if learner.name != "reward-model":
+        return state
+    scalar = with_scalar_head(state)
+    return replace(scalar, assets={**state.assets, **scalar.assets})
+
+
+def _read(job: Job, state: State, backend: TorchBackend, encoder: Encoder, heard: Listener) -> Data:
+    backend.load(state)
+    vocabulary, longest = backend.vocabulary, backend.longest
+    if job.max_length:
+        longest = min(longest, job.max_length)
+    if job.on_policy:
+        longest -= job.max_tokens
+    return shapes.load(
+        rows.read(job.data),
+        shapes.prompt if job.on_policy else SHAPES[job.algorithm],
+        encoder,
+        vocabulary=vocabulary,
+        longest=longest,
+        strict=job.strict,
+        refused=heard.refused,
+    )
+
+
+def _given(items: Sequence[Item], step: int, chosen: Sequence[int]) -> list[Sample]:
+    return [sample for seq, index in enumerate(chosen) for sample in items[index].samples(seq)]
+
+
+def _about(job: Job, data: Data) -> dict[str, object]:
+    """What must be equal for a run to go on."""
+    loose = {"steps", "epochs", "evaluate_every", "save_every", "keep", "resume", "strict", "device"}
+    described = {name: value for name, value in asdict(job).items() if name not in loose}
+    for name in ("model", "reference", "teacher"):
+        described[name] = _weights(described[name]) if described[name] is not None else None
+    described["knobs"] = dict(sorted(job.knobs.items()))
+    return {**described, "data": data.digest, "out": None}
+
+
+def _weights(directory: Path) -> str:
+    """sha256 hex over the weights and the configuration of a model directory, wherever it lies."""
+    out = hashlib.sha256()
+    for path in sorted([*directory.glob("*.safetensors"), directory / "config.json"]):
+        out.update(f"{path.name} {manifest.file_hash(path)}\n".encode())
+    return out.hexdigest()

@@ -1,0 +1,85 @@
+"""Rows of a data set: a JSONL file, a directory that `datasets` saved, or parquet files. Every row says where it is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainers.errors import BadData
+
+SAVED = ("state.json", "dataset_dict.json")
+"""What a directory holds that `datasets` saved."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """where: file:line, or directory:row. content: its columns, without those that are null. problem: why it has
+    none."""
+
+    where: str
+    content: Mapping[str, Any]
+    problem: str | None = None
+
+
+def read(path: Path) -> Iterator[Row]:
+    """All rows at `path`, in order. Raises BadData when there is nothing to read."""
+    if path.is_file():
+        yield from _parquet(path) if path.suffix == ".parquet" else _lines(path)
+    elif not path.is_dir():
+        raise BadData(f"there is no {path}: name a JSONL file or a dataset directory")
+    elif any((path / name).is_file() for name in SAVED):
+        yield from _saved(path)
+    else:
+        files = sorted(file for file in path.rglob("*") if file.suffix in (".jsonl", ".parquet"))
+        files = [file for file in files if "train" in str(file.relative_to(path))] or files
+        if not files:
+            raise BadData(f"{path} was not saved by `datasets`, and holds no .jsonl or .parquet file")
+        for file in files:
+            yield from read(file)
+
+
+def _lines(path: Path) -> Iterator[Row]:
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            where = f"{path}:{number}"
+            try:
+                content = json.loads(line)
+            except ValueError as error:
+                yield Row(where, {}, f"not JSON: {error}")
+                continue
+            if isinstance(content, dict):
+                yield Row(where, _present(content))
+            else:
+                yield Row(where, {}, "not a JSON object")
+
+
+def _parquet(path: Path) -> Iterator[Row]:
+    from pyarrow.parquet import ParquetFile
+
+    number = 0
+    with ParquetFile(path) as file:
+        for batch in file.iter_batches():
+            for content in batch.to_pylist():
+                yield Row(f"{path}:{number}", _present(content))
+                number += 1
+
+
+def _saved(path: Path) -> Iterator[Row]:
+    import datasets
+
+    found = datasets.load_from_disk(str(path))
+    if isinstance(found, datasets.DatasetDict):
+        if "train" not in found:
+            raise BadData(f"{path} has the splits {', '.join(found)}: name the directory of one of them")
+        found = found["train"]
+    for number, content in enumerate(found):
+        yield Row(f"{path}:{number}", _present(content))
+
+
+def _present(content: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in content.items() if value is not None}

@@ -1,0 +1,128 @@
+"""Text and conversations as tokens, exactly as an engine would see and say them.
+
+Invariants: a prompt is tokenized by itself and a reply after it, so no token spans both; what a chat template writes
+behind the end token of a reply is not trained; tokens that are given as such are taken as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from jinja2 import TemplateError
+from transformers import AutoTokenizer
+
+from trainers.errors import BadConfiguration, BadData
+
+Marked: TypeAlias = tuple[list[int], list[int]]
+"""Tokens, and 1 for each that trains."""
+
+
+class Encoder:
+    """The tokenizer and the chat template of a model directory."""
+
+    def __init__(self, directory: Path) -> None:
+        try:
+            self._tokenizer: Any = AutoTokenizer.from_pretrained(str(directory), local_files_only=True)
+        except (OSError, ValueError) as error:
+            raise BadConfiguration(f"{directory} has no tokenizer that can be loaded: {error}") from error
+        self.directory = directory
+
+    @property
+    def end(self) -> int:
+        """The token that ends a reply."""
+        if self._tokenizer.eos_token_id is None:
+            raise BadConfiguration(f"the tokenizer of {self.directory} names no end token: set its eos_token")
+        return int(self._tokenizer.eos_token_id)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of a reply's tokens, without special ones."""
+        return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
+
+    def prompt(self, prompt: Any, tools: Any = None) -> list[int]:
+        """Text, messages or tokens -> the tokens that a reply follows."""
+        if is_tokens(prompt):
+            return list(prompt)
+        if isinstance(prompt, str):
+            return self._plain(prompt, special=True)
+        if is_messages(prompt):
+            return self._plain(self._render(prompt, tools, reply=True))
+        raise BadData("a prompt is text, a list of messages with role and content, or a list of token ids")
+
+    def exchange(self, prompt: Any, reply: Any, tools: Any = None) -> Marked:
+        """A prompt and the reply to it, of which the reply trains. A text reply to messages is the assistant's."""
+        if is_messages(prompt) and isinstance(reply, str):
+            reply = [{"role": "assistant", "content": reply}]
+        if is_messages(reply):
+            if not is_messages(prompt):
+                raise BadData("a reply of messages needs a prompt of messages")
+            return self.conversation([*prompt, *reply], tools, first=len(prompt))
+        before = self.prompt(prompt, tools)
+        if is_tokens(reply):
+            after = list(reply)
+        elif isinstance(reply, str):
+            after = self._plain(reply)
+            after += [] if after[-1:] == [self.end] else [self.end]
+        else:
+            raise BadData("a reply is text, a list of messages with role and content, or a list of token ids")
+        return before + after, [0] * len(before) + [1] * len(after)
+
+    def conversation(self, messages: Sequence[Mapping[str, Any]], tools: Any = None, first: int = 0) -> Marked:
+        """Every assistant message from number `first` on trains."""
+        tokens: list[int] = []
+        mask: list[int] = []
+        done = ""
+        for index, message in enumerate(messages):
+            if message["role"] != "assistant" or index < first:
+                continue
+            before = self._render(messages[:index], tools, reply=True)
+            after = self._render(messages[: index + 1], tools, reply=False)
+            if not (before.startswith(done) and after.startswith(before)):
+                raise BadData(
+                    f"the chat template writes message {index} differently once more follow: "
+                    "give each reply a row of its own, as prompt and completion"
+                )
+            context, said = self._plain(before[len(done) :]), self._plain(after[len(before) :])
+            trained = len(said)
+            if self.end in said:
+                trained = len(said) - said[::-1].index(self.end)
+            tokens += context + said
+            mask += [0] * len(context) + [1] * trained + [0] * (len(said) - trained)
+            done = after
+        if not tokens:
+            raise BadData("no assistant message to learn from")
+        return tokens, mask
+
+    def _plain(self, text: str, *, special: bool = False) -> list[int]:
+        return [int(token) for token in self._tokenizer(text, add_special_tokens=special)["input_ids"]]
+
+    def _render(self, messages: Sequence[Mapping[str, Any]], tools: Any, *, reply: bool) -> str:
+        if not self._tokenizer.chat_template:
+            raise BadConfiguration(f"{self.directory} has no chat template: give rows as prompt and completion texts")
+        try:
+            return str(
+                self._tokenizer.apply_chat_template(
+                    [dict(message) for message in messages], tools=tools, tokenize=False, add_generation_prompt=reply
+                )
+            )
+        except TemplateError as error:
+            raise BadData(f"the chat template refuses it: {error}") from error
+
+
+def is_tokens(value: Any) -> bool:
+    """Whether it is a list of token ids."""
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and all(type(token) is int and -(2**31) <= token < 2**31 for token in value)
+    )
+
+
+def is_messages(value: Any) -> bool:
+    """Whether it is a list of chat messages."""
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and all(isinstance(m, Mapping) and isinstance(m.get("role"), str) and "content" in m for m in value)
+    )
