@@ -41,7 +41,7 @@ def pass_together(backend: TorchBackend, rank: int, world: int, store: Store, st
     """The same, its positions over all ranks."""
     backend.form(rank, world, store, 30.0)
     model = build(state.assets, state.weights)
-    model.config._attn_implementation = cp.NAME
+    cp.spread(model, world)
     group = dist.group.WORLD
     assert group is not None
     found = _outcome(cp.context_pass(model, batch, cp.Context(group, rank, world, backend.clock)))

@@ -34,7 +34,7 @@ from trainers.state import State
 
 __all__ = ["Adam", "TorchBackend"]
 
-DIMENSIONS = "d"
+DIMENSIONS = "dc"
 """along which this backend can split"""
 
 FORM_S = 10.0

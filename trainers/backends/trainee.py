@@ -18,12 +18,13 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
-from trainers.algorithms.base import Algorithm
+from trainers.algorithms.base import Algorithm, Run
 from trainers.backends.base import StepResult
 from trainers.backends.comms import COLLECTIVES, TimedAllGather, TimedReduceScatter
 from trainers.backends.forward import ForwardPass
 from trainers.backends.models import build
-from trainers.backends.parallel.grid import DP, FS, Groups
+from trainers.backends.parallel.context import context_of, context_pass, spread
+from trainers.backends.parallel.grid import DP, FS, TP, Groups
 from trainers.backends.parallel.regions import Held, take
 from trainers.batches.packing import Packed
 from trainers.clock import Clock
@@ -65,6 +66,9 @@ class Trainee:
         if adam is None:
             model.requires_grad_(False)
             model.train(False)
+        self._context = context_of(place.groups, place.clock)
+        if self._context is not None:
+            spread(model, self._context.size, place.groups.size(TP))
         self._held = [Held(name, tuple(p.shape)) for name, p in model.named_parameters()]
         if FS in place.groups.meshes:
             self._shard(model)
@@ -110,9 +114,12 @@ class Trainee:
 
     # ---- the step
 
-    def passes(self, micro: Packed, teacher: Trainee | None = None) -> ForwardPass:
+    def passes(self, micro: Packed, teacher: Trainee | None = None) -> Run:
         """A forward pass of `micro` on this model."""
-        return ForwardPass(self.model, micro.to(self._place.device), teacher.model if teacher else None)
+        batch, beside = micro.to(self._place.device), teacher.model if teacher else None
+        if self._context is not None:
+            return context_pass(self.model, batch, self._context, beside)
+        return ForwardPass(self.model, batch, beside)
 
     def step(
         self,

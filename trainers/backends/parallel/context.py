@@ -19,11 +19,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from transformers import AttentionInterface, AttentionMaskInterface, PretrainedConfig
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import sdpa_mask
 
 from trainers.backends.comms import COLLECTIVES
 from trainers.backends.forward import ForwardPass
+from trainers.backends.parallel.grid import CP, Groups
 from trainers.backends.parallel.slices import Slice, spans, take
 from trainers.batches.attention import packed_attention
 from trainers.batches.packing import Packed
@@ -43,14 +44,25 @@ class Context:
     clock: Clock
 
 
-def check_heads(config: PretrainedConfig, size: int, tensor: int = 1) -> None:
-    """BadConfiguration unless the heads that a tensor rank has divide over `size` context ranks."""
-    heads = int(config.num_attention_heads) // tensor
+def context_of(groups: Groups, clock: Clock) -> Context | None:
+    """The context peers of this rank, if it has any."""
+    if CP not in groups.by_axis:
+        return None
+    return Context(groups.by_axis[CP], groups.index(CP), groups.size(CP), clock)
+
+
+def spread(model: PreTrainedModel, size: int, tensor: int = 1) -> None:
+    """Makes a model attend over `size` context ranks, of which each has 1 / `tensor` of the heads. BadConfiguration
+    where the heads do not divide."""
+    heads = int(model.config.num_attention_heads) // tensor
     if heads % size:
         raise BadConfiguration(
             f"{heads} attention heads{' a tensor rank' if tensor > 1 else ''} do not divide over c{size}: each context "
             "rank attends for its share of the heads; choose a c that divides them"
         )
+    for module in model.modules():
+        if isinstance(module, PreTrainedModel):
+            module.config._attn_implementation = NAME
 
 
 class _Exchange(torch.autograd.Function):

@@ -11,7 +11,7 @@ from tests.support.ranks import Ranks
 from tests.support.samples import random_samples, small_state
 from tests.support.spread import pass_alone, pass_together
 from trainers.backends.models import build
-from trainers.backends.parallel.context import check_heads
+from trainers.backends.parallel.context import spread
 from trainers.batches.packing import pack
 from trainers.errors import BadConfiguration
 
@@ -54,10 +54,10 @@ def test_an_idle_micro_batch_keeps_ranks_aligned(ranks: Ranks) -> None:
 
 
 def test_heads_must_divide() -> None:
-    config = build(small_state().assets, small_state().weights).config
-    check_heads(config, 4)
-    check_heads(config, 2, 2)
+    model = build(small_state().assets, small_state().weights)
+    spread(model, 4)
+    spread(model, 2, 2)
     with pytest.raises(BadConfiguration, match="4 attention heads do not divide over c3"):
-        check_heads(config, 3)
+        spread(model, 3)
     with pytest.raises(BadConfiguration, match="2 attention heads a tensor rank"):
-        check_heads(config, 4, 2)
+        spread(model, 4, 2)
