@@ -225,6 +225,22 @@ class Governance(Section):
     )
 
 
+class Lora(Section):
+    """A low-rank adapter that learns in place of the weights."""
+
+    rank: Annotated[int, Field(ge=0)] = 0
+    alpha: Positive = 16
+    targets: Annotated[tuple[str, ...], Field(min_length=1)] = (
+        "q_proj",
+        "k_proj",
+        "v_proj",
+        "o_proj",
+        "gate_proj",
+        "up_proj",
+        "down_proj",
+    )
+
+
 class Learner(Section):
     """How versions are trained."""
 
@@ -240,6 +256,10 @@ class Learner(Section):
     )
     weight_decay: Annotated[float, Field(ge=0)] = Field(default=0.0, description="of AdamW")
     max_grad_norm: Annotated[float, Field(gt=0)] = Field(default=1.0, description="gradients are clipped to this norm")
+    lora: Lora = Field(
+        default=Lora(),
+        description="a rank above 0 trains an adapter on the targets alone; versions have it merged into the weights",
+    )
     minibatches: Positive = Field(default=2, description="optimizer steps a version")
     critic_lr: Annotated[float, Field(ge=0)] = Field(default=0.0, description="of a critic; 0: as lr")
     tokens_per_pack: Positive = Field(default=8192, description="tokens of one packed row of a forward pass")

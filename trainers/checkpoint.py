@@ -6,11 +6,13 @@
         state.tensors                                moments; fp32 weights where the above are not fp32
         training.json                                optimizer steps, seed
         critic.tensors, critic.json                  the critic's weights, moments, configuration, where there is one
+        adapter_config.json, adapter_model.safetensors   in place of model.safetensors, where the adapter is published
         manifest.json                                sha256 of each file
 
 Invariants: a directory appears under its name by one rename, after its files and its own entries are fsynced, so a name
 means whole content; the name holds the digest, so a leader that was replaced can never overwrite another's bytes; equal
-states give equal bytes. Any number of ranks can load it: tensors are full.
+states give equal bytes. Any number of ranks can load it: tensors are full. With LoRA, state.tensors holds the adapter
+and its moments, and training.json names the directory of the frozen base, which must stay where it is.
 """
 
 from __future__ import annotations
@@ -24,21 +26,26 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
-from trainers import manifest
+from trainers import lora, manifest
 from trainers.errors import CheckpointError, CorruptCheckpoint
+from trainers.lora import Adapter, Lora
 from trainers.manifest import Manifest
-from trainers.state import State
+from trainers.state import State, dtype_of
 
 WEIGHTS, MOMENTS, TRAINING = "model.safetensors", "state.tensors", "training.json"
 CRITIC, CRITIC_TRAINING = "critic.tensors", "critic.json"
+ADAPTER_CONFIG, ADAPTER = "adapter_config.json", "adapter_model.safetensors"
 """*.tensors are safetensors too, under another ending: engines load every *.safetensors of a directory as weights."""
-_OWN = {MOMENTS, TRAINING, CRITIC, CRITIC_TRAINING, manifest.NAME}
-_MASTER = "master"
+_OWN = {MOMENTS, TRAINING, CRITIC, CRITIC_TRAINING, ADAPTER_CONFIG, ADAPTER, manifest.NAME}
+_MASTER, _ADAPTER = "master", "adapter"
+_PEFT = "base_model.model."
+"""before every name in a file of peft"""
 _TEMPORARY = ".tmp-"
 
 Fault = Callable[[str], None]
@@ -80,7 +87,7 @@ def write(root: Path, version: int, state: State, *, fault: Fault = _no_fault) -
 
 def _fill(directory: Path, state: State, fault: Fault) -> Manifest:
     directory.mkdir()
-    files = {**_huggingface(state), **_training(state)}
+    files = {**_huggingface(state), **_training(state, directory.parent)}
     for name, content in files.items():
         (directory / name).write_bytes(content)
         fault("checkpoint.between_files")
@@ -119,7 +126,8 @@ def read(directory: Path, *, verify: bool = True, digest: str | None = None) -> 
     critic = None
     try:
         training = json.loads((directory / TRAINING).read_bytes())
-        weights, extra = load_file(directory / WEIGHTS), load_file(directory / MOMENTS)
+        extra = load_file(directory / MOMENTS)
+        weights = {} if "lora" in training else load_file(directory / WEIGHTS)
         step, seed = int(training["step"]), int(training["seed"])
         if CRITIC in listing.files:
             critic = _read_critic(directory)
@@ -128,7 +136,19 @@ def read(directory: Path, *, verify: bool = True, digest: str | None = None) -> 
     moments = _by_slot(extra)
     masters = moments.pop(_MASTER, {})
     assets = {name: (directory / name).read_bytes() for name in listing.files if name not in _OWN and name != WEIGHTS}
-    return State({name: masters.get(name, w) for name, w in weights.items()}, assets, moments, step, seed, critic)
+    if "lora" in training:
+        adapter = _read_adapter(directory, training["lora"], moments.pop(_ADAPTER))
+        return State(adopt(adapter.base).weights, assets, moments, step, seed, critic, adapter)
+    weights = {name: masters.get(name, weight) for name, weight in weights.items()}
+    return State(weights, assets, moments, step, seed, critic, source=directory)
+
+
+def _read_adapter(directory: Path, about: Mapping[str, Any], weights: Mapping[str, torch.Tensor]) -> Adapter:
+    settings = Lora(about["rank"], about["alpha"], tuple(about["targets"]), about["publish"])
+    base = directory.parent / about["base"]
+    if lora.base_digest(base) != about["digest"]:
+        raise CorruptCheckpoint(f"{base} is not the base that {directory} was trained on: restore it")
+    return Adapter(settings, base, about["digest"], weights)
 
 
 def _read_critic(directory: Path) -> State:
@@ -149,6 +169,8 @@ def _by_slot(tensors: Mapping[str, torch.Tensor]) -> dict[str, dict[str, torch.T
 def adopt(directory: Path, *, seed: int = 0) -> State:
     """The state that starts from a Hugging Face model directory: its weights in fp32, no moments, step 0."""
     shards = sorted(directory.glob("*.safetensors"))
+    if (directory / ADAPTER_CONFIG).is_file():
+        raise CheckpointError(f"{directory} is an adapter: merge it into its base, and start from that")
     if not shards or not (directory / "config.json").is_file():
         raise CheckpointError(f"{directory} is no Hugging Face model directory: it needs config.json and *.safetensors")
     try:
@@ -163,7 +185,7 @@ def adopt(directory: Path, *, seed: int = 0) -> State:
         for path in sorted(directory.iterdir())
         if path.is_file() and path.name not in skipped and path.suffix not in (".bin", ".pt", ".gguf", ".pth")
     }
-    return State(weights, assets, seed=seed)
+    return State(weights, assets, seed=seed, source=directory)
 
 
 def fingerprint(state: State) -> str:
@@ -185,17 +207,24 @@ def sweep(root: Path, older_than: float = 3600.0) -> list[Path]:
 
 
 def _huggingface(state: State) -> dict[str, bytes]:
-    dtype = _dtype(state.assets)
-    weights = {name: tensor.to(dtype).contiguous() for name, tensor in state.weights.items()}
+    adapter = state.adapter
+    if adapter is not None and adapter.lora.publish == "adapter":
+        tensors = {_PEFT + name: tensor.contiguous() for name, tensor in adapter.weights.items()}
+        config = _json(lora.peft_config(adapter.lora))
+        return {**state.assets, ADAPTER_CONFIG: config, ADAPTER: save(tensors, metadata={"format": "pt"})}
+    dtype = dtype_of(state.assets)
+    weights = {name: tensor.to(dtype).contiguous() for name, tensor in lora.merged(state).weights.items()}
     return {**state.assets, WEIGHTS: save(weights, metadata={"format": "pt"})}
 
 
-def _training(state: State) -> dict[str, bytes]:
+def _training(state: State, root: Path | None = None) -> dict[str, bytes]:
+    """root: where the version will lie; a base that lies there too is named by its name alone."""
     # One metadata key at most: safetensors writes several in no fixed order, and equal states must give equal bytes.
-    files = {
-        MOMENTS: _tensors(state, masters=_dtype(state.assets) != torch.float32),
-        TRAINING: _json({"step": state.step, "seed": state.seed}),
-    }
+    training: dict[str, object] = {"step": state.step, "seed": state.seed}
+    if state.adapter is not None:
+        training["lora"] = _about(state.adapter, root)
+    masters = state.adapter is None and dtype_of(state.assets) != torch.float32
+    files = {MOMENTS: _tensors(state, masters=masters), TRAINING: _json(training)}
     critic = state.critic
     if critic is not None:
         about = {"step": critic.step, "seed": critic.seed, "config": critic.assets["config.json"].decode()}
@@ -205,22 +234,23 @@ def _training(state: State) -> dict[str, bytes]:
 
 def _tensors(state: State, *, masters: bool) -> bytes:
     slots = {**state.moments, **({_MASTER: state.weights} if masters else {})}
+    if state.adapter is not None:
+        slots[_ADAPTER] = state.adapter.weights
     tensors = {f"{slot}/{name}": tensor.contiguous() for slot, named in slots.items() for name, tensor in named.items()}
     content: bytes = save(tensors, metadata={"format": "pt"})
     return content
 
 
+def _about(adapter: Adapter, root: Path | None) -> dict[str, object]:
+    base = adapter.base.resolve()
+    near = root is not None and base.parent == root.resolve()
+    settings = adapter.lora
+    about = {"rank": settings.rank, "alpha": settings.alpha, "targets": settings.targets, "publish": settings.publish}
+    return {**about, "base": base.name if near else str(base), "digest": adapter.digest}
+
+
 def _json(content: Mapping[str, object]) -> bytes:
     return (json.dumps(content) + "\n").encode()
-
-
-def _dtype(assets: Mapping[str, bytes]) -> torch.dtype:
-    settings = json.loads(assets["config.json"])
-    name = str(settings.get("dtype") or settings.get("torch_dtype") or "float32")
-    dtype = getattr(torch, name, None)
-    if not isinstance(dtype, torch.dtype):
-        raise CheckpointError(f"config.json names dtype {name!r}, which is none; write float32 or bfloat16")
-    return dtype
 
 
 def _fsync(path: Path) -> None:

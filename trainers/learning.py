@@ -22,6 +22,7 @@ from trainers.backends.models import with_scalar_head
 from trainers.batches.packing import KEEP, PROXIMAL, VALUES, Floats, Packed, cut, pack
 from trainers.batches.sample import Sample, check
 from trainers.errors import BadConfiguration
+from trainers.lora import Lora, merged, prepare
 from trainers.state import State
 
 
@@ -59,7 +60,8 @@ class Report:
 
 class Trainer:
     """Trains a formed and loaded backend, batch by batch. `budget`: tokens a micro-batch holds at most. `held`: where
-    frozen models (reference, teacher) come from, by role. `critic_lr`: of the critic, which shares the warm-up."""
+    frozen models (reference, teacher) come from, by role. `critic_lr`: of the critic, which shares the warm-up. `lora`:
+    the policy learns an adapter of this kind only."""
 
     def __init__(
         self,
@@ -70,6 +72,7 @@ class Trainer:
         budget: int = 16384,
         held: Mapping[str, Callable[[], State]] | None = None,
         critic_lr: float | None = None,
+        lora: Lora | None = None,
     ) -> None:
         if budget < 1:
             raise BadConfiguration(f"a budget of {budget} tokens holds no sample")
@@ -77,19 +80,23 @@ class Trainer:
         for role in algorithm.holds:
             if role not in self.held:
                 raise BadConfiguration(f"{algorithm.name} compares with a {role}: name the model to hold as {role}")
+        if lora is not None and not backend.adapters:
+            raise BadConfiguration(f"{type(backend).__name__} trains no adapters: leave lora out, or train with torch")
         self.backend = backend
         self.algorithm = algorithm
         self.schedule = schedule
         self.budget = budget
+        self.lora = lora
         self.critic_schedule = schedule if critic_lr is None else replace(schedule, lr=critic_lr)
 
     def load(self, state: State) -> None:
         """Loads `state` into the backend, and all that the algorithm needs beside it: the frozen models, and a critic
         that starts from the policy's own layers where `state` has none. No collective."""
+        state = prepare(state, self.lora)
         if self.algorithm.critic is None:
             state = replace(state, critic=None)
         elif state.critic is None:
-            state = replace(state, critic=with_scalar_head(state))
+            state = replace(state, critic=with_scalar_head(merged(state)))
         self.backend.load(state)
         for role in self.algorithm.holds:
             self.backend.hold(role, self.held[role]())

@@ -7,10 +7,18 @@ there is to keep of the RNG, whatever the number of ranks before and after.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
+
+from trainers.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from trainers.lora import Adapter
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +28,9 @@ class State:
     moments is empty before the first step. `step` counts applied optimizer steps. `assets` are the other files of the
     Hugging Face layout (config.json, tokenizer, chat template, generation config), passed on from version to version.
     `critic` is the state of the value model that learns beside the policy, where there is one.
+
+    With an `adapter`, `weights` are its frozen base, and moments are of the adapter alone. `source` is the model
+    directory that `weights` were read from, where there is one.
     """
 
     weights: Mapping[str, torch.Tensor]
@@ -28,3 +39,15 @@ class State:
     step: int = 0
     seed: int = 0
     critic: State | None = None
+    adapter: Adapter | None = None
+    source: Path | None = None
+
+
+def dtype_of(assets: Mapping[str, bytes]) -> torch.dtype:
+    """The dtype in which config.json wants weights published. Raises CheckpointError where it is none."""
+    settings = json.loads(assets["config.json"])
+    name = str(settings.get("dtype") or settings.get("torch_dtype") or "float32")
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise CheckpointError(f"config.json names dtype {name!r}, which is none; write float32 or bfloat16")
+    return dtype

@@ -15,6 +15,7 @@ from consumers.learner.membership import Membership
 from consumers.learner.parts import Parts
 from consumers.learner.rendezvous import daemon
 from consumers.places import PlaceReader
+from infra import config
 from infra.bus.base import Bus
 from infra.claims import ClaimStore
 from infra.config import Settings
@@ -27,6 +28,7 @@ from trainers.backends.fsdp import Adam, TorchBackend
 from trainers.batches.sample import Sample
 from trainers.errors import BadConfiguration
 from trainers.learning import Schedule, Trainer
+from trainers.lora import Lora
 
 
 def build(
@@ -90,6 +92,7 @@ def build_trainer(settings: Settings) -> Trainer:
             budget=learner.tokens_per_pack,
             held={role: partial(checkpoint.adopt, Path(path)) for role, path in models.items()},
             critic_lr=learner.critic_lr or None,
+            lora=_lora(learner.lora) if learner.lora.rank else None,
         )
     except BadConfiguration as error:
         raise ConfigError(f"[learner] {error}") from None
@@ -103,6 +106,10 @@ def warm_up(trainer: Trainer, weights: WeightVersion) -> None:
     samples = [_sample(reward) for reward in (0.0, 1.0)]
     trainer.train(samples, minibatches=[[0]], version=weights["version"])
     backend.tear_down()
+
+
+def _lora(settings: config.Lora) -> Lora:
+    return Lora(settings.rank, settings.alpha, settings.targets)
 
 
 def _sample(reward: float) -> Sample:

@@ -1,14 +1,15 @@
 """Which weight directories may go.
 
 Invariants: a directory goes only when it can never be a version (its number is committed under another digest) or when
-nobody needs it (no live engine serves it, it is not among the newest nor the anchor of one, not version 0, not pinned);
-the deltas that lead from an anchor to one of the newest stay with it. No clock is asked, so
-a leader that was frozen between looking and deleting deletes nothing that its successor wrote: versions are dense, and
-what is committed never changes. `choose` is pure.
+nobody needs it (no live engine serves it, it is not among the newest nor the anchor of one, not version 0, not pinned,
+no base of another's adapter); the deltas that lead from an anchor to one of the newest stay with it. No clock is asked,
+so a leader that was frozen between looking and deleting deletes nothing that its successor wrote: versions are dense,
+and what is committed never changes. `choose` is pure.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from collections.abc import Collection, Iterable, Mapping
@@ -101,6 +102,14 @@ def serving_versions(bus: Bus, workers_topic: str, policy: str, now: int) -> set
     return versions
 
 
+def base_of(directory: Path) -> str:
+    """Name of the directory beside this one whose weights its adapter was trained on; empty without an adapter."""
+    try:
+        return str(json.loads((directory / "training.json").read_bytes())["lora"]["base"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+
+
 def collect(
     root: Path,
     committed: Mapping[int, str],
@@ -111,7 +120,7 @@ def collect(
 ) -> list[str]:
     """Remove from `root` what `choose` and `choose_deltas` name; gives the directories' names."""
     names = [path.name for path in root.iterdir() if path.is_dir()]
-    pinned = {name for name in names if (root / name / PIN).exists()}
+    pinned = {name for name in names if (root / name / PIN).exists()} | {base_of(root / name) for name in names}
     gone = choose(names, committed, keep=keep, serving=serving, pinned=pinned, deltas=deltas)
     for name in gone:
         shutil.rmtree(root / name, ignore_errors=True)

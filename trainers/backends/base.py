@@ -51,6 +51,8 @@ class Backend(ABC):
 
     layout: str = ""
     """As the ledger names it, such as torch:d2; empty before `form`."""
+    adapters: bool = False
+    """Whether it can train the adapter of a state (LoRA)."""
     rank: int = 0
     world: int = 1
     parallel: Layout

@@ -46,6 +46,8 @@ class TorchBackend(Backend):
     forward and backward (less memory, one more all-gather a layer). `deterministic`: only algorithms that give the same
     bytes again."""
 
+    adapters = True
+
     def __init__(
         self,
         adam: Adam | None = None,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -28,7 +28,8 @@ from trainers.backends.parallel.grid import DP, FS, TP, Groups
 from trainers.backends.parallel.regions import Held, take
 from trainers.batches.packing import Packed
 from trainers.clock import Clock
-from trainers.errors import NotFormed
+from trainers.errors import BadConfiguration, NotFormed
+from trainers.lora import attach, plain
 from trainers.state import State
 
 BUCKET = 64 * 2**20
@@ -62,6 +63,11 @@ class Trainee:
         self._place = place
         self._adam = adam
         model = build(state.assets, state.weights)
+        if state.adapter is not None:
+            layout = place.groups.grid.layout
+            if layout.split not in ("", "d"):
+                raise BadConfiguration(f"{layout}: an adapter trains with data parallelism alone, d{layout.world}")
+            attach(model, state.adapter)
         torch.nn.Module.to(model, place.device)
         if adam is None:
             model.requires_grad_(False)
@@ -69,12 +75,14 @@ class Trainee:
         self._context = context_of(place.groups, place.clock)
         if self._context is not None:
             spread(model, self._context.size, place.groups.size(TP))
-        self._held = [Held(name, tuple(p.shape)) for name, p in model.named_parameters()]
+        self._held = [Held(plain(name), tuple(p.shape)) for name, p in model.named_parameters() if p.requires_grad]
         if FS in place.groups.meshes:
             self._shard(model)
         self.model = model
         self.steps = state.step
         self._assets, self._seed = state.assets, state.seed
+        self._adapter = state.adapter
+        self._base = state.weights if state.adapter is not None and place.groups.rank == 0 else {}
         self._shards: list[torch.nn.Parameter] = []
         self._optimizer: torch.optim.AdamW | None = None
         if adam is not None:
@@ -83,7 +91,7 @@ class Trainee:
     def _optimize(self, adam: Adam, state: State) -> torch.optim.AdamW:
         with torch.no_grad():
             self._shards = [
-                torch.nn.Parameter(p.to_local() if isinstance(p, DTensor) else p.data) for p in self.model.parameters()
+                torch.nn.Parameter(p.to_local() if isinstance(p, DTensor) else p.data) for p in self._learning()
             ]
         optimizer = torch.optim.AdamW(
             self._shards, betas=adam.betas, eps=adam.eps, weight_decay=adam.weight_decay, foreach=False
@@ -99,6 +107,10 @@ class Trainee:
                     },
                 }
         return optimizer
+
+    def _learning(self) -> list[torch.nn.Parameter]:
+        """The parameters that learn: all of them, or an adapter's."""
+        return [p for p in self.model.parameters() if p.requires_grad]
 
     def _shard(self, model: PreTrainedModel) -> None:
         mesh = self._place.groups.meshes[FS]
@@ -176,7 +188,7 @@ class Trainee:
         squared = torch.zeros((), dtype=torch.float64, device=self._place.device)
         grid, rank = self._place.groups.grid, self._place.groups.rank
         with torch.no_grad():
-            for held, parameter, shard in zip(self._held, self.model.parameters(), self._shards, strict=True):
+            for held, parameter, shard in zip(self._held, self._learning(), self._shards, strict=True):
                 gradient = parameter.grad
                 parameter.grad = None
                 if gradient is None:
@@ -215,6 +227,9 @@ class Trainee:
         if self._place.groups.rank != 0:
             return None
         weights = gathered.pop("")
+        if self._adapter is not None:
+            adapter = replace(self._adapter, weights=weights)
+            return State(self._base, self._assets, gathered, self.steps, self._seed, adapter=adapter)
         return State(weights, self._assets, gathered, self.steps, self._seed)
 
     def _gather_tensors(self, shards: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from consumers.learner.build import build_trainer
+from consumers.learner.collect import collect
+from consumers.policy import weights_root
 from infra.config import load
 from infra.errors import ConfigError
 from tests.support.feed import feed, settings_for
@@ -81,10 +83,29 @@ def test_a_learner_keeps_its_critic_from_start_to_start(place: Make) -> None:
 
 
 def checkpoint_of(it: Any, digest: str) -> Path:
-    from consumers.policy import weights_root
-
     (path,) = weights_root(it.settings).glob(f"v3-{digest[:12]}")
     state = checkpoint.read(path, digest=digest)
     assert state.critic is not None
     assert state.critic.step == state.step == 3
     return path
+
+
+def test_a_learner_keeps_its_adapter_from_start_to_start(place: Make) -> None:
+    """Merged versions go on with the adapter that they were merged from, whatever process trains them."""
+    one, two = (place(**{"learner.lora": '{"rank": 4, "targets": ["q_proj", "v_proj"]}'}) for _ in range(2))
+    for it in (one, two):
+        feed(it.bus, it.settings, range(12))
+    one.learn(3)
+    for versions in (1, 2, 3):
+        two.learn(versions)
+    digests = [[row["digest"] for row in entries(it.bus, it.settings)] for it in (one, two)]
+    assert digests[0] == digests[1]
+    assert len(set(digests[0])) == 4
+    (path,) = weights_root(two.settings).glob(f"v3-{digests[1][3][:12]}")
+    state = checkpoint.read(path, digest=digests[1][3])
+    assert state.adapter is not None
+    assert (state.adapter.lora.rank, state.adapter.lora.targets) == (4, ("q_proj", "v_proj"))
+    assert state.adapter.base.name.startswith("v0-")
+    assert (path / "model.safetensors").is_file(), "engines load it as they load any other"
+    assert collect(weights_root(two.settings), dict(enumerate(digests[1])), keep=1, serving=())
+    assert state.adapter.base.is_dir()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from consumers.learner.collect import PIN, choose, choose_deltas, collect
@@ -67,3 +68,11 @@ def test_collect_removes_deltas_from_disk(tmp_path: Path) -> None:
         (tmp_path / "deltas" / f"{name}.delta").write_text("x")
     assert collect(tmp_path, DIGESTS, keep=2, serving=(), deltas={2, 4, 5}) == [MINE[1], MINE[2]]
     assert sorted(path.name for path in (tmp_path / "deltas").iterdir()) == DELTAS[4:]
+
+
+def test_the_base_of_an_adapter_stays(tmp_path: Path) -> None:
+    for name in MINE:
+        (tmp_path / name).mkdir()
+    (tmp_path / MINE[5] / "training.json").write_text(json.dumps({"step": 3, "lora": {"base": MINE[2]}}))
+    (tmp_path / MINE[4] / "training.json").write_text("damaged")
+    assert collect(tmp_path, DIGESTS, keep=2, serving=()) == [MINE[1], MINE[3]]
