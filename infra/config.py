@@ -276,6 +276,9 @@ class Learner(Section):
         default=120, description="longest wait of learners for each other; above any step and checkpoint"
     )
     max_versions: Annotated[int, Field(ge=0)] = Field(default=0, description="stop at this version; 0: never")
+    trackers: tuple[Literal["jsonl", "tensorboard", "mlflow", "wandb"], ...] = Field(
+        default=(), description="where the numbers of each version go besides the ledger and telemetry: under home"
+    )
 
 
 class Telemetry(Section):

@@ -10,8 +10,13 @@ log-probabilities) is not credited. The peak is the device's dense bf16 rate, wh
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from typing import Any
+
+import torch
+
+from trainers.state import State
 
 PEAKS = {
     "B200": 2250e12,
@@ -56,3 +61,17 @@ def per_token(shapes: Iterable[tuple[str, tuple[int, ...]]], config: Mapping[str
 def mfu(tokens_per_second: float, flops: float, rate: float, devices: int = 1) -> float:
     """The share of `devices` peaks of `rate` that is used."""
     return tokens_per_second * flops / (rate * devices)
+
+
+def utilisation(state: State, metrics: Mapping[str, float], devices: int) -> dict[str, float]:
+    """`mfu` of a step that these metrics describe, trained on GPUs like this process's; nothing where their peak is not
+    known, and on CPUs."""
+    rate = peak(torch.cuda.get_device_name()) if torch.cuda.is_available() else None
+    return {} if rate is None else _utilisation(state, metrics, rate, devices)
+
+
+def _utilisation(state: State, metrics: Mapping[str, float], rate: float, devices: int) -> dict[str, float]:
+    shapes = ((name, tuple(tensor.shape)) for name, tensor in state.weights.items())
+    length = metrics["tokens_computed"] / max(1.0, metrics["samples"])
+    each = per_token(shapes, json.loads(state.assets["config.json"]), length)
+    return {"mfu": mfu(metrics["tokens_per_second"], each, rate, devices)}

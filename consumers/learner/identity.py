@@ -21,7 +21,16 @@ from infra.config import Settings
 LIBRARIES = ("torch", "transformers", "safetensors", "numpy", "fastavro", "confluent-kafka")
 CODE = ("schemas", "trainers", "consumers/learner", "consumers/ledger.py", "consumers/places.py")
 NOT_TRAINING = frozenset(
-    {"learners", "host", "keep", "session_timeout_s", "max_versions", "collective_timeout_s", "anchor_every"}
+    {
+        "learners",
+        "host",
+        "keep",
+        "session_timeout_s",
+        "max_versions",
+        "collective_timeout_s",
+        "anchor_every",
+        "trackers",
+    }
 )
 """settings of [learner] that may differ among learners"""
 SHOWN = 8

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from infra import telemetry
 from schemas.records import LedgerEntry
+from trainers.tracking.line import line as numbers
 
 _versions = telemetry.counter("millrace.learner.versions", "{version}", "versions committed")
 _tokens = telemetry.counter("millrace.learner.tokens", "{token}", "tokens computed")
@@ -12,6 +13,7 @@ _step = telemetry.histogram("millrace.learner.step.time", "s", "time of a versio
 _staleness = telemetry.histogram("millrace.learner.staleness", "{version}", "versions that trained tokens are behind")
 _reward = telemetry.gauge("millrace.learner.reward", "", "mean sampled reward of the newest batch")
 _ranks = telemetry.gauge("millrace.learner.ranks", "{rank}", "learners that trained the newest version")
+_value = telemetry.gauge("millrace.learner.value", "", "newest value of each measure of the step, by name")
 
 
 def measure(entry: LedgerEntry) -> None:
@@ -25,9 +27,11 @@ def measure(entry: LedgerEntry) -> None:
     _staleness.record(metrics.get("staleness_mean", 0.0), policy=policy)
     _reward.set(metrics.get("reward_mean", 0.0), policy=policy)
     _ranks.set(len(entry["ranks"]), policy=policy)
-    for name, seconds in metrics.items():
+    for name, number in metrics.items():
         if name.startswith("timings_"):
-            _step.record(seconds, policy=policy, phase=name.removeprefix("timings_"))
+            _step.record(number, policy=policy, phase=name.removeprefix("timings_"))
+        else:
+            _value.set(number, policy=policy, name=name)
 
 
 def line(entry: LedgerEntry) -> str:
@@ -35,9 +39,8 @@ def line(entry: LedgerEntry) -> str:
     m = entry["metrics"]
     parts = [
         f"v{entry['version']}",
-        f"reward {m.get('reward_mean', 0.0):.3f}",
-        f"staleness {m.get('staleness_mean', 0.0):.2f} (max {m.get('staleness_max', 0.0):.0f} of {entry['eta']})",
-        f"{m.get('tokens_per_second', 0.0):,.0f} tokens/s",
+        numbers(m),
+        f"oldest {m.get('staleness_max', 0.0):.0f} of {entry['eta']} versions",
         f"step {m.get('timings_step', 0.0):.2f} s",
         f"ranks {len(entry['ranks'])}",
     ]

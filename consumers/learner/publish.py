@@ -25,7 +25,7 @@ from infra.bus.base import MemberToken, Transactor
 from infra.errors import BusError, FencedError, LearnerError, RefusedError, UnreachableError
 from schemas.ids import now_micros
 from schemas.records import LedgerEntry, WeightVersion
-from trainers import checkpoint, delta_files
+from trainers import checkpoint, delta_files, flops
 from trainers.checkpoint import Checkpoint
 from trainers.errors import CorruptCheckpoint
 from trainers.learning import Report
@@ -78,6 +78,7 @@ class Leader:
             saved = checkpoint.write(p.root, self.head.version + 1, step.state, fault=checkpoint_fault)
             written = self._written(saved, step.report)
         step.report.metrics.update(_timings(step.report.metrics, clock.drain()))
+        step.report.metrics.update(flops.utilisation(step.state, step.report.metrics, self._roster.world))
         now = now_micros()
         event = weight_event(self.head, step.batch, written, now)
         entry = ledger_entry(

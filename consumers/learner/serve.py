@@ -53,16 +53,19 @@ def _serve(settings: Settings, bus: Bus, stop: _Stop, at: Callable[[str], None] 
     from consumers.learner.build import build
     from consumers.learner.learner import Learner
     from consumers.learner.status import Heartbeat
+    from consumers.learner.tracking import Tracking
     from consumers.learner.watch import Watchdog
 
     parts = build(settings, bus, stopping=stop, note=log.warning, at=at)
     heartbeat = Heartbeat(bus, parts.workers_topic, settings.policy.name, parts.url)
     watchdog = Watchdog(bus, parts.group, parts.backend.abort)
+    tracking = Tracking.of(settings, bus, parts.topics["ledger"])
     console = Console(soft_wrap=True)
 
     def said(entry: LedgerEntry) -> None:
         measure(entry)
         console.print(line(entry), highlight=False)
+        tracking.write(entry)
 
     parts.said = said
     parts.holds = lambda version: heartbeat.say("serving", version)
@@ -74,6 +77,7 @@ def _serve(settings: Settings, bus: Bus, stop: _Stop, at: Callable[[str], None] 
         raise
     finally:
         watchdog.close()
+        tracking.close()
         heartbeat.close(error)
 
 

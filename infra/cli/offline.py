@@ -35,6 +35,10 @@ Save = Annotated[int, typer.Option(min=0, help="batches between two versions; 0:
 Keep = Annotated[int, typer.Option(min=1, help="newest versions whose files are kept")]
 Resume = Annotated[bool, typer.Option("--resume", help="go on from the newest version in --out")]
 Strict = Annotated[bool, typer.Option("--strict", help="end at the first row that cannot be used")]
+Trackers = Annotated[
+    list[str] | None,
+    typer.Option("--tracker", help="tensorboard, mlflow or wandb, beside the versions; may be repeated"),
+]
 Device = Annotated[str | None, typer.Option(help="cpu or cuda; default: what there is")]
 
 
@@ -74,6 +78,7 @@ def sft(
     keep: Keep = 2,
     resume: Resume = False,
     strict: Strict = False,
+    tracker: Trackers = None,
     device: Device = None,
 ) -> None:
     """Learn to say what the rows say: {"messages": [...]}, {"prompt", "completion"} or {"tokens", "mask"}."""
@@ -106,6 +111,7 @@ def dpo(
     keep: Keep = 2,
     resume: Resume = False,
     strict: Strict = False,
+    tracker: Trackers = None,
     device: Device = None,
 ) -> None:
     """Learn to prefer what was chosen over what was rejected: rows of {"prompt", "chosen", "rejected"}."""
@@ -134,6 +140,7 @@ def reward_model(
     keep: Keep = 2,
     resume: Resume = False,
     strict: Strict = False,
+    tracker: Trackers = None,
     device: Device = None,
 ) -> None:
     """Learn to score what was chosen above what was rejected: rows of {"prompt", "chosen", "rejected"}."""
@@ -168,6 +175,7 @@ def distill(
     keep: Keep = 2,
     resume: Resume = False,
     strict: Strict = False,
+    tracker: Trackers = None,
     device: Device = None,
 ) -> None:
     """Learn a teacher's distributions, on replies that are given or on the student's own."""
@@ -179,9 +187,10 @@ def _run(algorithm: str, context: typer.Context) -> None:
     given: dict[str, Any] = {
         name: value for name, value in context.params.items() if name not in ("knob", "algorithm", "direction")
     }
+    trackers = given.pop("tracker") or []
     given["knobs"] = dict(_knob(pair) for pair in context.params["knob"] or [])
     telemetry.setup(call(context).settings(), context.info_name or algorithm)
-    entry("infra.cli.training:train")(algorithm, given, console, complain)
+    entry("infra.cli.training:train")(algorithm, given, trackers, console, complain)
 
 
 def _knob(pair: str) -> tuple[str, Any]:

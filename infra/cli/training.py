@@ -4,7 +4,8 @@ torch."""
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 from rich.console import Console
@@ -17,6 +18,7 @@ from trainers.offline.job import Job, run
 from trainers.offline.run import Listener
 from trainers.tracking.jsonl import JsonlTracker
 from trainers.tracking.line import line
+from trainers.tracking.registry import open_trackers
 
 QUIET_S = 5.0
 """between two lines of numbers where there is no terminal"""
@@ -28,11 +30,17 @@ _tokens = telemetry.counter("millrace.training.tokens", "{token}", "tokens compu
 _value = telemetry.gauge("millrace.training.value", "", "newest value of each measure of a training from files")
 
 
-def train(algorithm: str, options: Mapping[str, Any], console: Console, complain: Console) -> None:
+def train(
+    algorithm: str, options: Mapping[str, Any], trackers: Sequence[str], console: Console, complain: Console
+) -> None:
     """Run the job that the options describe, and say how it goes."""
     job = Job(algorithm, **options)
-    with Screen(algorithm, console, complain) as screen:
-        written = run(job, trackers=[JsonlTracker(job.out)], listener=screen)
+    with ExitStack() as held:
+        screen = held.enter_context(Screen(algorithm, console, complain))
+        opened = [JsonlTracker(job.out), *open_trackers(trackers, job.out, job.out.absolute().name)]
+        for tracker in opened:
+            held.callback(tracker.close)
+        written = run(job, trackers=opened, listener=screen)
     console.print(f"wrote {written.path}", highlight=False, soft_wrap=True)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from trainers import flops, tiny
 
@@ -32,3 +33,15 @@ def test_the_share_of_a_known_device() -> None:
     assert flops.peak("NVIDIA H100 PCIe") == 756e12
     assert flops.peak("AMD EPYC 7763") is None
     assert flops.mfu(1000.0, 1e9, 1e12, 2) == pytest.approx(0.5)
+
+
+def test_a_step_on_a_known_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = tiny.random_state(0)
+    metrics = {"tokens_computed": 200.0, "samples": 10.0, "tokens_per_second": 1e6}
+    assert flops.utilisation(state, metrics, 2) == {}, "a CPU has no peak that is known"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA A100-SXM4-80GB")
+    shapes = [(name, tuple(tensor.shape)) for name, tensor in state.weights.items()]
+    config = {"num_attention_heads": 3, "hidden_size": 96, "num_hidden_layers": 2}
+    expected = 1e6 * flops.per_token(shapes, config, 20) / (2 * 312e12)
+    assert flops.utilisation(state, metrics, 2) == {"mfu": pytest.approx(expected)}

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from trainers import checkpoint, manifest
+from trainers import checkpoint, flops, manifest
 from trainers.backends.fsdp import TorchBackend
 from trainers.batches.sample import Sample
 from trainers.checkpoint import Checkpoint, Fault
@@ -101,6 +101,7 @@ def train(
         report = trainer.train(samples, minibatches=cuts, version=step - 1)
         metrics = report.metrics
         metrics["tokens_per_second"] = metrics["tokens_computed"] / (time.perf_counter() - began)
+        metrics |= flops.utilisation(state, metrics, 1)
         metrics["epoch"] = step / order.steps
         last = step == pace.steps
         if order.held_out and (last or (pace.evaluate_every and step % pace.evaluate_every == 0)):

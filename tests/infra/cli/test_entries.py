@@ -17,7 +17,7 @@ CALLS = {
     "consumers.audit.command:run": ["settings", False, False],
     "consumers.report:write": ["settings", Path()],
     "consumers.why:explain": ["settings", "id"],
-    "infra.cli.training:train": ["sft", {}, "console", "complain"],
+    "infra.cli.training:train": ["sft", {}, [], "console", "complain"],
     **{role.entry: ["settings"] for role in ROLES},
 }
 

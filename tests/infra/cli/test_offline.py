@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from infra.cli.main import app
-from tests.support import lessons
+from tests.support import lessons, tracked
 from trainers import checkpoint
 from trainers.tracking.jsonl import points
 
@@ -88,6 +88,16 @@ def test_what_is_wrong_is_one_line(tmp_path: Path) -> None:
         last = complained.splitlines()[-1]
         assert last.startswith("error: ")
         assert reason in last
+
+
+def test_trackers_get_the_numbers(tmp_path: Path) -> None:
+    words = ["sft", "--model", "model", "--data", "lessons.jsonl", "--out", str(tmp_path), *SMALL]
+    assert call(*words, "--tracker", "tensorboard")[0] == 0
+    found = dict(tracked.tensorboard(tmp_path / "tensorboard"))
+    assert sorted(found) == [0, 1, 2]
+    assert found[2]["loss"] == pytest.approx(points(tmp_path)[2]["loss"], rel=1e-6)
+    code, _, complained = call(*words, "--tracker", "excel")
+    assert (code, "no tracker 'excel'" in complained) == (1, True)
 
 
 def test_a_finished_run_goes_on_only_when_asked(tmp_path: Path) -> None:
