@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from infra.cli import ask, deploy, offline, roles, setup
+from infra.cli import ask, deploy, evaluate, offline, roles, setup
 from infra.cli.context import Call, Group, console, flags
 
 HELP = """Millrace trains LLM agents from the stream of their own experience, on Apache Kafka.
@@ -47,6 +47,7 @@ app.command("sft", rich_help_panel=FILES)(offline.sft)
 app.command("dpo", rich_help_panel=FILES)(offline.dpo)
 app.command("reward-model", rich_help_panel=FILES)(offline.reward_model)
 app.command("distill", rich_help_panel=FILES)(offline.distill)
+app.command("evaluate", rich_help_panel=ASK)(evaluate.evaluate)
 app.command("audit", rich_help_panel=ASK)(ask.audit)
 app.command("report", rich_help_panel=ASK)(ask.report)
 app.command("why", rich_help_panel=ASK)(ask.why)

@@ -41,6 +41,11 @@ def test_help_names_every_command() -> None:
         "audit",
         "why",
         "report",
+        "sft",
+        "dpo",
+        "reward-model",
+        "distill",
+        "evaluate",
     ):
         assert name in text
     for role in ROLES:

@@ -18,6 +18,8 @@ CALLS = {
     "consumers.report:write": ["settings", Path()],
     "consumers.why:explain": ["settings", "id"],
     "infra.cli.training:train": ["sft", {}, [], "console", "complain"],
+    "infra.cli.evaluation:Options": ["sort-digits"],
+    "infra.cli.evaluation:evaluate": ["settings", "options"],
     **{role.entry: ["settings"] for role in ROLES},
 }
 
