@@ -73,6 +73,7 @@ def reading() -> Iterator[Block]:
 HERE = "tests/docs/test_docs.py"
 DEPLOYMENT = "tests/docs/test_deployment.py"
 BENCHMARKS = "tests/docs/test_benchmarks.py"
+TRAINING = "tests/docs/test_training.py"
 CI = ".ci/run"
 
 RUN_BY = {
@@ -120,5 +121,12 @@ RUN_BY = {
     "millrace dispatch": DEPLOYMENT,
     "millrace learn": DEPLOYMENT,
     "millrace rollout": DEPLOYMENT,
+    "millrace sft --model base --data lessons.jsonl --out versions/sft --epochs 3 --lr 1e-5 --holdout 0.05": TRAINING,
+    "millrace dpo --model base --data pairs.jsonl --out versions/dpo --knob beta=0.2": TRAINING,
+    "millrace dpo --model base --data pairs.jsonl --out versions/ipo --algorithm ipo": TRAINING,
+    "millrace reward-model --model base --data pairs.jsonl --out versions/judge": TRAINING,
+    "millrace distill --model base --data lessons.jsonl --out versions/student --teacher big": TRAINING,
+    "millrace distill --model base --data lessons.jsonl --out versions/own --teacher big --on-policy": TRAINING,
+    "millrace evaluate --model base --tasks held-out.jsonl --samples 8 --k 1,4,8": TRAINING,
 }
 """command of the documents -> the test, or the step of CI, that runs it or a smaller form of the same entry point"""

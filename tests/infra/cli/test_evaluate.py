@@ -12,10 +12,12 @@ from typer.testing import CliRunner
 
 from consumers import policy
 from consumers.evaluation import find
+from infra.bus.connect import connect
 from infra.bus.memory import MemoryBus
 from infra.cli.main import app
 from infra.config import Settings, load
 from infra.errors import PolicyError
+from schemas.ids import new_id
 from tests.support import lessons
 from tests.support.learners import entries
 from trainers import checkpoint, manifest, tiny
@@ -151,3 +153,23 @@ def test_answers_do_not_depend_on_how_many_are_sampled_at_once_when_greedy(model
     ]
     assert said[0] == said[1] == said[2]
     assert [one.question for one in said[0]] == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.kafka
+def test_the_newest_version_of_a_policy_on_a_broker(model: Path, broker: str) -> None:
+    """What was evaluated is what the ledger says, from the command alone."""
+    flags = {"kafka.bootstrap": broker, "namespace": f"evaluate-{new_id()}", "topics.slots": "1", "topics.shards": "1"}
+    named = [word for key, value in flags.items() for word in ("--set", f"{key}={value}")]
+    made = CliRunner().invoke(app, [*named, "policy", "create", "--model", str(model)])
+    assert made.exit_code == 0, made.output
+    words = ["--tasks", "sort-digits", "--count", "2", "--max-tokens", "7", "--json"]
+    done = CliRunner().invoke(app, [*named, "evaluate", *words])
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    with connect(load(flags=flags)) as bus:
+        (entry,) = entries(bus, load(flags=flags))
+    assert (found["policy"], found["version"]) == ("policy", 0)
+    assert (found["digest"], found["ledger_hash"]) == (entry["digest"], entry["hash"].hex())
+    done = CliRunner().invoke(app, [*named, "evaluate", *words, "--version", "7"])
+    assert done.exit_code == 1
+    assert "no version 7" in done.stderr
