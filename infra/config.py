@@ -254,6 +254,13 @@ class Learner(Section):
     warmup: Annotated[int, Field(ge=0)] = Field(
         default=10, description="optimizer steps over which the learning rate rises to lr"
     )
+    decay: Literal["constant", "linear", "cosine"] = Field(
+        default="constant", description="how the learning rate goes on after its warm-up"
+    )
+    decay_steps: Annotated[int, Field(ge=0)] = Field(
+        default=0, description="optimizer steps, warm-up among them, after which linear and cosine stay at lr_floor"
+    )
+    lr_floor: Annotated[float, Field(ge=0, le=1)] = Field(default=0.0, description="share of lr that they fall to")
     weight_decay: Annotated[float, Field(ge=0)] = Field(default=0.0, description="of AdamW")
     max_grad_norm: Annotated[float, Field(gt=0)] = Field(default=1.0, description="gradients are clipped to this norm")
     lora: Lora = Field(
@@ -263,6 +270,12 @@ class Learner(Section):
     minibatches: Positive = Field(default=2, description="optimizer steps a version")
     critic_lr: Annotated[float, Field(ge=0)] = Field(default=0.0, description="of a critic; 0: as lr")
     tokens_per_pack: Positive = Field(default=8192, description="tokens of one packed row of a forward pass")
+    precision: Literal["fp32", "bf16"] = Field(
+        default="fp32", description="what layers compute in; weights, moments, gradients and losses are fp32 always"
+    )
+    activation_checkpointing: bool = Field(
+        default=False, description="layers keep their input alone and compute the rest again in the backward pass"
+    )
     learners: Annotated[int, Field(ge=0)] = Field(default=1, description="processes that `millrace up` starts")
     threads: Positive = Field(default=1, description="CPU threads of each")
     host: str = Field(default="127.0.0.1", description="address other learners reach this one at")

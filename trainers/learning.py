@@ -23,19 +23,10 @@ from trainers.batches.packing import KEEP, PROXIMAL, VALUES, Floats, Packed, cut
 from trainers.batches.sample import Sample, check
 from trainers.errors import BadConfiguration
 from trainers.lora import Lora, merged, prepare
+from trainers.schedule import Schedule
 from trainers.state import State
 
-
-@dataclass(frozen=True, slots=True)
-class Schedule:
-    """Learning rate: linear warm-up over `warmup` optimizer steps, then constant."""
-
-    lr: float = 5e-4
-    warmup: int = 0
-
-    def at(self, step: int) -> float:
-        """Of the optimizer step after `step` applied ones."""
-        return self.lr * min(1.0, (step + 1) / self.warmup) if self.warmup else self.lr
+__all__ = ["Report", "Schedule", "Share", "Trainer"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,10 +233,12 @@ class Trainer:
 
 def _values(micro: Packed, values: Floats) -> dict[Sample, Floats]:
     """V float32[T] of a micro-batch -> by sample, before each trainable token and after the last one."""
+    if not micro.members:
+        return {}
     before, after = values[micro.at.numpy()], values[micro.ends.numpy()]
     bounds = np.cumsum([member.trainable for member in micro.members])
     rows = np.split(np.insert(before, bounds, after), np.cumsum([m.trainable + 1 for m in micro.members])[:-1])
-    return dict(zip(micro.members, rows, strict=True)) if micro.members else {}
+    return dict(zip(micro.members, rows, strict=True))
 
 
 def _means(algorithm: Algorithm, results: Sequence[StepResult]) -> dict[str, float]:

@@ -24,6 +24,7 @@ from infra.topics import full_name
 from schemas.records import LedgerEntry, WeightVersion
 from trainers import checkpoint
 from trainers.algorithms.registry import algorithm
+from trainers.backends.compute import Compute
 from trainers.backends.fsdp import Adam, TorchBackend
 from trainers.batches.sample import Sample
 from trainers.errors import BadConfiguration
@@ -86,9 +87,12 @@ def build_trainer(settings: Settings) -> Trainer:
         if chosen.temperature != 1:
             raise BadConfiguration("knobs: temperature: only tokens that were drawn at 1 reach a learner; leave it out")
         return Trainer(
-            TorchBackend(Adam(weight_decay=learner.weight_decay, clip=learner.max_grad_norm)),
+            TorchBackend(
+                Adam(weight_decay=learner.weight_decay, clip=learner.max_grad_norm),
+                compute=Compute(learner.precision == "bf16", learner.activation_checkpointing),
+            ),
             chosen,
-            Schedule(learner.lr, learner.warmup),
+            Schedule(learner.lr, learner.warmup, learner.decay, learner.decay_steps, learner.lr_floor),
             budget=learner.tokens_per_pack,
             held={role: partial(checkpoint.adopt, Path(path)) for role, path in models.items()},
             critic_lr=learner.critic_lr or None,

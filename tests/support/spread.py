@@ -19,21 +19,21 @@ from trainers.batches.packing import Packed
 from trainers.state import State
 
 Outcome = tuple[torch.Tensor, torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]
-"""Log-probabilities, entropies, the distribution, and gradients by name of a weighed sum of them."""
+"""Log-probabilities, entropies, squared norms of distributions, and gradients by name of a weighed sum of them."""
 
 
 def _outcome(run: ForwardPass | cp.ContextPass) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     logprobs, entropy = run.tokens(0.7)
-    distribution = run.distribution(1.0)
+    squares, _ = run.compared(1.0, lambda ours, theirs: (ours * theirs).sum(-1))
     weights = torch.linspace(-1, 2, len(logprobs))
-    (logprobs @ weights + (distribution * distribution).sum()).backward()
-    return logprobs.detach(), entropy, distribution.detach()
+    (logprobs @ weights + squares.sum()).backward()
+    return logprobs.detach(), entropy, squares.detach()
 
 
 def pass_alone(state: State, batch: Packed) -> Outcome:
     """In one process."""
     model = build(state.assets, state.weights)
-    found = _outcome(ForwardPass(model, batch))
+    found = _outcome(ForwardPass(model, batch, model))
     return (*found, {name: p.grad for name, p in model.named_parameters() if p.grad is not None})
 
 
@@ -44,7 +44,7 @@ def pass_together(backend: TorchBackend, rank: int, world: int, store: Store, st
     cp.spread(model, world)
     group = dist.group.WORLD
     assert group is not None
-    found = _outcome(cp.context_pass(model, batch, cp.Context(group, rank, world, backend.clock)))
+    found = _outcome(cp.context_pass(model, batch, cp.Context(group, rank, world, backend.clock), model))
     gradients = {}
     for name, parameter in model.named_parameters():
         if parameter.grad is not None:

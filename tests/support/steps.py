@@ -13,6 +13,7 @@ from tests.support.ranks import descriptors, gloo_threads
 from tests.support.samples import groups_of, random_samples, small_state
 from trainers.algorithms.base import Algorithm
 from trainers.algorithms.registry import policy
+from trainers.backends.compute import Compute
 from trainers.backends.fsdp import TorchBackend
 from trainers.batches.allocation import plan
 from trainers.batches.sample import Sample
@@ -48,13 +49,29 @@ def train(
     budget: int = 10**6,
 ) -> tuple[list[Report], State | None]:
     """Form, load, train each batch, gather, tear down."""
-    backend.form(rank, world, store, 30.0)
+    backend.form(rank, world, store, 120.0)
     trainer = Trainer(backend, algorithm, Schedule(1e-3), budget=budget, held=HELD)
     trainer.load(state)
     reports = [train_share(trainer, batch, rank, world, version) for version, batch in enumerate(batches)]
     gathered = backend.gather()
     backend.tear_down()
     return reports, gathered
+
+
+def train_with(
+    idle: TorchBackend,
+    rank: int,
+    world: int,
+    store: Store,
+    compute: Compute,
+    reshard: bool,
+    state: State,
+    algorithm: Algorithm,
+    batches: Sequence[Sequence[Sample]],
+) -> tuple[list[Report], State | None]:
+    """The same in small micro-batches on a backend that computes otherwise; the process's own stays idle."""
+    backend = TorchBackend(device="cpu", compute=compute, reshard=reshard)
+    return train(backend, rank, world, store, state, algorithm, batches, 100)
 
 
 def form_and_wait(backend: TorchBackend, rank: int, world: int, store: Store, state: State, timeout: float) -> str:

@@ -127,12 +127,6 @@ def test_impossible_samples_and_plans_are_refused_before_a_step() -> None:
         Trainer(made.backend, Sft(), Schedule(), budget=0)
 
 
-def test_warm_up_goes_by_optimizer_steps() -> None:
-    schedule = Schedule(lr=1.0, warmup=4)
-    assert [schedule.at(step) for step in range(6)] == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
-    assert Schedule(lr=2.0).at(0) == 2.0
-
-
 @pytest.mark.parametrize(("name", "decoupled"), [("grpo", False), ("decoupled", True)])
 def test_the_default_is_bit_for_bit_what_it_was(name: str, decoupled: bool) -> None:
     """Against GRPO in one piece: several versions, stale tokens masked, a trajectory without a reward."""

@@ -9,7 +9,7 @@ collective; `weigh` calls `reduce` equally often on every rank, whatever it hold
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeAlias
 
 import torch
@@ -35,11 +35,12 @@ class Run(Protocol):
     def tokens(self, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probabilities float32[M] of the labels, and entropies float32[M] without gradient."""
 
-    def distribution(self, temperature: float) -> torch.Tensor:
-        """Log-probabilities of the whole vocabulary at each label, float32[M, V]."""
-
-    def teacher(self, temperature: float) -> torch.Tensor:
-        """The same of the teacher, without gradient."""
+    def compared(
+        self, temperature: float, of: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """What `of` makes of the log-probabilities of the whole vocabulary at some labels, this model's (with gradient)
+        and the teacher's (without), float32[n, V] each -> float32[n]: of all labels, float32[M]. And entropies of this
+        model, float32[M], without gradient."""
 
     def values(self) -> torch.Tensor:
         """What a value head says after each packed token, float32[T]."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -72,8 +73,6 @@ class Distill(Algorithm):
         return {sample: {KEEP: fresh(sample, oldest).astype(np.float32)} for sample in samples}
 
     def evaluate(self, run: Run) -> tuple[torch.Tensor, Sums]:
-        student, keep = run.distribution(self.temperature), run.batch.keep
-        loss = token_sum(divergence(student, run.teacher(self.temperature), self.direction), keep)
-        with torch.no_grad():
-            entropy = -(student.exp() * student).sum(-1)
-            return loss, {"kept": keep.sum(), "entropy": token_sum(entropy, keep)}
+        keep = run.batch.keep
+        gaps, entropy = run.compared(self.temperature, partial(divergence, direction=self.direction))
+        return token_sum(gaps, keep), {"kept": keep.sum(), "entropy": token_sum(entropy, keep)}

@@ -7,14 +7,18 @@ v_t    = the value head after token t                              of value mode
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from trainers.backends.head import LOGITS, Of, Rows, as_they_are, hidden_rows, in_pieces, rows_at_once
 from trainers.batches.packing import Packed
 from trainers.errors import BadConfiguration
+
+Compared = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""Log-probabilities float32[n, V] of two models -> float32[n]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,21 +29,20 @@ class ForwardPass:
     batch: Packed
     teacher_model: torch.nn.Module | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
+    logits: int = LOGITS
+    """how many exist at once"""
 
     def tokens(self, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probabilities float32[M] of the labels, with gradient where enabled, and entropies float32[M]."""
-        return token_logprobs(self.model, self.batch, temperature, **self.extra)
+        return token_logprobs(self.model, self.batch, temperature, self.logits, **self.extra)
 
-    def distribution(self, temperature: float) -> torch.Tensor:
-        """Log-probabilities float32[M, V]."""
-        return token_distribution(self.model, self.batch, temperature, **self.extra)
-
-    def teacher(self, temperature: float) -> torch.Tensor:
-        """The teacher's float32[M, V], without gradient."""
+    def compared(self, temperature: float, of: Compared) -> tuple[torch.Tensor, torch.Tensor]:
+        """float32[M] that `of` makes of this model's and the teacher's log-probabilities float32[n, V], a few tokens
+        at a time; entropies float32[M] of this model."""
         if self.teacher_model is None:
             raise BadConfiguration("no teacher; hold one beside the policy first")
-        with torch.no_grad():
-            return token_distribution(self.teacher_model, self.batch, temperature, **self.extra)
+        models = self.model, self.teacher_model
+        return token_comparison(*models, self.batch, temperature, of, self.logits, **self.extra)
 
     def hidden(self) -> torch.Tensor:
         """What a pipeline stage before the last passes on, [1, T, H]."""
@@ -52,19 +55,62 @@ class ForwardPass:
 
 
 def token_logprobs(
-    model: torch.nn.Module, batch: Packed, temperature: float, **extra: Any
+    model: torch.nn.Module, batch: Packed, temperature: float, logits: int = LOGITS, **extra: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probabilities float32[M] of the labels, with gradient where enabled, and entropies float32[M]."""
-    distribution = token_distribution(model, batch, temperature, **extra)
+    """Log-probabilities float32[M] of the labels, with gradient where enabled, and entropies float32[M]. At most
+    `logits` logits exist at once."""
+
+    def of(scores: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        distribution = torch.log_softmax(scores / temperature, dim=-1)
+        return distribution.gather(-1, labels[:, None])[:, 0], _entropy(distribution)
+
+    return _pieces(model, batch, of, batch.labels, logits, extra)
+
+
+def token_comparison(
+    model: torch.nn.Module,
+    teacher: torch.nn.Module,
+    batch: Packed,
+    temperature: float,
+    compare: Compared,
+    logits: int = LOGITS,
+    **extra: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """float32[M] that `compare` makes of two models' log-probabilities, and entropies float32[M] of the first."""
     with torch.no_grad():
-        entropy = -(distribution.exp() * distribution).sum(-1)
-    return distribution.gather(-1, batch.labels[:, None])[:, 0], entropy
+        rows = rows_at_once(teacher, logits)
+        if rows is None:
+            score: Rows = as_they_are
+            theirs = _run(teacher, batch, logits_to_keep=batch.at, **extra)[0]
+        else:
+            theirs, score = hidden_rows(teacher, lambda: _run(teacher, batch, logits_to_keep=batch.at, **extra)[0])
+
+    def of(scores: torch.Tensor, their: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        distribution = torch.log_softmax(scores / temperature, dim=-1)
+        with torch.no_grad():
+            target = torch.log_softmax(score(their) / temperature, dim=-1)
+        return compare(distribution, target), _entropy(distribution)
+
+    return _pieces(model, batch, of, theirs, logits, extra)
 
 
-def token_distribution(model: torch.nn.Module, batch: Packed, temperature: float, **extra: Any) -> torch.Tensor:
-    """Log-probabilities float32[M, V] of what may follow at each label's position."""
-    logits = _run(model, batch, logits_to_keep=batch.at, **extra)[0]
-    return torch.log_softmax(logits.float() / temperature, dim=-1)
+def _entropy(distribution: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        return -(distribution.exp() * distribution).sum(-1)
+
+
+def _pieces(
+    model: torch.nn.Module, batch: Packed, of: Of, beside: torch.Tensor, logits: int, extra: Mapping[str, Any]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What `of` makes of the logits [n, V] and the rows of `beside` [M, ...]: float32[M] twice, the second without
+    gradient."""
+    rows = rows_at_once(model, logits)
+    if rows is None or batch.trainable <= rows:
+        first, second = of(_run(model, batch, logits_to_keep=batch.at, **extra)[0].float(), beside)
+        return first, second
+    with in_pieces(model, rows, of, beside):
+        columns = _run(model, batch, logits_to_keep=batch.at, **extra)[0]
+    return columns[:, 0], columns[:, 1].detach()
 
 
 def _run(model: torch.nn.Module, batch: Packed, **more: Any) -> torch.Tensor:

@@ -23,6 +23,7 @@ from transformers import PreTrainedModel
 from trainers.algorithms.base import Algorithm, Run
 from trainers.backends.base import ACTOR, CRITIC, TEACHER, Backend, StepResult
 from trainers.backends.comms import COLLECTIVES
+from trainers.backends.compute import Compute
 from trainers.backends.layout import TORCH, Layout
 from trainers.backends.parallel.grid import DP, Grid, Groups
 from trainers.backends.sockets import GroupSockets
@@ -44,7 +45,7 @@ FORM_S = 10.0
 class TorchBackend(Backend):
     """See the seam. `device`: cpu or cuda, chosen by what there is when None. `reshard`: free gathered layers between
     forward and backward (less memory, one more all-gather a layer). `deterministic`: only algorithms that give the same
-    bytes again."""
+    bytes again. `compute`: number format, and what is computed twice to save memory."""
 
     adapters = True
 
@@ -56,6 +57,7 @@ class TorchBackend(Backend):
         device: str | None = None,
         reshard: bool = False,
         deterministic: bool = True,
+        compute: Compute | None = None,
     ) -> None:
         self.adam = adam or Adam()
         self.parallel = parallel or Layout()
@@ -66,6 +68,7 @@ class TorchBackend(Backend):
         self.device = torch.device("cpu")
         self._reshard = reshard
         self._deterministic = deterministic
+        self.compute = compute or Compute()
         self._groups = Groups(Grid(), 0)
         self._sockets: GroupSockets | None = None
         self._forget()
@@ -176,7 +179,7 @@ class TorchBackend(Backend):
 
     @property
     def _place(self) -> Place:
-        return Place(self.device, self._groups, self.clock, self._reshard)
+        return Place(self.device, self._groups, self.clock, self._reshard, self.compute)
 
     def _role(self, role: str) -> Trainee:
         if role not in self._roles:

@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 from trainers.algorithms.base import Algorithm, Run
 from trainers.backends.base import StepResult
 from trainers.backends.comms import COLLECTIVES, TimedAllGather, TimedReduceScatter
+from trainers.backends.compute import Compute
 from trainers.backends.forward import ForwardPass
 from trainers.backends.models import build
 from trainers.backends.parallel.context import context_of, context_pass, spread
@@ -54,6 +55,7 @@ class Place:
     groups: Groups
     clock: Clock
     reshard: bool
+    compute: Compute
 
 
 class Trainee:
@@ -76,8 +78,13 @@ class Trainee:
         if self._context is not None:
             spread(model, self._context.size, place.groups.size(TP))
         self._held = [Held(plain(name), tuple(p.shape)) for name, p in model.named_parameters() if p.requires_grad]
+        place.compute.prepare(model)
+        self._copies = place.compute.bf16 and FS not in place.groups.meshes
+        masters = [p.data for p in model.parameters() if p.requires_grad] if self._copies else None
         if FS in place.groups.meshes:
             self._shard(model)
+        else:
+            place.compute.narrow(model)
         self.model = model
         self.steps = state.step
         self._assets, self._seed = state.assets, state.seed
@@ -86,13 +93,12 @@ class Trainee:
         self._shards: list[torch.nn.Parameter] = []
         self._optimizer: torch.optim.AdamW | None = None
         if adam is not None:
-            self._optimizer = self._optimize(adam, state)
+            self._optimizer = self._optimize(adam, state, masters)
 
-    def _optimize(self, adam: Adam, state: State) -> torch.optim.AdamW:
+    def _optimize(self, adam: Adam, state: State, masters: Sequence[torch.Tensor] | None) -> torch.optim.AdamW:
         with torch.no_grad():
-            self._shards = [
-                torch.nn.Parameter(p.to_local() if isinstance(p, DTensor) else p.data) for p in self._learning()
-            ]
+            tensors = masters or [p.to_local() if isinstance(p, DTensor) else p.data for p in self._learning()]
+            self._shards = [torch.nn.Parameter(tensor) for tensor in tensors]
         optimizer = torch.optim.AdamW(
             self._shards, betas=adam.betas, eps=adam.eps, weight_decay=adam.weight_decay, foreach=False
         )
@@ -116,7 +122,9 @@ class Trainee:
         mesh = self._place.groups.meshes[FS]
         layers = model.get_submodule(f"{model.base_model_prefix}.layers")
         for unit in (*layers.children(), model):
-            fully_shard(unit, mesh=mesh, reshard_after_forward=self._place.reshard)
+            fully_shard(
+                unit, mesh=mesh, reshard_after_forward=self._place.reshard, mp_policy=self._place.compute.policy
+            )
         for unit in model.modules():
             if isinstance(unit, FSDPModule):
                 unit.set_custom_all_gather(TimedAllGather(self._place.clock))
@@ -129,9 +137,10 @@ class Trainee:
     def passes(self, micro: Packed, teacher: Trainee | None = None) -> Run:
         """A forward pass of `micro` on this model."""
         batch, beside = micro.to(self._place.device), teacher.model if teacher else None
+        logits = self._place.compute.logits
         if self._context is not None:
-            return context_pass(self.model, batch, self._context, beside)
-        return ForwardPass(self.model, batch, beside)
+            return context_pass(self.model, batch, self._context, beside, logits)
+        return ForwardPass(self.model, batch, beside, logits=logits)
 
     def step(
         self,
@@ -155,6 +164,7 @@ class Trainee:
                 summed, sums = algorithm.evaluate(self.passes(micro, teacher))
             with clock.phase("backward"):
                 (summed / denominator).backward()
+                self._widen_gradients()
             loss += float(summed.detach())
             for name in totals:
                 totals[name] += float(sums[name])
@@ -182,6 +192,15 @@ class Trainee:
         words = np.random.SeedSequence((self._seed, self.steps, self._place.groups.index(DP))).generate_state(2)
         torch.manual_seed(int(words[0]) << 31 | int(words[1]) >> 1)
 
+    def _widen_gradients(self) -> None:
+        """Adds what a model of bf16 copies has up in fp32; FSDP does so itself."""
+        if not self._copies:
+            return
+        for parameter, shard in zip(self._learning(), self._shards, strict=True):
+            gradient, parameter.grad = parameter.grad, None
+            if gradient is not None:
+                shard.grad = gradient.float() if shard.grad is None else shard.grad.add_(gradient)
+
     def _collect_gradients(self) -> float:
         """Hands FSDP's summed gradients to the shards. This rank's part of the squared norm, in float64: of what it
         owns."""
@@ -189,7 +208,7 @@ class Trainee:
         grid, rank = self._place.groups.grid, self._place.groups.rank
         with torch.no_grad():
             for held, parameter, shard in zip(self._held, self._learning(), self._shards, strict=True):
-                gradient = parameter.grad
+                gradient = shard.grad if parameter.grad is None else parameter.grad
                 parameter.grad = None
                 if gradient is None:
                     shard.grad = torch.zeros_like(shard)
@@ -209,8 +228,15 @@ class Trainee:
                 settings["lr"] = lr
             self._optimizer.step()
             self.steps += 1
+            self._copy_masters()
         for shard in self._shards:
             shard.grad = None
+
+    def _copy_masters(self) -> None:
+        if self._copies:
+            with torch.no_grad():
+                for parameter, shard in zip(self._learning(), self._shards, strict=True):
+                    parameter.copy_(shard)
 
     # ---- the state
 

@@ -19,6 +19,8 @@ from tests.support.learners import entries
 from trainers import checkpoint
 from trainers.algorithms.registry import algorithm, names, policy
 from trainers.algorithms.repair import Rejection
+from trainers.backends.compute import Compute
+from trainers.schedule import Schedule
 
 Make = Callable[..., Any]
 
@@ -49,9 +51,20 @@ def test_knobs_override(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert build_trainer(load(file)).algorithm.knobs.clip_low == 0.1
 
 
+def test_the_learning_rate_and_how_passes_are_computed(tmp_path: Path) -> None:
+    plain = built(tmp_path / "plain")
+    assert (plain.schedule.decay, plain.backend.compute) == ("constant", Compute())
+    falling = {"learner__decay": "cosine", "learner__decay_steps": 50, "learner__lr_floor": 0.1, "learner__warmup": 5}
+    lean = {"learner__precision": "bf16", "learner__activation_checkpointing": True}
+    made = built(tmp_path / "other", **falling, **lean)
+    assert made.schedule == Schedule(made.schedule.lr, 5, "cosine", 50, 0.1)
+    assert made.backend.compute == Compute(bf16=True, checkpointing=True)
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
+        ({"learner__decay": "linear"}, r"\[learner\] a linear schedule over 0 steps"),
         ({"learner__algorithm": "grop"}, r"\[learner\] no algorithm 'grop'; did you mean 'grpo'"),
         ({"learner__knobs": '{"clip_hi": 1.0}'}, "did you mean 'clip_high'"),
         ({"learner__knobs": '{"minibatches": 4}'}, "a setting of its own"),

@@ -23,7 +23,8 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.masking_utils import sdpa_mask
 
 from trainers.backends.comms import COLLECTIVES
-from trainers.backends.forward import ForwardPass
+from trainers.backends.forward import Compared, ForwardPass
+from trainers.backends.head import LOGITS
 from trainers.backends.parallel.grid import CP, Groups
 from trainers.backends.parallel.slices import Slice, spans, take
 from trainers.batches.attention import packed_attention
@@ -170,13 +171,10 @@ class ContextPass:
         logprobs, entropy = self.inner.tokens(temperature)
         return self._labels(logprobs), self._labels(entropy)
 
-    def distribution(self, temperature: float) -> torch.Tensor:
-        """As `ForwardPass.distribution` of the whole micro-batch."""
-        return self._labels(self.inner.distribution(temperature))
-
-    def teacher(self, temperature: float) -> torch.Tensor:
-        """As `ForwardPass.teacher` of the whole micro-batch."""
-        return self._labels(self.inner.teacher(temperature))
+    def compared(self, temperature: float, of: Compared) -> tuple[torch.Tensor, torch.Tensor]:
+        """As `ForwardPass.compared` of the whole micro-batch."""
+        gaps, entropy = self.inner.compared(temperature, of)
+        return self._labels(gaps), self._labels(entropy)
 
     def values(self) -> torch.Tensor:
         """As `ForwardPass.values` of the whole micro-batch."""
@@ -188,11 +186,15 @@ class ContextPass:
 
 
 def context_pass(
-    model: torch.nn.Module, batch: Packed, context: Context, teacher: torch.nn.Module | None = None
+    model: torch.nn.Module,
+    batch: Packed,
+    context: Context,
+    teacher: torch.nn.Module | None = None,
+    logits: int = LOGITS,
 ) -> ContextPass:
     """A forward pass of `batch`, already on the device, over the ranks of `context`."""
     mine = take(batch, context.rank, context.size)
-    inner = ForwardPass(model, mine.batch, teacher, {"context": context})
+    inner = ForwardPass(model, mine.batch, teacher, {"context": context}, logits)
     return ContextPass(batch, mine, inner, context)
 
 
