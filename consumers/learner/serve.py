@@ -19,6 +19,7 @@ from infra.bus.connect import connect
 from infra.config import Settings, is_local
 from infra.errors import RefusedMember
 from schemas.records import LedgerEntry
+from trainers.tracking import installed
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +47,7 @@ class _Stop:
 
 
 def _serve(settings: Settings, bus: Bus, stop: _Stop, at: Callable[[str], None] | None) -> None:
+    installed.check(settings.learner.trackers)
     _check_peers(settings, bus)
     _prepare_process(settings)
 

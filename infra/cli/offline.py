@@ -39,6 +39,9 @@ Trackers = Annotated[
     list[str] | None,
     typer.Option("--tracker", help="tensorboard, mlflow or wandb, beside the versions; may be repeated"),
 ]
+Rank = Annotated[int, typer.Option(min=0, help="learn an adapter (LoRA) of this rank only; 0: all weights")]
+Alpha = Annotated[int, typer.Option(min=0, help="scale of the adapter times its rank; 0: twice the rank")]
+Alone = Annotated[bool, typer.Option("--adapter-only", help="write adapters alone instead of merged weights")]
 Device = Annotated[str | None, typer.Option(help="cpu or cuda; default: what there is")]
 
 
@@ -78,6 +81,9 @@ def sft(
     keep: Keep = 2,
     resume: Resume = False,
     strict: Strict = False,
+    lora_rank: Rank = 0,
+    lora_alpha: Alpha = 0,
+    adapter_only: Alone = False,
     tracker: Trackers = None,
     device: Device = None,
 ) -> None:
@@ -111,6 +117,9 @@ def dpo(
     keep: Keep = 2,
     resume: Resume = False,
     strict: Strict = False,
+    lora_rank: Rank = 0,
+    lora_alpha: Alpha = 0,
+    adapter_only: Alone = False,
     tracker: Trackers = None,
     device: Device = None,
 ) -> None:
@@ -175,6 +184,9 @@ def distill(
     keep: Keep = 2,
     resume: Resume = False,
     strict: Strict = False,
+    lora_rank: Rank = 0,
+    lora_alpha: Alpha = 0,
+    adapter_only: Alone = False,
     tracker: Trackers = None,
     device: Device = None,
 ) -> None:

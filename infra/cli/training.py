@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from infra import telemetry
 from trainers.checkpoint import Checkpoint
+from trainers.lora import Lora
 from trainers.offline.job import Job, run
 from trainers.offline.run import Listener
 from trainers.tracking.jsonl import JsonlTracker
@@ -34,7 +35,10 @@ def train(
     algorithm: str, options: Mapping[str, Any], trackers: Sequence[str], console: Console, complain: Console
 ) -> None:
     """Run the job that the options describe, and say how it goes."""
-    job = Job(algorithm, **options)
+    given = dict(options)
+    rank, alpha, alone = (given.pop(name, 0) for name in ("lora_rank", "lora_alpha", "adapter_only"))
+    lora = Lora(rank, alpha or 2 * rank, publish="adapter" if alone else "merge") if rank else None
+    job = Job(algorithm, lora=lora, **given)
     with ExitStack() as held:
         screen = held.enter_context(Screen(algorithm, console, complain))
         opened = [JsonlTracker(job.out), *open_trackers(trackers, job.out, job.out.absolute().name)]

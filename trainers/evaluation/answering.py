@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from trainers import checkpoint, manifest
+from trainers import checkpoint, lora, manifest
 from trainers.backends.models import build
 from trainers.errors import BadConfiguration
 from trainers.offline.text import Encoder
@@ -32,7 +32,10 @@ def load(directory: Path, digest: str | None = None, device: str | None = None) 
     found = None
     if digest is not None or (directory / manifest.NAME).is_file():
         found = manifest.verify(directory, digest).digest
-    state = checkpoint.adopt(directory)
+    if (directory / checkpoint.ADAPTER_CONFIG).is_file():
+        state = lora.merged(checkpoint.read(directory, verify=False))
+    else:
+        state = checkpoint.adopt(directory)
     model = build(state.assets, state.weights)
     torch.nn.Module.to(model, device or ("cuda" if torch.cuda.is_available() else "cpu"))
     return model.train(False), found

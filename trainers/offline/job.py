@@ -23,6 +23,7 @@ from trainers.batches.sample import Sample
 from trainers.checkpoint import Checkpoint, Fault
 from trainers.errors import BadConfiguration
 from trainers.learning import Schedule, Trainer
+from trainers.lora import Lora
 from trainers.offline import data as shapes
 from trainers.offline import rows
 from trainers.offline.data import Data, Item, Make
@@ -49,7 +50,8 @@ class Job:
     """algorithm: one of SHAPES. model: Hugging Face directory to start from. steps: batches in all; 0: `epochs`.
     reference, teacher: directories; the reference is `model` unless named. on_policy: a student answers the prompts
     itself, with at most max_tokens at `temperature`. max_length: longest sequence in tokens; 0: what the model takes.
-    The others as in `run.Pace`, `order.Order`, `learning.Schedule`, `trainee.Adam`."""
+    lora: learn an adapter of this kind only. The others as in `run.Pace`, `order.Order`, `learning.Schedule` and
+    `trainee.Adam`."""
 
     algorithm: str
     model: Path
@@ -77,6 +79,7 @@ class Job:
     resume: bool = False
     strict: bool = False
     device: str | None = None
+    lora: Lora | None = None
 
 
 def run(
@@ -93,7 +96,9 @@ def run(
     backend = TorchBackend(Adam(weight_decay=job.weight_decay, clip=job.max_grad_norm), device=job.device)
     backend.form(0, 1, None, 60.0)
     try:
-        trainer = Trainer(backend, learner, Schedule(job.lr, job.warmup), budget=job.budget, held=_held(job))
+        trainer = Trainer(
+            backend, learner, Schedule(job.lr, job.warmup), budget=job.budget, held=_held(job), lora=job.lora
+        )
         encoder = Encoder(job.model)
         data = _read(job, begin(), backend, encoder, heard)
         order = Order(len(data.items), job.batch, job.seed, job.holdout)
@@ -125,6 +130,8 @@ def _algorithm(job: Job) -> Algorithm:
         raise BadConfiguration(f"{job.algorithm} does not learn from files: choose {', '.join(SHAPES)}")
     if job.on_policy and not job.algorithm.startswith("distill"):
         raise BadConfiguration(f"{job.algorithm} learns from replies that are given: leave on_policy out")
+    if job.lora is not None and job.algorithm == "reward-model":
+        raise BadConfiguration("a reward model has a head of its own, which an adapter is not: leave lora out")
     if job.max_tokens < 1 or job.epochs < 1 or job.steps < 0:
         raise BadConfiguration("max_tokens and epochs must be above 0, steps not below")
     return algorithm(job.algorithm, **job.knobs)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from infra.cli import training
 from infra.cli.main import app
 from tests.support import lessons, tracked
 from trainers import checkpoint
@@ -42,6 +43,7 @@ def call(*words: str) -> tuple[int, str, str]:
     ("command", "data", "more"),
     [
         ("sft", "lessons.jsonl", []),
+        ("sft", "lessons.jsonl", ["--lora-rank", "4", "--adapter-only"]),
         ("dpo", "pairs.jsonl", ["--reference", "teacher"]),
         ("dpo", "pairs.jsonl", ["--algorithm", "ipo", "--knob", "beta=0.2"]),
         ("reward-model", "pairs.jsonl", ["--weight-decay", "0.1"]),
@@ -98,6 +100,19 @@ def test_trackers_get_the_numbers(tmp_path: Path) -> None:
     assert found[2]["loss"] == pytest.approx(points(tmp_path)[2]["loss"], rel=1e-6)
     code, _, complained = call(*words, "--tracker", "excel")
     assert (code, "no tracker 'excel'" in complained) == (1, True)
+
+
+def test_numbers_go_to_telemetry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[tuple[float, dict[str, str]]] = []
+
+    class Instrument:
+        def set(self, value: float, labels: dict[str, str]) -> None:
+            kept.append((value, labels))
+
+    monkeypatch.setattr(training._value, "_real", Instrument())
+    assert call("sft", "--model", "model", "--data", "lessons.jsonl", "--out", str(tmp_path), *SMALL)[0] == 0
+    losses = [value for value, labels in kept if labels == {"algorithm": "sft", "name": "loss"}]
+    assert losses == [point["loss"] for point in points(tmp_path) if "loss" in point]
 
 
 def test_a_finished_run_goes_on_only_when_asked(tmp_path: Path) -> None:

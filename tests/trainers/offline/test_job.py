@@ -6,7 +6,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -17,6 +17,8 @@ from tests.support.documents import ROOT
 from tests.support.dying_offline import job as dying_job
 from trainers import checkpoint, tiny
 from trainers.errors import BadConfiguration, BadData
+from trainers.evaluation import answering
+from trainers.lora import Lora
 from trainers.manifest import NAME
 from trainers.offline.job import Job, run
 from trainers.offline.run import Listener, versions
@@ -141,6 +143,40 @@ def test_a_finished_run_can_be_extended(model: Path, shown: Path, tmp_path: Path
     assert run(replace(made, steps=6, resume=True)).digest == whole.digest, "nothing is left to do"
 
 
+@pytest.mark.parametrize("publish", ["merge", "adapter"])
+def test_an_adapter_learns_alone_and_its_run_goes_on(
+    publish: Literal["merge", "adapter"], model: Path, shown: Path, tmp_path: Path
+) -> None:
+    heard = Heard()
+    made = short("sft", model, shown, tmp_path / "whole", steps=12, lr=1e-2, lora=Lora(4, 8, publish=publish))
+    whole = run(made, listener=heard)
+    assert heard.metrics[12]["heldout_loss"] < 0.9 * heard.metrics[0]["heldout_loss"]
+    state = checkpoint.read(whole.path)
+    assert state.adapter is not None
+    assert set(state.moments["exp_avg"]) == set(state.adapter.weights)
+    parts = replace(made, out=tmp_path / "parts", steps=5)
+    run(parts)
+    assert run(replace(parts, steps=12, resume=True)).digest == whole.digest
+    served, digest = answering.load(whole.path)
+    assert digest == whole.digest
+    changed = dict(served.named_parameters())["model.layers.0.self_attn.q_proj.weight"]
+    before = checkpoint.adopt(model).weights
+    assert not torch.equal(changed, before["model.layers.0.self_attn.q_proj.weight"])
+    assert torch.equal(served.get_input_embeddings().weight, before["model.embed_tokens.weight"])
+
+
+def test_weights_in_bfloat16_go_on_from_their_masters(model: Path, shown: Path, tmp_path: Path) -> None:
+    state = checkpoint.adopt(model)
+    config = state.assets["config.json"].replace(b'"float32"', b'"bfloat16"')
+    checkpoint.export(tmp_path / "half", replace(state, assets={**state.assets, "config.json": config}))
+    made = short("sft", tmp_path / "half", shown, tmp_path / "whole", steps=4)
+    whole = run(made)
+    parts = replace(made, out=tmp_path / "parts", steps=2)
+    run(parts)
+    assert run(replace(parts, steps=4, resume=True)).digest == whole.digest
+    assert AutoModelForCausalLM.from_pretrained(str(whole.path)).dtype == torch.bfloat16
+
+
 def test_a_damaged_version_costs_only_the_steps_since_the_one_before(model: Path, shown: Path, tmp_path: Path) -> None:
     whole = run(short("sft", model, shown, tmp_path / "whole", steps=4))
     made = short("sft", model, shown, tmp_path / "damaged", steps=4, save_every=2)
@@ -169,6 +205,7 @@ def test_what_cannot_be_trained_says_so(model: Path, shown: Path, preferred: Pat
     for job, error, reason in (
         (short("grpo", model, shown, tmp_path), BadConfiguration, "does not learn from files"),
         (short("sft", model, shown, tmp_path, on_policy=True), BadConfiguration, "leave on_policy out"),
+        (short("reward-model", model, preferred, tmp_path, lora=Lora()), BadConfiguration, "leave lora out"),
         (short("distill-forward", model, shown, tmp_path), BadConfiguration, "teacher"),
         (short("sft", model, shown, tmp_path, knobs={"beta": 1.0}), BadConfiguration, "no knob 'beta'"),
         (short("sft", model, preferred, tmp_path), BadData, "no row to learn from"),

@@ -115,3 +115,7 @@ def test_what_cannot_be_opened_says_why(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(BadConfiguration, match=r"millrace\[tracking\]"):
         installed.package("wandb", "wandb")
+    installed.check(["jsonl", "tensorboard", "mlflow"])
+    monkeypatch.setattr(installed.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(BadConfiguration, match=r"tracker mlflow needs mlflow.*millrace\[tracking\]"):
+        installed.check(["jsonl", "mlflow"])
