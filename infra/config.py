@@ -239,6 +239,7 @@ class Lora(Section):
         "up_proj",
         "down_proj",
     )
+    publish: Literal["merge", "adapter"] = "merge"
 
 
 class Learner(Section):
@@ -265,7 +266,8 @@ class Learner(Section):
     max_grad_norm: Annotated[float, Field(gt=0)] = Field(default=1.0, description="gradients are clipped to this norm")
     lora: Lora = Field(
         default=Lora(),
-        description="a rank above 0 trains an adapter on the targets alone; versions have it merged into the weights",
+        description="a rank above 0 trains an adapter on the targets alone; publish: merge writes full weights, "
+        "adapter the adapter alone, which vLLM serves on the weights that it began with",
     )
     minibatches: Positive = Field(default=2, description="optimizer steps a version")
     critic_lr: Annotated[float, Field(ge=0)] = Field(default=0.0, description="of a critic; 0: as lr")
@@ -365,6 +367,8 @@ class Settings(BaseSettings):
                 f"[gateway] host {self.gateway.host} is reachable from other machines: "
                 "set at least one key under [gateway.keys], or listen on 127.0.0.1"
             )
+        if self.adapters and self.engine.kind != "vllm":
+            raise ValueError(f'[learner] lora: publish = "adapter" needs [engine] kind vllm, not {self.engine.kind}')
         if self.rollout.key and self.rollout.key not in self.gateway.keys:
             raise ValueError(f"[rollout] key {self.rollout.key!r} is none of [gateway.keys]: name one of them")
         for section, local, address in (
@@ -377,6 +381,11 @@ class Settings(BaseSettings):
                     f"127.0.0.1 only: set local = false there, or an address of this machine"
                 )
         return self
+
+    @property
+    def adapters(self) -> bool:
+        """Whether versions are adapters."""
+        return self.learner.lora.rank > 0 and self.learner.lora.publish == "adapter"
 
     @property
     def layout(self) -> Layout:

@@ -64,6 +64,7 @@ class Heartbeat:
             "policy": self._policy,
             "version": None,
             "label": None,
+            "adapter": None,
             "url": self._url,
             "host": socket.gethostname(),
             "pid": os.getpid(),

@@ -870,7 +870,7 @@ class WeightVersion(TypedDict):
     parent: int | None
     """version it was trained from"""
     mode: str
-    """what an engine reads that has the parent: full, the directory; delta, the delta"""
+    """what an engine reads that has the parent: full, the directory; delta, the delta; adapter, the directory, on its base"""
     uri: str
     """directory, Hugging Face layout"""
     digest: str
@@ -934,3 +934,5 @@ class WorkerStatus(TypedDict):
     """micros; dead if not renewed by then"""
     time: int
     """micros"""
+    adapter: str | None
+    """engines: the name that requests for this version give; null: it is the engine's own weights"""

@@ -146,7 +146,7 @@ def read(directory: Path, *, verify: bool = True, digest: str | None = None) -> 
 def _read_adapter(directory: Path, about: Mapping[str, Any], weights: Mapping[str, torch.Tensor]) -> Adapter:
     settings = Lora(about["rank"], about["alpha"], tuple(about["targets"]), about["publish"])
     base = directory.parent / about["base"]
-    if lora.base_digest(base) != about["digest"]:
+    if manifest.base_digest(base) != about["digest"]:
         raise CorruptCheckpoint(f"{base} is not the base that {directory} was trained on: restore it")
     return Adapter(settings, base, about["digest"], weights)
 

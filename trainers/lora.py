@@ -10,7 +10,6 @@ adapter parameters alone; a fresh adapter depends on the seed and on names, not 
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -21,7 +20,7 @@ import numpy as np
 import torch
 
 from trainers import manifest
-from trainers.errors import BadConfiguration, CheckpointError, CorruptCheckpoint
+from trainers.errors import BadConfiguration, CheckpointError
 from trainers.state import State, dtype_of
 
 if TYPE_CHECKING:
@@ -97,15 +96,6 @@ def merged(state: State) -> State:
     return replace(state, weights=weights, moments={}, step=0, adapter=None, source=None)
 
 
-def base_digest(directory: Path) -> str:
-    """sha256 hex over the configuration and the weight files of a model directory."""
-    names = ["config.json", *sorted(path.name for path in directory.glob("*.safetensors"))]
-    try:
-        return hashlib.sha256(json.dumps({n: manifest.file_hash(directory / n) for n in names}).encode()).hexdigest()
-    except OSError as error:
-        raise CorruptCheckpoint(f"{directory}, the base of an adapter, cannot be read ({error}); restore it") from error
-
-
 def attach(model: PreTrainedModel, adapter: Adapter) -> None:
     """Puts the adapter into `model`, in place, and freezes everything else. Raises CheckpointError where they
     differ."""
@@ -156,7 +146,7 @@ def _begin(state: State, lora: Lora) -> State:
         rows, columns = weights[f"{layer}.weight"].shape
         fresh[layer + A] = _uniform((lora.rank, columns), 1 / math.sqrt(columns), (state.seed, _number(layer)))
         fresh[layer + B] = torch.zeros(rows, lora.rank)
-    adapter = Adapter(lora, state.source, base_digest(state.source), fresh)
+    adapter = Adapter(lora, state.source, manifest.base_digest(state.source), fresh)
     return replace(state, weights=weights, moments={}, step=0, adapter=adapter, source=None)
 
 

@@ -79,6 +79,16 @@ def verify(directory: Path, digest: str | None = None) -> Manifest:
     return manifest
 
 
+def base_digest(directory: Path) -> str:
+    """sha256 hex over the configuration and the weight files of a model directory, which may have no manifest. Raises
+    CorruptCheckpoint when they cannot be read."""
+    names = ["config.json", *sorted(path.name for path in directory.glob("*.safetensors"))]
+    try:
+        return hashlib.sha256(json.dumps({name: file_hash(directory / name) for name in names}).encode()).hexdigest()
+    except OSError as error:
+        raise CorruptCheckpoint(f"{directory}, the base of an adapter, cannot be read ({error}); restore it") from error
+
+
 def subset_hash(manifest: Manifest, names: tuple[str, ...]) -> str:
     """sha256 hex over the names and hashes of those of `names` that the manifest has (tokenizer, template)."""
     chosen = {name: manifest.files[name] for name in sorted(names) if name in manifest.files}

@@ -113,7 +113,7 @@ def warm_up(trainer: Trainer, weights: WeightVersion) -> None:
 
 
 def _lora(settings: config.Lora) -> Lora:
-    return Lora(settings.rank, settings.alpha, settings.targets)
+    return Lora(settings.rank, settings.alpha, settings.targets, settings.publish)
 
 
 def _sample(reward: float) -> Sample:

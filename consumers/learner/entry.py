@@ -13,6 +13,8 @@ from schemas.records import LedgerEntry, TrainedGroup, WeightVersion
 from trainers.delta_files import Written as WrittenDelta
 from trainers.learning import Report
 
+ADAPTER = "adapter_config.json"
+"""a file that only versions have which are adapters"""
 AGES = 8
 """tokens are counted by how many versions they are behind: 0, 1, ... and everything from here on together"""
 
@@ -35,7 +37,7 @@ def weight_event(head: Head, batch: Batch, written: Written, time: int) -> Weigh
         **head.weights,
         "version": head.version + 1,
         "parent": head.version,
-        "mode": "delta" if written.delta else "full",
+        "mode": "adapter" if ADAPTER in written.files else "delta" if written.delta else "full",
         "uri": written.uri,
         "digest": written.digest,
         "files": dict(written.files),

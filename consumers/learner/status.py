@@ -75,6 +75,7 @@ class Heartbeat:
             "policy": self._policy,
             "version": version,
             "label": make_label(self._policy, version) if version is not None else None,
+            "adapter": None,
             "url": self._url,
             "host": self._host,
             "pid": self._pid,

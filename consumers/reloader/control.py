@@ -11,16 +11,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from infra.errors import EngineRejected
+
 PauseMode = Literal["abort", "wait", "keep"]
 
 
 @dataclass(frozen=True, slots=True)
 class EngineState:
-    """One look at an engine: which start of it, the label of its weights, whether sampling is paused."""
+    """One look at an engine: which start of it, the label of what it serves, whether sampling is paused; where that is
+    an adapter, the label of the base under it."""
 
     incarnation: str
     label: str
     paused: bool
+    base: str = ""
 
 
 class EngineControl(ABC):
@@ -48,6 +52,18 @@ class EngineControl(ABC):
     @abstractmethod
     async def load(self, folder: Path) -> None:
         """Replace the weights by those of a Hugging Face directory on a disk that the engine sees."""
+
+    async def adapters(self) -> tuple[str, ...]:
+        """Names of the adapters that it serves."""
+        return ()
+
+    async def load_adapter(self, name: str, folder: Path) -> None:
+        """Serve the adapter in `folder` as `name`, beside the others. A failure changes nothing."""
+        raise EngineRejected(f"{self.url} serves no adapters: publish versions merged, or use vLLM", 400)
+
+    async def unload_adapter(self, name: str) -> None:
+        """Take no more requests for `name`; those under way end with it."""
+        raise EngineRejected(f"{self.url} has no adapter {name}", 404)
 
     @abstractmethod
     async def set_version(self, label: str) -> None:

@@ -50,6 +50,7 @@ async def _run(settings: Settings, url: str) -> None:
             worker=worker_name(url),
             restart=partial(end_engine, url) if settings.engine.local else None,
             cache=cache_of(settings, url),
+            keep=settings.policy.eta + 2,
         )
         await reloader.run(stop)
     finally:

@@ -15,10 +15,11 @@ from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any, cast
 
+from consumers.reloader import adapter
 from consumers.reloader.compose import KEPT, clear, fetch
 from consumers.reloader.control import EngineControl, EngineState
 from consumers.reloader.core import Condemn, Idle, Machine, Swap
-from consumers.reloader.directory import Signature
+from consumers.reloader.directory import Signature, check
 from consumers.reloader.swap import freeze, swap
 from infra import faults
 from infra.bus.base import EARLIEST, Bus, Outgoing, Publisher, Tail
@@ -31,6 +32,8 @@ from schemas.records import WeightVersion, WorkerState, WorkerStatus
 
 log = logging.getLogger(__name__)
 
+ADAPTER = "adapter"
+"""mode of a version that is an adapter"""
 LOOK_S = 1.0
 TTL_S = 6.0
 BEAT_S = 2.0
@@ -45,7 +48,7 @@ class Reloader:
 
     `worker` is the engine's stable name; `restart` ends an engine that cannot be trusted any more and returns its pid
     (None: there is nobody here to do so, and the engine stays paused); `cache`: a directory that the engine sees, for
-    versions composed from deltas (None: every version is read whole)."""
+    versions composed from deltas (None: every version is read whole); `keep`: adapters that requests may need."""
 
     def __init__(
         self,
@@ -57,6 +60,7 @@ class Reloader:
         worker: str,
         restart: Restart | None = None,
         cache: Path | None = None,
+        keep: int = 4,
     ) -> None:
         self._bus = bus
         self._control = control
@@ -65,6 +69,8 @@ class Reloader:
         self._worker = worker
         self._restart = restart
         self._cache = cache
+        self._keep = keep
+        self._adapters: Signature | None = None
         self._publisher: Publisher = bus.publisher()
         self._machine = Machine(policy)
         self._reference: Signature | None = None
@@ -127,27 +133,22 @@ class Reloader:
 
     async def _swap(self, version: int) -> None:
         event = self._machine.events[version]
+        if event["mode"] == ADAPTER:
+            await self._add(event)
+            return
         try:
             folder, found = await asyncio.to_thread(fetch, event, self._machine.events, self._cache, self._reference)
             if reason := await self._control.refusal(folder):
                 raise ReloadError(reason)
         except ReloadError as error:
-            log.warning("%s: version %d is not loaded: %s", self._worker, version, error)
-            self._machine.unfit(version, str(error), time.monotonic())
-            await self._say(self._standing())
+            await self._leave(version, error)
             return
         faults.point("reloader.after_verify")
         began = time.monotonic()
         await freeze(self._control)
+        await adapter.clear(self._control)
         label = make_label(self._machine.policy, version)
-        try:
-            await self._beating(swap(self._control, folder, label, self._acknowledger(version)))
-        except EngineUnavailable:
-            raise
-        except (EngineError, ReloadError) as error:
-            log.warning("%s: version %d failed to load: %s", self._worker, version, error)
-            self._machine.failed(version, str(error), time.monotonic())
-            await self._say("failed")
+        if not await self._loads(version, swap(self._control, folder, label, self._acknowledger(version))):
             return
         if self._reference is None:
             self._reference = found
@@ -155,6 +156,53 @@ class Reloader:
             await asyncio.to_thread(clear, self._cache, keep=KEPT)
         log.info("%s: serves version %d after %.0f ms", self._worker, version, (time.monotonic() - began) * 1000)
         await self._say(self._standing())
+
+    async def _add(self, event: WeightVersion) -> None:
+        """Serve a version that is an adapter. Nothing is paused but to lay its base, once in an engine's life."""
+        version, began = event["version"], time.monotonic()
+        label = make_label(self._machine.policy, version)
+        try:
+            folder, found = await asyncio.to_thread(check, event, self._adapters)
+            base = await asyncio.to_thread(adapter.base_of, folder)
+            if reason := await self._control.refusal(base.folder):
+                raise ReloadError(reason)
+            faults.point("reloader.after_verify")
+            if not adapter.carries(await self._control.state(), base):
+                await freeze(self._control)
+                if not await self._loads(version, adapter.lay(self._control, base)):
+                    return
+            await self._control.load_adapter(label, folder)
+        except EngineUnavailable:
+            raise
+        except (EngineError, ReloadError) as error:
+            await self._leave(version, error)
+            return
+        self._adapters = found
+        await self._acknowledger(version)()
+        names = await self._control.adapters()
+        for name in adapter.outdated(names, self._machine.policy, version, self._keep):
+            await self._control.unload_adapter(name)
+        log.info("%s: serves adapter %d after %.0f ms", self._worker, version, (time.monotonic() - began) * 1000)
+        await self._say(self._standing())
+
+    async def _leave(self, version: int, error: Exception) -> None:
+        """A version cannot be had, and the engine was not touched."""
+        log.warning("%s: version %d is not loaded: %s", self._worker, version, error)
+        self._machine.unfit(version, str(error), time.monotonic())
+        await self._say(self._standing())
+
+    async def _loads(self, version: int, work: Coroutine[Any, Any, None]) -> bool:
+        """Whether `work` could change the weights of the frozen engine."""
+        try:
+            await self._beating(work)
+        except EngineUnavailable:
+            raise
+        except (EngineError, ReloadError) as error:
+            log.warning("%s: version %d failed to load: %s", self._worker, version, error)
+            self._machine.failed(version, str(error), time.monotonic())
+            await self._say("failed")
+            return False
+        return True
 
     async def _beating(self, work: Coroutine[Any, Any, None]) -> None:
         """Await `work`, renewing the status meanwhile: a load may take minutes."""
@@ -222,6 +270,7 @@ class Reloader:
         if incarnation is None:
             return
         version = self._machine.served if state in ("loading", "loaded", "serving") else None
+        label = make_label(self._machine.policy, version) if version is not None else None
         now = now_micros()
         status: WorkerStatus = {
             "worker": self._worker,
@@ -230,7 +279,8 @@ class Reloader:
             "state": state,
             "policy": self._machine.policy,
             "version": version,
-            "label": make_label(self._machine.policy, version) if version is not None else None,
+            "label": label,
+            "adapter": label if version is not None and self._machine.events[version]["mode"] == ADAPTER else None,
             "url": self._control.url,
             "host": socket.gethostname(),
             "pid": os.getpid(),

@@ -19,6 +19,7 @@ from tenacity import retry, retry_if_exception_type, stop_after_attempt, wait_ex
 
 from consumers.reloader.control import EngineControl, EngineState, PauseMode
 from infra.errors import EngineError, EngineRejected, EngineTimeout, EngineUnavailable
+from infra.labels import is_base, parse_label
 
 START_TIME = re.compile(r"^process_start_time_seconds(?:\{[^}]*\})? (\S+)", re.MULTILINE)
 IDLE_S = 2.0
@@ -42,7 +43,9 @@ class VllmControl(EngineControl):
         paused = bool((await self._get("/is_paused"))["is_paused"])
         if self._known is None or self._known[1] != label:
             self._known = (await self._incarnation(), label)
-        return EngineState(self._known[0], label, paused)
+        if not is_base(label):
+            return EngineState(self._known[0], label, paused)
+        return EngineState(self._known[0], newest(await self.adapters()) or label, paused, label)
 
     async def pause(self, mode: PauseMode = "keep") -> None:
         await self._post("/pause", params={"mode": mode})
@@ -61,6 +64,28 @@ class VllmControl(EngineControl):
     async def load(self, folder: Path) -> None:
         call = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
         await self._post("/collective_rpc", json=call, timeout=self._load_timeout_s)
+
+    async def adapters(self) -> tuple[str, ...]:
+        models = (await self._get("/v1/models"))["data"]
+        return tuple(str(one["id"]) for one in models if parse_label(str(one["id"])) and one.get("parent"))
+
+    async def load_adapter(self, name: str, folder: Path) -> None:
+        if name in await self.adapters():
+            return
+        try:
+            call = {"lora_name": name, "lora_path": str(folder)}
+            await self._call("POST", "/v1/load_lora_adapter", json=call, timeout=self._load_timeout_s)
+        except EngineRejected as error:
+            if "Not Found" not in str(error):
+                raise
+            raise EngineRejected(
+                f"{self.url} takes no adapters: start vLLM with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1",
+                error.status,
+            ) from error
+
+    async def unload_adapter(self, name: str) -> None:
+        if name in await self.adapters():
+            await self._call("POST", "/v1/unload_lora_adapter", json={"lora_name": name})
 
     async def set_version(self, label: str) -> None:
         await self._post("/update_weight_version", json={"new_version": label})
@@ -127,6 +152,12 @@ class VllmControl(EngineControl):
         if answer.status_code < 500:
             raise EngineRejected(message, answer.status_code)
         raise EngineError(message)
+
+
+def newest(names: Sequence[str]) -> str | None:
+    """The adapter of the highest version."""
+    versions = {found[1]: name for name in names if (found := parse_label(name)) is not None}
+    return versions[max(versions)] if versions else None
 
 
 def _object(answer: httpx.Response) -> dict[str, Any]:

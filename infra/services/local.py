@@ -21,6 +21,9 @@ from schemas import codec
 
 log = logging.getLogger(__name__)
 
+LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+"""that vLLM makes room for"""
+
 
 def broker(settings: Settings) -> Broker:
     """The local broker that the settings describe."""
@@ -53,22 +56,24 @@ def run_engine(settings: Settings) -> None:
         max_model_len=engine.max_model_len,
         max_num_seqs=engine.max_num_seqs,
         kv_cache_mb=engine.kv_cache_mb,
-        args=engine.args,
+        args=(*lora_arguments(settings), *engine.args),
+        adapters=settings.adapters,
     )
     service.prepare()
     _become(service.command(), service.environment())
 
 
 def _newest(settings: Settings) -> str:
-    """Directory of the newest version that still lies there. The reloader checks and corrects it later."""
+    """Directory of the newest full weights that still lie there. The reloader checks and corrects it later."""
     said = ""
     while True:
         try:
             with connect(settings) as bus:
                 records = list(bus.read(full_name(settings.namespace, f"{settings.policy.name}.weights"), 0))
             for record in reversed(records):
-                path = Path(codec.decode_as("WeightVersion", record.value or b"")["uri"].removeprefix("file://"))
-                if (path / "config.json").is_file():
+                event = codec.decode_as("WeightVersion", record.value or b"")
+                path = Path(event["uri"].removeprefix("file://"))
+                if event["mode"] != "adapter" and (path / "config.json").is_file():
                     return str(path)
             reason = f"policy {settings.policy.name} has no version yet: `millrace policy create --model DIR` writes it"
         except (UnreachableError, TopicError) as error:
@@ -77,6 +82,15 @@ def _newest(settings: Settings) -> str:
             log.info("the engine waits: %s", reason)
             said = reason
         time.sleep(0.5)
+
+
+def lora_arguments(settings: Settings) -> tuple[str, ...]:
+    """vLLM's arguments for adapters: room for those that requests may need, and one that is being loaded."""
+    if not settings.adapters:
+        return ()
+    rank = next((size for size in LORA_RANKS if size >= settings.learner.lora.rank), LORA_RANKS[-1])
+    room = str(settings.policy.eta + 3)
+    return ("--enable-lora", "--max-lora-rank", str(rank), "--max-loras", room, "--max-cpu-loras", room)
 
 
 def _become(command: Sequence[str], environment: dict[str, str]) -> None:

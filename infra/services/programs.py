@@ -57,5 +57,7 @@ def _digest(settings: Settings, name: str) -> str:
     secrets."""
     values = masked(settings)
     del values["learner"]["learners"], values["rollout"]["workers"]  # how many programs, not what any of them does
+    if settings.adapters:
+        values["engine"]["lora"] = values["learner"]["lora"]
     read = {key: values[key] for key in READS.get(name, values)}
     return hashlib.sha256(json.dumps(read, sort_keys=True, default=str).encode()).hexdigest()[:16]

@@ -27,7 +27,8 @@ class Vllm(Service):
     """A server at `url` that answers for `model` (a directory in Hugging Face layout) under the name `served`.
 
     `max_model_len` 0 is the model's own.
-    On a CPU `kv_cache_mb` bounds the cache; on a GPU vLLM's own share of memory holds, which `args` may change."""
+    On a CPU `kv_cache_mb` bounds the cache; on a GPU vLLM's own share of memory holds, which `args` may change.
+    `adapters`: they may be loaded while it runs (`args` have --enable-lora)."""
 
     name = "vllm"
 
@@ -43,6 +44,7 @@ class Vllm(Service):
         max_num_seqs: int = 64,
         kv_cache_mb: int = 256,
         args: Sequence[str] = (),
+        adapters: bool = False,
     ) -> None:
         super().__init__(home)
         self.url = url.rstrip("/")
@@ -51,6 +53,7 @@ class Vllm(Service):
         self.device = installed() if device == "auto" else device
         self.limits = (max_model_len, max_num_seqs, kv_cache_mb)
         self.args = tuple(args)
+        self.adapters = adapters
 
     def prepare(self) -> None:
         """Make its directories. Raises ServiceError when the model is not a directory with a configuration."""
@@ -83,6 +86,8 @@ class Vllm(Service):
             "VLLM_CACHE_ROOT": str(self.home / "cache"),
             "VLLM_CONFIG_ROOT": str(self.home / "config"),
         }
+        if self.adapters:
+            common |= {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
         if self.device == "cpu":
             common |= {"TORCHDYNAMO_DISABLE": "1", "OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
         return common

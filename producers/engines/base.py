@@ -108,6 +108,9 @@ class Engine(ABC):
 
     kind: str
     """what it is, for the record: vllm, inprocess"""
+    adapter: str | None = None
+    """The adapter that requests from now on ask for, its name being the label of its version; None: the engine's own
+    weights, which is all that engines without adapters have."""
 
     @abstractmethod
     def generate(

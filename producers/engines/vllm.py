@@ -9,6 +9,7 @@ vLLM 0.32 queues requests while paused and 0.33 answers 503: both look the same 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from typing import Any
 
 import aiohttp
@@ -21,6 +22,7 @@ from producers.engines.base import Chunk, Engine, Sampling
 from producers.engines.wire import (
     Message,
     MessageWithTop,
+    adapter_spans,
     plain_decoder,
     request_body,
     to_chunk,
@@ -70,8 +72,11 @@ class VllmEngine(Engine):
     def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str, stream: bool = True
     ) -> AsyncGenerator[Chunk, None]:
-        body = request_body(self.model, prompt_ids, sampling, request_id, stream)
-        return self._stream(body, sampling) if stream else self._whole(body, sampling)
+        adapter = self.adapter
+        body = request_body(adapter or self.model, prompt_ids, sampling, request_id, stream)
+        if adapter is None:
+            return self._stream(body, sampling) if stream else self._whole(body, sampling)
+        return self._adapted(self._stream(body, sampling) if stream else self._whole(body, sampling), adapter)
 
     async def health(self) -> bool:
         try:
@@ -94,6 +99,18 @@ class VllmEngine(Engine):
             await self._session.close()
 
     # ------------------------------------------------------------------ one request
+
+    async def _adapted(self, chunks: AsyncGenerator[Chunk, None], adapter: str) -> AsyncGenerator[Chunk, None]:
+        """What an adapter sampled, labelled as its version. An adapter that is gone is an engine that is not ready."""
+        try:
+            async with aclosing(chunks):
+                async for chunk in chunks:
+                    chunk.spans = adapter_spans(chunk.spans, adapter)
+                    yield chunk
+        except EngineRejected as error:
+            if error.status != 404:
+                raise
+            raise EngineUnavailable(f"{self.url} has no adapter {adapter} any more, or not yet: {error}") from error
 
     async def _whole(self, body: bytes, sampling: Sampling) -> AsyncGenerator[Chunk, None]:
         answer = await self._send(body)

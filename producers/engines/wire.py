@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import orjson
 
+from infra.labels import MIXED, is_base
 from producers.engines.base import Chunk, Sampling, Span, Usage
 
 
@@ -158,6 +159,13 @@ def to_chunk(choice: Choice | ChoiceWithTop, top: int) -> Chunk:
         None,
         tops,
     )
+
+
+def adapter_spans(spans: Sequence[Span], adapter: str) -> tuple[Span, ...]:
+    """The spans of what an adapter sampled, from those of the weights under it, which must have been one base."""
+    labels = {span.label for span in spans}
+    sure = len(labels) == 1 and is_base(*labels)
+    return tuple(Span(adapter if sure else MIXED, span.start, span.end) for span in spans)
 
 
 def to_usage(usage: WireUsage) -> Usage:

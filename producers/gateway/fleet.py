@@ -65,6 +65,7 @@ class Fleet:
         target.incarnation, target.expires_at = status["incarnation"], status["expires_at"]
         if status["state"] in ("loaded", "serving"):
             target.version = status["version"]
+            target.engine.adapter = status.get("adapter")
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 

@@ -8,7 +8,9 @@ import httpx
 import psutil
 import pytest
 
-from infra.errors import ServiceError
+from infra.config import load
+from infra.errors import ConfigError, ServiceError
+from infra.services.local import lora_arguments
 from infra.services.net import socket_dir
 from infra.services.vllm import Vllm
 
@@ -51,3 +53,16 @@ def test_tokens_in_tokens_out_with_versions(vllm: Vllm) -> None:
 def test_its_own_processes_are_children(vllm: Vllm) -> None:
     assert vllm.pid
     assert len(psutil.Process(vllm.pid).children(recursive=True)) >= 2
+
+
+def test_adapters_get_room_for_those_that_requests_may_need(tmp_path: Path) -> None:
+    flags = {"home": str(tmp_path), "policy.eta": 2, "learner.lora": '{"rank": 12, "publish": "adapter"}'}
+    settings = load(None, flags)
+    one = Vllm(tmp_path, "http://127.0.0.1:1", "m", "tiny", device="cpu", args=lora_arguments(settings), adapters=True)
+    words = " ".join(one.command())
+    assert "--enable-lora --max-lora-rank 16 --max-loras 5 --max-cpu-loras 5" in words
+    assert one.environment()["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "1"
+    merged = load(None, flags | {"learner.lora": '{"rank": 12}'})
+    assert lora_arguments(merged) == ()
+    with pytest.raises(ConfigError, match=r"needs \[engine\] kind vllm, not inprocess"):
+        load(None, flags | {"engine.kind": "inprocess"})

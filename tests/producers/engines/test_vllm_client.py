@@ -174,3 +174,31 @@ async def test_connections_are_used_again_only_when_an_answer_was_read_to_its_en
 def test_sampling_that_no_engine_takes(wrong: dict[str, object]) -> None:
     with pytest.raises(EngineRejected):
         Sampling(**wrong)
+
+
+async def test_an_adapter_is_asked_for_and_labels_its_tokens() -> None:
+    def spans(*labels: str) -> bytes:
+        found = choice([4, 5], "stop")
+        found["weight_versions"] = [{"version": v, "start": at, "end": at + 1} for at, v in enumerate(labels)]
+        return orjson.dumps({"choices": [found], "usage": USAGE})
+
+    whole = [answer(spans("base:aa", "base:aa")), answer(spans("base:aa", "base:bb")), answer(spans("p@6", "p@6"))]
+    async with serving(*whole) as fake:
+        engine = VllmEngine(fake.url, "tiny", patience_s=0)
+        engine.adapter = "p@7"
+        found = [(await complete(engine, [1], Sampling(2), stream=False))[0].spans for _ in whole]
+        await engine.close()
+    assert [{span.label for span in each} for each in found] == [{"p@7"}, {"mixed"}, {"mixed"}]
+    assert all(b'"model":"p@7"' in body for _, body in fake.requests)
+
+
+async def test_an_adapter_that_is_gone_is_an_engine_that_is_not_ready() -> None:
+    body = b'{"error":{"message":"The model `p@7` does not exist."}}'
+    async with serving(answer(body, 404), answer(body, 404)) as fake:
+        engine = VllmEngine(fake.url, patience_s=0)
+        with pytest.raises(EngineRejected):
+            await complete(engine, [1], Sampling(2))
+        engine.adapter = "p@7"
+        with pytest.raises(EngineUnavailable, match="no adapter p@7"):
+            await complete(engine, [1], Sampling(2))
+        await engine.close()
