@@ -104,6 +104,13 @@ class Ranks:
                 process.join()
 
 
+def meet(rank: int, world: int, store: Store) -> None:
+    """Waits until all ranks of a job are here. Forming a group gives peers seconds, and a first import under load takes
+    longer."""
+    store.set(f"here/{rank}", b"yes")
+    store.wait([f"here/{peer}" for peer in range(world)], timedelta(seconds=180))
+
+
 def descriptors() -> int:
     """Open file descriptors of this process."""
     return len(os.listdir("/proc/self/fd"))

@@ -6,13 +6,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from trainers.backends.base import Backend
-from trainers.backends.layout import ENGINES, TORCH, Layout, parse
+from trainers.backends.layout import ENGINES, MEGATRON, TORCH, Layout, parse
 from trainers.errors import BadConfiguration
 
 if TYPE_CHECKING:
     from trainers.backends.trainee import Adam
 
-SIBLINGS = {TORCH: "trainers.backends.fsdp:TorchBackend"}
+SIBLINGS = {
+    TORCH: "trainers.backends.fsdp:TorchBackend",
+    MEGATRON: "trainers.backends.megatron.backend:MegatronBackend",
+}
 """Backend -> module and class. Classes are called with (adam, parallel=layout, **options)."""
 
 

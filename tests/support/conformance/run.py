@@ -8,6 +8,7 @@ from typing import Any
 
 from torch.distributed.distributed_c10d import Store
 
+from tests.support.ranks import meet
 from tests.support.samples import random_samples
 from tests.support.steps import train_share
 from trainers.algorithms.base import Algorithm
@@ -82,4 +83,5 @@ def train_layout(
     if prepare is not None:
         prepare()
     backend = make_backend(layout, Adam(weight_decay=0.01, clip=CLIP), **options)
+    meet(rank, world, store)
     return train(backend, rank, world, store, state, wanted)

@@ -1,0 +1,225 @@
+"""Megatron-core as a backend: a process group with Megatron's groups inside, and a model for each role.
+
+Ranks that share a micro-batch (one cell of tensor, pipeline and context parallelism) are given the same ones.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
+from torch.distributed.distributed_c10d import PrefixStore, Store, _set_pg_timeout, _world
+
+from trainers.algorithms.base import Algorithm, Run
+from trainers.backends.base import ACTOR, CRITIC, TEACHER, Backend, StepResult
+from trainers.backends.comms import COLLECTIVES
+from trainers.backends.layout import MEGATRON, Layout
+from trainers.backends.megatron.groups import EXTRA, Groups, close_groups, open_groups
+from trainers.backends.sockets import GroupSockets
+from trainers.backends.trainee import Adam
+from trainers.batches.packing import Packed
+from trainers.clock import Clock
+from trainers.errors import BadConfiguration, NotFormed
+from trainers.state import State
+
+if TYPE_CHECKING:
+    from trainers.backends.megatron.trainee import MegatronTrainee, Place
+
+FORM_S = 10.0
+"""longest that ranks wait for each other to form, all of them being on their way: one of them may have died since"""
+
+
+class MegatronBackend(Backend):
+    """See the seam."""
+
+    def __init__(self, adam: Adam | None = None, *, parallel: Layout | None = None, deterministic: bool = True) -> None:
+        _import()  # now, since peers do not wait for it while they form
+        self.adam = adam or Adam()
+        self.parallel = parallel or Layout(MEGATRON)
+        self.clock = Clock()
+        self.device = torch.device("cpu")
+        self._deterministic = deterministic
+        self._groups: Groups | None = None
+        self._sockets: GroupSockets | None = None
+        self._roles: dict[str, MegatronTrainee] = {}
+
+    # ---- the group
+
+    def form(self, rank: int, world: int, store: Store | None, timeout: float) -> None:
+        if not 0 <= rank < world:
+            raise BadConfiguration(f"rank {rank} is not in a world of {world}")
+        if world > 1 and store is None:
+            raise BadConfiguration(f"{world} ranks need a store to meet in")
+        layout = self.parallel.within(world)
+        self.tear_down()
+        self.device = _device(rank)
+        self.clock = Clock(torch.cuda.synchronize) if self.device.type == "cuda" else Clock()
+        torch.use_deterministic_algorithms(self._deterministic)
+        self._join(layout, rank, store or HashStore(), timeout)
+        self.rank, self.world, self.layout = rank, world, str(layout)
+
+    def _join(self, layout: Layout, rank: int, store: Store, timeout: float) -> None:
+        sockets = GroupSockets()
+        try:
+            dist.init_process_group(
+                "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo",
+                store=store,
+                rank=rank,
+                world_size=layout.world,
+                timeout=timedelta(seconds=min(timeout, FORM_S)),
+            )
+        except BaseException:
+            _world.group_count = 0  # else its next group would have another name than its peers'
+            raise
+        _set_pg_timeout(timedelta(seconds=timeout))
+        self._groups = open_groups(layout, timeout)
+        sockets.record(PrefixStore("millrace", store), rank, layout.world)
+        self._sockets = sockets
+
+    def abort(self) -> None:
+        sockets = self._sockets
+        if sockets is not None:
+            sockets.close()
+
+    def tear_down(self) -> None:
+        if self._sockets is not None:
+            self._sockets.close()
+        held = self._groups is not None
+        self._sockets = self._groups = None
+        self._roles = {}
+        if dist.is_initialized():
+            close_groups()
+            dist.destroy_process_group()
+        if held:
+            gc.collect()
+        self.rank, self.world, self.layout = 0, 1, ""
+
+    def sum(self, values: Sequence[float]) -> list[float]:
+        return self._reduce(values, dist.ReduceOp.SUM)
+
+    def max(self, values: Sequence[float]) -> list[float]:
+        return self._reduce(values, dist.ReduceOp.MAX)
+
+    def _reduce(self, values: Sequence[float], op: dist.ReduceOp.RedOpType) -> list[float]:
+        """Over the cells: ranks with the same place in theirs, of which each cell has as many."""
+        vector = torch.tensor(values, dtype=torch.float64)
+        if self._groups is not None and self._groups.layout.d > 1 and len(values) > 0:
+            with self.clock.phase(COLLECTIVES):
+                dist.all_reduce(vector, op=op, group=self._groups.cells)
+        return [float(value) for value in vector]
+
+    def _sum_over_ranks(self, values: Sequence[float]) -> list[float]:
+        vector = torch.tensor(values, dtype=torch.float64)
+        with self.clock.phase(COLLECTIVES):
+            dist.all_reduce(vector)
+        return [float(value) for value in vector]
+
+    # ---- the models
+
+    def load(self, state: State) -> None:
+        from trainers.backends.megatron.trainee import MegatronTrainee
+
+        self._roles = {}
+        self._roles[ACTOR] = MegatronTrainee(state, self._place, self.adam)
+        if state.critic is not None:
+            self._roles[CRITIC] = MegatronTrainee(state.critic, self._place, self.adam)
+
+    def hold(self, role: str, state: State) -> None:
+        from trainers.backends.megatron.trainee import MegatronTrainee
+
+        self._roles[role] = MegatronTrainee(state, self._place, None)
+
+    @property
+    def _formed(self) -> Groups:
+        if self._groups is None:
+            raise NotFormed("no group yet; call form first")
+        return self._groups
+
+    @property
+    def _place(self) -> Place:
+        from trainers.backends.megatron.trainee import Place
+
+        return Place(self.device, self._formed, self.rank, self.clock)
+
+    def _role(self, role: str) -> MegatronTrainee:
+        if role not in self._roles:
+            raise NotFormed(f"no {role} yet; call form, then load" if role == ACTOR else f"no {role}: load or hold one")
+        return self._roles[role]
+
+    @property
+    def data_rank(self) -> int:
+        return self._formed.data_rank
+
+    @property
+    def data_world(self) -> int:
+        return self._formed.layout.d
+
+    @property
+    def steps(self) -> int:
+        return self._role(ACTOR).steps
+
+    @property
+    def vocabulary(self) -> int:
+        return self._role(ACTOR).arch.vocabulary
+
+    @property
+    def longest(self) -> int:
+        return self._role(ACTOR).arch.longest
+
+    # ---- the step
+
+    def score(self, micros: Sequence[Packed], temperature: float, role: str = ACTOR) -> list[torch.Tensor]:
+        return self._ask(role, micros, lambda run: run.tokens(temperature)[0], [micro.trainable for micro in micros])
+
+    def values(self, micros: Sequence[Packed]) -> list[torch.Tensor]:
+        return self._ask(CRITIC, micros, lambda run: run.values(), [micro.tokens.shape[1] for micro in micros])
+
+    def _ask(
+        self, role: str, micros: Sequence[Packed], what: Callable[[Run], torch.Tensor], sizes: Sequence[int]
+    ) -> list[torch.Tensor]:
+        from trainers.backends.megatron.transfer import tell
+
+        trainee = self._role(role)
+        with self.clock.phase("forward"):
+            found = trainee.score(micros, what)
+            known = tell(found, sizes, self._formed, self.device)
+        return [vector.cpu() for vector in known]
+
+    def step(
+        self, micros: Sequence[Packed], algorithm: Algorithm, denominator: float, lr: float, role: str = ACTOR
+    ) -> StepResult:
+        return self._role(role).step(micros, algorithm, denominator, lr, self._sum_over_ranks, self._roles.get(TEACHER))
+
+    def gather(self) -> State | None:
+        with self.clock.phase(COLLECTIVES):
+            state = self._role(ACTOR).gather()
+            if CRITIC not in self._roles:
+                return state
+            critic = self._roles[CRITIC].gather()
+        return None if state is None else replace(state, critic=critic)
+
+
+def _import() -> None:
+    """What the backend needs of Megatron. BadConfiguration without its package."""
+    try:
+        import_module("megatron.core")
+    except ImportError as error:
+        raise BadConfiguration(EXTRA) from error
+    import_module("trainers.backends.megatron.trainee")
+
+
+def _device(rank: int) -> torch.device:
+    """The device that Megatron itself will use. BadConfiguration without a GPU."""
+    if torch.cuda.is_available():
+        torch.cuda.set_device(rank % torch.cuda.device_count())
+    try:
+        return torch.device(torch.cuda.current_device())
+    except (RuntimeError, AssertionError) as error:
+        raise BadConfiguration("megatron needs a GPU; use a torch: layout on a CPU") from error

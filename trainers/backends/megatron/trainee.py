@@ -1,0 +1,225 @@
+"""One model of the Megatron backend: this rank's part of it, and its distributed optimizer unless it is frozen.
+
+Megatron's schedules run the micro-batches (through the pipeline, where there is one), its buffers reduce gradients, its
+optimizer updates each rank's shard and gathers the parameters. Ours are the loss, divided once by the whole minibatch's
+denominator; the gradient norm, in float64 over all shards; and the decision whether a step applies.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from megatron.core.distributed import (
+    DistributedDataParallel,
+    DistributedDataParallelConfig,
+    finalize_model_grads,
+)
+from megatron.core.pipeline_parallel import get_forward_backward_func
+
+from trainers.algorithms.base import Algorithm, Run
+from trainers.backends.base import StepResult
+from trainers.backends.megatron.config import architecture, check
+from trainers.backends.megatron.forward import Feed, Outcome, feed
+from trainers.backends.megatron.groups import Groups
+from trainers.backends.megatron.model import PackedGPT
+from trainers.backends.megatron.optimizer import Optimizer
+from trainers.backends.megatron.transfer import collect
+from trainers.backends.megatron.weights import check_state, fill, pieces
+from trainers.backends.trainee import Adam
+from trainers.batches.packing import Packed
+from trainers.clock import Clock
+from trainers.errors import BadConfiguration, NotFormed
+from trainers.state import State
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a model lives."""
+
+    device: torch.device
+    groups: Groups
+    rank: int
+    clock: Clock
+
+
+class MegatronTrainee:
+    """A model of `state`; without `adam` it is frozen and only scores. Building it needs no collective."""
+
+    def __init__(self, state: State, place: Place, adam: Adam | None) -> None:
+        if state.adapter is not None:
+            raise BadConfiguration("megatron trains whole models, not adapters; use torch:dN for LoRA")
+        self.arch = architecture(state.assets)
+        self._place, groups = place, place.groups
+        check(self.arch, groups.layout)
+        check_state(self.arch, state.weights)
+        self.model = PackedGPT(self.arch, groups.layout, place.device)
+        for name, parameter in self.model.named_parameters():
+            fill(parameter.data, pieces(self.arch, groups.layout, groups.place, name), state.weights)
+        self.model.to(place.device)
+        self.steps = state.step
+        self._assets, self._seed = state.assets, state.seed
+        self._optimizer: Optimizer | None = None
+        self._wrapped: torch.nn.Module = self.model
+        if adam is None:
+            self.model.requires_grad_(False)
+            self.model.train(False)
+        else:
+            self._wrap(adam, state)
+
+    def _wrap(self, adam: Adam, state: State) -> None:
+        config, groups = self.model.config, self._place.groups
+        wrapped = DistributedDataParallel(
+            config,
+            DistributedDataParallelConfig(
+                use_distributed_optimizer=True, grad_reduce_in_fp32=True, average_in_collective=False
+            ),
+            self.model,
+        )
+        self._optimizer = Optimizer(wrapped, adam, groups)
+        if state.moments:
+            self._optimizer.load(
+                {
+                    name: pieces(self.arch, groups.layout, groups.place, name)
+                    for name, _ in self.model.named_parameters()
+                },
+                state,
+            )
+        config.no_sync_func = wrapped.no_sync
+        # The loss is divided by the denominator already: no count of tokens, no second division.
+        config.finalize_model_grads_func = lambda models, _count=None, **rest: finalize_model_grads(
+            models, None, **rest
+        )
+        self._wrapped = wrapped
+
+    # ---- forward passes
+
+    def score(self, micros: Sequence[Packed], what: Callable[[Run], torch.Tensor]) -> list[torch.Tensor]:
+        """What each micro-batch's run says, on the last pipeline stage; empty elsewhere. No gradient."""
+        found: list[torch.Tensor] = []
+
+        def end(fed: Feed, output: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, dict[str, float]]:
+            found.append(what(self._outcome(fed, output, None)))
+            return output.sum(), torch.zeros((), dtype=torch.int), {}
+
+        with torch.no_grad():
+            self._flow(micros, end, forward_only=True)
+        return found
+
+    def _outcome(self, fed: Feed, output: torch.Tensor, teachers: Callable[[float], torch.Tensor] | None) -> Outcome:
+        return Outcome(fed.batch, output, fed.counts, self._place.groups.context, teachers)
+
+    def _flow(self, micros: Sequence[Packed], end: Callable[..., Any], *, forward_only: bool) -> None:
+        """Megatron's schedule over `micros`; `end(fed, output)` closes each on the last stage."""
+        place, groups = self._place, self._place.groups
+        feeds = [feed(micro.to(place.device), groups.layout, groups.part) for micro in micros]
+
+        def forward(source: Iterator[Feed], model: torch.nn.Module) -> tuple[torch.Tensor, Callable[..., Any]]:
+            fed = next(source)
+            with place.clock.phase("forward"):
+                self.model.prepare(fed.positions[0], fed.rows)
+                output = model(fed.tokens, fed.positions, fed.mask)
+            return output, lambda final: self._close(end, fed, final)
+
+        get_forward_backward_func()(
+            forward_step_func=forward,
+            data_iterator=iter(feeds),
+            model=[self._wrapped],
+            num_microbatches=len(feeds),
+            seq_length=1,  # the widths of micro-batches differ; stages tell each other
+            micro_batch_size=1,
+            forward_only=forward_only,
+        )
+
+    def _close(self, end: Callable[..., Any], fed: Feed, output: torch.Tensor) -> Any:
+        with self._place.clock.phase("forward"):
+            return end(fed, output)
+
+    # ---- the step
+
+    def step(
+        self,
+        micros: Sequence[Packed],
+        algorithm: Algorithm,
+        denominator: float,
+        lr: float,
+        total: Callable[[Sequence[float]], list[float]],
+        teacher: MegatronTrainee | None,
+    ) -> StepResult:
+        """One optimizer step; `total` adds values up over the ranks."""
+        if self._optimizer is None:
+            raise NotFormed("this model is frozen: hold it only to score, load what shall learn")
+        self._reseed()
+        clock, groups = self._place.clock, self._place.groups
+        totals = dict.fromkeys(algorithm.measures, 0.0)
+        losses: list[float] = []
+        taught = self._taught(teacher, micros, algorithm)
+
+        def end(fed: Feed, output: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, dict[str, float]]:
+            run = self._outcome(fed, output, taught and partial(taught, fed.batch, len(losses)))
+            summed, sums = algorithm.evaluate(run)
+            losses.append(float(summed.detach()))
+            for name in totals:
+                totals[name] += float(sums[name])
+            return summed / denominator, torch.zeros((), dtype=torch.int), {}
+
+        self._optimizer.zero()
+        with clock.phase("backward"):
+            self._flow(micros, end, forward_only=False)
+        with clock.phase("optimizer"):
+            squared = self._optimizer.squared_norm()
+        said = [math.fsum(losses), *totals.values()]
+        squared, loss, *measured = total([squared, *(said if groups.counts else [0.0] * len(said))])
+        norm = math.sqrt(squared) if squared >= 0 else math.nan
+        loss /= denominator
+        applied = math.isfinite(norm) and math.isfinite(loss)
+        if applied:
+            with clock.phase("optimizer"):
+                self._optimizer.apply(norm, lr)
+            self.steps += 1
+        return StepResult(
+            loss=loss,
+            grad_norm=norm,
+            sums=dict(zip(totals, measured, strict=True)),
+            applied=applied,
+            tokens=sum(micro.length for micro in micros),
+            samples=sum(micro.samples for micro in micros),
+        )
+
+    def _taught(
+        self, teacher: MegatronTrainee | None, micros: Sequence[Packed], algorithm: Algorithm
+    ) -> Callable[[Packed, int, float], torch.Tensor] | None:
+        """The teacher's distribution of a micro-batch; in a pipeline, which cannot turn aside, of all before the
+        step."""
+        if teacher is None:
+            return None
+        if self._place.groups.layout.p == 1:
+            return lambda micro, _, temperature: teacher.score([micro], lambda run: run.distribution(temperature))[0]
+        known = teacher.score(micros, lambda run: run.distribution(algorithm.temperature))
+        return lambda _, index, __: known[index]
+
+    def _reseed(self) -> None:
+        words = np.random.SeedSequence((self._seed, self.steps, self._place.rank)).generate_state(2)
+        torch.manual_seed(int(words[0]) << 31 | int(words[1]) >> 1)
+
+    # ---- the state
+
+    def gather(self) -> State | None:
+        """The full state on rank 0, None elsewhere."""
+        slots: dict[str, Callable[[torch.nn.Parameter], torch.Tensor]] = {"": lambda parameter: parameter.data}
+        if self._optimizer is not None and self.steps:
+            for slot in ("exp_avg", "exp_avg_sq"):
+                slots[slot] = self._optimizer.reader(slot)
+        gathered = {
+            slot: collect(self.arch, self._place.groups, self.model, read, self._place.rank)
+            for slot, read in slots.items()
+        }
+        if self._place.rank != 0:
+            return None
+        weights = gathered.pop("")
+        return State(weights, self._assets, gathered, self.steps, self._seed)

@@ -1,0 +1,60 @@
+"""Brings what the ranks hold of a model together on rank 0, as full Hugging Face tensors; and answers of the last
+pipeline stage to all.
+
+Of the ranks that hold copies of a parameter one sends it, parameter by parameter, in an order that both sides know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from trainers.backends.megatron.config import Architecture
+from trainers.backends.megatron.groups import Groups
+from trainers.backends.megatron.weights import empty, pieces, shapes
+
+
+def collect(
+    arch: Architecture,
+    groups: Groups,
+    model: torch.nn.Module,
+    read: Callable[[torch.nn.Parameter], torch.Tensor],
+    rank: int,
+) -> dict[str, torch.Tensor]:
+    """Full fp32 tensors on the CPU of rank 0, nothing elsewhere. `read` gives a whole local parameter (or a moment of
+    it) and may be collective among its copies. All ranks call it together."""
+    held: dict[str, torch.Tensor] = {}
+    for name, parameter in model.named_parameters():
+        copies = groups.dense if getattr(parameter, "allreduce", True) else groups.expert
+        whole = read(parameter)
+        if dist.get_rank(copies) == 0:
+            held[name] = whole.detach().to("cpu", torch.float32, copy=True)
+    listing: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(listing, (groups.place, [(name, tuple(x.shape)) for name, x in held.items()]))
+    full = {name: torch.zeros(shape) for name, shape in shapes(arch).items()} if rank == 0 else {}
+    for source, (place, names) in enumerate(listing):
+        for name, shape in names:
+            if rank not in (0, source):
+                continue
+            if source == 0:
+                local = held[name]
+            elif rank == 0:
+                local = torch.empty(shape)
+                dist.recv(local, src=source)
+            else:
+                dist.send(held[name], dst=0)
+                continue
+            empty(local, pieces(arch, groups.layout, place, name), full)
+    return full
+
+
+def tell(found: list[torch.Tensor], sizes: Sequence[int], groups: Groups, device: torch.device) -> list[torch.Tensor]:
+    """What the last pipeline stage found, on every stage: float32 vectors of the given sizes."""
+    if groups.layout.p == 1:
+        return found
+    flat = torch.cat(found).float() if groups.last else torch.empty(sum(sizes), device=device)
+    dist.broadcast(flat, src=dist.get_global_rank(groups.pipeline, groups.layout.p - 1), group=groups.pipeline)
+    return list(flat.split(list(sizes)))
