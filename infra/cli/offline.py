@@ -24,6 +24,8 @@ Epochs = Annotated[int, typer.Option(min=1, help="times through the data")]
 Batch = Annotated[int, typer.Option(min=1, help="rows of a batch")]
 Rate = Annotated[float, typer.Option(help="learning rate of AdamW")]
 Warmup = Annotated[int, typer.Option(min=0, help="optimizer steps over which the learning rate rises to lr")]
+Fall = Annotated[str, typer.Option(help="how lr goes on until the last batch: constant, linear or cosine")]
+Floor = Annotated[float, typer.Option("--lr-floor", min=0, max=1, help="share of lr that linear and cosine fall to")]
 Decay = Annotated[float, typer.Option(min=0, help="weight decay of AdamW")]
 Clip = Annotated[float, typer.Option(help="gradients are clipped to this norm")]
 Seed = Annotated[int, typer.Option(min=0, help="of every random choice")]
@@ -39,6 +41,8 @@ Trackers = Annotated[
     list[str] | None,
     typer.Option("--tracker", help="tensorboard, mlflow or wandb, beside the versions; may be repeated"),
 ]
+Bf16 = Annotated[bool, typer.Option("--bf16", help="layers compute in bfloat16; weights and losses stay fp32")]
+Recompute = Annotated[bool, typer.Option("--activation-checkpointing", help="compute layers twice to save memory")]
 Rank = Annotated[int, typer.Option(min=0, help="learn an adapter (LoRA) of this rank only; 0: all weights")]
 Alpha = Annotated[int, typer.Option(min=0, help="scale of the adapter times its rank; 0: twice the rank")]
 Alone = Annotated[bool, typer.Option("--adapter-only", help="write adapters alone instead of merged weights")]
@@ -70,6 +74,8 @@ def sft(
     batch: Batch = 32,
     lr: Rate = 1e-5,
     warmup: Warmup = 0,
+    decay: Fall = "constant",
+    floor: Floor = 0.0,
     weight_decay: Decay = 0.0,
     max_grad_norm: Clip = 1.0,
     seed: Seed = 0,
@@ -81,6 +87,8 @@ def sft(
     keep: Keep = 2,
     resume: Resume = False,
     strict: Strict = False,
+    bf16: Bf16 = False,
+    checkpointing: Recompute = False,
     lora_rank: Rank = 0,
     lora_alpha: Alpha = 0,
     adapter_only: Alone = False,
@@ -106,6 +114,8 @@ def dpo(
     batch: Batch = 32,
     lr: Rate = 1e-6,
     warmup: Warmup = 0,
+    decay: Fall = "constant",
+    floor: Floor = 0.0,
     weight_decay: Decay = 0.0,
     max_grad_norm: Clip = 1.0,
     seed: Seed = 0,
@@ -117,6 +127,8 @@ def dpo(
     keep: Keep = 2,
     resume: Resume = False,
     strict: Strict = False,
+    bf16: Bf16 = False,
+    checkpointing: Recompute = False,
     lora_rank: Rank = 0,
     lora_alpha: Alpha = 0,
     adapter_only: Alone = False,
@@ -138,6 +150,8 @@ def reward_model(
     batch: Batch = 32,
     lr: Rate = 1e-5,
     warmup: Warmup = 0,
+    decay: Fall = "constant",
+    floor: Floor = 0.0,
     weight_decay: Decay = 0.0,
     max_grad_norm: Clip = 1.0,
     seed: Seed = 0,
@@ -149,6 +163,8 @@ def reward_model(
     keep: Keep = 2,
     resume: Resume = False,
     strict: Strict = False,
+    bf16: Bf16 = False,
+    checkpointing: Recompute = False,
     tracker: Trackers = None,
     device: Device = None,
 ) -> None:
@@ -173,6 +189,8 @@ def distill(
     batch: Batch = 32,
     lr: Rate = 1e-5,
     warmup: Warmup = 0,
+    decay: Fall = "constant",
+    floor: Floor = 0.0,
     weight_decay: Decay = 0.0,
     max_grad_norm: Clip = 1.0,
     seed: Seed = 0,
@@ -184,6 +202,8 @@ def distill(
     keep: Keep = 2,
     resume: Resume = False,
     strict: Strict = False,
+    bf16: Bf16 = False,
+    checkpointing: Recompute = False,
     lora_rank: Rank = 0,
     lora_alpha: Alpha = 0,
     adapter_only: Alone = False,

@@ -17,12 +17,13 @@ from trainers import checkpoint, manifest
 from trainers.algorithms.base import Algorithm
 from trainers.algorithms.registry import algorithm
 from trainers.backends.base import REFERENCE, TEACHER
+from trainers.backends.compute import Compute
 from trainers.backends.fsdp import Adam, TorchBackend
 from trainers.backends.models import with_scalar_head
 from trainers.batches.sample import Sample
 from trainers.checkpoint import Checkpoint, Fault
 from trainers.errors import BadConfiguration
-from trainers.learning import Schedule, Trainer
+from trainers.learning import Trainer
 from trainers.lora import Lora
 from trainers.offline import data as shapes
 from trainers.offline import rows
@@ -31,6 +32,7 @@ from trainers.offline.onpolicy import Student
 from trainers.offline.order import Order
 from trainers.offline.run import Batch, Listener, Pace, train
 from trainers.offline.text import Encoder
+from trainers.schedule import Decay, Schedule
 from trainers.state import State
 from trainers.tracking.base import Tracker
 
@@ -50,6 +52,7 @@ class Job:
     """algorithm: one of SHAPES. model: Hugging Face directory to start from. steps: batches in all; 0: `epochs`.
     reference, teacher: directories; the reference is `model` unless named. on_policy: a student answers the prompts
     itself, with at most max_tokens at `temperature`. max_length: longest sequence in tokens; 0: what the model takes.
+    decay ends with the last batch, at the share `floor` of lr. bf16, checkpointing: as in `backends.compute.Compute`.
     lora: learn an adapter of this kind only. The others as in `run.Pace`, `order.Order`, `learning.Schedule` and
     `trainee.Adam`."""
 
@@ -67,6 +70,8 @@ class Job:
     batch: int = 32
     lr: float = 1e-5
     warmup: int = 0
+    decay: Decay = "constant"
+    floor: float = 0.0
     weight_decay: float = 0.0
     max_grad_norm: float = 1.0
     seed: int = 0
@@ -79,6 +84,8 @@ class Job:
     resume: bool = False
     strict: bool = False
     device: str | None = None
+    bf16: bool = False
+    checkpointing: bool = False
     lora: Lora | None = None
 
 
@@ -93,16 +100,20 @@ def run(
     heard = listener or Listener()
     learner = _algorithm(job)
     begin = partial(_start, job, learner)
-    backend = TorchBackend(Adam(weight_decay=job.weight_decay, clip=job.max_grad_norm), device=job.device)
+    backend = TorchBackend(
+        Adam(weight_decay=job.weight_decay, clip=job.max_grad_norm),
+        device=job.device,
+        compute=Compute(job.bf16, job.checkpointing),
+    )
     backend.form(0, 1, None, 60.0)
     try:
-        trainer = Trainer(
-            backend, learner, Schedule(job.lr, job.warmup), budget=job.budget, held=_held(job), lora=job.lora
-        )
         encoder = Encoder(job.model)
         data = _read(job, begin(), backend, encoder, heard)
         order = Order(len(data.items), job.batch, job.seed, job.holdout)
         pace = Pace(job.steps or job.epochs * order.steps, job.evaluate_every, job.save_every, job.keep)
+        total = 0 if job.decay == "constant" else pace.steps * learner.minibatches
+        schedule = Schedule(job.lr, job.warmup, job.decay, total, job.floor)
+        trainer = Trainer(backend, learner, schedule, budget=job.budget, held=_held(job), lora=job.lora)
         batch: Batch = partial(_given, data.items)
         if job.on_policy:
             student = Student(backend, data.items, encoder.end, job.max_tokens, learner.temperature, job.seed)
@@ -115,7 +126,7 @@ def run(
             order,
             pace,
             job.out,
-            about=_about(job, data),
+            about={**_about(job, data), "decays_over": total},
             resume=job.resume,
             trackers=trackers,
             listener=heard,

@@ -43,10 +43,14 @@ def call(*words: str) -> tuple[int, str, str]:
     ("command", "data", "more"),
     [
         ("sft", "lessons.jsonl", []),
-        ("sft", "lessons.jsonl", ["--lora-rank", "4", "--adapter-only"]),
+        ("sft", "lessons.jsonl", ["--lora-rank", "4", "--adapter-only", "--bf16"]),
         ("dpo", "pairs.jsonl", ["--reference", "teacher"]),
         ("dpo", "pairs.jsonl", ["--algorithm", "ipo", "--knob", "beta=0.2"]),
-        ("reward-model", "pairs.jsonl", ["--weight-decay", "0.1"]),
+        (
+            "reward-model",
+            "pairs.jsonl",
+            ["--weight-decay", "0.1", "--decay", "cosine", "--lr-floor", "0.1", "--activation-checkpointing"],
+        ),
         ("distill", "lessons.jsonl", ["--teacher", "teacher", "--direction", "reverse"]),
         ("distill", "lessons.jsonl", ["--teacher", "teacher", "--on-policy", "--max-tokens", "4"]),
     ],
@@ -83,6 +87,7 @@ def test_what_is_wrong_is_one_line(tmp_path: Path) -> None:
     for command, more, reason in (
         ("sft", ["--knob", "speed=3"], "no knob 'speed'"),
         ("sft", ["--knob", "speed"], "write it as key=value"),
+        ("sft", ["--decay", "stairs"], "no learning rate schedule 'stairs'"),
         ("dpo", [], "no row to learn from: no known shape"),
     ):
         code, _, complained = call(command, *words, *more)

@@ -143,6 +143,15 @@ def test_a_finished_run_can_be_extended(model: Path, shown: Path, tmp_path: Path
     assert run(replace(made, steps=6, resume=True)).digest == whole.digest, "nothing is left to do"
 
 
+def test_a_rate_that_falls_reaches_its_floor_with_the_last_batch(model: Path, shown: Path, tmp_path: Path) -> None:
+    heard = Heard()
+    made = short("sft", model, shown, tmp_path, steps=5, warmup=1, decay="linear", floor=0.2)
+    run(made, listener=heard)
+    assert [heard.metrics[step]["lr"] for step in range(1, 6)] == pytest.approx([1e-3, 1e-3, 8e-4, 6e-4, 4e-4])
+    with pytest.raises(BadConfiguration, match="decays_over"):
+        run(replace(made, steps=9, resume=True))
+
+
 @pytest.mark.parametrize("publish", ["merge", "adapter"])
 def test_an_adapter_learns_alone_and_its_run_goes_on(
     publish: Literal["merge", "adapter"], model: Path, shown: Path, tmp_path: Path
