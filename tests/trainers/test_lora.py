@@ -18,6 +18,7 @@ from tests.support.samples import random_samples, small_state
 from tests.support.steps import train_share
 from trainers import checkpoint, lora
 from trainers.algorithms.registry import policy
+from trainers.backends.compute import Compute
 from trainers.backends.fsdp import TorchBackend
 from trainers.backends.layout import Layout
 from trainers.backends.models import build
@@ -262,6 +263,19 @@ def test_only_what_can_train_an_adapter_gets_one(base: State) -> None:
 
     with pytest.raises(BadConfiguration, match="Other trains no adapters"):
         Trainer(Other(device="cpu"), policy("grpo"), Schedule(), lora=LORA)
-    place = Place(torch.device("cpu"), Groups(Grid(Layout(t=2)), 1), Clock(), reshard=False)
+    place = Place(torch.device("cpu"), Groups(Grid(Layout(t=2)), 1), Clock(), False, Compute())
     with pytest.raises(BadConfiguration, match="torch:d1t2: an adapter trains with data parallelism alone, d2"):
         Trainee(lora.prepare(base, LORA), place, Adam())
+
+
+def test_an_adapter_learns_in_bf16_and_with_layers_computed_twice(base: State) -> None:
+    exact, begun = adapter_of(alone(base, batches=(0, 1))), adapter_of(lora.prepare(base, LORA))
+
+    def change(weights: dict[str, torch.Tensor]) -> torch.Tensor:
+        return torch.cat([(weights[name] - begun[name]).flatten() for name in begun])
+
+    for compute, likeness in ((Compute(checkpointing=True), 0.9999), (Compute(bf16=True), 0.9)):
+        done = run(TorchBackend(device="cpu", compute=compute), 0, 1, None, base, LORA, (0, 1))
+        assert done is not None
+        assert all(tensor.dtype == torch.float32 for tensor in adapter_of(done).values())
+        assert torch.cosine_similarity(change(adapter_of(done)), change(exact), dim=0) > likeness
