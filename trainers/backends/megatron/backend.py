@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 from torch.distributed.distributed_c10d import PrefixStore, Store, _set_pg_timeout, _world
 
-from trainers.algorithms.base import Algorithm, Run
+from trainers.algorithms.base import Algorithm
 from trainers.backends.base import ACTOR, CRITIC, TEACHER, Backend, StepResult
 from trainers.backends.comms import COLLECTIVES
 from trainers.backends.layout import MEGATRON, Layout
@@ -30,6 +30,7 @@ from trainers.errors import BadConfiguration, NotFormed
 from trainers.state import State
 
 if TYPE_CHECKING:
+    from trainers.backends.megatron.forward import Outcome
     from trainers.backends.megatron.trainee import MegatronTrainee, Place
 
 FORM_S = 10.0
@@ -182,7 +183,7 @@ class MegatronBackend(Backend):
         return self._ask(CRITIC, micros, lambda run: run.values(), [micro.tokens.shape[1] for micro in micros])
 
     def _ask(
-        self, role: str, micros: Sequence[Packed], what: Callable[[Run], torch.Tensor], sizes: Sequence[int]
+        self, role: str, micros: Sequence[Packed], what: Callable[[Outcome], torch.Tensor], sizes: Sequence[int]
     ) -> list[torch.Tensor]:
         from trainers.backends.megatron.transfer import tell
 

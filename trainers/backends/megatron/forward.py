@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
+from trainers.backends.forward import Compared
 from trainers.backends.layout import Layout
 from trainers.batches.packing import Packed
 from trainers.errors import BadConfiguration
@@ -82,34 +83,33 @@ class _Parts(torch.autograd.Function):
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """The `Run` of a micro-batch whose forward pass is done. output: float32[m, V], or [T/c] of scalar models; group:
-    of context parallelism, None without; teachers: computes the teacher's log-probabilities of this micro-batch."""
+    of context parallelism, None without; teacher: computes the teacher's `distribution` of the same part."""
 
     batch: Packed
     output: torch.Tensor
     counts: tuple[int, ...]
     group: ProcessGroup | None
-    teachers: Callable[[float], torch.Tensor] | None = None
+    teacher: Callable[[float], torch.Tensor] | None = None
 
     def tokens(self, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probabilities float32[M] of the labels, with gradient where enabled, and entropies float32[M]."""
-        mine = torch.log_softmax(self.output.float() / temperature, dim=-1)
-        with torch.no_grad():
-            entropy = -(mine.exp() * mine).sum(-1)
-        labels = self.batch.labels
+        mine, labels = self.distribution(temperature), self.batch.labels
         if self.group is not None:
             before = sum(self.counts[: dist.get_rank(self.group)])
             labels = labels[before : before + mine.shape[0]]
-        return self._whole(mine.gather(-1, labels[:, None])[:, 0]), self._whole(entropy)
+        return self._whole(mine.gather(-1, labels[:, None])[:, 0]), self._whole(_entropy(mine))
+
+    def compared(self, temperature: float, of: Compared) -> tuple[torch.Tensor, torch.Tensor]:
+        """float32[M] that `of` makes of this model's and the teacher's log-probabilities float32[n, V]; entropies
+        float32[M] of this model."""
+        if self.teacher is None:
+            raise BadConfiguration("no teacher; hold one beside the policy first")
+        mine = self.distribution(temperature)
+        return self._whole(of(mine, self.teacher(temperature))), self._whole(_entropy(mine))
 
     def distribution(self, temperature: float) -> torch.Tensor:
-        """Log-probabilities float32[M, V]."""
-        return self._whole(torch.log_softmax(self.output.float() / temperature, dim=-1))
-
-    def teacher(self, temperature: float) -> torch.Tensor:
-        """The teacher's float32[M, V], without gradient."""
-        if self.teachers is None:
-            raise BadConfiguration("no teacher; hold one beside the policy first")
-        return self.teachers(temperature)
+        """Log-probabilities float32[m, V] of this part's labels."""
+        return torch.log_softmax(self.output.float() / temperature, dim=-1)
 
     def values(self) -> torch.Tensor:
         """float32[T]."""
@@ -123,6 +123,11 @@ class Outcome:
         if self.group is None:
             return mine
         return _join(mine, self.counts, self.group)
+
+
+def _entropy(distribution: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        return -(distribution.exp() * distribution).sum(-1)
 
 
 def _join(mine: torch.Tensor, counts: tuple[int, ...], group: ProcessGroup) -> torch.Tensor:

@@ -22,7 +22,7 @@ from megatron.core.distributed import (
 )
 from megatron.core.pipeline_parallel import get_forward_backward_func
 
-from trainers.algorithms.base import Algorithm, Run
+from trainers.algorithms.base import Algorithm
 from trainers.backends.base import StepResult
 from trainers.backends.megatron.config import architecture, check
 from trainers.backends.megatron.forward import Feed, Outcome, feed
@@ -99,7 +99,7 @@ class MegatronTrainee:
 
     # ---- forward passes
 
-    def score(self, micros: Sequence[Packed], what: Callable[[Run], torch.Tensor]) -> list[torch.Tensor]:
+    def score(self, micros: Sequence[Packed], what: Callable[[Outcome], torch.Tensor]) -> list[torch.Tensor]:
         """What each micro-batch's run says, on the last pipeline stage; empty elsewhere. No gradient."""
         found: list[torch.Tensor] = []
 
