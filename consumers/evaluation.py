@@ -27,14 +27,14 @@ class Committed:
     ledger_hash: str
 
 
-def committed(settings: Settings, version: int | None = None) -> Committed:
+def committed(settings: Settings, version: int | None = None, *, files: bool = True) -> Committed:
     """A version of the configured policy, the newest by default, read from its broker."""
     with connect(settings) as bus:
-        return find(settings, bus, version)
+        return find(settings, bus, version, files=files)
 
 
-def find(settings: Settings, bus: Bus, version: int | None = None) -> Committed:
-    """The same from a bus. Raises PolicyError where there is no such version, or its files are gone."""
+def find(settings: Settings, bus: Bus, version: int | None = None, *, files: bool = True) -> Committed:
+    """The same from a bus. Raises PolicyError where there is no such version, or its `files` are wanted and gone."""
     names = policy.topics(settings)
     head = ledger.head(bus, names["weights"], names["ledger"])
     if head is None:
@@ -45,7 +45,7 @@ def find(settings: Settings, bus: Bus, version: int | None = None) -> Committed:
     if version is not None and version != head.version:
         weights, entry = _older(bus, names, version, head.version)
     path = Path(weights["uri"])
-    if not path.is_dir():
+    if files and not path.is_dir():
         raise PolicyError(
             f"the files of version {entry['version']} are gone ({path}): [learner] keep says how many stay"
         )

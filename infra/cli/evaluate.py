@@ -20,6 +20,9 @@ def evaluate(
         typer.Option(help="version or Hugging Face directory; default: a version of the policy", file_okay=False),
     ] = None,
     version: Annotated[int, typer.Option(min=-1, help="of the configured policy, by its ledger; -1: the newest")] = -1,
+    gateway: Annotated[
+        bool, typer.Option("--gateway", help="ask the configured gateway; its answers are kept as evaluation traffic")
+    ] = False,
     samples: Annotated[int, typer.Option(min=1, help="answers to each prompt")] = 1,
     k: Annotated[str, typer.Option(metavar="K,K,...", help="pass@k for each of these")] = "1",
     count: Annotated[int, typer.Option(min=0, help="prompts at most; 0: all, of sort-digits 256")] = 0,
@@ -33,8 +36,8 @@ def evaluate(
 ) -> None:
     """Score a version on held-out prompts: mean reward and pass@k with 95 % intervals, tied to its digest and ledger
     entry."""
-    if model is not None and version >= 0:
-        raise ConfigError("--model and --version name two things to evaluate; keep one of them")
+    if (model is not None) + (version >= 0) + gateway > 1:
+        raise ConfigError("--model, --version and --gateway name different things to evaluate; keep one of them")
     try:
         ks = tuple(sorted({int(part) for part in k.split(",")}))
     except ValueError:
@@ -43,6 +46,7 @@ def evaluate(
         tasks=tasks,
         model=model,
         version=version,
+        gateway=gateway,
         samples=samples,
         k=ks,
         count=count,
@@ -66,6 +70,8 @@ def _table(found: Any) -> Table:
         table.add_row("version", f"{found.version} of {found.policy}")
     else:
         table.add_row("model", found.model)
+    if len(found.versions) > 1:
+        table.add_row("versions", f"{min(found.versions)} to {max(found.versions)}: they changed meanwhile")
     for name, value in (("digest", found.digest), ("ledger hash", found.ledger_hash)):
         if value is not None:
             table.add_row(name, value)

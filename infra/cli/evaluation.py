@@ -5,18 +5,23 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import KW_ONLY, asdict, dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from consumers.evaluation import Committed, committed
 from infra.config import Settings
 from infra.errors import ConfigError
+from producers.evaluation import Asked, ask, versions
 from producers.tasks.source import open_tasks
+from schemas.ids import new_id
 from streams.reward.pool import Pool
-from trainers.evaluation.answering import Answer, answer, load
+from trainers.evaluation.answering import answer, load
 from trainers.evaluation.estimators import Estimate, summary
 from trainers.offline.text import Encoder
 from trainers.tasks import sort_digits
@@ -28,7 +33,7 @@ SORT = "sort-digits"
 class Options:
     """tasks: a file, a dataset directory, or sort-digits. count: questions at most; 0: all (256 of sort-digits).
     success: the reward from which an answer is right. version: of the configured policy, where `model` is None; -1:
-    the newest."""
+    the newest. gateway: ask the configured gateway's engines instead."""
 
     tasks: str
     model: Path | None = None
@@ -42,18 +47,28 @@ class Options:
     success: float = 1.0
     verifier: str = ""
     device: str | None = None
+    gateway: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluation:
-    """What was evaluated, on what, and what came out. digest, policy, version and ledger_hash are None where the model
-    is none of a ledger's. unjudged: answers on which the verifier failed; they count nowhere."""
+class Place:
+    """What answered. model: a directory, or the gateway's address. versions: all that answered; version, digest and
+    ledger_hash where it was one that the ledger knows."""
 
     model: str
-    policy: str | None
-    version: int | None
-    digest: str | None
-    ledger_hash: str | None
+    policy: str | None = None
+    version: int | None = None
+    versions: Sequence[int] = ()
+    digest: str | None = None
+    ledger_hash: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation(Place):
+    """What was evaluated, on what, and what came out. unjudged: answers on which the verifier failed; they count
+    nowhere."""
+
+    _: KW_ONLY
     tasks: str
     verifier: str
     questions: int
@@ -67,17 +82,49 @@ class Evaluation:
     estimates: dict[str, Estimate]
 
     def to_json(self) -> str:
-        """The same as one JSON object."""
-        return json.dumps(asdict(self), indent=2)
+        """The same as one JSON object; what could not be estimated is null."""
+        whole = asdict(self)
+        for estimate in whole["estimates"].values():
+            estimate.update({name: None for name, value in estimate.items() if math.isnan(value)})
+        return json.dumps(whole, indent=2)
 
 
 def evaluate(settings: Settings, options: Options) -> Evaluation:
     """Sample, judge, estimate. Raises MillraceError or TrainerError for what cannot be evaluated."""
     if not options.k or min(options.k) < 1 or max(options.k) > options.samples:
         raise ConfigError(f"pass@{max(options.k, default=0)} needs as many samples: set --samples, or another --k")
-    found = None if options.model else committed(settings, None if options.version < 0 else options.version)
-    tasks = _tasks(options)
-    path = options.model or _path(found)
+    tasks = questions(options)
+    verifier = SORT if options.tasks == SORT else options.verifier or settings.reward.verifier
+    with Verdicts(settings, verifier, tasks) as judge:
+        place, asked = (_through_gateway if options.gateway else _here)(settings, options, tasks, judge)
+    rewards: list[list[float]] = [[] for _ in tasks]
+    for one in asked:
+        if one.reward is not None:
+            rewards[one.question].append(one.reward)
+    return Evaluation(
+        **asdict(place),
+        tasks=options.tasks,
+        verifier=verifier,
+        questions=len(tasks),
+        samples=options.samples,
+        temperature=options.temperature,
+        max_tokens=options.max_tokens,
+        seed=options.seed,
+        success=options.success,
+        unfinished=sum(not one.finished for one in asked),
+        unjudged=sum(one.reward is None for one in asked),
+        estimates=summary(rewards, options.k, success=options.success, seed=options.seed),
+    )
+
+
+def _here(
+    settings: Settings, options: Options, tasks: Sequence[dict[str, Any]], judge: Verdicts
+) -> tuple[Place, list[Asked]]:
+    """Answers of a model that is loaded into this process."""
+    path, found = options.model, None
+    if path is None:
+        found = committed(settings, None if options.version < 0 else options.version)
+        path = found.path
     encoder = Encoder(path)
     prompts = [encoder.prompt(task.get("messages", task.get("prompt")), task.get("tools")) for task in tasks]
     model, digest = load(path, found.digest if found else None, options.device)
@@ -90,38 +137,53 @@ def evaluate(settings: Settings, options: Options) -> Evaluation:
         temperature=options.temperature,
         seed=options.seed,
     )
-    verifier = SORT if options.tasks == SORT else options.verifier or settings.reward.verifier
-    verdicts = _sorted(tasks, answers) if options.tasks == SORT else _judged(settings, verifier, tasks, answers)
-    rewards: list[list[float]] = [[] for _ in tasks]
-    for one, verdict in zip(answers, verdicts, strict=True):
-        if verdict is not None:
-            rewards[one.question].append(verdict)
-    return Evaluation(
-        model=str(path),
-        policy=found.policy if found else None,
-        version=found.version if found else None,
-        digest=digest,
-        ledger_hash=found.ledger_hash if found else None,
-        tasks=options.tasks,
-        verifier=verifier,
-        questions=len(tasks),
-        samples=options.samples,
-        temperature=options.temperature,
-        max_tokens=options.max_tokens,
-        seed=options.seed,
-        success=options.success,
-        unfinished=sum(not one.finished for one in answers),
-        unjudged=sum(verdict is None for verdict in verdicts),
-        estimates=summary(rewards, options.k, success=options.success, seed=options.seed),
+
+    async def judged() -> list[Asked]:
+        verdicts = await asyncio.gather(*(judge(a.question, a.text, a.finished) for a in answers))
+        return [Asked(a.question, a.finished, v) for a, v in zip(answers, verdicts, strict=True)]
+
+    place = Place(str(path), digest=digest) if found is None else _place(str(path), found)
+    return place, asyncio.run(judged())
+
+
+def _through_gateway(
+    settings: Settings, options: Options, tasks: Sequence[dict[str, Any]], judge: Verdicts
+) -> tuple[Place, list[Asked]]:
+    """Answers of the engines behind the configured gateway, kept as evaluation traffic."""
+    if any("messages" not in task for task in tasks):
+        raise ConfigError(f"{options.tasks}: a gateway is asked by messages, and some task has none")
+    url = f"http://{settings.gateway.host}:{settings.gateway.port}/v1"
+    before = versions(url)
+
+    def sampling(question: int, sample: int) -> dict[str, Any]:
+        (word,) = np.random.SeedSequence((options.seed, question, sample)).generate_state(1)
+        return {"max_tokens": options.max_tokens, "temperature": options.temperature, "seed": int(word) >> 1}
+
+    asked = asyncio.run(
+        ask(
+            url,
+            settings.rollout_key,
+            tasks,
+            name=f"evaluation-{new_id()}",
+            model=settings.policy.name,
+            n=options.samples,
+            judge=judge,
+            concurrency=settings.rollout.concurrency,
+            sampling=sampling,
+        )
     )
+    served = sorted(before | versions(url))
+    if len(served) != 1:
+        return Place(url, policy=settings.policy.name, versions=served), asked
+    return _place(url, committed(settings, served[0], files=False)), asked
 
 
-def _path(found: Committed | None) -> Path:
-    assert found is not None, "no model was named"
-    return found.path
+def _place(model: str, found: Committed) -> Place:
+    return Place(model, found.policy, found.version, [found.version], found.digest, found.ledger_hash)
 
 
-def _tasks(options: Options) -> list[dict[str, Any]]:
+def questions(options: Options) -> list[dict[str, Any]]:
+    """The tasks that the options name."""
     if options.tasks == SORT:
         chosen = islice(sort_digits.prompts(options.seed, evaluation=True), options.count or 256)
         return [{"messages": [{"role": "user", "content": digits}]} for digits in chosen]
@@ -133,39 +195,39 @@ def _tasks(options: Options) -> list[dict[str, Any]]:
     return tasks
 
 
-def _sorted(tasks: Sequence[dict[str, Any]], answers: Sequence[Answer]) -> list[float | None]:
-    digits = [task["messages"][0]["content"] for task in tasks]
-    return [sort_digits.verify(digits[one.question], one.text) if one.finished else 0.0 for one in answers]
+class Verdicts:
+    """Judges answers; a user's verifier in processes of their own. Use it as a context."""
 
+    def __init__(self, settings: Settings, verifier: str, tasks: Sequence[dict[str, Any]]) -> None:
+        self._policy = settings.policy.name
+        self._tasks = tasks
+        self._written = [json.dumps(task, ensure_ascii=False) for task in tasks]
+        self._pool: Pool | None = None
+        if verifier != SORT:
+            self._pool = Pool(verifier, workers=settings.reward.workers, timeout_s=settings.reward.timeout_s)
 
-def _judged(
-    settings: Settings, verifier: str, tasks: Sequence[dict[str, Any]], answers: Sequence[Answer]
-) -> list[float | None]:
-    pool = Pool(verifier, workers=settings.reward.workers, timeout_s=settings.reward.timeout_s)
-    written = [json.dumps(task, ensure_ascii=False) for task in tasks]
+    def __enter__(self) -> Verdicts:
+        return self
 
-    async def all_of_them() -> list[float | None]:
-        verdicts = [
-            pool.judge(written[a.question], a.text, _episode(settings, tasks, a, i)) for i, a in enumerate(answers)
-        ]
-        return [verdict.value for verdict in await asyncio.gather(*verdicts)]
+    def __exit__(self, *_: object) -> None:
+        if self._pool is not None:
+            self._pool.close()
 
-    try:
-        return asyncio.run(all_of_them())
-    finally:
-        pool.close()
+    async def __call__(self, question: int, text: str, finished: bool) -> float | None:
+        """The reward of an answer; None where the verifier failed."""
+        if self._pool is None:
+            return sort_digits.verify(self._tasks[question]["messages"][0]["content"], text) if finished else 0.0
+        return (await self._pool.judge(self._written[question], text, self._episode(question, finished))).value
 
-
-def _episode(settings: Settings, tasks: Sequence[dict[str, Any]], one: Answer, number: int) -> dict[str, Any]:
-    """As the reward stage tells it."""
-    task_id = str(tasks[one.question].get("id", f"task-{one.question}"))
-    return {
-        "trajectory": f"evaluation-{number}",
-        "group": f"evaluation-{one.question}",
-        "task_id": task_id,
-        "status": "completed" if one.finished else "truncated",
-        "stop_condition": "agent" if one.finished else "length",
-        "steps": 1,
-        "policy": settings.policy.name,
-        "attempt": f"evaluation-{number}",
-    }
+    def _episode(self, question: int, finished: bool) -> dict[str, Any]:
+        """As the reward stage tells it."""
+        return {
+            "trajectory": f"evaluation-{question}",
+            "group": f"evaluation-{question}",
+            "task_id": str(self._tasks[question].get("id", f"task-{question}")),
+            "status": "completed" if finished else "truncated",
+            "stop_condition": "agent" if finished else "length",
+            "steps": 1,
+            "policy": self._policy,
+            "attempt": f"evaluation-{question}",
+        }

@@ -1,0 +1,91 @@
+"""Asks a running gateway held-out questions. Each answer is an episode of its own with split=evaluation: captured and
+sealed like all traffic, into `<policy>.evaluations`, and never trained on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import openai
+
+from infra.errors import GatewayError
+from producers.client import AsyncSession, GatewayUnreachable
+
+SOURCE = "evaluation"
+"""of the rewards that judge these episodes"""
+TIMEOUT_S = 600.0
+
+Judge = Callable[[int, str, bool], Awaitable[float | None]]
+"""Question, text, whether it ended by itself -> its reward; None where the verifier failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One judged answer to a question."""
+
+    question: int
+    finished: bool
+    reward: float | None
+
+
+async def ask(
+    base_url: str,
+    api_key: str,
+    tasks: Sequence[Mapping[str, Any]],
+    *,
+    name: str,
+    model: str,
+    n: int,
+    judge: Judge,
+    concurrency: int,
+    sampling: Callable[[int, int], Mapping[str, Any]],
+) -> list[Asked]:
+    """n answers to the `messages` of each task, in order. name: of this evaluation, part of every group's; sampling:
+    of question and sample, fields of the chat request. Raises GatewayError when the gateway does not answer."""
+    free = asyncio.Semaphore(concurrency)
+
+    async def one(question: int, sample: int) -> Asked:
+        async with free:
+            try:
+                return await _episode(question, sample)
+            except openai.OpenAIError as error:
+                raise GatewayError(f"question {question} has no answer from {base_url}: {error}") from error
+
+    async def _episode(question: int, sample: int) -> Asked:
+        task = tasks[question]
+        fields: dict[str, Any] = {
+            "task_id": str(task.get("id", f"task-{question}")),
+            "group": f"{name}-{question}",
+            "group_size": n,
+            "sample": sample,
+            "split": "evaluation",
+            "mode": "eval",
+            "awaits": [SOURCE],
+        }
+        async with await AsyncSession.start(base_url, api_key, **fields) as session:
+            client = openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key, timeout=TIMEOUT_S)
+            async with client:
+                asked: Any = {"messages": task["messages"], **sampling(question, sample)}
+                reply = await client.chat.completions.create(model=model, **asked)
+            choice = reply.choices[0]
+            text, finished = choice.message.content or "", choice.finish_reason != "length"
+            reward = await judge(question, text, finished)
+            await session.reward(reward, source=SOURCE, **({} if reward is not None else {"label": "unjudged"}))
+            await session.end(output=text)
+        return Asked(question, finished, reward)
+
+    every = [one(question, sample) for question in range(len(tasks)) for sample in range(n)]
+    return list(await asyncio.gather(*every))
+
+
+def versions(base_url: str) -> set[int]:
+    """The versions that the gateway's engines serve now. Raises GatewayUnreachable when it does not answer."""
+    url = f"{base_url.rstrip('/').removesuffix('/v1')}/health"
+    try:
+        engines = httpx.get(url, timeout=30).raise_for_status().json().get("engines", {})
+    except (httpx.HTTPError, ValueError) as error:
+        raise GatewayUnreachable(f"no gateway answers at {url} ({error}): is it up?") from error
+    return {int(engine["version"]) for engine in engines.values() if engine["version"] is not None}
