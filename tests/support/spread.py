@@ -13,8 +13,7 @@ from trainers.backends.fsdp import TorchBackend
 from trainers.backends.models import build
 from trainers.backends.parallel import context as cp
 from trainers.backends.parallel import pipeline as pp
-from trainers.backends.parallel.schedules import chunks_of
-from trainers.backends.parallel.stages import cut, layers_of
+from trainers.backends.parallel.stages import name_of
 from trainers.batches.packing import Packed
 from trainers.state import State
 
@@ -44,7 +43,7 @@ def pass_together(backend: TorchBackend, rank: int, world: int, store: Store, st
     cp.spread(model, world)
     group = dist.group.WORLD
     assert group is not None
-    found = _outcome(cp.context_pass(model, batch, cp.Context(group, rank, world, backend.clock), model))
+    found = _outcome(cp.context_pass(ForwardPass(model, batch, model), cp.Context(group, rank, world, backend.clock)))
     gradients = {}
     for name, parameter in model.named_parameters():
         if parameter.grad is not None:
@@ -78,18 +77,12 @@ def micros_piped(
     group = dist.group.WORLD
     assert group is not None
     pipe = pp.Pipe(group, rank, world, schedule, backend.clock)
-    models, offsets = [], []
-    for chunk in range(chunks_of(schedule)):
-        model = build(state.assets, state.weights)
-        total = layers_of(model)
-        cut(model, pipe.stage(chunk))
-        models.append(model)
-        offsets.append(pipe.stage(chunk))
+    models = [build(state.assets, state.weights, stage) for stage in pipe.mine]
     shapes = [(1, batch.tokens.shape[1], models[0].config.hidden_size) for batch in batches]
     found: dict[int, torch.Tensor] = {}
 
     def forward(chunk: int, micro: int, hidden: torch.Tensor | None) -> torch.Tensor:
-        run = ForwardPass(models[chunk], batches[micro], extra=pp.fed(hidden))
+        run = ForwardPass(models[chunk], batches[micro], fed=pp.fed(hidden))
         if not pipe.stage(chunk).last:
             return run.hidden()
         logprobs = run.tokens(1.0)[0]
@@ -97,14 +90,18 @@ def micros_piped(
         return -logprobs.sum()
 
     like = torch.zeros(0)
-    pp.relay(pipe, shapes, like, forward)
-    scored = [found[micro] for micro in range(len(batches))] if pipe.last else None
-    told = pp.tell(pipe, scored, [batch.trainable for batch in batches], like)
-    pp.run(pipe, shapes, like, forward, lambda chunk, micro: None)
+    scored = None
+    with torch.no_grad():
+        for micro, hidden in enumerate(pp.relay(pipe, shapes, like, forward)):
+            forward(len(models) - 1, micro, hidden)
+        if pipe.last:
+            scored = [found[micro] for micro in range(len(batches))]
+    told = pp.tell(pipe, scored, [batch.trainable for batch in batches], backend.device)
+    pp.run(pipe, shapes, like, forward, lambda chunk, micro: None, lambda: None)
     losses = [-float(found[micro].sum()) for micro in range(len(batches))] if pipe.last else []
     gradients = {
-        stage.name(name, total): parameter.grad
-        for model, stage in zip(models, offsets, strict=True)
+        name_of(model, name): parameter.grad
+        for model in models
         for name, parameter in model.named_parameters()
         if parameter.grad is not None
     }

@@ -23,7 +23,8 @@ Compared = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class ForwardPass:
-    """The `Run` of a model and a micro-batch. `extra`: more arguments of the models' forward."""
+    """The `Run` of a model and a micro-batch. extra: more arguments of the models' forward; fed, teacher_fed: those of
+    one of them alone."""
 
     model: torch.nn.Module
     batch: Packed
@@ -31,10 +32,12 @@ class ForwardPass:
     extra: Mapping[str, Any] = field(default_factory=dict)
     logits: int = LOGITS
     """how many exist at once"""
+    fed: Mapping[str, Any] = field(default_factory=dict)
+    teacher_fed: Mapping[str, Any] = field(default_factory=dict)
 
     def tokens(self, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probabilities float32[M] of the labels, with gradient where enabled, and entropies float32[M]."""
-        return token_logprobs(self.model, self.batch, temperature, self.logits, **self.extra)
+        return token_logprobs(self.model, self.batch, temperature, self.logits, **self._given)
 
     def compared(self, temperature: float, of: Compared) -> tuple[torch.Tensor, torch.Tensor]:
         """float32[M] that `of` makes of this model's and the teacher's log-probabilities float32[n, V], a few tokens
@@ -42,16 +45,21 @@ class ForwardPass:
         if self.teacher_model is None:
             raise BadConfiguration("no teacher; hold one beside the policy first")
         models = self.model, self.teacher_model
-        return token_comparison(*models, self.batch, temperature, of, self.logits, **self.extra)
+        given = self._given, {**self.extra, **self.teacher_fed}
+        return token_comparison(models, given, self.batch, temperature, of, self.logits)
 
     def hidden(self) -> torch.Tensor:
         """What a pipeline stage before the last passes on, [1, T, H]."""
-        return _run(self.model, self.batch, **self.extra)
+        return _run(self.model, self.batch, **self._given)
 
     def values(self) -> torch.Tensor:
         """float32[T]."""
-        values: torch.Tensor = _run(self.model, self.batch, **self.extra)[0, :, 0].float()
+        values: torch.Tensor = _run(self.model, self.batch, **self._given)[0, :, 0].float()
         return values
+
+    @property
+    def _given(self) -> dict[str, Any]:
+        return {**self.extra, **self.fed}
 
 
 def token_logprobs(
@@ -68,22 +76,23 @@ def token_logprobs(
 
 
 def token_comparison(
-    model: torch.nn.Module,
-    teacher: torch.nn.Module,
+    models: tuple[torch.nn.Module, torch.nn.Module],
+    given: tuple[Mapping[str, Any], Mapping[str, Any]],
     batch: Packed,
     temperature: float,
     compare: Compared,
     logits: int = LOGITS,
-    **extra: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """float32[M] that `compare` makes of two models' log-probabilities, and entropies float32[M] of the first."""
+    """float32[M] that `compare` makes of the log-probabilities of two models, of which the second is a teacher, and
+    entropies float32[M] of the first. given: more arguments of each one's forward."""
+    (model, teacher), (extra, theirs_too) = models, given
     with torch.no_grad():
         rows = rows_at_once(teacher, logits)
         if rows is None:
             score: Rows = as_they_are
-            theirs = _run(teacher, batch, logits_to_keep=batch.at, **extra)[0]
+            theirs = _run(teacher, batch, logits_to_keep=batch.at, **theirs_too)[0]
         else:
-            theirs, score = hidden_rows(teacher, lambda: _run(teacher, batch, logits_to_keep=batch.at, **extra)[0])
+            theirs, score = hidden_rows(teacher, lambda: _run(teacher, batch, logits_to_keep=batch.at, **theirs_too)[0])
 
     def of(scores: torch.Tensor, their: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         distribution = torch.log_softmax(scores / temperature, dim=-1)

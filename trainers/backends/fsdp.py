@@ -26,6 +26,7 @@ from trainers.backends.comms import COLLECTIVES
 from trainers.backends.compute import Compute
 from trainers.backends.layout import TORCH, Layout
 from trainers.backends.parallel.grid import DP, Grid, Groups
+from trainers.backends.parallel.schedules import ONE_F_ONE_B, chunks_of
 from trainers.backends.sockets import GroupSockets
 from trainers.backends.trainee import Adam, Place, Trainee
 from trainers.batches.packing import Packed
@@ -35,7 +36,7 @@ from trainers.state import State
 
 __all__ = ["Adam", "TorchBackend"]
 
-DIMENSIONS = "dc"
+DIMENSIONS = "dpc"
 """along which this backend can split"""
 
 FORM_S = 10.0
@@ -44,8 +45,9 @@ FORM_S = 10.0
 
 class TorchBackend(Backend):
     """See the seam. `device`: cpu or cuda, chosen by what there is when None. `reshard`: free gathered layers between
-    forward and backward (less memory, one more all-gather a layer). `deterministic`: only algorithms that give the same
-    bytes again. `compute`: number format, and what is computed twice to save memory."""
+    forward and backward (less memory, one more all-gather a layer). `schedule`: of a pipeline, see
+    `parallel/schedules.py`. `deterministic`: only algorithms that give the same bytes again. `compute`: number format,
+    and what is computed twice to save memory."""
 
     adapters = True
 
@@ -56,6 +58,7 @@ class TorchBackend(Backend):
         parallel: Layout | None = None,
         device: str | None = None,
         reshard: bool = False,
+        schedule: str = ONE_F_ONE_B,
         deterministic: bool = True,
         compute: Compute | None = None,
     ) -> None:
@@ -67,6 +70,8 @@ class TorchBackend(Backend):
         self.clock = Clock(torch.cuda.synchronize) if self.cuda else Clock()
         self.device = torch.device("cpu")
         self._reshard = reshard
+        chunks_of(schedule)
+        self._schedule = schedule
         self._deterministic = deterministic
         self.compute = compute or Compute()
         self._groups = Groups(Grid(), 0)
@@ -179,7 +184,7 @@ class TorchBackend(Backend):
 
     @property
     def _place(self) -> Place:
-        return Place(self.device, self._groups, self.clock, self._reshard, self.compute)
+        return Place(self.device, self._groups, self.clock, self._reshard, self.compute, self._schedule)
 
     def _role(self, role: str) -> Trainee:
         if role not in self._roles:
@@ -205,19 +210,22 @@ class TorchBackend(Backend):
 
     def passes(self, micro: Packed) -> Run:
         """A forward pass of the policy, to measure without learning; whole only in a world of 1."""
-        return self._role(ACTOR).passes(micro, self._roles.get(TEACHER))
+        teacher = self._roles.get(TEACHER)
+        return self._role(ACTOR).passes.one(micro, teacher=teacher.passes if teacher else None)
 
     # ---- the step
 
     def score(self, micros: Sequence[Packed], temperature: float, role: str = ACTOR) -> list[torch.Tensor]:
         trainee = self._role(role)
-        with self.clock.phase("forward"), torch.no_grad():
-            return [trainee.passes(micro).tokens(temperature)[0].cpu() for micro in micros]
+        with self.clock.phase("forward"):
+            return trainee.passes.read(
+                micros, lambda run: run.tokens(temperature)[0], [micro.trainable for micro in micros]
+            )
 
     def values(self, micros: Sequence[Packed]) -> list[torch.Tensor]:
         critic = self._role(CRITIC)
-        with self.clock.phase("forward"), torch.no_grad():
-            return [critic.passes(micro).values().cpu() for micro in micros]
+        with self.clock.phase("forward"):
+            return critic.passes.read(micros, lambda run: run.values(), [micro.tokens.shape[1] for micro in micros])
 
     def step(
         self, micros: Sequence[Packed], algorithm: Algorithm, denominator: float, lr: float, role: str = ACTOR

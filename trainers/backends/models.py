@@ -14,6 +14,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForTokenClassification, PreTrainedModel
 from transformers.initialization import no_init_weights
 
+from trainers.backends.parallel.stages import WHOLE, Stage, cut, name_of
 from trainers.batches.attention import NAME
 from trainers.errors import CheckpointError
 from trainers.state import State
@@ -22,8 +23,9 @@ HEAD, SCORE = "lm_head.weight", "score.weight"
 CAUSAL, SCALAR = "ForCausalLM", "ForSequenceClassification"
 
 
-def build(assets: Mapping[str, bytes], weights: Mapping[str, torch.Tensor]) -> PreTrainedModel:
-    """The model that config.json describes, in fp32 with `weights`; CheckpointError where they differ."""
+def build(assets: Mapping[str, bytes], weights: Mapping[str, torch.Tensor], stage: Stage = WHOLE) -> PreTrainedModel:
+    """The model that config.json describes, in fp32 with `weights`; CheckpointError where they differ. stage: the part
+    of it that is left, of the whole model's `weights`."""
     if "config.json" not in assets:
         raise CheckpointError("no config.json in the state; start from a directory in Hugging Face layout")
     settings = json.loads(assets["config.json"])
@@ -39,8 +41,10 @@ def build(assets: Mapping[str, bytes], weights: Mapping[str, torch.Tensor]) -> P
             f"weights do not fit {type(model).__name__}: missing {missing[:3]}, unknown {unknown[:3]}; "
             "config.json and model.safetensors must be of one model"
         )
+    cut(model, stage)
     with torch.no_grad():
-        for name, parameter in parameters.items():
+        for own, parameter in model.named_parameters():
+            name = name_of(model, own)
             if parameter.shape != weights[name].shape:
                 raise CheckpointError(
                     f"{name} is {tuple(weights[name].shape)} in the weights, {tuple(parameter.shape)} in config.json"

@@ -22,11 +22,14 @@ from trainers.algorithms.base import Algorithm, Run
 from trainers.backends.base import StepResult
 from trainers.backends.comms import COLLECTIVES, TimedAllGather, TimedReduceScatter
 from trainers.backends.compute import Compute
-from trainers.backends.forward import ForwardPass
 from trainers.backends.models import build
-from trainers.backends.parallel.context import context_of, context_pass, spread
-from trainers.backends.parallel.grid import DP, FS, TP, Groups
+from trainers.backends.parallel.context import context_of, spread
+from trainers.backends.parallel.grid import CP, DP, FS, PP, TP, Groups
+from trainers.backends.parallel.pipeline import pipe_of
 from trainers.backends.parallel.regions import Held, take
+from trainers.backends.parallel.schedules import ONE_F_ONE_B
+from trainers.backends.parallel.stages import WHOLE, Stage, name_of
+from trainers.backends.passes import Passes
 from trainers.batches.packing import Packed
 from trainers.clock import Clock
 from trainers.errors import BadConfiguration, NotFormed
@@ -56,6 +59,7 @@ class Place:
     clock: Clock
     reshard: bool
     compute: Compute
+    schedule: str = ONE_F_ONE_B
 
 
 class Trainee:
@@ -64,28 +68,15 @@ class Trainee:
     def __init__(self, state: State, place: Place, adam: Adam | None) -> None:
         self._place = place
         self._adam = adam
-        model = build(state.assets, state.weights)
-        if state.adapter is not None:
-            layout = place.groups.grid.layout
-            if layout.split not in ("", "d"):
-                raise BadConfiguration(f"{layout}: an adapter trains with data parallelism alone, d{layout.world}")
-            attach(model, state.adapter)
-        torch.nn.Module.to(model, place.device)
-        if adam is None:
-            model.requires_grad_(False)
-            model.train(False)
-        self._context = context_of(place.groups, place.clock)
-        if self._context is not None:
-            spread(model, self._context.size, place.groups.size(TP))
-        self._held = [Held(plain(name), tuple(p.shape)) for name, p in model.named_parameters() if p.requires_grad]
-        place.compute.prepare(model)
-        self._copies = place.compute.bf16 and FS not in place.groups.meshes
-        masters = [p.data for p in model.parameters() if p.requires_grad] if self._copies else None
-        if FS in place.groups.meshes:
-            self._shard(model)
-        else:
-            place.compute.narrow(model)
-        self.model = model
+        groups, clock = place.groups, place.clock
+        context, pipe = context_of(groups, clock), pipe_of(groups, place.schedule, clock)
+        self._by_stage: dict[int, list[Held]] = {}
+        self._copies = place.compute.bf16 and FS not in groups.meshes
+        masters: list[torch.Tensor] = []
+        chunks = [self._build(state, stage, masters) for stage in (pipe.mine if pipe else [WHOLE])]
+        self._held = [held for stage in self._by_stage.values() for held in stage]
+        unit = groups.size(CP) * groups.size(TP)
+        self.passes = Passes(chunks, context, pipe, unit, place.device, place.compute, clock)
         self.steps = state.step
         self._assets, self._seed = state.assets, state.seed
         self._adapter = state.adapter
@@ -95,7 +86,40 @@ class Trainee:
         if adam is not None:
             self._optimizer = self._optimize(adam, state, masters)
 
-    def _optimize(self, adam: Adam, state: State, masters: Sequence[torch.Tensor] | None) -> torch.optim.AdamW:
+    def _build(self, state: State, stage: Stage, masters: list[torch.Tensor]) -> PreTrainedModel:
+        place = self._place
+        model = build(state.assets, state.weights, stage)
+        if state.adapter is not None:
+            layout = place.groups.grid.layout
+            if layout.split not in ("", "d"):
+                raise BadConfiguration(f"{layout}: an adapter trains with data parallelism alone, d{layout.world}")
+            attach(model, state.adapter)
+        torch.nn.Module.to(model, place.device)
+        if self._adam is None:
+            model.requires_grad_(False)
+            model.train(False)
+        if place.groups.size(CP) > 1:
+            spread(model, place.groups.size(CP), place.groups.size(TP))
+        held = [Held(plain(name), tuple(p.shape)) for name, p in model.named_parameters() if p.requires_grad]
+        if stage.count > 1:
+            at = place.groups.index(PP)
+            held = [replace(one, name=name_of(model, one.name), stage=at) for one in held]
+        self._by_stage[stage.index] = held
+        place.compute.prepare(model)
+        if FS in place.groups.meshes:
+            self._shard(model)
+        else:
+            if self._copies:
+                masters += [p.data for p in model.parameters() if p.requires_grad]
+            place.compute.narrow(model)
+        return model
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The whole model, or this rank's first stage of it."""
+        return self.passes.chunks[0]
+
+    def _optimize(self, adam: Adam, state: State, masters: Sequence[torch.Tensor]) -> torch.optim.AdamW:
         with torch.no_grad():
             tensors = masters or [p.to_local() if isinstance(p, DTensor) else p.data for p in self._learning()]
             self._shards = [torch.nn.Parameter(tensor) for tensor in tensors]
@@ -116,7 +140,7 @@ class Trainee:
 
     def _learning(self) -> list[torch.nn.Parameter]:
         """The parameters that learn: all of them, or an adapter's."""
-        return [p for p in self.model.parameters() if p.requires_grad]
+        return [p for model in self.passes.chunks for p in model.parameters() if p.requires_grad]
 
     def _shard(self, model: PreTrainedModel) -> None:
         mesh = self._place.groups.meshes[FS]
@@ -134,14 +158,6 @@ class Trainee:
 
     # ---- the step
 
-    def passes(self, micro: Packed, teacher: Trainee | None = None) -> Run:
-        """A forward pass of `micro` on this model."""
-        batch, beside = micro.to(self._place.device), teacher.model if teacher else None
-        logits = self._place.compute.logits
-        if self._context is not None:
-            return context_pass(self.model, batch, self._context, beside, logits)
-        return ForwardPass(self.model, batch, beside, logits=logits)
-
     def step(
         self,
         micros: Sequence[Packed],
@@ -157,21 +173,20 @@ class Trainee:
         self._reseed()
         totals = dict.fromkeys(algorithm.measures, 0.0)
         clock, loss = self._place.clock, 0.0
-        for index, micro in enumerate(micros):
-            if isinstance(self.model, FSDPModule):
-                self.model.set_requires_gradient_sync(index == len(micros) - 1)
-            with clock.phase("forward"):
-                summed, sums = algorithm.evaluate(self.passes(micro, teacher))
-            with clock.phase("backward"):
-                (summed / denominator).backward()
-                self._widen_gradients()
+
+        def evaluate(run: Run) -> torch.Tensor:
+            nonlocal loss
+            summed, sums = algorithm.evaluate(run)
             loss += float(summed.detach())
             for name in totals:
                 totals[name] += float(sums[name])
+            return summed / denominator
+
+        self.passes.learn(micros, evaluate, teacher.passes if teacher else None, self._widen_gradients)
         with clock.phase("optimizer"):
             squared = self._collect_gradients()
         told = [loss, *totals.values()]
-        if not self._place.groups.grid.leads(self._place.groups.rank):
+        if not self._place.groups.grid.tells(self._place.groups.rank):
             told = [0.0] * len(told)
         squared, loss, *measured = total([squared, *told])
         norm = math.sqrt(squared) if squared >= 0 else math.nan
@@ -248,8 +263,9 @@ class Trainee:
                 slots[slot] = [self._optimizer.state[shard][slot] for shard in self._shards]
         gathered = {}
         with self._place.clock.phase(COLLECTIVES):
+            whole = self._everywhere()
             for slot, shards in slots.items():
-                gathered[slot] = self._gather_tensors(shards)
+                gathered[slot] = self._gather_tensors(whole, shards)
         if self._place.groups.rank != 0:
             return None
         weights = gathered.pop("")
@@ -258,14 +274,23 @@ class Trainee:
             return State(self._base, self._assets, gathered, self.steps, self._seed, adapter=adapter)
         return State(weights, self._assets, gathered, self.steps, self._seed)
 
-    def _gather_tensors(self, shards: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+    def _everywhere(self) -> list[Held]:
+        """The parameters of the whole model, those of other stages too, in the same order on every rank."""
+        if PP not in self._place.groups.by_axis:
+            return self._held
+        ranks: list[dict[int, list[Held]]] = [{} for _ in range(self._place.groups.size(PP))]
+        dist.all_gather_object(ranks, self._by_stage, group=self._place.groups.by_axis[PP])
+        stages = {index: held for rank in ranks for index, held in rank.items()}
+        return [held for index in sorted(stages) for held in stages[index]]
+
+    def _gather_tensors(self, whole: Sequence[Held], shards: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
         """Full tensors by name on rank 0, on the CPU; empty elsewhere. One collective a bucket."""
         grid, me = self._place.groups.grid, self._place.groups.rank
         if grid.world == 1:
             return {held.name: shard.to("cpu", copy=True) for held, shard in zip(self._held, shards, strict=True)}
         mine = {held.name: shard for held, shard in zip(self._held, shards, strict=True)}
         full: dict[str, torch.Tensor] = {}
-        for bucket in _buckets(self._held):
+        for bucket in _buckets(whole):
             owned = [[held for held in bucket if held.owned_by(grid, rank)] for rank in range(grid.world)]
             sizes = [sum(held.numel(grid, rank) for held in owned[rank]) for rank in range(grid.world)]
             sent = torch.zeros(max(sizes), device=self._place.device)

@@ -117,9 +117,9 @@ def test_a_teacher_is_compared_with_in_pieces(direction: Any) -> None:
     state, teacher = small_state(), small_state(seed=6, vocab_size=2048, hidden_size=16)
     student = small_state(vocab_size=2048, hidden_size=16)
     batch = pack(random_samples(0, groups=8))
-    models = [build(s.assets, s.weights) for s in (student, teacher)]
+    models = build(student.assets, student.weights), build(teacher.assets, teacher.weights)
     with Largest() as seen:
-        token_comparison(models[0], models[1], batch, 1.0, lambda ours, theirs: (ours - theirs).sum(-1), 20 * 2048)
+        token_comparison(models, ({}, {}), batch, 1.0, lambda ours, theirs: (ours - theirs).sum(-1), 20 * 2048)
     assert seen.elements == 20 * 2048
     assert state.step == 0
 

@@ -14,17 +14,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers import AttentionInterface, AttentionMaskInterface, PretrainedConfig, PreTrainedModel
 from transformers.masking_utils import sdpa_mask
 
 from trainers.backends.comms import COLLECTIVES
 from trainers.backends.forward import Compared, ForwardPass
-from trainers.backends.head import LOGITS
 from trainers.backends.parallel.grid import CP, Groups
 from trainers.backends.parallel.slices import Slice, spans, take
 from trainers.batches.attention import packed_attention
@@ -62,8 +61,9 @@ def spread(model: PreTrainedModel, size: int, tensor: int = 1) -> None:
             "rank attends for its share of the heads; choose a c that divides them"
         )
     for module in model.modules():
-        if isinstance(module, PreTrainedModel):
-            module.config._attn_implementation = NAME
+        config = getattr(module, "config", None)  # a pipeline stage has another one than its attention layers
+        if isinstance(config, PretrainedConfig):
+            config._attn_implementation = NAME
 
 
 class _Exchange(torch.autograd.Function):
@@ -176,6 +176,10 @@ class ContextPass:
         gaps, entropy = self.inner.compared(temperature, of)
         return self._labels(gaps), self._labels(entropy)
 
+    def hidden(self) -> torch.Tensor:
+        """What a pipeline stage before the last passes on of this rank's slice."""
+        return self.inner.hidden()
+
     def values(self) -> torch.Tensor:
         """As `ForwardPass.values` of the whole micro-batch."""
         each = self.slice.batch.tokens.shape[1]
@@ -185,17 +189,11 @@ class ContextPass:
         return join(mine, self.slice.labels, self.context)[self.slice.order]
 
 
-def context_pass(
-    model: torch.nn.Module,
-    batch: Packed,
-    context: Context,
-    teacher: torch.nn.Module | None = None,
-    logits: int = LOGITS,
-) -> ContextPass:
-    """A forward pass of `batch`, already on the device, over the ranks of `context`."""
-    mine = take(batch, context.rank, context.size)
-    inner = ForwardPass(model, mine.batch, teacher, {"context": context}, logits)
-    return ContextPass(batch, mine, inner, context)
+def context_pass(whole: ForwardPass, context: Context) -> ContextPass:
+    """`whole`, a pass of a micro-batch on the device, over the ranks of `context`."""
+    mine = take(whole.batch, context.rank, context.size)
+    inner = replace(whole, batch=mine.batch, extra={**whole.extra, "context": context})
+    return ContextPass(whole.batch, mine, inner, context)
 
 
 AttentionInterface.register(NAME, context_attention)

@@ -72,6 +72,10 @@ class Grid:
         """Whether `rank` speaks for its cell: what a whole cell knows is counted once."""
         return all(self.index(axis, rank) == 0 for axis in (PP, CP, TP))
 
+    def tells(self, rank: int) -> bool:
+        """Whether `rank` reports its cell's losses, which the last stage alone knows."""
+        return self.index(PP, rank) == self.size(PP) - 1 and all(self.index(axis, rank) == 0 for axis in (CP, TP))
+
 
 @dataclass(frozen=True, slots=True)
 class Groups:

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from trainers.backends.comms import COLLECTIVES
+from trainers.backends.parallel.grid import PP, Groups
 from trainers.backends.parallel.schedules import actions, chunks_of, forwards
 from trainers.backends.parallel.stages import Stage
 from trainers.clock import Clock
@@ -41,10 +42,26 @@ class Pipe:
         """The stage of this rank's chunk."""
         return Stage(chunk * self.size + self.rank, self.stages)
 
+    def missing(self, micros: int) -> int:
+        """Idle micro-batches that fill `micros` up to what the schedule takes."""
+        return -micros % self.size if chunks_of(self.schedule) > 1 else 0
+
+    @property
+    def mine(self) -> list[Stage]:
+        """The stages of this rank, by chunk."""
+        return [self.stage(chunk) for chunk in range(chunks_of(self.schedule))]
+
     @property
     def last(self) -> bool:
         """Whether this rank has the last stage."""
         return self.rank == self.size - 1
+
+
+def pipe_of(groups: Groups, schedule: str, clock: Clock) -> Pipe | None:
+    """The pipeline of this rank, if there is one."""
+    if PP not in groups.by_axis:
+        return None
+    return Pipe(groups.by_axis[PP], groups.index(PP), groups.size(PP), schedule, clock)
 
 
 class _Post:
@@ -79,20 +96,23 @@ class _Post:
         self._sent.clear()
 
 
-def relay(pipe: Pipe, shapes: Sequence[tuple[int, ...]], like: torch.Tensor, forward: Forward) -> None:
-    """Passes micro-batches through all stages without gradients; `forward` keeps what the last stage makes of each.
-    shapes: of the hidden states of each micro-batch; like: a tensor of their dtype and device."""
-    post = _Post(pipe)
+def relay(pipe: Pipe, shapes: Sequence[tuple[int, ...]], like: torch.Tensor, forward: Forward) -> list[torch.Tensor]:
+    """Passes micro-batches through all stages before the last, without gradients; what that one is given of each, where
+    it is, and nothing elsewhere. shapes: of the hidden states of each micro-batch; like: a tensor of their dtype and
+    device."""
+    post, given = _Post(pipe), []
     with torch.no_grad():
-        for _, chunk, micro in forwards(pipe.size, chunks_of(pipe.schedule), len(shapes)):
+        for _, chunk, micro in forwards(chunks_of(pipe.schedule), len(shapes)):
             stage = pipe.stage(chunk)
             hidden = None
             if not stage.first:
                 hidden = post.receive(like.new_empty(shapes[micro]), stage.index, stage.index - 1, False, micro)
-            out = forward(chunk, micro, hidden)
             if not stage.last:
-                post.send(out, stage.index + 1, False, micro)
+                post.send(forward(chunk, micro, hidden), stage.index + 1, False, micro)
+            elif hidden is not None:
+                given.append(hidden)
     post.finish()
+    return given
 
 
 def run(
@@ -101,9 +121,10 @@ def run(
     like: torch.Tensor,
     forward: Forward,
     before_backward: Callable[[int, int], None],
+    after_backward: Callable[[], None],
 ) -> None:
     """Passes micro-batches through all stages and their gradients back, which add up in the parameters.
-    before_backward(chunk, micro): called ahead of each backward pass."""
+    before_backward(chunk, micro), after_backward(): called around each backward pass."""
     post = _Post(pipe)
     held: dict[tuple[int, int], tuple[torch.Tensor | None, torch.Tensor]] = {}
     for backward, chunk, micro in actions(pipe.schedule, pipe.size, pipe.rank, len(shapes)):
@@ -126,6 +147,7 @@ def run(
             if not stage.last:
                 gradient = post.receive(torch.empty_like(out), stage.index, stage.index + 1, True, micro)
             torch.autograd.backward(out, gradient)
+            after_backward()
         if hidden is not None and hidden.grad is not None:
             post.send(hidden.grad, stage.index - 1, True, micro)
     post.finish()
@@ -137,10 +159,10 @@ def fed(hidden: torch.Tensor | None) -> dict[str, torch.Tensor]:
 
 
 def tell(
-    pipe: Pipe, rows: Sequence[torch.Tensor] | None, sizes: Sequence[int], like: torch.Tensor
+    pipe: Pipe, rows: Sequence[torch.Tensor] | None, sizes: Sequence[int], device: torch.device
 ) -> list[torch.Tensor]:
-    """Float rows of `sizes` that the last rank has, on all of them."""
-    flat = torch.cat(list(rows)) if rows is not None else like.new_empty(sum(sizes))
+    """Rows float32 of `sizes` that the last rank has, on all of them."""
+    flat = torch.cat(list(rows)) if rows is not None else torch.empty(sum(sizes), device=device)
     with pipe.clock.phase(COLLECTIVES):
         dist.broadcast(flat, group=pipe.group, group_src=pipe.size - 1)
     return list(flat.split(list(sizes)))

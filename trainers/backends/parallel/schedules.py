@@ -49,7 +49,7 @@ def actions(schedule: str, ranks: int, rank: int, micros: int) -> list[Action]:
     return order + backwards[total - ahead :]
 
 
-def forwards(ranks: int, chunks: int, micros: int) -> list[Action]:
+def forwards(chunks: int, micros: int) -> list[Action]:
     """What every rank does to pass `micros` micro-batches through without a way back."""
     return [Action(False, chunk, micro) for chunk in range(chunks) for micro in range(micros)]
 

@@ -2,7 +2,7 @@
 
 Stage 0 has the embedding, the last one the final norm and the head, each some consecutive layers. A stage is still a
 model of its class: it is called with `inputs_embeds` instead of tokens (not the first) and its logits are hidden states
-(not the last), so whatever its class does between layers stays as it is. Its layers are numbered from 0; `name`
+(not the last), so whatever its class does between layers stays as it is. Its layers are numbered from 0; `name_of`
 gives the names of the whole model.
 
 Invariant: each parameter of the whole model is in exactly one stage.
@@ -47,12 +47,10 @@ class Stage:
         start = self.index * each + min(self.index, more)
         return range(start, start + each + (self.index < more))
 
-    def name(self, own: str, total: int) -> str:
-        """What a parameter that the stage calls `own` is called in a whole model of `total` layers."""
-        match = _LAYER.fullmatch(own)
-        if match is None:
-            return own
-        return f"{match[1]}{int(match[2]) + self.layers(total).start}{match[3]}"
+
+WHOLE = Stage()
+_FIRST = "first_layer"
+"""attribute of a stage: the number of its layer 0 in the whole model"""
 
 
 def stage_of(name: str, total: int, count: int) -> int:
@@ -64,16 +62,17 @@ def stage_of(name: str, total: int, count: int) -> int:
     return 0 if ".embed_tokens." in name else count - 1
 
 
-def layers_of(model: PreTrainedModel) -> int:
-    """Layers of a whole model."""
-    return int(model.config.num_hidden_layers)
+def name_of(model: PreTrainedModel, own: str) -> str:
+    """What a parameter that a stage, or a whole model, calls `own` is called in the whole model."""
+    match, first = _LAYER.fullmatch(own), getattr(model, _FIRST, 0)
+    return own if match is None else f"{match[1]}{int(match[2]) + first}{match[3]}"
 
 
 def cut(model: PreTrainedModel, stage: Stage) -> None:
     """Leaves of a whole model what `stage` has, in place. BadConfiguration, with the reason, where it cannot be cut."""
     if stage.count == 1:
         return
-    total = layers_of(model)
+    total = int(model.config.num_hidden_layers)
     if total < stage.count:
         raise BadConfiguration(f"{total} layers make no {stage.count} pipeline stages; each needs one")
     if model.config.tie_word_embeddings:
@@ -89,6 +88,7 @@ def cut(model: PreTrainedModel, stage: Stage) -> None:
         config.layer_types = [config.layer_types[index] for index in mine]
     base.layers = base.layers[mine.start : mine.stop]
     model.config = base.config = config
+    setattr(model, _FIRST, mine.start)
     if not stage.first:
         base.embed_tokens = torch.nn.Identity()
     if not stage.last:

@@ -68,7 +68,7 @@ def test_every_pass_is_made_once_and_nobody_blocks(schedule: str, ranks: int, mi
 
 @given(st.integers(1, 4), st.integers(1, 3), st.integers(1, 5))
 def test_passing_forward_alone_does_not_block(ranks: int, chunks: int, micros: int) -> None:
-    play([forwards(ranks, chunks, micros) for _ in range(ranks)], chunks)
+    play([forwards(chunks, micros) for _ in range(ranks)], chunks)
 
 
 def test_what_makes_no_schedule_is_refused() -> None:

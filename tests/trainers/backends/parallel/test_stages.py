@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from tests.support.samples import random_samples, small_state
 from trainers.backends.models import build
-from trainers.backends.parallel.stages import Stage, cut, stage_of
+from trainers.backends.parallel.stages import Stage, name_of, stage_of
 from trainers.batches.packing import Packed, pack
 from trainers.errors import BadConfiguration
 from trainers.state import State
@@ -26,9 +26,7 @@ def test_layers_are_shared_out_in_order(total: int, count: int) -> None:
 def stages(state: State, count: int) -> list[PreTrainedModel]:
     made = []
     for index in range(count):
-        model = build(state.assets, state.weights)
-        cut(model, Stage(index, count))
-        made.append(model)
+        made.append(build(state.assets, state.weights, Stage(index, count)))
     return made
 
 
@@ -63,7 +61,7 @@ def test_stages_in_a_chain_are_the_model(kind: str, more: dict[str, object], cou
     found = {}
     for index, part in enumerate(parts):
         for own, parameter in part.named_parameters():
-            name = Stage(index, count).name(own, 5)
+            name = name_of(part, own)
             assert name not in found
             assert stage_of(name, 5, count) == index
             found[name] = parameter
