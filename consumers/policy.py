@@ -124,6 +124,7 @@ def _event(settings: Settings, written: Checkpoint, tokenizer_hash: str, full_by
         "delta_hash": None,
         "delta_bytes": None,
         "full_bytes": full_bytes,
+        "broadcast": None,
     }
 
 

@@ -165,6 +165,11 @@ class Engine(Section):
     kv_cache_mb: Positive = Field(
         default=256, description="memory for the key-value cache of the local engine on a CPU"
     )
+    weights: Literal["directory", "broadcast"] = Field(
+        default="directory",
+        description="how versions reach it: directory, a disk that both see; broadcast, from the learner over a group "
+        "of processes, and from the directory where that fails",
+    )
     cache: str = Field(
         default="",
         description="directory that engine and reloader see, for versions composed of changes; empty: under home for a "

@@ -903,6 +903,8 @@ class WeightVersion(TypedDict):
     """its size"""
     full_bytes: int | None
     """size of the directory's weight files"""
+    broadcast: str | None
+    """where the learner that made it sends it to engines, for as long as it lives"""
 
 
 class WorkerStatus(TypedDict):

@@ -10,7 +10,7 @@ from hypothesis import settings
 
 from infra.services.broker import Broker
 from infra.services.net import LOCALHOST, free_ports
-from infra.services.vllm import Vllm
+from infra.services.vllm import RECEIVE, Vllm
 
 # Models are tiny here: threads of one operation would only wait for each other. Before anything loads torch.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -38,6 +38,8 @@ def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Vllm]:
     home = tmp_path_factory.mktemp("vllm")
     url = f"http://{LOCALHOST}:{free_ports(1)[0]}"
     model = write_model(home / "model", seed=0)
-    with Vllm(home, url, str(model), "tiny", max_model_len=512, max_num_seqs=32, kv_cache_mb=64) as running:
-        running.start()
+    with Vllm(
+        home, url, str(model), "tiny", max_model_len=512, max_num_seqs=32, kv_cache_mb=64, args=RECEIVE
+    ) as running:
+        running.start(600)
         yield running

@@ -14,6 +14,7 @@ from consumers.learner.identity import identify
 from consumers.learner.membership import Membership
 from consumers.learner.parts import Parts
 from consumers.learner.rendezvous import daemon
+from consumers.learner.sender import Sender
 from consumers.places import PlaceReader
 from infra import config
 from infra.bus.base import Bus
@@ -73,6 +74,7 @@ def build(
         at=at or _nobody,
         said=said or _nobody,
         holds=_nobody,
+        sender=Sender(host, settings.learner.collective_timeout_s) if settings.engine.weights == "broadcast" else None,
     )
 
 

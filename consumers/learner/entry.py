@@ -22,13 +22,14 @@ AGES = 8
 @dataclass(frozen=True, slots=True)
 class Written:
     """A durable weight directory. files: name -> sha256 hex; full: bytes of its weight files; delta: what changed since
-    the parent, where that is sent."""
+    the parent, where that is sent; broadcast: where engines ask for it, where it is sent to them."""
 
     uri: str
     digest: str
     files: Mapping[str, str]
     full: int
     delta: WrittenDelta | None = None
+    broadcast: str | None = None
 
 
 def weight_event(head: Head, batch: Batch, written: Written, time: int) -> WeightVersion:
@@ -52,6 +53,7 @@ def weight_event(head: Head, batch: Batch, written: Written, time: int) -> Weigh
         "delta_hash": written.delta.digest if written.delta else None,
         "delta_bytes": written.delta.size if written.delta else None,
         "full_bytes": written.full,
+        "broadcast": written.broadcast,
     }
 
 

@@ -11,6 +11,7 @@ from torch.distributed.distributed_c10d import Store
 from consumers.learner.identity import Identity
 from consumers.learner.log import Log
 from consumers.learner.membership import Membership
+from consumers.learner.sender import Sender
 from consumers.places import PlaceReader
 from infra.bus.base import Bus
 from infra.config import Settings
@@ -24,7 +25,8 @@ class Parts:
     """group: of the policy's learners; url: where this one's store listens; topics: full names by last word; root: the
     directory of versions; timeout_s: longest wait of a collective; stopping: whether this process was asked to stop;
     note: hears what an operator should know; at: hears where the state machine is; said: hears each entry that this
-    process committed; holds: hears each version whose weights it has; log: kept once this process has led."""
+    process committed; holds: hears each version whose weights it has; log: kept once this process has led;
+    sender: sends versions to engines, where they take broadcasts."""
 
     settings: Settings
     bus: Bus
@@ -46,6 +48,7 @@ class Parts:
     said: Callable[[LedgerEntry], None]
     holds: Callable[[int], None]
     log: Log | None = None
+    sender: Sender | None = None
 
     @property
     def backend(self) -> Backend:

@@ -96,7 +96,8 @@ class Leader:
             self._collect()
 
     def _written(self, saved: Checkpoint, report: Report) -> Written:
-        """The directory, and what changed since its parent, where this version is not an anchor."""
+        """The directory, and the other ways that lead to it: what changed since its parent, where this version is not
+        an anchor, and a broadcast, where engines take them."""
         p, full = self._parts, delta_files.full_size(saved.path)
         delta, every = None, p.settings.learner.anchor_every
         if (self.head.version + 1) % every:
@@ -106,7 +107,11 @@ class Leader:
                 p.note(f"version {self.head.version + 1} is announced whole: {error}")
         if every > 1:
             report.metrics.update(full_bytes=float(full), sent_bytes=float(delta.size if delta else full))
-        return Written(str(saved.path), saved.digest, saved.files, full, delta)
+        offered = None
+        if p.sender is not None and checkpoint.WEIGHTS in saved.files:  # an adapter alone is read from its directory
+            p.sender.hold(self.head.version + 1, saved.digest, saved.path / checkpoint.WEIGHTS)
+            offered = p.sender.url  # before the event: who reads that asks at once
+        return Written(str(saved.path), saved.digest, saved.files, full, delta, offered)
 
     def _fence(self) -> Head:
         p = self._parts

@@ -80,6 +80,8 @@ def _serve(settings: Settings, bus: Bus, stop: _Stop, at: Callable[[str], None] 
     finally:
         watchdog.close()
         tracking.close()
+        if parts.sender is not None:
+            parts.sender.close()
         heartbeat.close(error)
 
 

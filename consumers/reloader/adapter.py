@@ -48,7 +48,7 @@ def carries(state: EngineState, base: Base) -> bool:
 async def lay(control: EngineControl, base: Base) -> None:
     """Replace the weights of an engine by a base, under its label. Adapters on other weights go first."""
     await clear(control)
-    await swap(control, base.folder, base.label, _nobody)
+    await swap(control, lambda: control.load(base.folder), base.label, _nobody)
 
 
 async def clear(control: EngineControl) -> None:

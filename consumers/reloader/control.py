@@ -27,6 +27,18 @@ class EngineState:
     base: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Broadcast:
+    """A group that waits for an engine: its store's address, how many ranks the engine has in it (the sender is rank 0,
+    they follow), the first bytes of the weight file and the sha256 hex of all of it."""
+
+    host: str
+    port: int
+    ranks: int
+    header: bytes
+    digest: str
+
+
 class EngineControl(ABC):
     """The control side of one engine. Every method may raise EngineUnavailable (it does not answer) and EngineTimeout,
     the changing ones also EngineRejected (4xx) and EngineError (it tried and failed)."""
@@ -64,6 +76,15 @@ class EngineControl(ABC):
     async def unload_adapter(self, name: str) -> None:
         """Take no more requests for `name`; those under way end with it."""
         raise EngineRejected(f"{self.url} has no adapter {name}", 404)
+
+    async def ranks(self) -> int:
+        """How many workers receive a broadcast. Raises EngineRejected when the engine takes none."""
+        raise EngineRejected(f"{self.url} takes no broadcasts", 404)
+
+    async def receive(self, offer: Broadcast) -> None:
+        """Replace the weights by those that a sender broadcasts, their sha256 checked before anything is changed.
+        After an EngineError the weights are undefined, as after that of `load`."""
+        raise EngineRejected(f"{self.url} takes no broadcasts", 404)
 
     @abstractmethod
     async def set_version(self, label: str) -> None:

@@ -8,8 +8,10 @@ from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from consumers.reloader.broadcast import FromLearner
 from consumers.reloader.restart import end_engine
 from consumers.reloader.shell import Reloader
+from consumers.reloader.transport import Directory, WeightTransport
 from consumers.reloader.vllm import VllmControl
 from infra.bus.connect import connect
 from infra.config import Settings
@@ -23,6 +25,12 @@ def run(settings: Settings, *, url: str | None = None) -> None:
 def worker_name(url: str) -> str:
     """The stable name of the engine at `url`."""
     return f"engine-{urlsplit(url).netloc}"
+
+
+def transport_of(settings: Settings, url: str) -> WeightTransport:
+    """How versions reach the engine at `url`."""
+    directory = Directory(cache_of(settings, url))
+    return FromLearner(directory) if settings.engine.weights == "broadcast" else directory
 
 
 def cache_of(settings: Settings, url: str) -> Path | None:
@@ -49,7 +57,7 @@ async def _run(settings: Settings, url: str) -> None:
             policy=settings.policy.name,
             worker=worker_name(url),
             restart=partial(end_engine, url) if settings.engine.local else None,
-            cache=cache_of(settings, url),
+            transport=transport_of(settings, url),
             keep=settings.policy.eta + 2,
         )
         await reloader.run(stop)

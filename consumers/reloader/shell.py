@@ -12,15 +12,14 @@ import os
 import socket
 import time
 from collections.abc import Awaitable, Callable, Coroutine
-from pathlib import Path
 from typing import Any, cast
 
 from consumers.reloader import adapter
-from consumers.reloader.compose import KEPT, clear, fetch
 from consumers.reloader.control import EngineControl, EngineState
 from consumers.reloader.core import Condemn, Idle, Machine, Swap
 from consumers.reloader.directory import Signature, check
 from consumers.reloader.swap import freeze, swap
+from consumers.reloader.transport import Directory, WeightTransport
 from infra import faults
 from infra.bus.base import EARLIEST, Bus, Outgoing, Publisher, Tail
 from infra.errors import EngineError, EngineUnavailable, ReloadError, UnreachableError
@@ -47,8 +46,8 @@ class Reloader:
     """Keeps the engine behind `control` on the newest version of `policy`.
 
     `worker` is the engine's stable name; `restart` ends an engine that cannot be trusted any more and returns its pid
-    (None: there is nobody here to do so, and the engine stays paused); `cache`: a directory that the engine sees, for
-    versions composed from deltas (None: every version is read whole); `keep`: adapters that requests may need."""
+    (None: there is nobody here to do so, and the engine stays paused); `transport`: how weights reach the engine (None:
+    from their own directories); `keep`: adapters that requests may need."""
 
     def __init__(
         self,
@@ -59,7 +58,7 @@ class Reloader:
         policy: str,
         worker: str,
         restart: Restart | None = None,
-        cache: Path | None = None,
+        transport: WeightTransport | None = None,
         keep: int = 4,
     ) -> None:
         self._bus = bus
@@ -68,7 +67,7 @@ class Reloader:
         self._workers = full_name(namespace, "workers")
         self._worker = worker
         self._restart = restart
-        self._cache = cache
+        self._transport = transport or Directory()
         self._keep = keep
         self._adapters: Signature | None = None
         self._publisher: Publisher = bus.publisher()
@@ -137,9 +136,7 @@ class Reloader:
             await self._add(event)
             return
         try:
-            folder, found = await asyncio.to_thread(fetch, event, self._machine.events, self._cache, self._reference)
-            if reason := await self._control.refusal(folder):
-                raise ReloadError(reason)
+            ready = await self._transport.prepare(self._control, event, self._machine.events, self._reference)
         except ReloadError as error:
             await self._leave(version, error)
             return
@@ -148,12 +145,11 @@ class Reloader:
         await freeze(self._control)
         await adapter.clear(self._control)
         label = make_label(self._machine.policy, version)
-        if not await self._loads(version, swap(self._control, folder, label, self._acknowledger(version))):
+        if not await self._loads(version, swap(self._control, ready.load, label, self._acknowledger(version))):
             return
         if self._reference is None:
-            self._reference = found
-        if self._cache is not None:
-            await asyncio.to_thread(clear, self._cache, keep=KEPT)
+            self._reference = ready.signature
+        await self._transport.loaded(version)
         log.info("%s: serves version %d after %.0f ms", self._worker, version, (time.monotonic() - began) * 1000)
         await self._say(self._standing())
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 
 from tenacity import AsyncRetrying, retry_if_result, stop_after_attempt, wait_fixed
 
@@ -31,10 +30,15 @@ async def freeze(control: EngineControl) -> None:
     faults.point("reloader.after_freeze")
 
 
-async def swap(control: EngineControl, folder: Path, label: str, acknowledge: Callable[[], Awaitable[None]]) -> None:
-    """Make a frozen engine serve the weights in `folder` as `label`. Whatever is raised leaves it paused, its weights
-    undefined until a load succeeds."""
-    await control.load(folder)
+async def swap(
+    control: EngineControl,
+    load: Callable[[], Awaitable[None]],
+    label: str,
+    acknowledge: Callable[[], Awaitable[None]],
+) -> None:
+    """Make a frozen engine serve the weights that `load` puts into it as `label`. Whatever is raised leaves it paused,
+    its weights undefined until a load succeeds."""
+    await load()
     faults.point("reloader.after_load")
     await _reset(control)
     faults.point("reloader.after_reset")

@@ -8,6 +8,7 @@ failed since."""
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 from collections.abc import Sequence
@@ -17,11 +18,13 @@ from typing import Any
 import httpx
 from tenacity import retry, retry_if_exception_type, stop_after_attempt, wait_exponential
 
-from consumers.reloader.control import EngineControl, EngineState, PauseMode
+from consumers.reloader.control import Broadcast, EngineControl, EngineState, PauseMode
 from infra.errors import EngineError, EngineRejected, EngineTimeout, EngineUnavailable
 from infra.labels import is_base, parse_label
 
 START_TIME = re.compile(r"^process_start_time_seconds(?:\{[^}]*\})? (\S+)", re.MULTILINE)
+JOIN_S = 60.0
+"""how long the ranks of a broadcast wait for each other"""
 IDLE_S = 2.0
 """vLLM closes idle connections after 5 s"""
 
@@ -86,6 +89,22 @@ class VllmControl(EngineControl):
     async def unload_adapter(self, name: str) -> None:
         if name in await self.adapters():
             await self._call("POST", "/v1/unload_lora_adapter", json={"lora_name": name})
+
+    async def ranks(self) -> int:
+        return int((await self._get("/get_world_size"))["world_size"])
+
+    async def receive(self, offer: Broadcast) -> None:
+        group = {"host": offer.host, "port": offer.port, "ranks": offer.ranks, "timeout_s": JOIN_S}
+        announced = {"header": base64.b64encode(offer.header).decode(), "digest": offer.digest}
+        await self._post("/init_weight_transfer_engine", json={"init_info": group})
+        try:
+            await self._post("/start_weight_update")
+        except EngineError:
+            # a reloader that was killed in the middle left an update open
+            await self._post("/finish_weight_update")
+            await self._post("/start_weight_update")
+        await self._post("/update_weights", json={"update_info": announced}, timeout=self._load_timeout_s)
+        await self._post("/finish_weight_update")
 
     async def set_version(self, label: str) -> None:
         await self._post("/update_weight_version", json={"new_version": label})

@@ -15,7 +15,7 @@ from infra.config import Settings
 from infra.errors import TopicError, UnreachableError
 from infra.services.broker import Broker
 from infra.services.process import inherited
-from infra.services.vllm import Vllm
+from infra.services.vllm import RECEIVE, Vllm
 from infra.topics import full_name
 from schemas import codec
 
@@ -56,7 +56,7 @@ def run_engine(settings: Settings) -> None:
         max_model_len=engine.max_model_len,
         max_num_seqs=engine.max_num_seqs,
         kv_cache_mb=engine.kv_cache_mb,
-        args=(*lora_arguments(settings), *engine.args),
+        args=(*(RECEIVE if engine.weights == "broadcast" else ()), *lora_arguments(settings), *engine.args),
         adapters=settings.adapters,
     )
     service.prepare()

@@ -21,6 +21,13 @@ from infra.services.net import socket_dir
 from infra.services.process import Service
 
 Device = Literal["auto", "cpu", "cuda"]
+RECEIVE = (
+    "--worker-extension-cls",
+    "consumers.reloader.vllm_worker.Extension",
+    "--weight-transfer-config",
+    '{"backend":"gloo"}',
+)
+"""arguments of a server that takes broadcasts from the learner"""
 
 
 class Vllm(Service):

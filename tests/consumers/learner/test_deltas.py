@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
+import httpx
 import pytest
+import torch
 
 from consumers import policy
 from consumers.reloader.compose import compose
@@ -15,7 +18,7 @@ from schemas import codec
 from schemas.records import WeightVersion
 from tests.support.feed import feed
 from tests.support.learners import Place, entries
-from trainers import manifest
+from trainers import broadcast, checkpoint, manifest
 
 Make = Callable[..., Place]
 
@@ -101,3 +104,17 @@ def test_a_crash_around_a_delta_leaves_the_same_chain(place: Make, name: str) ->
     cut.learn(2)
     hashes = [[(event["digest"], event["delta_hash"]) for event in events(it).values()] for it in (whole, cut)]
     assert hashes[0] == hashes[1]
+
+
+def test_a_learner_sends_what_it_announces(place: Make) -> None:
+    it = place(**{"engine.weights": "broadcast"})
+    feed(it.bus, it.settings, range(8))
+    it.learn(2)
+    event = events(it)[2]
+    answer = httpx.post(f"{event['broadcast']}/send", json={"version": 2, "digest": event["digest"], "ranks": 1}).json()
+    header, digest = base64.b64decode(answer["header"]), event["files"]["model.safetensors"]
+    found = broadcast.receive(answer["host"], answer["port"], 1, 1, header, digest, timeout_s=60)
+    wanted = checkpoint.read(Path(event["uri"])).weights
+    assert found.keys() == wanted.keys()
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+    assert events(it)[0]["broadcast"] is None

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from consumers.reloader.compose import clear, fetch, folders, name_of
+from consumers.reloader.transport import Directory
 from infra import faults
 from infra.bus.memory import MemoryBus
 from infra.errors import ReloadError
@@ -138,7 +139,7 @@ async def test_killed_while_composing(
             raise Killed(name)
 
     faults.install(hook)
-    options: dict[str, Any] = {"cache": cache}
+    options: dict[str, Any] = {"transport": Directory(cache)}
     for version in (0, 1, 2):
         announce(bus, chain.events[version])
     try:
@@ -157,7 +158,7 @@ async def test_killed_while_composing(
 async def test_an_engine_follows_a_chain(
     bus: MemoryBus, scripted: ScriptedEngine, chain: Chain, cache: Path, start: Start
 ) -> None:
-    options: dict[str, Any] = {"cache": cache}
+    options: dict[str, Any] = {"transport": Directory(cache)}
     async with start(scripted, **options) as reloader:
         for version in range(6):
             announce(bus, chain.events[version])

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from consumers.reloader import shell
+from consumers.reloader import compose
 from consumers.reloader.restart import end_engine
 from consumers.reloader.vllm import VllmControl
 from infra.bus.memory import MemoryBus
@@ -93,7 +93,7 @@ async def test_what_breaks_between_check_and_load_is_survived(
 ) -> None:
     copy = Path(shutil.copytree(folders[2], tmp_path / "copy"))
     event = weight_event(2, copy)
-    check = shell.check
+    check = compose.check
 
     def break_it(version: object, reference: object) -> object:
         found = check(version, reference)
@@ -103,7 +103,7 @@ async def test_what_breaks_between_check_and_load_is_survived(
             (copy / "model.safetensors").write_bytes((copy / "model.safetensors").read_bytes()[:-1000])
         return found
 
-    monkeypatch.setattr(shell, "check", break_it)
+    monkeypatch.setattr(compose, "check", break_it)
     announce(bus, weight_event(1, folders[1]))
     async with start(rig.control) as reloader:
         await until(lambda: reloader.served == 1)
@@ -148,8 +148,8 @@ async def test_a_killed_engine_is_waited_for_and_brought_back(
 async def test_an_engine_that_cannot_be_trusted_is_ended(
     light: LightEngine, bus: MemoryBus, folders: list[Path], start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    check = shell.check
-    monkeypatch.setattr(shell, "check", lambda event, reference: check(event, None))
+    check = compose.check
+    monkeypatch.setattr(compose, "check", lambda event, reference: check(event, None))
     announce(bus, weight_event(0, folders[3]))
     announce(bus, weight_event(1, folders[3]))
     control = VllmControl(light.url)

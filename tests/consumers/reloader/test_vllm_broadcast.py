@@ -1,0 +1,107 @@
+"""Broadcasts into the real vLLM: its workers join a real group, and serve exactly what the learner's end sent."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from consumers.learner.sender import Sender
+from consumers.reloader.broadcast import FromLearner
+from consumers.reloader.transport import Directory
+from consumers.reloader.vllm import VllmControl
+from infra.bus.memory import MemoryBus
+from infra.errors import EngineError
+from infra.services.net import LOCALHOST
+from infra.services.vllm import Vllm
+from producers.engines.base import Sampling
+from producers.engines.vllm import VllmEngine
+from tests.consumers.reloader.conftest import Start
+from tests.support.announced import announce, weight_event
+from tests.support.engines import complete, differences, until
+
+pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.timeout(900)]
+PROMPT = [22, 10, 14, 40]
+EXACT = 1e-5
+
+
+@pytest.fixture
+async def control(vllm: Vllm, folders: list[Path]) -> AsyncIterator[VllmControl]:
+    one = VllmControl(vllm.url)
+    yield one
+    await one.pause("abort")
+    await one.load(folders[0])
+    await one.set_version("default")
+    await one.reset_prefix_cache()
+    await one.resume()
+    await one.close()
+
+
+async def serves(url: str, folder: Path) -> bool:
+    """Whether the log-probabilities are those of the weights in `folder`."""
+    engine = VllmEngine(url)
+    try:
+        (choice,) = await complete(engine, PROMPT, Sampling(20, ignore_eos=True))
+        return max(differences(folder, PROMPT, choice.token_ids, choice.logprobs)) < EXACT
+    finally:
+        await engine.close()
+
+
+@pytest.fixture
+def sender() -> Iterator[Sender]:
+    one = Sender(LOCALHOST, timeout_s=120)
+    yield one
+    one.close()
+
+
+async def test_versions_come_without_a_disk(
+    control: VllmControl, sender: Sender, bus: MemoryBus, folders: list[Path], start: Start, tmp_path: Path
+) -> None:
+    async with start(control, transport=FromLearner(Directory())) as reloader:
+        for version in range(3):
+            gone = Path(shutil.copytree(folders[version], tmp_path / f"v{version}"))
+            event = {**weight_event(version, gone), "broadcast": sender.url}
+            shutil.rmtree(gone)  # only the broadcast can bring it
+            sender.hold(version, event["digest"], folders[version] / "model.safetensors")
+            announce(bus, event)
+            await until(lambda version=version: reloader.served == version, timeout_s=120)
+            assert await serves(control.url, folders[version])
+
+
+async def test_a_transfer_that_fails_leaves_the_weights_and_the_next_one_works(
+    control: VllmControl, sender: Sender, folders: list[Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    await control.pause()
+    await control.load(folders[0])
+    transport = FromLearner(Directory())
+    event = {**weight_event(1, folders[1]), "broadcast": sender.url}
+
+    sender.hold(1, event["digest"], folders[2] / "model.safetensors")  # other bytes than the event's
+    wrong = await transport._ask(control, event)
+    with pytest.raises(EngineError, match="sha256 differs"):
+        await control.receive(wrong)
+    await control.reset_prefix_cache()
+    await control.resume()
+    assert await serves(control.url, folders[0]), "untouched"
+
+    await control.pause()
+    await (await transport.prepare(control, event, {1: event}, None)).load()
+    assert "reading its directory" in caplog.text
+    await control.reset_prefix_cache()
+    await control.resume()
+    assert await serves(control.url, folders[1])
+
+    await control.pause()
+    async with httpx.AsyncClient(base_url=control.url) as client:
+        (await client.post("/start_weight_update")).raise_for_status()  # a reloader was killed here
+    event = {**weight_event(2, folders[2]), "broadcast": sender.url}
+    sender.hold(2, event["digest"], folders[2] / "model.safetensors")
+    caplog.clear()
+    await (await transport.prepare(control, event, {2: event}, None)).load()
+    assert not caplog.records
+    await control.reset_prefix_cache()
+    await control.resume()
+    assert await serves(control.url, folders[2])
