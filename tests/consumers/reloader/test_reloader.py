@@ -154,7 +154,7 @@ async def test_a_restarted_engine_is_loaded_again_and_the_old_incarnation_withdr
 ) -> None:
     announce(bus, weight_event(0, folders[0]))
     async with start(scripted) as reloader:
-        await until(lambda: reloader.served == 0)
+        await until(lambda: reloader.served == 0 and not scripted.paused)
         scripted.dead = True
         await until(lambda: any(s is not None and s["state"] == "stopped" for s in statuses(bus)))
         quiet = len(statuses(bus))
