@@ -277,6 +277,12 @@ class Learner(Section):
     minibatches: Positive = Field(default=2, description="optimizer steps a version")
     critic_lr: Annotated[float, Field(ge=0)] = Field(default=0.0, description="of a critic; 0: as lr")
     tokens_per_pack: Positive = Field(default=8192, description="tokens of one packed row of a forward pass")
+    packing: Literal["sequential", "ffd", "kk"] = Field(
+        default="sequential", description="how packed rows are filled: in order, first fit decreasing, most evenly"
+    )
+    prefix_sharing: bool = Field(
+        default=False, description="compute tokens once that samples of a group begin with alike, its prompt above all"
+    )
     precision: Literal["fp32", "bf16"] = Field(
         default="fp32", description="what layers compute in; weights, moments, gradients and losses are fp32 always"
     )

@@ -19,6 +19,7 @@ import numpy as np
 from trainers.algorithms.base import Algorithm
 from trainers.backends.base import ACTOR, CRITIC, Backend, StepResult
 from trainers.backends.models import with_scalar_head
+from trainers.batches.bins import ALLOCATORS
 from trainers.batches.packing import KEEP, PROXIMAL, VALUES, Floats, Packed, cut, pack
 from trainers.batches.sample import Sample, check
 from trainers.errors import BadConfiguration
@@ -52,7 +53,8 @@ class Report:
 class Trainer:
     """Trains a formed and loaded backend, batch by batch. `budget`: tokens a micro-batch holds at most. `held`: where
     frozen models (reference, teacher) come from, by role. `critic_lr`: of the critic, which shares the warm-up. `lora`:
-    the policy learns an adapter of this kind only."""
+    the policy learns an adapter of this kind only. `packing`: how micro-batches are filled (`bins`). `prefix_sharing`:
+    tokens that samples of a group begin with alike are computed once (`tree`). Neither changes what is learned."""
 
     def __init__(
         self,
@@ -64,9 +66,17 @@ class Trainer:
         held: Mapping[str, Callable[[], State]] | None = None,
         critic_lr: float | None = None,
         lora: Lora | None = None,
+        packing: str = "sequential",
+        prefix_sharing: bool = False,
     ) -> None:
         if budget < 1:
             raise BadConfiguration(f"a budget of {budget} tokens holds no sample")
+        if packing not in ALLOCATORS:
+            raise BadConfiguration(f"no packing {packing!r}: choose one of {', '.join(ALLOCATORS)}")
+        if prefix_sharing and not backend.shares_prefixes:
+            raise BadConfiguration(
+                f"{type(backend).__name__} computes whole samples alone: leave prefix_sharing out, or train with torch"
+            )
         self.held = dict(held or {})
         for role in algorithm.holds:
             if role not in self.held:
@@ -78,6 +88,8 @@ class Trainer:
         self.schedule = schedule
         self.budget = budget
         self.lora = lora
+        self.packing = packing
+        self.prefix_sharing = prefix_sharing
         self.critic_schedule = schedule if critic_lr is None else replace(schedule, lr=critic_lr)
 
     def load(self, state: State) -> None:
@@ -152,17 +164,28 @@ class Trainer:
         by_seq: dict[int, list[Sample]] = {}
         for sample in samples:
             by_seq.setdefault(sample.seq, []).append(sample)
-        cuts = [
-            cut([sample for seq in seqs for sample in by_seq.get(seq, [])], self.budget, whole=self.algorithm.whole)
-            for seqs in minibatches
-        ]
-        counts = self.backend.max([len(micros) for micros in cuts])
+        parts = [[sample for seq in seqs for sample in by_seq.get(seq, [])] for seqs in minibatches]
+        cuts = [self._cut(part) for part in parts]
+        counts = [int(count) for count in self.backend.max([len(micros) for micros in cuts])]
         packed = []
-        for index, (micros, count) in enumerate(zip(cuts, counts, strict=True)):
-            padding: list[list[Sample]] = [[]] * (int(count) - len(micros))
+        for index, (part, micros, count) in enumerate(zip(parts, cuts, counts, strict=True)):
+            if self.packing != "sequential" and len(micros) < count:
+                micros = self._cut(part, count)  # as many as the others have, instead of idle ones
+            padding: list[list[Sample]] = [[]] * (count - len(micros))
             theta = version + index / len(minibatches)
-            packed.append([replace(pack(micro), v_prox=version, v_theta=theta) for micro in [*micros, *padding]])
+            made = [pack(micro, share=self.prefix_sharing) for micro in [*micros, *padding]]
+            packed.append([replace(micro, v_prox=version, v_theta=theta) for micro in made])
         return packed
+
+    def _cut(self, samples: Sequence[Sample], least: int = 1) -> list[list[Sample]]:
+        return cut(
+            samples,
+            self.budget,
+            whole=self.algorithm.whole,
+            packing=self.packing,
+            least=least,
+            share=self.prefix_sharing,
+        )
 
     def _scores(self, samples: Sequence[Sample], packed: list[list[Packed]]) -> dict[str, dict[Sample, Floats]]:
         """What the algorithm needs to know of each token before the batch is weighed."""
@@ -197,6 +220,7 @@ class Trainer:
             "rewards": len(known),
             "reward": math.fsum(known),
             "unrewarded": len(rewards) - len(known),
+            "plain": sum(member.length for micro in micros for member in micro.members),
         }
         mine = [0.0] * (3 * self.backend.data_world)
         first = 3 * self.backend.data_rank
@@ -223,6 +247,8 @@ class Trainer:
             "lr": self.schedule.at(max(0, self.backend.steps - 1)),
             **_means(self.algorithm, applied),
         }
+        if self.prefix_sharing:
+            metrics["tree_token_ratio"] = _ratio(metrics["tokens_computed"], total["plain"])
         unchanged = None
         if not results:
             unchanged = "nothing trainable in the batch"

@@ -98,6 +98,8 @@ def build_trainer(settings: Settings) -> Trainer:
             budget=learner.tokens_per_pack,
             held={role: partial(checkpoint.adopt, Path(path)) for role, path in models.items()},
             critic_lr=learner.critic_lr or None,
+            packing=learner.packing,
+            prefix_sharing=learner.prefix_sharing,
             lora=_lora(learner.lora) if learner.lora.rank else None,
         )
     except BadConfiguration as error:

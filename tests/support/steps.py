@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -47,10 +47,11 @@ def train(
     algorithm: Algorithm,
     batches: Sequence[Sequence[Sample]],
     budget: int = 10**6,
+    filling: Mapping[str, Any] | None = None,
 ) -> tuple[list[Report], State | None]:
-    """Form, load, train each batch, gather, tear down."""
+    """Form, load, train each batch, gather, tear down. filling: how the trainer fills micro-batches."""
     backend.form(rank, world, store, 120.0)
-    trainer = Trainer(backend, algorithm, Schedule(1e-3), budget=budget, held=HELD)
+    trainer = Trainer(backend, algorithm, Schedule(1e-3), budget=budget, held=HELD, **(filling or {}))
     trainer.load(state)
     reports = [train_share(trainer, batch, rank, world, version) for version, batch in enumerate(batches)]
     gathered = backend.gather()
@@ -68,10 +69,11 @@ def train_with(
     state: State,
     algorithm: Algorithm,
     batches: Sequence[Sequence[Sample]],
+    filling: Mapping[str, Any] | None = None,
 ) -> tuple[list[Report], State | None]:
     """The same in small micro-batches on a backend that computes otherwise; the process's own stays idle."""
     backend = TorchBackend(device="cpu", compute=compute, reshard=reshard)
-    return train(backend, rank, world, store, state, algorithm, batches, 100)
+    return train(backend, rank, world, store, state, algorithm, batches, 100, filling)
 
 
 def form_and_wait(backend: TorchBackend, rank: int, world: int, store: Store, state: State, timeout: float) -> str:

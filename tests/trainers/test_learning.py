@@ -3,8 +3,11 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -216,3 +219,44 @@ def outcome_of(algorithm: Algorithm, state: State) -> State:
     after = made.backend.gather()
     assert after is not None
     return after
+
+
+@pytest.mark.parametrize("name", ["grpo", "ppo", "gspo", "decoupled", "dpo"])
+@pytest.mark.parametrize(
+    "how",
+    [{"packing": "ffd"}, {"packing": "kk"}, {"prefix_sharing": True}, {"prefix_sharing": True, "packing": "kk"}],
+    ids=str,
+)
+def test_how_micro_batches_are_filled_does_not_matter(name: str, how: dict[str, Any]) -> None:
+    """Groups of one prompt; a critic, sequence ratios, scores and pairs among what is compared."""
+    samples = []
+    for sample in preferred(0):
+        tokens = sample.tokens.copy()
+        tokens[:6] = np.arange(6)[: len(tokens)] + sample.seq
+        samples.append(replace(sample, tokens=tokens))
+    outcomes = []
+    for settings_ in ({}, how):
+        made = trainer(algorithm(name), budget=60)
+        made = Trainer(made.backend, made.algorithm, Schedule(1e-3), budget=60, held=HELD, **settings_)
+        made.load(small_state())
+        outcomes.append((train_share(made, samples, 0, 1), made.backend.gather()))
+    (plain, before), (other, after) = outcomes
+    assert other.metrics["loss"] == pytest.approx(plain.metrics["loss"], abs=3e-6)
+    assert other.metrics["grad_norm"] == pytest.approx(plain.metrics["grad_norm"], rel=1e-5)
+    if "prefix_sharing" in how:
+        ratio = other.metrics["tokens_computed"] / plain.metrics["tokens_computed"]
+        assert other.metrics["tree_token_ratio"] == pytest.approx(ratio)
+        assert ratio < 0.95
+    assert before is not None
+    assert after is not None
+    for key, weight in before.weights.items():
+        torch.testing.assert_close(after.weights[key], weight, rtol=0, atol=1e-4)
+
+
+def test_what_a_backend_cannot_pack_is_refused() -> None:
+    backend = TorchBackend(device="cpu")
+    with pytest.raises(BadConfiguration, match="choose one of sequential, ffd, kk"):
+        Trainer(backend, Sft(), Schedule(), packing="best")
+    backend.shares_prefixes = False
+    with pytest.raises(BadConfiguration, match="leave prefix_sharing out"):
+        Trainer(backend, Sft(), Schedule(), prefix_sharing=True)

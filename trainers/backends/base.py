@@ -53,6 +53,8 @@ class Backend(ABC):
     """As the ledger names it, such as torch:d2; empty before `form`."""
     adapters: bool = False
     """Whether it can train the adapter of a state (LoRA)."""
+    shares_prefixes: bool = False
+    """Whether it takes micro-batches whose samples share beginnings."""
     rank: int = 0
     world: int = 1
     parallel: Layout

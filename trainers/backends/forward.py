@@ -130,6 +130,7 @@ def _run(model: torch.nn.Module, batch: Packed, **more: Any) -> torch.Tensor:
         attention_mask=batch.tokens.new_zeros((1, 1, 1, 1)),  # 4-D: transformers builds no mask of its own
         use_cache=False,
         runs=batch.runs,
+        paths=batch.paths,
         **more,
     ).logits
     return logits

@@ -50,6 +50,7 @@ class TorchBackend(Backend):
     and what is computed twice to save memory."""
 
     adapters = True
+    shares_prefixes = True
 
     def __init__(
         self,

@@ -15,11 +15,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from trainers.batches import tree
+from trainers.batches.bins import divide
 from trainers.batches.sample import Sample
 from trainers.errors import BadConfiguration
 
@@ -36,11 +39,13 @@ VALUES, RETURNS, SIDE = "values", "returns", "side"
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """`count` samples of `length` tokens each, from `start` on in the packed row."""
+    """`count` stretches of `length` tokens each, from `start` on in the packed row: samples, or what they add to a
+    beginning of `prefix` tokens that they share with others."""
 
     start: int
     count: int
     length: int
+    prefix: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,6 +56,8 @@ class Packed:
     sample a token belongs to; ends int64[S], where a sample's last token lies; groups int64[S], which of the
     micro-batch's groups a sample belongs to. columns: float32[M] by name, attached once they are known. v_prox: version
     of the weights that the batch started from; v_theta: of those that train, between v_prox and v_prox + 1.
+    Where samples share beginnings (`tree.py`), T counts these once, and paths int64[P] has, of each stretch of each run
+    with a prefix, the places of prefix and stretch in the row.
     """
 
     members: tuple[Sample, ...]
@@ -67,6 +74,7 @@ class Packed:
     columns: Mapping[str, torch.Tensor] = field(default_factory=dict)
     v_prox: float = 0.0
     v_theta: float = 0.0
+    paths: torch.Tensor | None = None
 
     @property
     def trainable(self) -> int:
@@ -120,50 +128,66 @@ class Packed:
     def to(self, device: torch.device) -> Packed:
         """The same micro-batch on `device`."""
         tensors = {name: getattr(self, name).to(device) for name in _TENSORS}
-        return replace(self, **tensors, columns={name: column.to(device) for name, column in self.columns.items()})
+        paths = None if self.paths is None else self.paths.to(device)
+        return replace(
+            self, **tensors, paths=paths, columns={name: column.to(device) for name, column in self.columns.items()}
+        )
 
 
 _TENSORS = ("tokens", "positions", "at", "labels", "behaviour", "versions", "owners", "ends", "groups")
 
 
-def cut(samples: Sequence[Sample], budget: int, *, whole: bool = False) -> list[list[Sample]]:
-    """Micro-batches of at most `budget` tokens (what is longer goes alone), in canonical order, trainable samples only.
+def cut(
+    samples: Sequence[Sample],
+    budget: int,
+    *,
+    whole: bool = False,
+    packing: str = "sequential",
+    least: int = 1,
+    share: bool = False,
+) -> list[list[Sample]]:
+    """Micro-batches of at most `budget` tokens (what is longer goes alone), trainable samples only, packed as
+    `bins.divide` says; sequentially, in canonical order.
 
-    whole: the samples of a seq stay together."""
+    whole: the samples of a seq stay together. least: so many micro-batches if there are samples for them. share: tokens
+    count once that samples of a seq begin with alike, and these stay together as far as the budget goes."""
     ordered = sorted((sample for sample in samples if sample.trainable), key=_canonical)
     units = [[sample] for sample in ordered]
-    if whole:
+    if whole or share:
         by_seq: dict[int, list[Sample]] = {}
         for sample in sorted(ordered, key=lambda sample: sample.seq):
             by_seq.setdefault(sample.seq, []).append(sample)
         units = list(by_seq.values())
-    micros: list[list[Sample]] = []
-    room = 0
-    for unit in units:
-        length = sum(sample.length for sample in unit)
-        if not micros or length > room:
-            micros.append([])
-            room = budget
-        micros[-1].extend(unit)
-        room -= length
-    return micros
+    if share and not whole:
+        units = [
+            [unit[index] for index in piece]
+            for unit in units
+            for piece in tree.pieces([sample.tokens for sample in unit], budget)
+        ]
+    sizes = [tree.size([s.tokens for s in unit]) if share else sum(sample.length for sample in unit) for unit in units]
+    bins = divide(sizes, budget, packing=packing, least=least)
+    return [[sample for index in members for sample in units[index]] for members in bins]
 
 
 def _canonical(sample: Sample) -> tuple[int, int, str, int]:
     return sample.length, sample.seq, sample.trajectory, sample.lineage
 
 
-def pack(samples: Sequence[Sample]) -> Packed:
+def pack(samples: Sequence[Sample], *, share: bool = False) -> Packed:
     """One micro-batch of `samples`, which may be empty: then one idle token that trains nothing keeps collectives
-    aligned."""
+    aligned. share: beginnings that samples have in common lie in it once."""
     ordered = sorted(samples, key=_canonical)
     if not ordered:
         return _idle()
     lengths = [sample.length for sample in ordered]
-    starts = np.cumsum([0, *lengths])[:-1]
     masks = [np.flatnonzero(sample.mask) for sample in ordered]
-    label_at = np.concatenate([start + mask for start, mask in zip(starts, masks, strict=True)])
-    tokens = np.concatenate([sample.tokens for sample in ordered]).astype(np.int64)
+    row = _tree([sample.tokens for sample in ordered]) if share else _flat(lengths)
+    tokens = np.zeros(1 + max(int(places[-1]) for places in row.places), np.int64)
+    for sample, places in zip(ordered, row.places, strict=True):
+        tokens[places] = sample.tokens
+    positions = np.zeros_like(tokens)
+    for places in row.places:
+        positions[places] = np.arange(len(places))
     local = {seq: index for index, seq in enumerate(sorted({sample.seq for sample in ordered}))}
 
     def column(of: str) -> NDArray[np.float32]:
@@ -172,26 +196,49 @@ def pack(samples: Sequence[Sample]) -> Packed:
     return Packed(
         members=tuple(ordered),
         tokens=torch.from_numpy(tokens)[None],
-        positions=torch.from_numpy(np.concatenate([np.arange(n) for n in lengths]))[None],
-        runs=tuple(_runs(lengths)),
-        at=torch.from_numpy(label_at - 1),
-        labels=torch.from_numpy(tokens[label_at]),
+        positions=torch.from_numpy(positions)[None],
+        runs=tuple(row.runs),
+        at=torch.from_numpy(np.concatenate([p[mask - 1] for p, mask in zip(row.places, masks, strict=True)])),
+        labels=torch.from_numpy(column("tokens").astype(np.int64)),
         behaviour=torch.from_numpy(column("logprobs").astype(np.float32)),
         versions=torch.from_numpy(column("versions").astype(np.int64)),
         owners=torch.from_numpy(np.repeat(np.arange(len(ordered)), [len(mask) for mask in masks])),
-        ends=torch.from_numpy(starts + np.array(lengths) - 1),
+        ends=torch.tensor([int(places[-1]) for places in row.places]),
         groups=torch.tensor([local[sample.seq] for sample in ordered]),
+        paths=None if row.paths is None else torch.from_numpy(row.paths),
     )
 
 
-def _runs(lengths: Sequence[int]) -> list[Run]:
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """places: where each sample's tokens lie."""
+
+    places: Sequence[NDArray[np.int64]]
+    runs: list[Run]
+    paths: NDArray[np.int64] | None = None
+
+
+def _flat(lengths: Sequence[int]) -> _Row:
+    bounds = np.cumsum([0, *lengths])
+    return _Row([np.arange(lo, hi) for lo, hi in pairwise(bounds)], _runs([(0, length) for length in lengths]))
+
+
+def _tree(samples: Sequence[NDArray[np.int32]]) -> _Row:
+    found = tree.layout(samples)
+    paths = [found.places[branch.sample] for branch in found.branches if branch.prefix]
+    runs = _runs([(branch.prefix, branch.length) for branch in found.branches])
+    return _Row(found.places, runs, np.concatenate(paths) if paths else None)
+
+
+def _runs(shapes: Sequence[tuple[int, int]]) -> list[Run]:
+    """(prefix, length) of each stretch of the row."""
     runs: list[Run] = []
     start = 0
-    for length in lengths:
-        if runs and runs[-1].length == length:
+    for prefix, length in shapes:
+        if runs and (runs[-1].prefix, runs[-1].length) == (prefix, length):
             runs[-1] = replace(runs[-1], count=runs[-1].count + 1)
         else:
-            runs.append(Run(start, 1, length))
+            runs.append(Run(start, 1, length, prefix))
         start += length
     return runs
 

@@ -56,7 +56,9 @@ def test_the_learning_rate_and_how_passes_are_computed(tmp_path: Path) -> None:
     assert (plain.schedule.decay, plain.backend.compute) == ("constant", Compute())
     falling = {"learner__decay": "cosine", "learner__decay_steps": 50, "learner__lr_floor": 0.1, "learner__warmup": 5}
     lean = {"learner__precision": "bf16", "learner__activation_checkpointing": True}
-    made = built(tmp_path / "other", **falling, **lean)
+    packed = {"learner__packing": "kk", "learner__prefix_sharing": True}
+    made = built(tmp_path / "other", **falling, **lean, **packed)
+    assert (plain.packing, plain.prefix_sharing, made.packing, made.prefix_sharing) == ("sequential", False, "kk", True)
     assert made.schedule == Schedule(made.schedule.lr, 5, "cosine", 50, 0.1)
     assert made.backend.compute == Compute(bf16=True, checkpointing=True)
 
