@@ -20,6 +20,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store, _set_pg_timeo
 from trainers.algorithms.base import Algorithm
 from trainers.backends.base import ACTOR, CRITIC, TEACHER, Backend, StepResult
 from trainers.backends.comms import COLLECTIVES
+from trainers.backends.head import LOGITS
 from trainers.backends.layout import MEGATRON, Layout
 from trainers.backends.megatron.groups import EXTRA, Groups, close_groups, open_groups
 from trainers.backends.sockets import GroupSockets
@@ -38,15 +39,23 @@ FORM_S = 10.0
 
 
 class MegatronBackend(Backend):
-    """See the seam."""
+    """See the seam. `logits`: how many exist at once."""
 
-    def __init__(self, adam: Adam | None = None, *, parallel: Layout | None = None, deterministic: bool = True) -> None:
+    def __init__(
+        self,
+        adam: Adam | None = None,
+        *,
+        parallel: Layout | None = None,
+        deterministic: bool = True,
+        logits: int = LOGITS,
+    ) -> None:
         _import()  # now, since peers do not wait for it while they form
         self.adam = adam or Adam()
         self.parallel = parallel or Layout(MEGATRON)
         self.clock = Clock()
         self.device = torch.device("cpu")
         self._deterministic = deterministic
+        self._logits = logits
         self._groups: Groups | None = None
         self._sockets: GroupSockets | None = None
         self._roles: dict[str, MegatronTrainee] = {}
@@ -147,7 +156,7 @@ class MegatronBackend(Backend):
     def _place(self) -> Place:
         from trainers.backends.megatron.trainee import Place
 
-        return Place(self.device, self._formed, self.rank, self.clock)
+        return Place(self.device, self._formed, self.rank, self.clock, self._logits)
 
     def _role(self, role: str) -> MegatronTrainee:
         if role not in self._roles:

@@ -1,7 +1,7 @@
 """A micro-batch on its way through Megatron's parallel dimensions, and what an algorithm sees at the end.
 
     Feed:    this rank's tokens of the packed row (T padded so that t and c divide it, then cut in c parts)
-    Outcome: the last stage's logits as the algorithms' `Run`
+    Outcome: what the last stage has, as the algorithms' `Run`; its logits exist a few rows at a time
 
 Under context parallelism each rank has the log-probabilities of its own part of the row; all parts are gathered in
 order, each rank computes the whole loss, and the gradient that flows back is that of its own part alone. So summing
@@ -17,8 +17,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
+from torch.utils.checkpoint import checkpoint
 
 from trainers.backends.forward import Compared
+from trainers.backends.head import Of, Rows
 from trainers.backends.layout import Layout
 from trainers.batches.packing import Packed
 from trainers.errors import BadConfiguration
@@ -82,34 +84,62 @@ class _Parts(torch.autograd.Function):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The `Run` of a micro-batch whose forward pass is done. output: float32[m, V], or [T/c] of scalar models; group:
-    of context parallelism, None without; teacher: computes the teacher's `distribution` of the same part."""
+    """The `Run` of a micro-batch whose layers are done. output: what the head gets of this part's labels, [m, H]; of
+    scalar models the values [T/c]. head: [n, H] -> logits [n, V]; limit: logits that exist at once at most; group: of
+    context parallelism, None without; taught: the same of a teacher, its rows [m, H] and its head."""
 
     batch: Packed
     output: torch.Tensor
+    head: Callable[[torch.Tensor], torch.Tensor]
+    limit: int
     counts: tuple[int, ...]
     group: ProcessGroup | None
-    teacher: Callable[[float], torch.Tensor] | None = None
+    vocabulary: int
+    taught: Callable[[], tuple[torch.Tensor, Rows]] | None = None
 
     def tokens(self, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probabilities float32[M] of the labels, with gradient where enabled, and entropies float32[M]."""
-        mine, labels = self.distribution(temperature), self.batch.labels
+        labels = self.batch.labels
         if self.group is not None:
             before = sum(self.counts[: dist.get_rank(self.group)])
-            labels = labels[before : before + mine.shape[0]]
-        return self._whole(mine.gather(-1, labels[:, None])[:, 0]), self._whole(_entropy(mine))
+            labels = labels[before : before + self.output.shape[0]]
+
+        def of(scores: torch.Tensor, mine: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            distribution = torch.log_softmax(scores / temperature, dim=-1)
+            return distribution.gather(-1, mine[:, None])[:, 0], _entropy(distribution)
+
+        return self._pieces(of, labels)
 
     def compared(self, temperature: float, of: Compared) -> tuple[torch.Tensor, torch.Tensor]:
-        """float32[M] that `of` makes of this model's and the teacher's log-probabilities float32[n, V]; entropies
-        float32[M] of this model."""
-        if self.teacher is None:
+        """float32[M] that `of` makes of this model's and the teacher's log-probabilities float32[n, V], a few tokens at
+        a time; entropies float32[M] of this model."""
+        if self.taught is None:
             raise BadConfiguration("no teacher; hold one beside the policy first")
-        mine = self.distribution(temperature)
-        return self._whole(of(mine, self.teacher(temperature))), self._whole(_entropy(mine))
+        theirs, score = self.taught()
 
-    def distribution(self, temperature: float) -> torch.Tensor:
-        """Log-probabilities float32[m, V] of this part's labels."""
-        return torch.log_softmax(self.output.float() / temperature, dim=-1)
+        def both(scores: torch.Tensor, their: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            distribution = torch.log_softmax(scores / temperature, dim=-1)
+            with torch.no_grad():
+                target = torch.log_softmax(score(their).float() / temperature, dim=-1)
+            return of(distribution, target), _entropy(distribution)
+
+        return self._pieces(both, theirs)
+
+    def _pieces(self, of: Of, beside: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """What `of` makes of the logits [n, V] and the rows of `beside` [m, ...]: float32[M] twice, the second without
+        gradient. A piece keeps its hidden rows alone; backward computes its logits again."""
+
+        def piece(rows: torch.Tensor, mine: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return of(self.head(rows).float(), mine)
+
+        each = max(1, self.limit // self.vocabulary)
+        if self.output.shape[0] <= each:
+            first, second = piece(self.output, beside)
+            return self._whole(first), self._whole(second.detach())
+        pairs = zip(self.output.split(each), beside.split(each), strict=True)
+        parts = [checkpoint(piece, *pair, use_reentrant=False, preserve_rng_state=False) for pair in pairs]
+        first, second = (torch.cat(column) for column in zip(*parts, strict=True))
+        return self._whole(first), self._whole(second.detach())
 
     def values(self) -> torch.Tensor:
         """float32[T]."""

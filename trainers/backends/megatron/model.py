@@ -1,6 +1,6 @@
 """Megatron's GPT over packed rows: its layers and parallel matrices, with attention that knows where samples end.
 
-    tokens, positions [1, T/c]  ->  logits of the asked rows [m, V], or a value a token [T/c] of scalar models
+    tokens, positions [1, T/c]  ->  the asked rows [m, H], for the head; or a value a token [T/c], of scalar models
 
 Positions restart at each sample, so rotary embeddings come from positions and not from a row's length. Attention takes
 the samples' bounds where Megatron passes a mask: runs int64[R, 3] (start, count, length) of the whole row, or, under
@@ -102,7 +102,7 @@ class ScalarHead(torch.nn.Module):
 
 
 class PackedGPT(GPTModel):  # type: ignore[misc]  # Megatron has no types
-    """This rank's part of a decoder. `rows`: which rows of its tokens get logits in the next forward pass."""
+    """This rank's part of a decoder. `rows`: which rows of its tokens the next forward pass leaves for the head."""
 
     def __init__(self, arch: Architecture, layout: Layout, device: torch.device) -> None:
         config = transformer_config(arch, layout)
@@ -139,12 +139,12 @@ class PackedGPT(GPTModel):  # type: ignore[misc]  # Megatron has no types
                 weight.shared = not self.pre_process
 
     def prepare(self, positions: torch.Tensor, rows: torch.Tensor) -> None:
-        """Before each forward pass: positions int64[T/c] of its tokens; rows int64[m] that get logits."""
+        """Before each forward pass: positions int64[T/c] of its tokens; rows int64[m] that are left."""
         self.rotary_pos_emb.positions = positions
         self.rows = rows
 
     def _postprocess(self, hidden_states: torch.Tensor, **_: Any) -> torch.Tensor:
-        """Hidden states [T/c/t, 1, H] for the next stage; of the last one, logits [m, V] or values [T/c]."""
+        """Hidden states [T/c/t, 1, H] for the next stage; of the last one, the asked rows [m, H] or values [T/c]."""
         if not self.post_process:
             return hidden_states
         if self.config.sequence_parallel:
@@ -154,8 +154,12 @@ class PackedGPT(GPTModel):  # type: ignore[misc]  # Megatron has no types
         if self.arch.scalar:
             values: torch.Tensor = self.output_layer(hidden_states)[0][:, 0, 0]
             return values
+        return hidden_states[:, 0].index_select(0, self.rows)
+
+    def logits(self, rows: torch.Tensor) -> torch.Tensor:
+        """[n, H] -> [n, V], on the last stage."""
         weight = self.shared_embedding_or_output_weight() if self.share_embeddings_and_output_weights else None
-        logits, _none = self.output_layer(hidden_states.index_select(0, self.rows), weight=weight)
+        logits, _none = self.output_layer(rows[:, None], weight=weight)
         whole: torch.Tensor = tensor_parallel.gather_from_tensor_model_parallel_region(logits)
         return whole[:, 0, : self.arch.vocabulary]
 

@@ -24,6 +24,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 
 from trainers.algorithms.base import Algorithm
 from trainers.backends.base import StepResult
+from trainers.backends.head import LOGITS, Rows
 from trainers.backends.megatron.config import architecture, check
 from trainers.backends.megatron.forward import Feed, Outcome, feed
 from trainers.backends.megatron.groups import Groups
@@ -46,6 +47,8 @@ class Place:
     groups: Groups
     rank: int
     clock: Clock
+    logits: int = LOGITS
+    """how many exist at once"""
 
 
 class MegatronTrainee:
@@ -111,8 +114,11 @@ class MegatronTrainee:
             self._flow(micros, end, forward_only=True)
         return found
 
-    def _outcome(self, fed: Feed, output: torch.Tensor, teachers: Callable[[float], torch.Tensor] | None) -> Outcome:
-        return Outcome(fed.batch, output, fed.counts, self._place.groups.context, teachers)
+    def _outcome(
+        self, fed: Feed, output: torch.Tensor, taught: Callable[[], tuple[torch.Tensor, Rows]] | None
+    ) -> Outcome:
+        group, limit = self._place.groups.context, self._place.logits
+        return Outcome(fed.batch, output, self.model.logits, limit, fed.counts, group, self.arch.vocabulary, taught)
 
     def _flow(self, micros: Sequence[Packed], end: Callable[..., Any], *, forward_only: bool) -> None:
         """Megatron's schedule over `micros`; `end(fed, output)` closes each on the last stage."""
@@ -158,10 +164,10 @@ class MegatronTrainee:
         clock, groups = self._place.clock, self._place.groups
         totals = dict.fromkeys(algorithm.measures, 0.0)
         losses: list[float] = []
-        taught = self._taught(teacher, micros, algorithm)
+        taught = self._taught(teacher, micros)
 
         def end(fed: Feed, output: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, dict[str, float]]:
-            run = self._outcome(fed, output, taught and partial(taught, fed.batch, len(losses)))
+            run = self._outcome(fed, output, taught and partial(taught, len(losses)))
             summed, sums = algorithm.evaluate(run)
             losses.append(float(summed.detach()))
             for name in totals:
@@ -192,16 +198,14 @@ class MegatronTrainee:
         )
 
     def _taught(
-        self, teacher: MegatronTrainee | None, micros: Sequence[Packed], algorithm: Algorithm
-    ) -> Callable[[Packed, int, float], torch.Tensor] | None:
-        """The teacher's distribution of a micro-batch; in a pipeline, which cannot turn aside, of all before the
-        step."""
+        self, teacher: MegatronTrainee | None, micros: Sequence[Packed]
+    ) -> Callable[[int], tuple[torch.Tensor, Rows]] | None:
+        """What the teacher's head gets of each micro-batch, and its head. Found before the step, since a pipeline
+        cannot turn aside."""
         if teacher is None:
             return None
-        if self._place.groups.layout.p == 1:
-            return lambda micro, _, temperature: teacher.score([micro], lambda run: run.distribution(temperature))[0]
-        known = teacher.score(micros, lambda run: run.distribution(algorithm.temperature))
-        return lambda _, index, __: known[index]
+        known = teacher.score(micros, lambda outcome: outcome.output)
+        return lambda index: (known[index], teacher.model.logits)
 
     def _reseed(self) -> None:
         words = np.random.SeedSequence((self._seed, self.steps, self._place.rank)).generate_state(2)

@@ -3,8 +3,9 @@ skipped, bytes that repeat, groups that come and go."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -60,11 +61,12 @@ def learn(
     algorithm: Algorithm,
     batches: Sequence[Sequence[Sample]],
     sick: int | None = None,
+    options: Mapping[str, Any] = MappingProxyType({}),
 ) -> Outcome:
     """A job: form, load, train each batch (`sick`: the index of one that is Sick), gather, tear down."""
     if layout.startswith("megatron"):
         megatron_shim.install()
-    backend = make_backend(layout, ADAM)
+    backend = make_backend(layout, ADAM, **options)
     meet(rank, world, store)
     backend.form(rank, world, store, 60.0)
     trainer = Trainer(backend, algorithm, Schedule(1e-3), budget=120, held=HELD)
@@ -184,6 +186,17 @@ def test_every_kind_of_algorithm(pool: Ranks, layout: str, algorithm: Algorithm,
     for other in together[1:]:
         assert other.state is None
         assert [report.shares for report in other.reports] == [report.shares for report in together[0].reports]
+
+
+@pytest.mark.parametrize("layout", ["megatron:d1t2", "megatron:d1p2", "megatron:d1c2"])
+@pytest.mark.parametrize("algorithm", [policy("grpo"), Distill()], ids=["grpo", "distill"])
+def test_logits_in_pieces(pool: Ranks, layout: str, algorithm: Algorithm) -> None:
+    """Three rows at a time, and not as many pieces on every context rank."""
+    state = small_state("qwen3")
+    data = [random_samples(0)]
+    alone = run(pool, "torch:d1", state, algorithm, 1)[0]
+    pieces = pool.run(learn, 2, layout, state, algorithm, data, None, {"logits": 3 * 64})
+    assert_close(pieces[0], alone)
 
 
 def test_a_vocabulary_that_t_does_not_divide(pool: Ranks) -> None:
