@@ -43,7 +43,7 @@ def wandb(directory: Path) -> Points:
     from wandb.proto.wandb_internal_pb2 import Record
 
     points: Points = []
-    for path in sorted(directory.glob("wandb/offline-run-*/run-*.wandb")):
+    for path in sorted(directory.glob("life-*/wandb/offline-run-*/run-*.wandb")):
         for content in _records(path.read_bytes()):
             record: Any = Record.FromString(content)
             if record.HasField("history"):

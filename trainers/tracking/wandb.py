@@ -14,8 +14,8 @@ MARK = "last-step"
 
 
 class WandbTracker(Tracker):
-    """Offline runs in `directory`, one for each process that writes; all have one id, so they are one run once they are
-    uploaded.
+    """Offline runs in `directory`, one for each process that writes, in a folder of its own (W&B names runs by the
+    second they began in); all have one id, so they are one run once they are uploaded.
 
     W&B writes in a process of its own and cannot be asked what it has, so the step is noted before it is handed over: a
     kill may cost the point that was being written, and never doubles one."""
@@ -25,9 +25,11 @@ class WandbTracker(Tracker):
         directory.mkdir(parents=True, exist_ok=True)
         self._mark = directory / MARK
         self._last = int(self._mark.read_text()) if self._mark.is_file() else -1
+        life = directory / f"life-{sum(1 for _ in directory.glob('life-*'))}"
+        life.mkdir()
         self._run = wandb.init(
             mode=os.environ.get("WANDB_MODE", "offline"),
-            dir=str(directory),
+            dir=str(life),
             project=os.environ.get("WANDB_PROJECT", "millrace"),
             name=run,
             id=hashlib.sha256(run.encode()).hexdigest()[:16],

@@ -6,6 +6,7 @@ import math
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -41,8 +42,15 @@ def opened(name: str, root: Path) -> Tracker:
     return tracker
 
 
-def read(name: str, root: Path) -> tracked.Points:
-    return tracked.READERS[name](root / name)
+def read(name: str, root: Path, *wanted: int) -> tracked.Points:
+    """What was written. W&B's own process may still be at it: up to a minute is spent until the wanted steps are
+    there."""
+    until = time.monotonic() + 60
+    while True:
+        found = tracked.READERS[name](root / name)
+        if name != "wandb" or set(wanted) <= {step for step, _ in found} or time.monotonic() > until:
+            return found
+        time.sleep(0.1)
 
 
 def test_points_are_read_back_and_none_is_doubled_by_a_second_life(name: str, tmp_path: Path) -> None:
@@ -56,14 +64,14 @@ def test_points_are_read_back_and_none_is_doubled_by_a_second_life(name: str, tm
     assert again.last == 2
     assert [again.log(step, {"loss": 9.0}) for step in range(5)] == [False] * 3 + [True] * 2
     again.close()
-    assert read(name, tmp_path) == [*enumerate(METRICS), (3, {"loss": 9.0}), (4, {"loss": 9.0})]
+    assert read(name, tmp_path, *range(5)) == [*enumerate(METRICS), (3, {"loss": 9.0}), (4, {"loss": 9.0})]
 
 
 def test_what_is_no_number_is_left_out(name: str, tmp_path: Path) -> None:
     tracker = opened(name, tmp_path)
     tracker.log(7, {"loss": 0.5, "reward_mean": math.nan, "grad_norm": math.inf})
     tracker.close()
-    assert read(name, tmp_path) == [(7, {"loss": 0.5})]
+    assert read(name, tmp_path, 7) == [(7, {"loss": 0.5})]
 
 
 def test_a_killed_process_leaves_no_doubled_point(name: str, tmp_path: Path) -> None:
@@ -75,7 +83,7 @@ def test_a_killed_process_leaves_no_doubled_point(name: str, tmp_path: Path) -> 
     for step in range(1, 6):
         tracker.log(step, {"loss": 1 / step})
     tracker.close()
-    found = read(name, tmp_path)
+    found = read(name, tmp_path, 4, 5)
     steps = [step for step, _ in found]
     assert len(set(steps)) == len(steps)
     # W&B's own process may lose what it held.
