@@ -66,7 +66,7 @@ class Ranks:
             self._pipes[member].send_bytes(pickle.dumps((job, rank, len(chosen), key, arguments)))
         return PrefixStore(key, self._store)
 
-    def finish(self, member: int, timeout: float = 240.0) -> Any:
+    def finish(self, member: int, timeout: float = 600.0) -> Any:
         """The result of that process; RankFailed when its job raised. After a TimeoutError the pool is dead."""
         if not self._pipes[member].poll(timeout):
             for process in self.processes:
@@ -86,9 +86,9 @@ class Ranks:
                 answers.append(self.finish(member))
             except RankFailed as failure:
                 answers.append(failure)
-        for answer in answers:
-            if isinstance(answer, RankFailed):
-                raise answer
+        failed = [str(answer) for answer in answers if isinstance(answer, RankFailed)]
+        if failed:
+            raise RankFailed("\n".join(failed))
         return answers
 
     def __enter__(self) -> Ranks:

@@ -36,7 +36,7 @@ from trainers.state import State
 
 __all__ = ["Adam", "TorchBackend"]
 
-DIMENSIONS = "dpc"
+DIMENSIONS = "dtpce"
 """along which this backend can split"""
 
 FORM_S = 10.0
@@ -67,6 +67,8 @@ class TorchBackend(Backend):
         self.parallel = parallel or Layout()
         if self.parallel.backend != TORCH or set(self.parallel.split) - set(DIMENSIONS):
             raise BadConfiguration(f"{self.parallel}: the torch backend splits along {', '.join(DIMENSIONS)} only")
+        if self.parallel.etp > 1:
+            raise BadConfiguration(f"{self.parallel}: the torch backend keeps each expert whole; leave ffn:t out")
         self.cuda = (device or ("cuda" if torch.cuda.is_available() else "cpu")) == "cuda"
         self.clock = Clock(torch.cuda.synchronize) if self.cuda else Clock()
         self.device = torch.device("cpu")

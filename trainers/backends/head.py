@@ -72,8 +72,11 @@ def hidden_rows(model: torch.nn.Module, run: Callable[[], torch.Tensor]) -> tupl
         for name, tensor in head.named_parameters()
     }
 
+    joined: Rows = getattr(head, "joined", as_they_are)  # of a head whose words are shared by ranks
+
     def logits(rows: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.linear(rows, whole["weight"], whole.get("bias")).float()
+        mine = torch.nn.functional.linear(rows, whole["weight"], whole.get("bias")).float()
+        return joined(mine)
 
     return hidden, logits
 

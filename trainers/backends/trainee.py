@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
@@ -24,16 +25,18 @@ from trainers.backends.comms import COLLECTIVES, TimedAllGather, TimedReduceScat
 from trainers.backends.compute import Compute
 from trainers.backends.models import build
 from trainers.backends.parallel.context import context_of, spread
-from trainers.backends.parallel.grid import CP, DP, FS, PP, TP, Groups
+from trainers.backends.parallel.experts import Experts
+from trainers.backends.parallel.grid import CP, DP, EDP, FS, PP, TP, Groups
 from trainers.backends.parallel.pipeline import pipe_of
 from trainers.backends.parallel.regions import Held, take
 from trainers.backends.parallel.schedules import ONE_F_ONE_B
+from trainers.backends.parallel.split import split
 from trainers.backends.parallel.stages import WHOLE, Stage, name_of
 from trainers.backends.passes import Passes
 from trainers.batches.packing import Packed
 from trainers.clock import Clock
 from trainers.errors import BadConfiguration, NotFormed
-from trainers.lora import attach, plain
+from trainers.lora import attach
 from trainers.state import State
 
 BUCKET = 64 * 2**20
@@ -100,7 +103,8 @@ class Trainee:
             model.train(False)
         if place.groups.size(CP) > 1:
             spread(model, place.groups.size(CP), place.groups.size(TP))
-        held = [Held(plain(name), tuple(p.shape)) for name, p in model.named_parameters() if p.requires_grad]
+        parts = split(model, place.groups, place.clock, learns=self._adam is not None and stage.count == 1)
+        held = [one for one, p in zip(parts, model.parameters(), strict=True) if p.requires_grad]
         if stage.count > 1:
             at = place.groups.index(PP)
             held = [replace(one, name=name_of(model, one.name), stage=at) for one in held]
@@ -143,11 +147,23 @@ class Trainee:
         return [p for model in self.passes.chunks for p in model.parameters() if p.requires_grad]
 
     def _shard(self, model: PreTrainedModel) -> None:
-        mesh = self._place.groups.meshes[FS]
+        meshes = self._place.groups.meshes
         layers = model.get_submodule(f"{model.base_model_prefix}.layers")
-        for unit in (*layers.children(), model):
+        units: list[tuple[torch.nn.Module, DeviceMesh]] = [(unit, meshes[FS]) for unit in (*layers.children(), model)]
+        apart: set[torch.nn.Parameter] = set()
+        for module in model.modules():
+            if isinstance(module, Experts):
+                if EDP in meshes:
+                    units.insert(0, (module, meshes[EDP]))
+                else:
+                    apart |= set(module.parameters())
+        for unit, mesh in units:
             fully_shard(
-                unit, mesh=mesh, reshard_after_forward=self._place.reshard, mp_policy=self._place.compute.policy
+                unit,
+                mesh=mesh,
+                reshard_after_forward=self._place.reshard,
+                mp_policy=self._place.compute.policy,
+                ignored_params=apart,
             )
         for unit in model.modules():
             if isinstance(unit, FSDPModule):
@@ -222,16 +238,33 @@ class Trainee:
         squared = torch.zeros((), dtype=torch.float64, device=self._place.device)
         grid, rank = self._place.groups.grid, self._place.groups.rank
         with torch.no_grad():
-            for held, parameter, shard in zip(self._held, self._learning(), self._shards, strict=True):
+            for parameter, shard in zip(self._learning(), self._shards, strict=True):
                 gradient = shard.grad if parameter.grad is None else parameter.grad
                 parameter.grad = None
                 if gradient is None:
                     shard.grad = torch.zeros_like(shard)
                     continue
                 shard.grad = gradient.to_local() if isinstance(gradient, DTensor) else gradient
-                if held.owned_by(grid, rank):
+            self._add_copies()
+            for held, shard in zip(self._held, self._shards, strict=True):
+                if shard.grad is not None and held.owned_by(grid, rank):
                     squared += torch.linalg.vector_norm(shard.grad).double() ** 2
         return float(squared)
+
+    def _add_copies(self) -> None:
+        """Tensor peers hold copies of what they do not cut, and each has the gradient of its own positions."""
+        if self._place.groups.size(TP) == 1:
+            return
+        copies = [
+            shard.grad
+            for held, shard in zip(self._held, self._shards, strict=True)
+            if held.cuts == ((FS, 0),) and shard.grad is not None
+        ]
+        flat = torch.cat([gradient.reshape(-1) for gradient in copies])
+        with self._place.clock.phase(COLLECTIVES):
+            dist.all_reduce(flat, group=self._place.groups.by_axis[TP])
+        for gradient, summed in zip(copies, flat.split([gradient.numel() for gradient in copies]), strict=True):
+            gradient.copy_(summed.view_as(gradient))
 
     def _apply(self, norm: float, lr: float, applied: bool) -> None:
         if self._optimizer is not None and self._adam is not None and applied:

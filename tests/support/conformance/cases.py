@@ -63,11 +63,12 @@ class Case:
         return f"{self.layout}{options}-{self.model}"
 
 
-def model_state(model: str) -> State:
+def model_state(model: str, **settings: Any) -> State:
     """Random weights, norms and biases perturbed. Every size divides by 4: heads, vocabulary, layers, experts."""
-    more: dict[str, Any] = {}
+    more: dict[str, Any] = settings
     if model == MOE:
         more = {
+            **settings,
             "num_experts": 4,
             "num_experts_per_tok": 2,
             "moe_intermediate_size": 32,

@@ -10,7 +10,7 @@ from torch.distributed.distributed_c10d import Store
 
 from tests.support.ranks import meet
 from tests.support.samples import random_samples
-from tests.support.steps import train_share
+from tests.support.steps import HELD, train_share
 from trainers.algorithms.base import Algorithm
 from trainers.algorithms.registry import policy
 from trainers.algorithms.sft import Sft
@@ -29,8 +29,8 @@ STEPS = 4
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one rank saw: of each step its loss, its gradient norm before clipping and the layout's name; on rank 0 the
-    state at the end, and the log-probabilities' mean that a last `score` gives."""
+    """What one rank saw: of each step its loss and its gradient norm before clipping; the layout's name; on rank 0 the
+    state at the end."""
 
     losses: list[float]
     norms: list[float]
@@ -52,10 +52,10 @@ def train(
     backend.form(rank, world, store, 60.0)
     losses, norms = [], []
     try:
-        backend.load(state)
+        Trainer(backend, wanted[0][0], Schedule(LR), held=HELD).load(state)
         layout, data_rank = backend.layout, backend.data_rank
         for algorithm, seed in wanted:
-            trainer = Trainer(backend, algorithm, Schedule(LR), budget=BUDGET)
+            trainer = Trainer(backend, algorithm, Schedule(LR), budget=BUDGET, held=HELD)
             samples = random_samples(seed, groups=6, group_size=3, longest=24)
             report = train_share(trainer, samples, data_rank, backend.data_world, version=0)
             assert report.unchanged is None, report

@@ -1,0 +1,99 @@
+"""Expert parallelism: each rank has some experts of every layer, and tokens travel to theirs and back.
+
+    route own tokens (replicated router) -> sort rows by expert -> exchange -> own experts -> exchange -> weighted sum
+
+Nothing is dropped and nothing padded: ranks first tell each other how many rows come. Each expert's gradient is
+complete on its rank but for the copies that other ranks of `edp` hold, which FSDP adds up.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from transformers import PreTrainedModel
+
+from trainers.backends.comms import COLLECTIVES
+from trainers.backends.parallel.collectives import Team, exchange
+from trainers.errors import BadConfiguration
+
+UP, DOWN = "gate_up_proj", "down_proj"
+
+
+def is_experts(module: nn.Module) -> bool:
+    """Whether a module is a layer's experts, stacked: gate_up_proj [E, 2F, H], down_proj [E, H, F]."""
+    return all(isinstance(getattr(module, name, None), nn.Parameter) for name in (UP, DOWN))
+
+
+def names(model: PreTrainedModel) -> set[str]:
+    """The parameters that belong to experts, all of them cut on dimension 0."""
+    return {f"{at}.{name}" for at, module in model.named_modules() if is_experts(module) for name, _ in _named(module)}
+
+
+def _named(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    return list(module.named_parameters(recurse=False))
+
+
+def check(model: PreTrainedModel, size: int) -> None:
+    """BadConfiguration, with the reason, unless the experts of a whole model divide over `size` ranks."""
+    found = [module for module in model.modules() if is_experts(module)]
+    if not found:
+        raise BadConfiguration(f"{type(model).__name__} has no experts to spread over e{size}; choose e1")
+    for module in found:
+        count = int(module.get_parameter(UP).shape[0])
+        if count % size:
+            raise BadConfiguration(f"{count} experts do not divide over e{size}; choose an e that divides them")
+        more = [name for name, _ in _named(module) if name not in (UP, DOWN)]
+        if more or getattr(module, "is_transposed", False) or not callable(getattr(module, "act_fn", None)):
+            raise BadConfiguration(
+                f"{type(module).__name__} computes otherwise than down(act(gate) * up) without biases; choose e1"
+            )
+
+
+def apply(model: PreTrainedModel, team: Team) -> None:
+    """Makes the experts of a model, whose parameters are already cut, compute for all ranks of `team`."""
+    for module in list(model.modules()):
+        for name, child in module.named_children():
+            if is_experts(child):
+                setattr(module, name, Experts(child, team))
+
+
+class Experts(nn.Module):
+    """Stands for a layer's experts of which this rank has every `team.size`th part."""
+
+    def __init__(self, of: Any, team: Team) -> None:
+        super().__init__()
+        self.gate_up_proj: nn.Parameter = of.gate_up_proj
+        self.down_proj: nn.Parameter = of.down_proj
+        self.act_fn = of.act_fn
+        self.count = int(of.num_experts)
+        self.team = team
+
+    def forward(self, hidden: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """hidden [N, H], chosen int64[N, k], weights [N, k] -> [N, H]."""
+        each = chosen.shape[1]
+        flat = chosen.reshape(-1)
+        order = torch.argsort(flat, stable=True)
+        sent = torch.bincount(flat, minlength=self.count).view(self.team.size, -1)
+        came = torch.empty_like(sent)
+        with self.team.clock.phase(COLLECTIVES):
+            dist.all_to_all_single(came, sent, group=self.team.group)
+        out, back = [int(x) for x in sent.sum(1)], [int(x) for x in came.sum(1)]
+        rows = exchange(hidden[order // each], out, back, self.team)
+        rows = exchange(self._compute(rows, came), back, out, self.team)
+        mixed = rows[torch.argsort(order)] * weights.reshape(-1, 1)
+        return mixed.view(*chosen.shape, -1).sum(1).to(hidden.dtype)
+
+    def _compute(self, rows: torch.Tensor, came: torch.Tensor) -> torch.Tensor:
+        """rows as they came, came[rank, expert] of them one after another."""
+        experts = torch.arange(came.shape[1], device=rows.device).repeat(came.shape[0])
+        by_expert = torch.argsort(experts.repeat_interleave(came.reshape(-1)), stable=True)
+        parts = rows[by_expert].split([int(x) for x in came.sum(0)])
+        done = []
+        for part, up, down in zip(parts, self.gate_up_proj.unbind(), self.down_proj.unbind(), strict=True):
+            gate, value = F.linear(part, up.to(part.dtype)).chunk(2, dim=-1)
+            done.append(F.linear(self.act_fn(gate) * value, down.to(part.dtype)))
+        return torch.cat(done)[torch.argsort(by_expert)]

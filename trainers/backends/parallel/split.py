@@ -1,0 +1,46 @@
+"""Leaves of a whole model, in place, what one rank of a layout computes with. No collective."""
+
+from __future__ import annotations
+
+import torch
+from transformers import PreTrainedModel
+
+from trainers.backends.parallel import experts, tensor
+from trainers.backends.parallel.collectives import Team
+from trainers.backends.parallel.grid import EDP, EP, FS, TP, Groups
+from trainers.backends.parallel.regions import Held, take
+from trainers.clock import Clock
+from trainers.lora import plain
+
+
+def split(model: PreTrainedModel, groups: Groups, clock: Clock, *, learns: bool = True) -> list[Held]:
+    """Where each parameter of the model lies, in the order of its parameters. BadConfiguration, with the reason, where
+    the model does not divide as the layout says; only a model that learns must have experts to spread."""
+    layout = groups.grid.layout
+    columns = tensor.cuts(model) if layout.t > 1 else {}
+    spread = experts.names(model) if layout.e > 1 else set()
+    if layout.t > 1:
+        tensor.check(model.config, layout.t)
+    if spread or (layout.e > 1 and learns):
+        experts.check(model, layout.e)
+    found = []
+    for name, parameter in model.named_parameters():
+        cuts: tuple[tuple[str, int], ...] = ((FS, 0),)
+        if name in spread:
+            cuts = ((EP, 0), (EDP, 0))
+        elif name in columns:
+            cuts = ((TP, columns[name]), *cuts)
+        held = Held(plain(name), tuple(parameter.shape), cuts)
+        if len(cuts) > 1:
+            with torch.no_grad():
+                parameter.data = take(parameter.data, held.before_fsdp(groups.grid, groups.rank)).clone()
+        found.append(held)
+    if layout.t > 1:
+        tensor.apply(model, _team(groups, TP, clock))
+    if spread:
+        experts.apply(model, _team(groups, EP, clock))
+    return found
+
+
+def _team(groups: Groups, axis: str, clock: Clock) -> Team:
+    return Team(groups.by_axis[axis], groups.index(axis), groups.size(axis), clock)

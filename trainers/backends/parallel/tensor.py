@@ -1,0 +1,158 @@
+"""Tensor parallelism with sequence parallelism: ranks share each layer's heads, its feed-forward width and the
+vocabulary; between them each has its own positions of the row.
+
+    embedding          its words; partial sums are summed and scattered over positions
+    norms, residuals   own positions; replicated weights, whose gradients the ranks add up
+    q, k, v, gate, up  gathered row, own heads or columns (cut on dimension 0)
+    o, down            own columns (cut on dimension 1); partial sums are summed and scattered over positions
+    experts, router    own positions; replicated, or spread by expert parallelism (`experts.py`)
+    head               gathered row, own words; logits are joined. A scalar head sees own positions.
+
+A row's length must be a multiple of the ranks (`slices.padded`). Names of parameters and their order stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers import PretrainedConfig, PreTrainedModel
+
+from trainers.backends.parallel.collectives import Team, gather_rows, join, scatter_rows
+from trainers.backends.parallel.experts import is_experts
+from trainers.errors import BadConfiguration
+
+COLUMNS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
+ROWS = ("o_proj", "down_proj")
+WORDS = ("embed_tokens", "lm_head")
+
+
+def cuts(model: PreTrainedModel) -> dict[str, int]:
+    """The dimension on which each parameter is cut, by name; what is not named is replicated."""
+    found = {}
+    for name, parameter in model.named_parameters():
+        *path, kind = name.split(".")
+        owner = path[-1] if path else ""
+        if owner in COLUMNS or (owner in WORDS and kind == "weight"):
+            found[name] = 0
+        elif owner in ROWS and parameter.ndim == 2:
+            found[name] = 1
+    return found
+
+
+def check(config: PretrainedConfig, size: int) -> None:
+    """BadConfiguration, with the reason, unless a model of `config` divides over `size` ranks."""
+    shares = {
+        "attention heads": config.num_attention_heads,
+        "key-value heads": config.num_key_value_heads,
+        "words of the vocabulary": config.vocab_size,
+        "columns of the feed-forward layers": config.intermediate_size,
+    }
+    for what, count in shares.items():
+        if count % size:
+            raise BadConfiguration(f"{count} {what} do not divide over t{size}; choose a t that divides them")
+
+
+def apply(model: PreTrainedModel, team: Team) -> None:
+    """Makes a model whose parameters are already cut compute on its part. BadConfiguration where its layers are not of
+    the kind that this knows."""
+    base: Any = model.base_model
+    layers: Any = base.layers
+    for layer in layers:
+        _apply_layer(layer, team)
+    words = base.embed_tokens
+    if isinstance(words, nn.Embedding):
+        if type(words) is not nn.Embedding:
+            raise BadConfiguration(f"{type(words).__name__} does more than look words up; choose t1 for this model")
+        base.embed_tokens = Words(words, team)
+    head = model.get_output_embeddings()
+    if isinstance(head, nn.Linear):
+        base.norm.register_forward_hook(lambda _module, _arguments, rows: gather_rows(rows, team))
+        model.set_output_embeddings(Head(head, team))
+    score = getattr(model, "score", None)
+    if isinstance(score, nn.Linear):
+        model.score = Score(score, team)
+
+
+def _apply_layer(layer: nn.Module, team: Team) -> None:
+    attention, feed = getattr(layer, "self_attn", None), getattr(layer, "mlp", None)
+    if not isinstance(attention, nn.Module) or not isinstance(feed, nn.Module):
+        raise BadConfiguration(f"{type(layer).__name__} has no self_attn and mlp; choose t1 for this model")
+    sparse = any(is_experts(module) for module in feed.modules())
+    parts: Mapping[nn.Module, tuple[str, ...]] = {
+        attention: ("q_proj", "k_proj", "v_proj", "o_proj"),
+        **({} if sparse else {feed: ("gate_proj", "up_proj", "down_proj")}),
+    }
+    for module, names in parts.items():
+        missing = [name for name in names if not isinstance(getattr(module, name, None), nn.Linear)]
+        if missing:
+            raise BadConfiguration(f"{type(module).__name__} has no {missing[0]} to cut; choose t1 for this model")
+        module.register_forward_pre_hook(_gathers(team), with_kwargs=True)
+        setattr(module, names[-1], Rowwise(getattr(module, names[-1]), team))
+
+
+def _gathers(team: Team) -> Any:
+    def gather(
+        _module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if "hidden_states" in named:
+            return arguments, {**named, "hidden_states": gather_rows(named["hidden_states"], team)}
+        return (gather_rows(arguments[0], team), *arguments[1:]), named
+
+    return gather
+
+
+class _Part(nn.Module):
+    """Takes a module's parameters over."""
+
+    def __init__(self, of: nn.Linear | nn.Embedding, team: Team) -> None:
+        super().__init__()
+        self.weight = of.weight
+        bias = getattr(of, "bias", None)
+        self.bias: nn.Parameter | None = bias
+        self.team = team
+
+
+class Rowwise(_Part):
+    """[1, T, K/n] -> [1, T/n, H]."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = scatter_rows(F.linear(x, self.weight), self.team)
+        return rows if self.bias is None else rows + self.bias
+
+
+class Words(_Part):
+    """Ids int64[1, T] -> [1, T/n, H]: each rank looks its own words up."""
+
+    def __init__(self, of: nn.Embedding, team: Team) -> None:
+        super().__init__(of, team)
+        self.words = of.weight.shape[0]
+        padding = -1 if of.padding_idx is None else of.padding_idx - team.rank * self.words
+        self.padding = padding if 0 <= padding < self.words else None  # it has no gradient
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        local = ids - self.team.rank * self.words
+        mine = (local >= 0) & (local < self.words)
+        found = F.embedding(torch.where(mine, local, 0), self.weight, self.padding)
+        return scatter_rows(torch.where(mine[..., None], found, 0.0), self.team)
+
+
+class Head(_Part):
+    """[1, M, H] -> logits [1, M, V], each rank its own words'."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.joined(F.linear(x, self.weight, self.bias))
+
+    def joined(self, logits: torch.Tensor) -> torch.Tensor:
+        """[..., V/n] of each rank -> [..., V]."""
+        return join(logits, -1, self.team)
+
+
+class Score(_Part):
+    """[1, T/n, H] -> values [1, T, 1], each rank its own positions'."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return join(F.linear(x, self.weight, self.bias), 1, self.team)
