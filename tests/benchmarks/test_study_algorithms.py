@@ -16,12 +16,14 @@ def test_a_run_is_kept_and_a_short_gain_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "runs.jsonl"
-    flags = ["rloo", "--seeds", "0", "--steps", "2", "--out", str(out)]
+    flags = ["rloo", "sft", "--seeds", "0", "--steps", "2", "--out", str(out)]
     monkeypatch.setattr(sys, "argv", ["study", *flags, "--bar", "-1"])
     assert main() == 0
-    (row,) = (json.loads(line) for line in out.read_text().splitlines())
-    assert (row["algorithm"], row["seed"], len(row["rewards"])) == ("rloo", 0, 2)
-    monkeypatch.setattr(sys, "argv", ["study", *flags, "--bar", "0.9"])
+    row, other = (json.loads(line) for line in out.read_text().splitlines())
+    assert (row["algorithm"], row["seed"], len(row["curve"])) == ("rloo", 0, 2)
+    assert (other["algorithm"], other["measure"], len(other["curve"])) == ("sft", "loss", 2)
+    monkeypatch.setattr(sys, "argv", ["study", *flags, "--bar", "0.9", "--plot", str(tmp_path / "curves")])
     assert main() == 1
     assert "NO: rloo" in capsys.readouterr().out
-    assert len(out.read_text().splitlines()) == 1
+    assert len(out.read_text().splitlines()) == 2
+    assert {path.name for path in (tmp_path / "curves").iterdir()} == {"rloo.svg", "sft.svg"}

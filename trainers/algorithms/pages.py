@@ -15,7 +15,7 @@ from typing import Any
 from trainers.algorithms.knobs import Knobs
 from trainers.algorithms.names import GONE, RENAMED
 from trainers.algorithms.normalisation import Norm
-from trainers.algorithms.presets import PRESETS
+from trainers.algorithms.presets import PRESETS, Preset
 from trainers.algorithms.registry import OTHERS
 from trainers.algorithms.repair import Rejection
 
@@ -24,73 +24,86 @@ AS_WRITTEN = {"None": "none", "math.inf": "inf", "False": "false", "True": "true
 """What Python writes -> what a configuration writes."""
 
 
-@dataclass(frozen=True)
-class Family:
-    """A page. title; about: one sentence; modules: whose docstrings hold the equations; others: algorithms that are no
-    presets, (name, what it is, when to use it)."""
-
-    title: str
-    about: str
-    modules: tuple[str, ...]
-    others: tuple[tuple[str, str, str], ...] = ()
-
+CURVES = "curves"
+"""Folder of the pictures that `benchmarks.study_algorithms --plot` draws."""
 
 FAMILIES = {
-    "advantages": Family(
-        "Advantages from rewards",
-        "No critic: a reply is worth its reward, compared with its group or its batch.",
-        ("advantages", "normalisation", "policy_loss", "aggregation"),
+    "advantages": "Advantages from rewards, without a critic",
+    "ratios": "Other uses of the ratio of new to old policy",
+    "critic": "With a critic",
+    "off-policy": "Stale and mismatched samples",
+    "preferences": "Preferences and reward models",
+    "distillation": "Distillation",
+    "supervised": "Supervised fine-tuning",
+}
+"""What presets name as their family -> the heading of its algorithms."""
+
+
+@dataclass(frozen=True)
+class Other:
+    """An algorithm that is no preset: its family, what it is, when to use it, the modules with its equations."""
+
+    family: str
+    about: str
+    when: str
+    modules: tuple[str, ...]
+
+
+OTHER = {
+    "dpo": Other(
+        "preferences",
+        "Raises the chosen reply over the rejected one, against a frozen reference.",
+        "Preference data.",
+        ("pairs", "dpo"),
     ),
-    "ratios": Family(
-        "Other uses of the ratio",
-        "The advantages of GRPO; what differs is how the ratio of new to old policy enters the loss.",
-        ("policy_loss",),
+    "ipo": Other(
+        "preferences",
+        "The same as DPO with a margin to reach instead of one to widen.",
+        "Few or noiseless preferences.",
+        ("pairs", "dpo"),
     ),
-    "critic": Family(
-        "With a critic",
-        "A value model learns beside the policy, in the same process group and the same checkpoint.",
-        ("advantages", "value_loss"),
+    "reward-model": Other(
+        "preferences",
+        "A scalar head that scores the chosen reply higher.",
+        "A reward for what no verifier judges.",
+        ("pairs", "reward_model"),
     ),
-    "off-policy": Family(
-        "Stale and mismatched samples",
-        "Samples that another policy drew: older weights, or an engine whose numbers differ from the trainer's.",
-        ("proximal", "repair", "masks"),
+    "distill-forward": Other(
+        "distillation", "Covers all that the teacher may say.", "Samples that the teacher drew.", ("distill",)
     ),
-    "preferences": Family(
-        "Preferences and reward models",
-        "Pairs of replies to one prompt, of which one was chosen: two trajectories of a group whose rewards differ.",
-        ("pairs", "dpo", "reward_model"),
-        (
-            ("dpo", "Raises the chosen reply over the rejected one, against a frozen reference.", "Preference data."),
-            ("ipo", "The same with a margin to reach instead of one to widen.", "Few or noiseless preferences."),
-            (
-                "reward-model",
-                "A scalar head that scores the chosen reply higher.",
-                "A reward for what no verifier judges.",
-            ),
-        ),
+    "distill-reverse": Other(
+        "distillation", "Seeks what the teacher would say most.", "Samples that the student drew.", ("distill",)
     ),
-    "distillation": Family(
-        "Distillation",
-        "A teacher of the same vocabulary shows the distribution to learn.",
-        ("distill",),
-        (
-            ("distill-forward", "Covers all that the teacher may say.", "Samples that the teacher drew."),
-            ("distill-reverse", "Seeks what the teacher would say most.", "Samples that the student drew."),
-        ),
-    ),
-    "supervised": Family(
-        "Supervised fine-tuning",
-        "Learns to say what the samples say.",
+    "sft": Other(
+        "supervised",
+        "Next-token cross-entropy on the trainable tokens.",
+        "A warm start, or demonstrations.",
         ("sft",),
-        (("sft", "Next-token cross-entropy on the trainable tokens.", "A warm start, or demonstrations."),),
     ),
 }
 
 
+def modules(knobs: Knobs) -> list[str]:
+    """The modules whose equations an algorithm with these knobs follows, in the order of the computation."""
+    used = {
+        "normalisation": knobs.reward_norm is not None or knobs.advantage_norm is not None,
+        "kl": knobs.needs_reference,
+        "advantages": True,
+        "masks": knobs.m2_threshold is not None,
+        "proximal": knobs.decoupled,
+        "policy_loss": True,
+        "repair": knobs.rejection is not None,
+        "distill": knobs.teacher_coef > 0,
+        "aggregation": True,
+        "value_loss": knobs.critic,
+    }
+    return [name for name, does in used.items() if does]
+
+
 def pages() -> dict[str, str]:
     """File name -> content."""
-    return {INDEX: _index(), "knobs.md": _knobs(), **{f"{name}.md": _page(name) for name in FAMILIES}}
+    made = {f"{name}.md": _page(name) for name in (*PRESETS, *OTHER)}
+    return {INDEX: _index(), "knobs.md": _knobs(), **made}
 
 
 def knob_comments() -> list[tuple[str, str, str, str]]:
@@ -111,34 +124,40 @@ def _index() -> str:
         "`[learner] algorithm` names one, `[learner] knobs` overrides what it sets; in Python it is",
         '`trainers.algorithms.registry.algorithm("dapo", clip_high=0.3)`. All knobs: [knobs.md](knobs.md).',
         "",
-        "| algorithm | what it is | page |",
-        "| --- | --- | --- |",
     ]
-    for name, family in FAMILIES.items():
-        for row in _rows(name):
-            parts.append(f"| `{row[0]}` | {row[1]} | [{family.title}]({name}.md) |")
+    for family, title in FAMILIES.items():
+        parts += ["", f"## {title}", "", "| algorithm | what it is | when |", "| --- | --- | --- |"]
+        parts += [f"| [`{name}`]({name}.md) | {about} | {when} |" for name, about, when in _rows(family)]
     return "\n".join(parts) + "\n"
 
 
 def _rows(family: str) -> list[tuple[str, str, str]]:
-    presets = [(name, preset.about, preset.when) for name, preset in PRESETS.items() if preset.family == family]
-    return presets + list(FAMILIES[family].others)
+    return [(name, one.about, one.when) for name, one in {**PRESETS, **OTHER}.items() if one.family == family]
 
 
 def _page(name: str) -> str:
-    family = FAMILIES[name]
-    parts = [f"# {family.title}", "", family.about, ""]
-    for algorithm, about, when in _rows(name):
-        parts += [f"## {algorithm}", "", about, "", f"When: {when}", ""]
-        if algorithm in PRESETS:
-            knobs = PRESETS[algorithm].knobs
-            parts += ["Sets:", "", *[f"- `{knob} = {_shown(value)}`" for knob, value in knobs.items()], ""]
-        else:
-            kind, preset = OTHERS[algorithm]
-            defaults = {field.name: field.default for field in fields(kind)} | preset
-            parts += ["Knobs:", "", *[f"- `{knob} = {_shown(value)}`" for knob, value in defaults.items()], ""]
+    told: Preset | Other
+    if name in PRESETS:
+        told = PRESETS[name]
+        knobs = dict(told.knobs)
+        used, heading = modules(Knobs(**knobs)), "Sets, beyond [the defaults](knobs.md):"
+    else:
+        told = OTHER[name]
+        kind, preset = OTHERS[name]
+        knobs = {field.name: field.default for field in fields(kind)} | preset
+        used, heading = list(told.modules), "Knobs:"
+    parts = [
+        f"# {name}",
+        "",
+        told.about,
+        "",
+        f"When: {told.when}",
+        "",
+        f"![{name} learns to sort]({CURVES}/{name}.svg)",
+    ]
+    parts += ["", heading, "", *[f"- `{knob} = {_shown(value)}`" for knob, value in knobs.items()], ""]
     parts += ["## Equations", ""]
-    for module in family.modules:
+    for module in used:
         doc = inspect.getdoc(import_module(f"trainers.algorithms.{module}")) or ""
         parts += [f"`trainers/algorithms/{module}.py`", "", "```text", textwrap.dedent(doc).strip(), "```", ""]
     return "\n".join(parts)
