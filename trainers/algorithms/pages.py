@@ -132,7 +132,8 @@ def _index() -> str:
 
 
 def _rows(family: str) -> list[tuple[str, str, str]]:
-    return [(name, one.about, one.when) for name, one in {**PRESETS, **OTHER}.items() if one.family == family]
+    told: dict[str, Preset | Other] = {**PRESETS, **OTHER}
+    return [(name, one.about, one.when) for name, one in told.items() if one.family == family]
 
 
 def _page(name: str) -> str:
