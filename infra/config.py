@@ -175,6 +175,11 @@ class Engine(Section):
         description="directory that engine and reloader see, for versions composed of changes; empty: under home for a "
         "local engine, else every version is read whole",
     )
+    interrupt: Literal["keep", "abort"] = Field(
+        default="keep",
+        description="requests under way while weights change: keep freezes them in the engine; abort ends them, and "
+        "the gateway asks for the rest with what was sampled so far, which any engine can do",
+    )
     args: tuple[str, ...] = Field(default=(), description="more arguments for vLLM")
 
 

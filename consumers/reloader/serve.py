@@ -59,6 +59,7 @@ async def _run(settings: Settings, url: str) -> None:
             restart=partial(end_engine, url) if settings.engine.local else None,
             transport=transport_of(settings, url),
             keep=settings.policy.eta + 2,
+            interrupt=settings.engine.interrupt,
         )
         await reloader.run(stop)
     finally:

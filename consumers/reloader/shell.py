@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, cast
 
 from consumers.reloader import adapter
-from consumers.reloader.control import EngineControl, EngineState
+from consumers.reloader.control import EngineControl, EngineState, PauseMode
 from consumers.reloader.core import Condemn, Idle, Machine, Swap
 from consumers.reloader.directory import Signature, check
 from consumers.reloader.swap import freeze, swap
@@ -47,7 +47,8 @@ class Reloader:
 
     `worker` is the engine's stable name; `restart` ends an engine that cannot be trusted any more and returns its pid
     (None: there is nobody here to do so, and the engine stays paused); `transport`: how weights reach the engine (None:
-    from their own directories); `keep`: adapters that requests may need."""
+    from their own directories); `keep`: adapters that requests may need; `interrupt`: what becomes of requests
+    under way while weights change."""
 
     def __init__(
         self,
@@ -60,6 +61,7 @@ class Reloader:
         restart: Restart | None = None,
         transport: WeightTransport | None = None,
         keep: int = 4,
+        interrupt: PauseMode = "keep",
     ) -> None:
         self._bus = bus
         self._control = control
@@ -69,6 +71,7 @@ class Reloader:
         self._restart = restart
         self._transport = transport or Directory()
         self._keep = keep
+        self._interrupt: PauseMode = interrupt
         self._adapters: Signature | None = None
         self._publisher: Publisher = bus.publisher()
         self._machine = Machine(policy)
@@ -142,7 +145,7 @@ class Reloader:
             return
         faults.point("reloader.after_verify")
         began = time.monotonic()
-        await freeze(self._control)
+        await freeze(self._control, self._interrupt)
         await adapter.clear(self._control)
         label = make_label(self._machine.policy, version)
         if not await self._loads(version, swap(self._control, ready.load, label, self._acknowledger(version))):
@@ -164,7 +167,7 @@ class Reloader:
                 raise ReloadError(reason)
             faults.point("reloader.after_verify")
             if not adapter.carries(await self._control.state(), base):
-                await freeze(self._control)
+                await freeze(self._control, self._interrupt)
                 if not await self._loads(version, adapter.lay(self._control, base)):
                     return
             await self._control.load_adapter(label, folder)

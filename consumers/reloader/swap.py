@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 
 from tenacity import AsyncRetrying, retry_if_result, stop_after_attempt, wait_fixed
 
-from consumers.reloader.control import EngineControl
+from consumers.reloader.control import EngineControl, PauseMode
 from infra import faults
 from infra.errors import ReloadError
 from infra.labels import LOADING
@@ -22,9 +22,9 @@ RESETS = 5
 RESET_WAIT_S = 0.05
 
 
-async def freeze(control: EngineControl) -> None:
+async def freeze(control: EngineControl, mode: PauseMode = "keep") -> None:
     """Stop sampling and take the label away. What fails here has not touched the weights."""
-    await control.pause("keep")
+    await control.pause(mode)
     faults.point("reloader.after_pause")
     await control.set_version(LOADING)
     faults.point("reloader.after_freeze")

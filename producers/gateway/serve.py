@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -34,6 +35,7 @@ from producers.capture.forwarder import Forwarder
 from producers.capture.log import CaptureLog
 from producers.engines.base import Engine
 from producers.engines.openai_upstream import TextUpstream
+from producers.engines.resubmit import ResubmittingEngine
 from producers.gateway.app import make_app
 from producers.gateway.fleet import Fleet
 from producers.gateway.gateway import Gateway
@@ -82,7 +84,7 @@ async def _run(settings: Settings, bus: Bus) -> None:
     sessions = Sessions(log.folder, options.policy)
     live = sessions.rebuild(log)
     logger.info("%s: %d live sessions, %d bytes to send", log.source, live, log.waiting)
-    fleet = Fleet(options.policy, _make_engine, urls)
+    fleet = Fleet(options.policy, partial(make_engine, resubmits=settings.engine.interrupt == "abort"), urls)
     gateway = Gateway(options, sessions, Recorder(log), fleet, renderer)
     forwarder = Forwarder(
         log,
@@ -254,12 +256,13 @@ class WorkersWatch:
                 self._loop.call_soon_threadsafe(self._observe, status)
 
 
-def _make_engine(url: str) -> Engine:
+def make_engine(url: str, *, resubmits: bool) -> Engine:
+    """The engine at `url`; where it ends requests to change its weights, one that asks for the rest of them."""
     from producers.engines.vllm import VllmEngine
 
     if urlsplit(url).scheme not in ("http", "https"):
         raise ConfigError(f"[gateway] engine_url {url!r} must begin with http:// or https://")
-    return VllmEngine(url)
+    return ResubmittingEngine(VllmEngine(url)) if resubmits else VllmEngine(url)
 
 
 def _make_upstream(settings: Settings) -> TextUpstream | None:

@@ -17,6 +17,7 @@ SMALL = {
     "bench_codec": "",
     "bench_delta": "--million 0.1 --steps 1",
     "bench_gateway": "--seconds 0.1",
+    "bench_interrupt": "--engine light --rounds 1 --load 2 --tokens 60",
     "bench_peers": "--groups 1 --steps 1",
     "bench_recovery": "--kills 1 --learners 2",
     "bench_reload": "--engine light --versions 2 --load 1",

@@ -85,6 +85,7 @@ RUN_BY = {
     ".venv/bin/python -m benchmarks.bench_codec": BENCHMARKS,
     ".venv/bin/python -m benchmarks.bench_delta": BENCHMARKS,
     ".venv/bin/python -m benchmarks.bench_gateway": BENCHMARKS,
+    ".venv/bin/python -m benchmarks.bench_interrupt": BENCHMARKS,
     ".venv/bin/python -m benchmarks.bench_peers": BENCHMARKS,
     ".venv/bin/python -m benchmarks.bench_recovery": BENCHMARKS,
     ".venv/bin/python -m benchmarks.bench_reload": BENCHMARKS,
