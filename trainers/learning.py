@@ -24,6 +24,7 @@ from trainers.batches.packing import KEEP, PROXIMAL, VALUES, Floats, Packed, cut
 from trainers.batches.sample import Sample, check
 from trainers.errors import BadConfiguration
 from trainers.lora import Lora, merged, prepare
+from trainers.refusals import fits, same_vocabulary
 from trainers.schedule import Schedule
 from trainers.state import State
 
@@ -100,9 +101,13 @@ class Trainer:
             state = replace(state, critic=None)
         elif state.critic is None:
             state = replace(state, critic=with_scalar_head(merged(state)))
+        fits(state)
+        held = {role: self.held[role]() for role in self.algorithm.holds}
+        for role, other in held.items():
+            same_vocabulary(state, other, role, equal=role not in self.algorithm.needs)
         self.backend.load(state)
-        for role in self.algorithm.holds:
-            self.backend.hold(role, self.held[role]())
+        for role, other in held.items():
+            self.backend.hold(role, other)
 
     def train(
         self,

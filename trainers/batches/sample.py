@@ -50,6 +50,8 @@ class Sample:
             raise BadSample(f"{where}: the first token is marked trainable, but nothing predicts it; mask it")
         if not np.isfinite(self.logprobs[self.mask != 0]).all():
             raise BadSample(f"{where}: a trainable token has no finite behaviour log-probability; mask it")
+        if self.reward is not None and not math.isfinite(self.reward):
+            raise BadSample(f"{where}: a reward of {self.reward}; give None where there is none")
 
     @property
     def length(self) -> int:
