@@ -18,11 +18,13 @@ SMALL = {
     "bench_delta": "--million 0.1 --steps 1",
     "bench_gateway": "--seconds 0.1",
     "bench_interrupt": "--engine light --rounds 1 --load 2 --tokens 60",
+    "bench_packing": "--samples 8 --steps 1",
     "bench_peers": "--groups 1 --steps 1",
     "bench_recovery": "--kills 1 --learners 2",
     "bench_reload": "--engine light --versions 2 --load 1",
     "bench_stages": "--records 88 --rounds 1",
     "bench_step": "--ranks 1 --steps 1",
+    "bench_tree": "--prompts 16 --reply 8 --groups 1 --steps 1",
 }
 """benchmark -> flags that make it short"""
 

@@ -86,11 +86,13 @@ RUN_BY = {
     ".venv/bin/python -m benchmarks.bench_delta": BENCHMARKS,
     ".venv/bin/python -m benchmarks.bench_gateway": BENCHMARKS,
     ".venv/bin/python -m benchmarks.bench_interrupt": BENCHMARKS,
+    ".venv/bin/python -m benchmarks.bench_packing": BENCHMARKS,
     ".venv/bin/python -m benchmarks.bench_peers": BENCHMARKS,
     ".venv/bin/python -m benchmarks.bench_recovery": BENCHMARKS,
     ".venv/bin/python -m benchmarks.bench_reload": BENCHMARKS,
     ".venv/bin/python -m benchmarks.bench_stages": BENCHMARKS,
     ".venv/bin/python -m benchmarks.bench_step": BENCHMARKS,
+    ".venv/bin/python -m benchmarks.bench_tree": BENCHMARKS,
     ".venv/bin/python -m benchmarks.study_layouts": "tests/benchmarks/test_study_layouts.py",
     ".venv/bin/python -m benchmarks.study_algorithms": "tests/benchmarks/test_study_algorithms.py",
     ".venv/bin/python -m benchmarks.study_staleness --out runs.jsonl --plot staleness.svg": (
