@@ -15,6 +15,7 @@ from trainers.algorithms.base import Algorithm
 from trainers.algorithms.registry import policy
 from trainers.backends.compute import Compute
 from trainers.backends.fsdp import TorchBackend
+from trainers.backends.layout import parse
 from trainers.batches.allocation import plan
 from trainers.batches.sample import Sample
 from trainers.learning import Report, Schedule, Trainer
@@ -53,7 +54,8 @@ def train(
     backend.form(rank, world, store, 120.0)
     trainer = Trainer(backend, algorithm, Schedule(1e-3), budget=budget, held=HELD, **(filling or {}))
     trainer.load(state)
-    reports = [train_share(trainer, batch, rank, world, version) for version, batch in enumerate(batches)]
+    cell, cells = backend.data_rank, backend.data_world
+    reports = [train_share(trainer, batch, cell, cells, version) for version, batch in enumerate(batches)]
     gathered = backend.gather()
     backend.tear_down()
     return reports, gathered
@@ -140,3 +142,20 @@ def form_again(
         backend.tear_down()
         seen.append((descriptors(), gloo_threads()))
     return seen
+
+
+def train_in_cell(
+    idle: TorchBackend,
+    rank: int,
+    world: int,
+    store: Store,
+    layout: str,
+    options: dict[str, Any],
+    state: State,
+    algorithm: Algorithm,
+    batches: Sequence[Sequence[Sample]],
+    budget: int = 10**6,
+) -> tuple[list[Report], State | None]:
+    """`train` on a backend whose ranks form cells; the process's own stays idle."""
+    backend = TorchBackend(parallel=parse(layout), device="cpu", **options)
+    return train(backend, rank, world, store, state, algorithm, batches, budget)

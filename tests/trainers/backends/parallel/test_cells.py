@@ -1,0 +1,78 @@
+"""Every kind of objective in a cell of ranks that share positions or layers: as one process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from tests.support.ranks import Ranks
+from tests.support.samples import random_samples, small_state
+from tests.support.steps import train, train_in_cell
+from trainers import checkpoint
+from trainers.algorithms.base import Algorithm
+from trainers.algorithms.distill import Distill
+from trainers.algorithms.registry import policy
+from trainers.backends.compute import Compute
+from trainers.backends.parallel.schedules import INTERLEAVED
+
+pytestmark = pytest.mark.slow
+
+STATE = small_state(num_hidden_layers=4)
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    with Ranks(2) as pool:
+        yield pool
+
+
+OBJECTIVES = {
+    "critic": policy("ppo"),
+    "whole sequences and scores": policy("gspo", recompute=True),
+    "reference": policy("reinforce++-baseline", kl_coef=0.1),
+    "teacher": Distill(),
+}
+
+
+@pytest.mark.parametrize("layout", ["torch:c2", "torch:p2"])
+@pytest.mark.parametrize("algorithm", OBJECTIVES.values(), ids=OBJECTIVES.keys())
+def test_objectives_agree(ranks: Ranks, layout: str, algorithm: Algorithm) -> None:
+    data = [random_samples(seed, groups=4) for seed in range(2)]
+    reports, theirs = ranks.run(train, 1, STATE, algorithm, data, 60)[0]
+    cell = ranks.run(train_in_cell, 2, layout, {}, STATE, algorithm, data, 60)
+    ours = cell[0][1]
+    assert ours is not None
+    for mine, _ in cell:
+        for report, other in zip(mine, reports, strict=True):
+            assert len(report.shares) == 1
+            assert report.shares == other.shares
+            assert report.metrics["loss"] == pytest.approx(other.metrics["loss"], abs=1.5e-6)
+            assert report.metrics["grad_norm"] == pytest.approx(other.metrics["grad_norm"], rel=5e-7)
+            for name in {"value_loss", "value_grad_norm", "entropy", "kl"} & other.metrics.keys():
+                assert report.metrics[name] == pytest.approx(other.metrics[name], rel=5e-6, abs=1e-6)
+    for name, weight in theirs.weights.items():
+        torch.testing.assert_close(ours.weights[name], weight, rtol=0, atol=5e-5)
+    for name, weight in theirs.critic.weights.items() if theirs.critic else ():
+        torch.testing.assert_close(ours.critic.weights[name], weight, rtol=0, atol=5e-5)
+    assert list(ours.weights) == list(theirs.weights), "in the order of the whole model"
+
+
+@pytest.mark.parametrize(
+    ("layout", "options", "atol"),
+    [
+        ("torch:c2", {}, 5e-5),
+        ("torch:c2", {"compute": Compute(checkpointing=True, logits=256)}, 5e-5),
+        ("torch:p2", {"schedule": INTERLEAVED}, 5e-5),
+        ("torch:p2", {"compute": Compute(bf16=True, checkpointing=True)}, 5e-3),
+    ],
+)
+def test_same_layout_same_bytes(ranks: Ranks, layout: str, options: dict[str, object], atol: float) -> None:
+    data = [random_samples(0)]
+    states = [ranks.run(train_in_cell, 2, layout, options, STATE, policy("grpo"), data, 60)[0][1] for _ in range(2)]
+    first, second = (checkpoint.fingerprint(state) for state in states)
+    assert first == second
+    alone = ranks.run(train, 1, STATE, policy("grpo"), data, 60)[0][1]
+    for name, weight in alone.weights.items():
+        torch.testing.assert_close(states[0].weights[name], weight, rtol=0, atol=atol)
