@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -45,6 +47,21 @@ def test_windows_slide_over_slices(ranks: Ranks) -> None:
     alone = pass_alone(state, batch)
     for together in ranks.run(pass_together, 2, state, batch):
         torch.testing.assert_close(together[0], alone[0], rtol=0, atol=2e-6)
+
+
+@pytest.mark.slow
+def test_samples_share_beginnings_over_slices(ranks: Ranks) -> None:
+    samples = [
+        replace(sample, tokens=np.concatenate([np.arange(3, dtype=np.int32), sample.tokens[3:]]))
+        for sample in random_samples(5, groups=2)
+    ]
+    state, batch = small_state(), pack(samples, share=True)
+    assert batch.paths is not None
+    alone = pass_alone(state, batch)
+    for together in ranks.run(pass_together, 2, state, batch):
+        torch.testing.assert_close(together[0], alone[0], rtol=0, atol=2e-6)
+        for name, gradient in alone[3].items():
+            torch.testing.assert_close(together[3][name], gradient, rtol=1e-4, atol=2e-4, msg=name)
 
 
 @pytest.mark.slow
