@@ -112,14 +112,14 @@ async def measure(url: str, folders: list[Path], rounds: int, load: int, tokens:
     for mode in MODES:
         silences = [silence for each in found[mode] for silence in each.silences]
         seconds = statistics.median(each.seconds for each in found[mode])
-        again = statistics.mean(each.recomputed for each in found[mode])
         cut = sum(each.interrupted for each in found[mode])
+        again = sum(each.recomputed for each in found[mode]) / max(1, cut)
         medians[mode] = (statistics.median(silences), seconds, again)
         stall, worst = statistics.median(silences) * 1000, max(silences) * 1000
         print(
             f"{mode:6} stall {stall:5.0f} ms median, {worst:5.0f} ms worst; "
             f"together {seconds:.2f} s, {seconds / calm:.2f} of no swap; "
-            f"{again:.0f} tokens computed again a swap; {cut} of {rounds * load} requests were cut"
+            f"{again:.0f} tokens computed again for each request that was cut, {cut} of {rounds * load}"
         )
     ratios = [b / a if a else 1.0 for a, b in zip(medians["keep"], medians["abort"], strict=True)]
     print(f"abort over keep: stall {ratios[0]:.2f}, time {ratios[1]:.2f}, tokens computed again {ratios[2]:.2f}")

@@ -11,9 +11,13 @@ import pytest
 
 from consumers.learner.build import build_trainer
 from consumers.learner.collect import collect
+from consumers.policy import topics as policy_topics
 from consumers.policy import weights_root
+from consumers.reloader.adapter import base_of
+from consumers.reloader.directory import check
 from infra.config import load
 from infra.errors import ConfigError
+from schemas import codec
 from tests.support.feed import feed, settings_for
 from tests.support.learners import entries
 from trainers import checkpoint
@@ -124,3 +128,20 @@ def test_a_learner_keeps_its_adapter_from_start_to_start(place: Make) -> None:
     assert (path / "model.safetensors").is_file(), "engines load it as they load any other"
     assert collect(weights_root(two.settings), dict(enumerate(digests[1])), keep=1, serving=())
     assert state.adapter.base.is_dir()
+
+
+def test_versions_may_be_adapters(place: Make) -> None:
+    """The event says so, a reloader's checks pass, and a learner that starts anew goes on from one."""
+    it = place(**{"learner.lora": '{"rank": 4, "publish": "adapter"}'})
+    feed(it.bus, it.settings, range(12))
+    it.learn(1)
+    it.learn(3)
+    records = it.bus.read(policy_topics(it.settings)["weights"], 0)
+    events = [codec.decode_as("WeightVersion", record.value or b"") for record in records]
+    assert [event["mode"] for event in events] == ["full", "adapter", "adapter", "adapter"]
+    for event in events[1:]:
+        folder, _ = check(event, None)
+        assert base_of(folder).folder == Path(events[0]["uri"])
+        assert "model.safetensors" not in event["files"]
+    assert checkpoint.read(Path(events[3]["uri"]), digest=events[3]["digest"]).step == 3
+    assert events[3]["full_bytes"] < (events[0]["full_bytes"] or 0) / 4
