@@ -30,10 +30,10 @@ EXPERTS = Tolerance(weight=2.3e-4)
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One layout of one backend on one model. options: of its backend. ci: part of every run of the tests, not of
-    `make conformance` alone. error: what it must fail with, where upstream cannot run it on a CPU (a regular
-    expression). prepare: called once in each process before the backend is imported; a function at the top of a
-    module."""
+    """One layout of one backend on one model. options: of its backend, `called` so in the table. ci: part of every run
+    of the tests, not of `make conformance` alone. error: what it must fail with, where upstream cannot run it on a CPU
+    (a regular expression). prepare: called once in each process before the backend is imported; a function at the top
+    of a module."""
 
     layout: str
     model: str
@@ -41,6 +41,7 @@ class Case:
     tolerance: Tolerance | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     error: str = ""
+    called: str = ""
     prepare: Callable[[], None] | None = None
 
     @property
@@ -59,8 +60,8 @@ class Case:
         return self.tolerance or (EXPERTS if self.model == MOE else DENSE)
 
     def __str__(self) -> str:
-        options = "".join(f",{name}={value}" for name, value in self.options.items())
-        return f"{self.layout}{options}-{self.model}"
+        options = self.called or ",".join(f"{name}={value}" for name, value in self.options.items())
+        return f"{self.layout}{',' if options else ''}{options}-{self.model}"
 
 
 def model_state(model: str, **settings: Any) -> State:
