@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from trainers.backends.base import Backend
-from trainers.backends.layout import ENGINES, MEGATRON, TORCH, Layout, parse
+from trainers.backends.layout import DEEPSPEED, ENGINES, MEGATRON, TORCH, Layout, parse
 from trainers.errors import BadConfiguration
 
 if TYPE_CHECKING:
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 SIBLINGS = {
     TORCH: "trainers.backends.fsdp:TorchBackend",
     MEGATRON: "trainers.backends.megatron.backend:MegatronBackend",
+    DEEPSPEED: "trainers.backends.deepspeed:DeepSpeedBackend",
 }
 """Backend -> module and class. Classes are called with (adam, parallel=layout, **options)."""
 

@@ -1,0 +1,93 @@
+"""One process group that comes and goes, for backends that only need ranks which add up.
+
+Invariants: after `leave` no socket of the group is open, even if a reference to it survives somewhere; no exception
+object, work handle or traceback is kept, since any of them would hold the group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
+from torch.distributed.distributed_c10d import PrefixStore, Store, _set_pg_timeout, _world
+
+from trainers.backends.comms import COLLECTIVES
+from trainers.backends.sockets import GroupSockets
+from trainers.clock import Clock
+from trainers.errors import BadConfiguration
+
+FORM_S = 10.0
+"""longest that ranks wait for each other to form, all of them being on their way: one of them may have died since"""
+
+
+class Group:
+    """The ranks of one backend, over gloo and, on CUDA, NCCL. Not thread-safe, except `abort`."""
+
+    def __init__(self, clock: Clock, *, cuda: bool) -> None:
+        self.rank, self.world, self.formed = 0, 1, False
+        self._clock, self._cuda = clock, cuda
+        self._sockets: GroupSockets | None = None
+
+    def join(self, rank: int, world: int, store: Store | None, timeout: float) -> None:
+        """Meets the others in `store`; a world of 1 needs none. No collective waits longer than `timeout` seconds.
+        BadConfiguration for an impossible rank."""
+        check(rank, world, store)
+        sockets = GroupSockets()
+        meet = HashStore() if store is None else store
+        try:
+            dist.init_process_group(
+                "cpu:gloo,cuda:nccl" if self._cuda else "gloo",
+                store=meet,
+                rank=rank,
+                world_size=world,
+                timeout=timedelta(seconds=min(timeout, FORM_S)),
+            )
+        except BaseException:
+            # torch names a group by how many this process has made, and counts anew only when a group ends. After one
+            # that never came to be, this process would look for its peers under another name than theirs, for ever.
+            _world.group_count = 0
+            raise
+        _set_pg_timeout(timedelta(seconds=timeout))
+        sockets.record(PrefixStore("millrace", meet), rank, world)
+        self._sockets = sockets
+        self.rank, self.world, self.formed = rank, world, True
+
+    def abort(self) -> None:
+        """Makes a collective that blocks in this process fail now. From any thread."""
+        sockets = self._sockets
+        if sockets is not None:
+            sockets.close()
+
+    def leave(self) -> None:
+        """Closes the sockets and ends the group. At any time, any number of times."""
+        self.abort()
+        self._sockets = None
+        if self.formed and dist.is_initialized():
+            dist.destroy_process_group()
+        self.rank, self.world, self.formed = 0, 1, False
+
+    def sum(self, values: Sequence[float]) -> list[float]:
+        """Adds each value up over the ranks, in float64."""
+        return self._reduce(values, dist.ReduceOp.SUM)
+
+    def max(self, values: Sequence[float]) -> list[float]:
+        """The largest of each value over the ranks."""
+        return self._reduce(values, dist.ReduceOp.MAX)
+
+    def _reduce(self, values: Sequence[float], op: dist.ReduceOp.RedOpType) -> list[float]:
+        vector = torch.tensor(values, dtype=torch.float64)
+        if self.world > 1 and len(values) > 0:
+            with self._clock.phase(COLLECTIVES):
+                dist.all_reduce(vector, op=op)
+        return [float(value) for value in vector]
+
+
+def check(rank: int, world: int, store: Store | None) -> None:
+    """BadConfiguration where `rank` of `world` cannot form."""
+    if not 0 <= rank < world:
+        raise BadConfiguration(f"rank {rank} is not in a world of {world}")
+    if world > 1 and store is None:
+        raise BadConfiguration(f"{world} ranks need a store to meet in")
