@@ -259,6 +259,9 @@ class Learner(Section):
     knobs: dict[str, Any] = Field(
         default={}, description='overrides of its preset: { clip_high = 0.3, reward_norm = "group/none" }'
     )
+    backend: Literal["torch", "deepspeed", "megatron"] = Field(
+        default="torch", description="what computes; the others come with `pip install 'millrace[backends]'`"
+    )
     reference: str = Field(default="", description="directory of the frozen model that a KL penalty compares with")
     teacher: str = Field(default="", description="directory of the model that distillation learns from")
     lr: Annotated[float, Field(gt=0)] = Field(default=5e-4, description="learning rate of AdamW")

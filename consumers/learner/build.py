@@ -25,8 +25,11 @@ from infra.topics import full_name
 from schemas.records import LedgerEntry, WeightVersion
 from trainers import checkpoint
 from trainers.algorithms.registry import algorithm
+from trainers.backends.base import Backend
 from trainers.backends.compute import Compute
-from trainers.backends.fsdp import Adam, TorchBackend
+from trainers.backends.factory import make_backend
+from trainers.backends.layout import TORCH
+from trainers.backends.trainee import Adam
 from trainers.batches.sample import Sample
 from trainers.errors import BadConfiguration
 from trainers.learning import Schedule, Trainer
@@ -89,10 +92,7 @@ def build_trainer(settings: Settings) -> Trainer:
         if chosen.temperature != 1:
             raise BadConfiguration("knobs: temperature: only tokens that were drawn at 1 reach a learner; leave it out")
         return Trainer(
-            TorchBackend(
-                Adam(weight_decay=learner.weight_decay, clip=learner.max_grad_norm),
-                compute=Compute(learner.precision == "bf16", learner.activation_checkpointing),
-            ),
+            _backend(learner),
             chosen,
             Schedule(learner.lr, learner.warmup, learner.decay, learner.decay_steps, learner.lr_floor),
             budget=learner.tokens_per_pack,
@@ -104,6 +104,19 @@ def build_trainer(settings: Settings) -> Trainer:
         )
     except BadConfiguration as error:
         raise ConfigError(f"[learner] {error}") from None
+
+
+def _backend(learner: config.Learner) -> Backend:
+    """Each learner is one rank of data parallelism; how many there are says how many ranks."""
+    adam = Adam(weight_decay=learner.weight_decay, clip=learner.max_grad_norm)
+    compute = Compute(learner.precision == "bf16", learner.activation_checkpointing)
+    if learner.backend == TORCH:
+        return make_backend("torch:d1", adam, compute=compute)
+    if compute != Compute():
+        raise BadConfiguration(
+            f"backend {learner.backend}: precision and activation_checkpointing are torch's; leave them out"
+        )
+    return make_backend(f"{learner.backend}:d1", adam)
 
 
 def warm_up(trainer: Trainer, weights: WeightVersion) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 from infra.config import Settings
 
-LIBRARIES = ("torch", "transformers", "safetensors", "numpy", "fastavro", "confluent-kafka")
+LIBRARIES = ("torch", "transformers", "peft", "safetensors", "numpy", "fastavro", "confluent-kafka")
 CODE = ("schemas", "trainers", "consumers/learner", "consumers/ledger.py", "consumers/places.py")
 NOT_TRAINING = frozenset(
     {

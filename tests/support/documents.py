@@ -82,6 +82,7 @@ RUN_BY = {
     "make test": CI,
     "make histories": "tests/properties/test_histories.py",
     "make bench": BENCHMARKS,
+    "make conformance": "tests/conformance/test_conformance_of_backends.py",
     ".venv/bin/python -m benchmarks.bench_codec": BENCHMARKS,
     ".venv/bin/python -m benchmarks.bench_delta": BENCHMARKS,
     ".venv/bin/python -m benchmarks.bench_gateway": BENCHMARKS,

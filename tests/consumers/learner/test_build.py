@@ -44,6 +44,12 @@ def test_every_algorithm_by_name(tmp_path: Path, name: str) -> None:
     assert made.algorithm == algorithm(name, minibatches=1)
 
 
+@pytest.mark.parametrize(("name", "kind"), [("torch", "TorchBackend"), ("deepspeed", "DeepSpeedBackend"), ("megatron", "MegatronBackend")])
+def test_one_line_takes_another_backend(tmp_path: Path, name: str, kind: str) -> None:
+    backend = built(tmp_path, learner__backend=name, learner__weight_decay=0.5).backend
+    assert (type(backend).__name__, backend.adam.weight_decay) == (kind, 0.5)
+
+
 def test_knobs_override(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = settings_for(tmp_path, "127.0.0.1:1", "t")[1]
     knobs = "knobs = { clip_high = 0.5, rejection = { upper = 3.0 }, reward_norm = 'group/none', dual_clip = 'none' }"
@@ -76,6 +82,7 @@ def test_the_learning_rate_and_how_passes_are_computed(tmp_path: Path) -> None:
         ({"learner__knobs": '{"minibatches": 4}'}, "a setting of its own"),
         ({"learner__knobs": '{"temperature": 0.7}'}, "only tokens that were drawn at 1"),
         ({"learner__knobs": '{"behave_imp_weight_cap": 5}'}, "no longer exists"),
+        ({"learner__backend": "megatron", "learner__precision": "bf16"}, "precision and activation_checkpointing are"),
         ({"learner__algorithm": "reinforce++"}, "name the model to hold as reference"),
     ],
 )
