@@ -44,7 +44,9 @@ def test_every_algorithm_by_name(tmp_path: Path, name: str) -> None:
     assert made.algorithm == algorithm(name, minibatches=1)
 
 
-@pytest.mark.parametrize(("name", "kind"), [("torch", "TorchBackend"), ("deepspeed", "DeepSpeedBackend"), ("megatron", "MegatronBackend")])
+@pytest.mark.parametrize(
+    ("name", "kind"), [("torch", "TorchBackend"), ("deepspeed", "DeepSpeedBackend"), ("megatron", "MegatronBackend")]
+)
 def test_one_line_takes_another_backend(tmp_path: Path, name: str, kind: str) -> None:
     backend = built(tmp_path, learner__backend=name, learner__weight_decay=0.5).backend
     assert (type(backend).__name__, backend.adam.weight_decay) == (kind, 0.5)
