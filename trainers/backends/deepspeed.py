@@ -1,4 +1,4 @@
-"""DeepSpeed: ZeRO 0 and 1 with data parallelism, over gloo or, on CUDA, NCCL.
+"""DeepSpeed: ZeRO 0 to 3 with data parallelism, over gloo or, on CUDA, NCCL.
 
 The policy and its critic are one engine each; frozen models are whole on every rank and never enter DeepSpeed.
 `load` checks and builds the models alone; the engines, whose making exchanges bytes, are made at the first use that all
@@ -105,8 +105,7 @@ class DeepSpeedBackend(Backend):
         for engine in self._engines.values():
             engine.close()
         self._engines, self._frozen = {}, {}
-        # ZeRO-3 pushes each model it meets here and pops none
-        importlib.import_module("deepspeed.runtime.zero.parameter_offload").FWD_MODULE_STACK.clear()
+        _forget_past()
 
     def sum(self, values: Sequence[float]) -> list[float]:
         return self._group.sum(values)
@@ -194,3 +193,13 @@ def _import(cuda: bool) -> Any:
     # compiled at the first group of each machine, for inference alone
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     return deepspeed
+
+
+def _forget_past() -> None:
+    """ZeRO-3 pushes each model it meets on a list and pops none; and it counts modules and parameters over the life of
+    a process, numbers that must agree over ranks which have lived through different groups."""
+    zero = "deepspeed.runtime.zero"
+    offload = importlib.import_module(f"{zero}.parameter_offload")
+    offload.FWD_MODULE_STACK.clear()
+    offload.DeepSpeedZeRoOffload._register_deepspeed_module.__defaults__[0][0] = 0
+    importlib.import_module(f"{zero}.partition_parameters").Init.param_id = 0

@@ -38,9 +38,9 @@ from trainers.state import State
 
 @dataclass(frozen=True, slots=True)
 class Zero:
-    """ZeRO's constants. stage: 0 replicates all, 1 cuts Adam's moments over the ranks; 2 and 3, which cut gradients
-    and weights too, are refused (see `check`). offload: moments and fp32 weights live on the CPU (1). bf16: forward and
-    backward in bf16, fp32 weights and sums (2 and 3). bucket: elements that one reduction moves."""
+    """ZeRO's constants. stage: 0 replicates all, 1 cuts Adam's moments over the ranks, 2 the gradients too, 3 the
+    weights too. offload: moments and fp32 weights live on the CPU (1 to 3). bf16: forward and backward in bf16, fp32
+    weights and sums (2 and 3). bucket: elements that one reduction moves."""
 
     stage: int = 1
     offload: bool = False
@@ -51,12 +51,10 @@ class Zero:
         """BadConfiguration, with the reason, for what cannot be."""
         if self.stage not in range(4):
             raise BadConfiguration(f"ZeRO has stages 0 to 3, not {self.stage}")
-        if self.stage > 1:
-            raise BadConfiguration(f"ZeRO {self.stage} gave wrong weights on 3 ranks here; take stage 1")
         if self.offload and self.stage == 0:
             raise BadConfiguration("ZeRO 0 keeps everything in place; offload from stage 1 on")
-        if self.bf16 and self.stage < 3:
-            raise BadConfiguration(f"bf16 needs ZeRO 3, not {self.stage}: below, DeepSpeed sums gradients in bf16")
+        if self.bf16 and self.stage < 2:
+            raise BadConfiguration(f"bf16 needs ZeRO 2 or 3, not {self.stage}: below, DeepSpeed sums gradients in bf16")
 
     def settings(self, clip: float) -> dict[str, Any]:
         """As DeepSpeed's configuration has it."""
@@ -68,6 +66,9 @@ class Zero:
         }
         if self.stage == 3:
             zero |= {"stage3_param_persistence_threshold": 0, "stage3_prefetch_bucket_size": self.bucket}
+            # It would replace torch's linear for good, in the processes that ever ran stage 3: gradients then come in
+            # another order there than in their peers, and stage 2, which adds them up in that order, mixes them up.
+            zero["memory_efficient_linear"] = False
         if self.offload:
             zero["offload_optimizer"] = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
         found: dict[str, Any] = {

@@ -42,6 +42,7 @@ class Shards:
         self._rank, self._shapes, self._stage = rank, dict(shapes), stage
         self._optimizer: torch.optim.Optimizer = engine.optimizer if stage == 0 else engine.optimizer.optimizer
         parameters = dict(engine.module.named_parameters())
+        self._holders = _holders(engine.optimizer, stage, list(parameters.values()))
         self._fragments = {
             name: fragment
             for name, shape in shapes.items()
@@ -57,7 +58,7 @@ class Shards:
     def write_moments(self, moments: Mapping[str, Mapping[str, torch.Tensor]], step: int) -> None:
         """Makes the optimizer go on after `step` steps."""
         with torch.no_grad():
-            for holder in self._holders():
+            for holder in self._holders:
                 self._optimizer.state[holder] = {
                     "step": torch.tensor(float(step)),
                     **{slot: torch.zeros_like(holder) for slot in moments},
@@ -76,9 +77,6 @@ class Shards:
         """What there is to gather: the moments too, after a first step. The same on every rank."""
         return (WEIGHT, *MOMENTS) if self._optimizer.state else (WEIGHT,)
 
-    def _holders(self) -> list[torch.Tensor]:
-        return [holder for group in self._optimizer.param_groups for holder in group["params"]]
-
     def _gather(self, slot: str) -> Iterator[tuple[str, torch.Tensor]]:
         for names in _buckets(self._shapes):
             sizes = [self._shapes[name].numel() for name in names]
@@ -93,6 +91,12 @@ class Shards:
             if self._rank == 0:
                 for name, part in zip(names, full.split(sizes), strict=True):
                     yield name, part.view(self._shapes[name]).clone()
+
+
+def _holders(optimizer: Any, stage: int, parameters: list[Any]) -> list[Any]:
+    if stage == 0:
+        return parameters
+    return list(optimizer.fp32_partitioned_groups_flat if stage == 3 else optimizer.single_partition_of_fp32_groups)
 
 
 def _fragment(optimizer: Any, stage: int, rank: int, parameter: Any, size: int) -> Fragment | None:
