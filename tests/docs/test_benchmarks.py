@@ -14,12 +14,14 @@ import pytest
 from tests.support.documents import BENCHMARKS, ROOT, RUN_BY
 
 SMALL = {
+    "bench_backends": "--groups 2 --steps 1",
     "bench_codec": "",
     "bench_delta": "--million 0.1 --steps 1",
     "bench_gateway": "--seconds 0.1",
     "bench_interrupt": "--engine light --rounds 1 --load 2 --tokens 60",
     "bench_packing": "--samples 8 --steps 1",
     "bench_peers": "--groups 1 --steps 1",
+    "bench_proximal": "--groups 2 --steps 1",
     "bench_recovery": "--kills 1 --learners 2",
     "bench_reload": "--engine light --versions 2 --load 1",
     "bench_stages": "--records 88 --rounds 1",
