@@ -115,14 +115,16 @@ def last(bus: Bus, topic: str, wanted: Callable[[Record], bool] = lambda _: True
         window *= 2
 
 
-def head(bus: Bus, weights: str, ledger: str, patience_s: float = MARKERS_S) -> Head | None:
+def head(bus: Bus, weights: str, ledger: str, patience_s: float | None = None) -> Head | None:
     """The newest committed version of a policy by its two full topic names; None before version 0.
 
     Without a fence a newer version may be committed meanwhile: what is returned belongs together all the same. One
     transaction writes both topics, but each partition gets a commit marker of its own, so for a moment a reader may see
-    only one of them: up to `patience_s` seconds are spent on that. Raises LedgerError when they still disagree."""
+    only one of them: up to `patience_s` seconds, MARKERS_S unless told, are spent on that. Raises LedgerError when they
+    still disagree."""
+    longest = MARKERS_S if patience_s is None else patience_s
     again = Retrying(
-        retry=retry_if_exception_type(_Apart), stop=stop_after_delay(patience_s), wait=wait_fixed(0.05), reraise=True
+        retry=retry_if_exception_type(_Apart), stop=stop_after_delay(longest), wait=wait_fixed(0.05), reraise=True
     )
     return again(_head, bus, weights, ledger)
 

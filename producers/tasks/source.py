@@ -5,7 +5,6 @@ task is refused when the files are opened, so that a loader never stops in the m
 
 from __future__ import annotations
 
-import importlib
 from abc import ABC, abstractmethod
 from array import array
 from pathlib import Path
@@ -78,14 +77,9 @@ class Columns(Source):
     """Parquet or Arrow files, by pyarrow."""
 
     def __init__(self, paths: list[Path]) -> None:
-        try:
-            pa, pq = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
-        except ImportError:
-            raise ConfigError(
-                f"{paths[0]} needs pyarrow, which is not installed: `pip install pyarrow`, or export the tasks as JSONL"
-            ) from None
-        tables = [pq.read_table(path) if path.suffix == ".parquet" else _arrow(pa, path) for path in paths]
-        self._rows = pa.concat_tables(tables)
+        import pyarrow as pa
+
+        self._rows = pa.concat_tables([_table(path) for path in paths], promote_options="default")
 
     def __len__(self) -> int:
         return int(self._rows.num_rows)
@@ -94,9 +88,17 @@ class Columns(Source):
         return dict(self._rows.slice(index, 1).to_pylist()[0])
 
 
-def _arrow(pa: Any, path: Path) -> Any:
-    with pa.memory_map(str(path)) as mapped:
-        return pa.ipc.open_stream(mapped).read_all()
+def _table(path: Path) -> Any:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    try:
+        if path.suffix == ".parquet":
+            return parquet.read_table(path)
+        with pa.memory_map(str(path)) as mapped:
+            return pa.ipc.open_stream(mapped).read_all()
+    except pa.ArrowInvalid as error:
+        raise ConfigError(f"{path} is no whole {path.suffix} file: {error}") from None
 
 
 def open_tasks(path: Path) -> Source:

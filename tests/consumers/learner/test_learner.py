@@ -213,7 +213,8 @@ def test_an_unknown_outcome_is_read_from_the_log(place: Make, point: str, commit
     assert any("was not committed" in note for note in unsure.notes) is not committed
 
 
-def test_a_ledger_without_its_weights_is_refused(place: Make) -> None:
+def test_a_ledger_without_its_weights_is_refused(place: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("consumers.ledger.MARKERS_S", 0.1)
     it = place()
     topic = full_name("t", "pico.ledger")
     head = next(iter(it.bus.read(topic, 0)))

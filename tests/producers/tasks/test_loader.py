@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from datasets import Dataset
 
 from infra.bus.base import Outgoing, TopicSpec
 from infra.bus.memory import MemoryBus
@@ -100,7 +101,8 @@ def test_a_dataset_directory(tmp_path: Path):
         ("t.jsonl", "{}\n{broken\n", r"t\.jsonl:2 is not JSON"),
         ("t.jsonl", "[1]\n", "is no JSON object"),
         ("t.jsonl", b"\xff\xfe\n", "is not JSON"),
-        ("t.parquet", b"PAR1", "needs pyarrow"),
+        ("t.parquet", b"PAR1", r"t\.parquet is no whole \.parquet file"),
+        ("t.arrow", b"nothing at all", r"t\.arrow is no whole \.arrow file"),
         ("x/README", "", "holds no .jsonl"),
         ("missing", None, "there is no"),
     ],
@@ -112,6 +114,15 @@ def test_bad_files_are_refused_at_the_start(tmp_path: Path, name: str, content: 
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(ConfigError, match=message):
         open_tasks(path.parent if name.startswith("x/") else path)
+
+
+def test_datasets_of_hugging_face_are_read(tmp_path: Path):
+    rows = [{"id": str(n), "messages": [{"role": "user", "content": "x"}], "answer": str(n)} for n in range(3)]
+    Dataset.from_list(rows).save_to_disk(tmp_path / "saved")
+    Dataset.from_list(rows).to_parquet(tmp_path / "t.parquet")
+    for path in (tmp_path / "saved", tmp_path / "t.parquet"):
+        tasks = open_tasks(path)
+        assert [tasks.task(n) for n in range(len(tasks))] == rows
 
 
 def test_tasks_that_share_an_id_are_kept_ahead_in_the_same_number(bus: MemoryBus, tmp_path: Path):
