@@ -79,7 +79,7 @@ def unplaced(record: dict[str, Any]) -> dict[str, Any]:
 
 def test_holes_in_every_topic_change_nothing():
     with_holes, without = outputs(True), outputs(False)
-    assert len(without["p.resolutions"]) == 4 + 6
+    assert len(without["p.resolutions"]) == 4 + 7, "four groups, and every setting as the policy began"
     assert with_holes == without
 
 
