@@ -38,7 +38,7 @@ def test_the_smallest_stays_where_nothing_is_small_enough() -> None:
 def test_against_the_sorted_suffixes(moments: list[float], threshold: float) -> None:
     values = np.array(moments, np.float32)
     first, smallest = first_dropped(values, threshold)
-    kept = values[(values < first) | ((values == first) & smallest)]
+    kept = values[(values < first) | ((values == first) & smallest)].astype(np.float64)
     down = np.sort(values.astype(np.float64))[::-1]
     suffixes = [i for i in range(len(down)) if down[i:].mean() < threshold - 1e-9]
     if not suffixes:
