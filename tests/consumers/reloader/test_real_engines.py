@@ -49,7 +49,7 @@ def light(folders: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Iter
 @pytest.fixture(params=["light", pytest.param("vllm", marks=pytest.mark.vllm)])
 async def rig(request: pytest.FixtureRequest, folders: list[Path]) -> AsyncIterator[Rig]:
     url = request.getfixturevalue(request.param).url
-    rig = Rig(VllmEngine(url), VllmControl(url), {"vllm": 20, "light": 1}[request.param])
+    rig = Rig(VllmEngine(url), VllmControl(url), {"vllm": 8, "light": 1}[request.param])
     yield rig
     await rig.control.pause("abort")
     await rig.control.load(folders[0])
