@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
@@ -33,6 +32,7 @@ from trainers.backends.parallel.schedules import ONE_F_ONE_B
 from trainers.backends.parallel.split import split
 from trainers.backends.parallel.stages import WHOLE, Stage, name_of
 from trainers.backends.passes import Passes
+from trainers.backends.seeding import reseed
 from trainers.batches.packing import Packed
 from trainers.clock import Clock
 from trainers.errors import BadConfiguration, NotFormed
@@ -186,7 +186,7 @@ class Trainee:
         """One optimizer step; `total` adds values up over all ranks, copies in a cell too."""
         if self._optimizer is None:
             raise NotFormed("this model is frozen: hold it only to score, load what shall learn")
-        self._reseed()
+        reseed(self._seed, self.steps, self._place.groups.index(DP))
         totals = dict.fromkeys(algorithm.measures, 0.0)
         clock, loss = self._place.clock, 0.0
 
@@ -218,10 +218,6 @@ class Trainee:
             tokens=sum(micro.length for micro in micros),
             samples=sum(micro.samples for micro in micros),
         )
-
-    def _reseed(self) -> None:
-        words = np.random.SeedSequence((self._seed, self.steps, self._place.groups.index(DP))).generate_state(2)
-        torch.manual_seed(int(words[0]) << 31 | int(words[1]) >> 1)
 
     def _widen_gradients(self) -> None:
         """Adds what a model of bf16 copies has up in fp32; FSDP does so itself."""

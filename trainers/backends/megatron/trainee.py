@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from megatron.core.distributed import (
     DistributedDataParallel,
@@ -32,6 +31,7 @@ from trainers.backends.megatron.model import PackedGPT
 from trainers.backends.megatron.optimizer import Optimizer
 from trainers.backends.megatron.transfer import collect
 from trainers.backends.megatron.weights import check_state, fill, pieces
+from trainers.backends.seeding import reseed
 from trainers.backends.trainee import Adam
 from trainers.batches.packing import Packed
 from trainers.clock import Clock
@@ -160,7 +160,7 @@ class MegatronTrainee:
         """One optimizer step; `total` adds values up over the ranks."""
         if self._optimizer is None:
             raise NotFormed("this model is frozen: hold it only to score, load what shall learn")
-        self._reseed()
+        reseed(self._seed, self.steps, self._place.rank)
         clock, groups = self._place.clock, self._place.groups
         totals = dict.fromkeys(algorithm.measures, 0.0)
         losses: list[float] = []
@@ -206,10 +206,6 @@ class MegatronTrainee:
             return None
         known = teacher.score(micros, lambda outcome: outcome.output)
         return lambda index: (known[index], teacher.model.logits)
-
-    def _reseed(self) -> None:
-        words = np.random.SeedSequence((self._seed, self.steps, self._place.rank)).generate_state(2)
-        torch.manual_seed(int(words[0]) << 31 | int(words[1]) >> 1)
 
     # ---- the state
 
