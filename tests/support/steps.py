@@ -128,9 +128,13 @@ def form_in_vain_then_together(backend: TorchBackend, rank: int, world: int, sto
 
 
 def form_again(
-    backend: TorchBackend, rank: int, world: int, store: Store, state: State, times: int
+    backend: TorchBackend, rank: int, world: int, store: Store, state: State, times: int, pieces: int | None = None
 ) -> list[tuple[int, int]]:
-    """Form, load, use and tear down `times` times in one process; open descriptors and gloo's threads after each."""
+    """Form, load, use and tear down `times` times in one process; open descriptors and gloo's threads after each.
+    pieces: on a backend of its own, whose layers are gathered for each pass and whose head is in pieces of so many
+    logits."""
+    if pieces is not None:
+        backend = TorchBackend(device="cpu", compute=Compute(logits=pieces), reshard=True)
     seen = []
     for index in range(times):
         backend.form(rank, world, dist.PrefixStore(str(index), store), 30.0)

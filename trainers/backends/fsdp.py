@@ -17,11 +17,11 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store, _set_pg_timeout, _world
-from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from transformers import PreTrainedModel
 
 from trainers.algorithms.base import Algorithm, Run
 from trainers.backends.base import ACTOR, CRITIC, TEACHER, Backend, StepResult
+from trainers.backends.caches import forget_meshes
 from trainers.backends.comms import COLLECTIVES
 from trainers.backends.compute import Compute
 from trainers.backends.layout import TORCH, Layout
@@ -146,9 +146,7 @@ class TorchBackend(Backend):
         self._forget()
         if dist.is_initialized():
             dist.destroy_process_group()
-            # DTensor's caches keep the mesh, and so the group, of whoever filled them; worse, meshes of equal shape are
-            # equal to them, so tensors of the next group would come out bound to this dead one.
-            _clear_sharding_prop_cache()
+            forget_meshes()
         if held:
             gc.collect()
             if not gc.get_freeze_count():

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.support.ranks import Ranks
-from tests.support.samples import random_samples, small_state
+from tests.support.samples import VOCABULARY, random_samples, small_state
 from tests.support.steps import form_again, form_and_leave, form_and_wait, form_in_vain_then_together, train
 from trainers import checkpoint
 from trainers.algorithms.base import Algorithm
@@ -131,9 +131,10 @@ def test_a_rank_that_formed_in_vain_finds_its_peers_the_next_time(ranks: Ranks) 
     assert ranks.run(form_in_vain_then_together, 2) == [[2.0]] * 2
 
 
-def test_groups_come_and_go_in_one_process(ranks: Ranks) -> None:
+@pytest.mark.parametrize("pieces", [None, 9 * VOCABULARY], ids=["whole", "in-pieces"])
+def test_groups_come_and_go_in_one_process(ranks: Ranks, pieces: int | None) -> None:
     """Nothing of a group survives it: neither threads nor descriptors."""
-    for seen in ranks.run(form_again, 2, small_state(), 8):
+    for seen in ranks.run(form_again, 2, small_state(), 8, pieces):
         assert {threads for _, threads in seen} == {0}
         assert seen[-1][0] <= seen[2][0], f"descriptors leak: {seen}"
 
