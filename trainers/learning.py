@@ -144,23 +144,28 @@ class Trainer:
         packed = self._pack(accepted, minibatches, version)
         weights = self.algorithm.weigh(accepted, oldest, self._scores(accepted, packed), self.backend.sum)
         packed = [[micro.attach_samples(weights) for micro in micros] for micros in packed]
-        counts = self.backend.sum([sum(self.algorithm.count(micro) for micro in micros) for micros in packed])
+        critic = self.algorithm.critic
+        counts = self._counts(self.algorithm, packed)
+        valued_counts = counts if critic is None else self._counts(critic, packed)
         results: list[StepResult] = []
         valued: list[StepResult] = []
-        critic = self.algorithm.critic
-        for micros, count in zip(packed, counts, strict=True):
+        for micros, count, valued_count in zip(packed, counts, valued_counts, strict=True):
             if count > 0:
                 lr = self.schedule.at(self.backend.steps)
                 critic_lr = self.critic_schedule.at(self.backend.steps)
                 results.append(self.backend.step(micros, self.algorithm, count, lr, ACTOR))
                 if critic is not None:
-                    valued.append(self.backend.step(micros, critic, count, critic_lr, CRITIC))
+                    valued.append(self.backend.step(micros, critic, valued_count, critic_lr, CRITIC))
         report = self._report(samples, packed, results, version)
         if critic is not None:
             values = _means(critic, [result for result in valued if result.applied])
             names = {"loss": "value_loss", "grad_norm": "value_grad_norm"}
             report.metrics.update({names.get(name, name): value for name, value in values.items()})
         return report
+
+    def _counts(self, algorithm: Algorithm, packed: list[list[Packed]]) -> list[float]:
+        """Each minibatch's denominator of this algorithm's loss, over all cells."""
+        return self.backend.sum([sum(algorithm.count(micro) for micro in micros) for micros in packed])
 
     def _pack(
         self, samples: Sequence[Sample], minibatches: Sequence[Sequence[int]], version: int

@@ -207,6 +207,15 @@ def test_a_critic_learns_and_continues_from_its_checkpoint(tmp_path: Path) -> No
     assert losses[2] < losses[0], "values come nearer to the returns of the same batch"
 
 
+@pytest.mark.parametrize("aggregation", ["sequence", "constant"])
+def test_a_critic_s_mean_is_over_tokens_however_the_policy_counts(aggregation: str) -> None:
+    by_token, _ = outcome(policy("ppo", minibatches=1), random_samples(0))
+    other, _ = outcome(policy("ppo", minibatches=1, aggregation=aggregation), random_samples(0))
+    for name in ("value_loss", "value_grad_norm"):
+        assert other.metrics[name] == by_token.metrics[name]
+    assert other.metrics["loss"] != by_token.metrics["loss"]
+
+
 def test_an_algorithm_without_a_critic_drops_it(tmp_path: Path) -> None:
     _, state = outcome(policy("ppo"), random_samples(0))
     assert state.critic is not None

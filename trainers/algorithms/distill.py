@@ -6,8 +6,10 @@
 Both over the whole vocabulary, whoever drew the tokens. On-policy distillation is for samples that the student drew,
 and needs the teacher's log-probability of the drawn token alone; it is a term of the policy-gradient family's loss:
 
-    joint       rl_coef * L_RL  +  teacher_coef * mean_t (logp_t - logp_T,t)
-    alone       - teacher_coef * mean_t exp(logp_t - old_t) (logp_T,t - stopgrad(logp_t))          where rl_coef = 0
+    rl_coef * L_RL  +  teacher_coef * mean_t exp(logp_t - old_t) (stopgrad(logp_t) - logp_T,t)
+
+That is the policy gradient whose reward is log p_T - log p. Where logp = old its value is mean_t (logp_t - logp_T,t),
+the sampled reverse KL. The gradient of that mean itself would not see the teacher at all.
 """
 
 from __future__ import annotations
@@ -29,14 +31,9 @@ from trainers.batches.sample import Sample
 from trainers.errors import BadConfiguration
 
 
-def joint(logprobs: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor:
-    """float[M] each -> the sampled reverse KL, float[M], beside another loss."""
-    return logprobs - teacher
-
-
-def by_itself(logprobs: torch.Tensor, teacher: torch.Tensor, *, old: torch.Tensor) -> torch.Tensor:
-    """float[M] each -> the policy gradient whose reward is log p_T - log p, float[M]."""
-    return -torch.exp(logprobs - old) * (teacher - logprobs.detach())
+def towards(teacher: torch.Tensor, logprobs: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
+    """float[M] each, of the drawn tokens -> the loss that pulls them to the teacher, float[M]."""
+    return torch.exp(logprobs - old) * (logprobs.detach() - teacher)
 
 
 def divergence(student: torch.Tensor, teacher: torch.Tensor, direction: str) -> torch.Tensor:

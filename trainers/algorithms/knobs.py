@@ -55,7 +55,7 @@ class Knobs:
     dual_clip: float | None = None  # bounds the loss of negative advantages to this times their size
     sapo_tau_pos: float = 1.0  # steepness of SAPO's gate, positive advantages
     sapo_tau_neg: float = 1.05  # the same, negative advantages
-    kl_loss_coef: float = 0.0  # KL to the reference, in the loss
+    kl_loss_coef: float = 0.0  # KL to the reference, in the loss: of kl_estimator k2 or k3
     aggregation: Aggregation = "token"  # from tokens to a minibatch
 
     # ---- a teacher
@@ -141,7 +141,11 @@ class Knobs:
             self.m2_threshold is None or self.needs_proximal,
             "m2_threshold compares with the recomputed policy: set recompute = true, or decoupled = true",
         )
-
+        _require(
+            self.kl_loss_coef == 0 or self.kl_estimator != "k1",
+            "the gradient of k1 does not see the reference: beside kl_loss_coef set kl_estimator = k2 or k3, "
+            "or put the KL into the reward with kl_coef",
+        )
         _require(
             self.rl_coef == 1 or self.teacher_coef > 0, "rl_coef weighs against a teacher: set teacher_coef above 0"
         )

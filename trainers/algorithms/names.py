@@ -1,8 +1,8 @@
 """The names that other frameworks give to our knobs, taken as they are; names that mean nothing any more, refused.
 
 eps_clip 0.4                     clip_low 0.4, and clip_high 0.4 unless eps_clip_higher says otherwise
-use_sapo_loss, use_cispo_loss    objective
-overlong_reward_penalty false    overlong_tokens 0
+use_sapo_loss, use_cispo_loss    objective; false is refused where the preset says otherwise
+overlong_reward_penalty          false: overlong_tokens 0; true is refused where these are 0
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ RENAMED = {
     "adv_norm": "advantage_norm",
     "kl_ctl": "kl_coef",
     "overlong_penalty_factor": "overlong_factor",
+    "value_eps_clip": "value_clip",
     "mask_no_eos_with_zero": "mask_truncated",
     "gae_timestep_unit": "gae_unit",
     "rl_loss_weight": "rl_coef",
@@ -41,6 +42,17 @@ GONE = {
     "sequence_truncate -> the same with level sequence",
     "behaviour_cap": "it is rejection = {level token, action clamp, metric ratio, upper X}",
     "group_adv_norm": 'it is reward_norm = "group/group"',
+    "group_reward_norm": 'it is reward_norm = "group/group"',
+    "group_size": "groups carry their own sizes; how many samples a prompt gets is [policy] group_size",
+    "reward_normalization": 'it is reward_norm = {mean_level = "group", std_level = "group", std_unbiased = false, '
+    "eps = 1e-8}",
+    "drop_incomplete_group": "it is [policy] short_groups",
+    "dynamic_filter_fn": "it is dynamic_sampling here, or [policy] dynamic_sampling to fill the batch again",
+    "deterministic_sampling": "batches are in the order of their groups always",
+    "optimizer_dtype": "weights and moments are fp32 always; [learner] precision says what layers compute in",
+    "max_head_offpolicyness": "it is [policy] eta",
+    "consumer_batch_size": "it is [policy] batch",
+    "max_concurrent_rollouts": "it is [rollout] concurrency, of each of [rollout] workers",
     "gconfig": "sampling is the engine's business: [rollout] sampling",
 }
 """Names that no longer exist, and what to write instead."""
@@ -63,6 +75,20 @@ def translate(knobs: Mapping[str, Any]) -> dict[str, Any]:
     if "eps_clip" in knobs and "clip_high" not in out:
         out["clip_high"] = None
     return out
+
+
+def check_switches(name: str, knobs: Mapping[str, Any], made: Mapping[str, Any]) -> None:
+    """Raises BadConfiguration for a switch among `knobs` that changed nothing and is not so in what was made of
+    them."""
+    for objective in ("sapo", "cispo"):
+        if knobs.get(f"use_{objective}_loss") is False and made.get("objective") == objective:
+            raise BadConfiguration(
+                f"use_{objective}_loss is false, and {name} sets objective = {objective}: leave it out"
+            )
+    if knobs.get("overlong_reward_penalty") is True and not made.get("overlong_tokens"):
+        raise BadConfiguration(
+            "overlong_reward_penalty needs overlong_tokens: how many before max_new_tokens it begins"
+        )
 
 
 def _ours(name: str, value: Any) -> list[tuple[str, Any]]:

@@ -50,8 +50,8 @@ class Norm:
             raise BadConfiguration(
                 f"mean_level {self.mean_level!r} and std_level {self.std_level!r} must be batch, group or none"
             )
-        if not self.eps >= 0 or not math.isfinite(self.eps):
-            raise BadConfiguration(f"eps {self.eps} of a normalisation must be 0 or more")
+        if not self.eps > 0 or not math.isfinite(self.eps):
+            raise BadConfiguration(f"eps {self.eps} of a normalisation must be above 0: it divides groups of equals")
         if self.mean_leave1out and self.mean_level is None:
             raise BadConfiguration("mean_leave1out needs a mean_level: batch or group")
 

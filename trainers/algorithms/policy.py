@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -203,8 +203,7 @@ class PolicyGradient(TokenAlgorithm):
             losses = cispo(logprobs, ratio, advantages, k.clip_low, k.high)
         losses = weight * losses
         if k.teacher_coef > 0:
-            pull = distill.joint if k.rl_coef > 0 else partial(distill.by_itself, old=old)
-            losses = k.rl_coef * losses + k.teacher_coef * pull(logprobs, batch.column(TEACHER))
+            losses = k.rl_coef * losses + k.teacher_coef * distill.towards(batch.column(TEACHER), logprobs, old)
         if k.kl_loss_coef > 0:
             gap = kl.estimate(k.kl_estimator, logprobs, batch.column(REFERENCE))
             losses = losses + k.kl_loss_coef * gap

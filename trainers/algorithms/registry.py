@@ -11,7 +11,7 @@ from trainers.algorithms.base import Algorithm
 from trainers.algorithms.distill import Distill
 from trainers.algorithms.dpo import Dpo
 from trainers.algorithms.knobs import Knobs
-from trainers.algorithms.names import RENAMED, translate
+from trainers.algorithms.names import RENAMED, check_switches, translate
 from trainers.algorithms.normalisation import Norm
 from trainers.algorithms.policy import PolicyGradient
 from trainers.algorithms.presets import ALIASES, PRESETS
@@ -58,9 +58,9 @@ def policy(name: str, **knobs: Any) -> PolicyGradient:
     known = {field.name for field in fields(Knobs)}
     given = translate(knobs)
     _known(name, given, known | RENAMED.keys())
-    return PolicyGradient(
-        Knobs(**{**PRESETS[name].knobs, **{knob: _value(knob, v) for knob, v in given.items()}}), name
-    )
+    made = {**PRESETS[name].knobs, **{knob: _value(knob, v) for knob, v in given.items()}}
+    check_switches(name, knobs, made)
+    return PolicyGradient(Knobs(**made), name)
 
 
 def _known(name: str, knobs: Mapping[str, Any], known: Iterable[str]) -> None:

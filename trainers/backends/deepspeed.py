@@ -29,7 +29,7 @@ from trainers.backends.deepspeed_engine import Engine, Zero
 from trainers.backends.forward import ForwardPass
 from trainers.backends.group import Group, check
 from trainers.backends.layout import DEEPSPEED, Layout
-from trainers.backends.models import build
+from trainers.backends.models import at_rest, build
 from trainers.backends.trainee import Adam
 from trainers.batches.packing import Packed
 from trainers.clock import Clock
@@ -145,6 +145,9 @@ class DeepSpeedBackend(Backend):
             return ForwardPass(self._frozen[role], micro.to(self.device))
         return self._learner(role).passes(micro)
 
+    def _models(self, role: str) -> list[torch.nn.Module]:
+        return [] if role in self._frozen else [self._learner(role).model]
+
     @property
     def steps(self) -> int:
         return self._learner(ACTOR).steps
@@ -160,11 +163,11 @@ class DeepSpeedBackend(Backend):
     # ---- the step
 
     def score(self, micros: Sequence[Packed], temperature: float, role: str = ACTOR) -> list[torch.Tensor]:
-        with self.clock.phase("forward"), torch.no_grad():
+        with self.clock.phase("forward"), at_rest(self._models(role)):
             return [self._passes(role, micro).tokens(temperature)[0].cpu() for micro in micros]
 
     def values(self, micros: Sequence[Packed]) -> list[torch.Tensor]:
-        with self.clock.phase("forward"), torch.no_grad():
+        with self.clock.phase("forward"), at_rest(self._models(CRITIC)):
             return [self._passes(CRITIC, micro).values().cpu() for micro in micros]
 
     def step(

@@ -152,6 +152,11 @@ class Engine:
                     vars(part).clear()
         self._engine = self._shards = self._state = None
 
+    @property
+    def model(self) -> torch.nn.Module:
+        """What learns."""
+        return self._model
+
     def passes(self, micro: Packed, teacher: torch.nn.Module | None = None) -> ForwardPass:
         """A forward pass of `micro` on this model."""
         self.start()

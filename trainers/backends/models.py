@@ -7,7 +7,8 @@ a vocabulary: a critic or a reward model. Its layout is the one that servers of 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -52,6 +53,20 @@ def build(assets: Mapping[str, bytes], weights: Mapping[str, torch.Tensor], stag
             parameter.copy_(weights[name])
     model.train(True)
     return model
+
+
+@contextmanager
+def at_rest(models: Sequence[torch.nn.Module]) -> Iterator[None]:
+    """Inside, `models` only answer: without gradients and without dropout, so nothing is drawn."""
+    before = [model.training for model in models]
+    for model in models:
+        model.train(False)
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for model, training in zip(models, before, strict=True):
+            model.train(training)
 
 
 def _causal(config: Any) -> PreTrainedModel:

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from trainers.algorithms.base import Run
 from trainers.backends.compute import Compute
 from trainers.backends.forward import ForwardPass
+from trainers.backends.models import at_rest
 from trainers.backends.parallel import pipeline
 from trainers.backends.parallel.context import Context, ContextPass, context_pass
 from trainers.backends.parallel.pipeline import Pipe
@@ -61,7 +62,7 @@ class Passes:
     ) -> list[torch.Tensor]:
         """The first `sizes` of what `of` makes of a pass of each micro-batch, float32, without gradient, on every rank
         of the cell and on the CPU."""
-        with torch.no_grad():
+        with at_rest(self.chunks):
             if self.pipe is None:
                 return [of(self.one(micro))[:size].cpu() for micro, size in zip(micros, sizes, strict=True)]
             rows = None

@@ -136,6 +136,7 @@ def test_configurations(given_: Any, expected: Norm | None) -> None:
         ({"group_size": 4}, "groups carry their own sizes"),
         ({"mean": "group"}, "has no 'mean'"),
         ({"eps": -1.0}, "eps"),
+        ({"eps": 0.0}, "divides groups of equals"),
         ({"mean_level": None, "mean_leave1out": True}, "needs a mean_level"),
     ],
 )

@@ -165,7 +165,9 @@ def loglinear(p: Padded, logp: T) -> T:
 
 
 def distilled(p: Padded, logp: T) -> T:
-    return grpo(p, logp) + 0.005 * token_mean(logp - p.columns[TEACHER], p)
+    """The policy gradient with the teacher's surprise as reward, whose value is k1 where the ratio is 1."""
+    reward = p.columns[TEACHER] - logp.detach()
+    return grpo(p, logp) - 0.005 * token_mean(torch.exp(logp - p.behaviour) * reward, p)
 
 
 def ppo(p: Padded, logp: T, bootstrap: bool = False) -> T:

@@ -63,7 +63,7 @@ def differentiable(kind: TokenAlgorithm) -> bool:
     if not isinstance(kind, PolicyGradient):
         return True
     k = kind.knobs
-    return k.objective != "cispo" and k.rl_coef > 0 and (k.needs_proximal or not k.decoupled)
+    return k.objective != "cispo" and k.teacher_coef == 0 and (k.needs_proximal or not k.decoupled)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if differentiable(kind)], ids=repr)

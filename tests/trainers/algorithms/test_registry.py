@@ -64,6 +64,8 @@ def test_switches_of_other_frameworks() -> None:
     assert policy("grpo", use_cispo_loss=True, eps_clip=1.0, eps_clip_higher=4.0).knobs.objective == "cispo"
     assert policy("grpo", use_sapo_loss=False).knobs.objective == "clip"
     assert policy("dapo", overlong_reward_penalty=False).knobs.overlong_tokens == 0
+    assert policy("grpo", overlong_reward_penalty=True, overlong_tokens=64).knobs.overlong_tokens == 64
+    assert policy("ppo", value_eps_clip=0.2).knobs.value_clip == 0.2
     reuse = policy("decoupled", prox_logp_method="reuse_train_logp", ppo_n_minibatches=1)
     assert reuse.knobs.proximal == "reuse"
 
@@ -92,6 +94,12 @@ def test_none_unsets() -> None:
         ("grpo", {"behave_imp_weight_cap": 5}, "`upper` of rejection"),
         ("grpo", {"behave_imp_weight_mode": "token_mask"}, "action mask"),
         ("grpo", {"behaviour_cap": 2.0}, "rejection = "),
+        ("grpo", {"max_head_offpolicyness": 4}, r"\[policy\] eta"),
+        ("grpo", {"group_reward_norm": True}, 'reward_norm = "group/group"'),
+        ("sapo", {"use_sapo_loss": False}, "sets objective = sapo"),
+        ("grpo", {"overlong_reward_penalty": True}, "needs overlong_tokens"),
+        ("grpo", {"use_sapo_loss": True, "use_cispo_loss": True}, "one knob"),
+        ("grpo", {"kl_loss_coef": 0.1}, "k2 or k3"),
         ("grpo", {"rejection": {"upper": 5.0}}, "set decoupled = true"),
         ("grpo", {"m2_threshold": 0.04}, "set recompute = true"),
         ("grpo", {"proximal": "exact"}, "choose recompute"),

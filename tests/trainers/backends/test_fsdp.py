@@ -96,6 +96,18 @@ def test_dropout_repeats_with_the_seed_and_step() -> None:
     assert trained(1) == trained(2)
 
 
+def test_scores_draw_nothing() -> None:
+    """Dropout is for learning: what a batch is weighed by is the model's own, and a resumed run finds the same."""
+    state = small_state(attention_dropout=0.3)
+    of, micro = backend(state), pack(random_samples(0))
+    plain = backend(State(state.weights, small_state().assets))
+    drawn = torch.random.get_rng_state()
+    (scored,) = of.score([micro], 1.0)
+    assert torch.equal(scored, plain.score([micro], 1.0)[0])
+    assert torch.equal(torch.random.get_rng_state(), drawn)
+    assert of.model.training
+
+
 class Poisoned(Sft):
     """SFT whose loss goes through `poison` while `sick`."""
 
