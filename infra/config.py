@@ -297,6 +297,9 @@ class Learner(Section):
     activation_checkpointing: bool = Field(
         default=False, description="layers keep their input alone and compute the rest again in the backward pass"
     )
+    offload: tuple[Literal["actor", "critic", "reference", "teacher"], ...] = Field(
+        default=(), description="roles whose tensors leave the device between their uses; torch alone"
+    )
     learners: Annotated[int, Field(ge=0)] = Field(default=1, description="processes that `millrace up` starts")
     threads: Positive = Field(default=1, description="CPU threads of each")
     host: str = Field(default="127.0.0.1", description="address other learners reach this one at")

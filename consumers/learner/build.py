@@ -111,12 +111,12 @@ def _backend(learner: config.Learner) -> Backend:
     adam = Adam(weight_decay=learner.weight_decay, clip=learner.max_grad_norm)
     compute = Compute(learner.precision == "bf16", learner.activation_checkpointing)
     if learner.backend == TORCH:
-        return make_backend("torch:d1", adam, compute=compute)
+        return make_backend("torch:d1", adam, offload=learner.offload, compute=compute)
     if compute != Compute():
         raise BadConfiguration(
             f"backend {learner.backend}: precision and activation_checkpointing are torch's; leave them out"
         )
-    return make_backend(f"{learner.backend}:d1", adam)
+    return make_backend(f"{learner.backend}:d1", adam, offload=learner.offload)
 
 
 def warm_up(trainer: Trainer, weights: WeightVersion) -> None:

@@ -25,6 +25,7 @@ NOT_TRAINING = frozenset(
         "learners",
         "host",
         "keep",
+        "offload",
         "session_timeout_s",
         "max_versions",
         "collective_timeout_s",

@@ -29,6 +29,7 @@ from trainers.clock import Clock
 from trainers.state import State
 
 ACTOR, CRITIC, REFERENCE, TEACHER = "actor", "critic", "reference", "teacher"
+ROLES = (ACTOR, CRITIC, REFERENCE, TEACHER)
 """Roles that a backend's models play. The first two learn."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -20,14 +21,21 @@ SIBLINGS = {
 """Backend -> module and class. Classes are called with (adam, parallel=layout, **options)."""
 
 
-def make_backend(layout: Layout | str, adam: Adam | None = None, **options: Any) -> Backend:
+def make_backend(
+    layout: Layout | str, adam: Adam | None = None, *, offload: Sequence[str] = (), **options: Any
+) -> Backend:
     """An unformed backend for `layout`, such as torch:d2t2. How many ranks come decides d. BadConfiguration where the
-    layout is none or its backend does not train; `options`: the sibling's own."""
+    layout is none, its backend does not train, or it keeps on the device what `offload` names (roles that leave it
+    between their uses); `options`: the sibling's own."""
     made = parse(layout) if isinstance(layout, str) else layout
     made.check()
     if made.backend not in SIBLINGS:
         serves = "serves and does not train" if made.backend in ENGINES else "is not among them"
         raise BadConfiguration(f"{made}: {made.backend} {serves}; train with {', '.join(SIBLINGS)}")
+    if offload:
+        if made.backend != TORCH:
+            raise BadConfiguration(f"{made.backend} keeps every role on the device: leave offload out, or use torch")
+        options["offload"] = offload
     module, _, name = SIBLINGS[made.backend].partition(":")
     backend: Backend = getattr(import_module(module), name)(adam, parallel=made, **options)
     return backend

@@ -10,7 +10,8 @@ group.
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 
@@ -20,11 +21,12 @@ from torch.distributed.distributed_c10d import PrefixStore, Store, _set_pg_timeo
 from transformers import PreTrainedModel
 
 from trainers.algorithms.base import Algorithm, Run
-from trainers.backends.base import ACTOR, CRITIC, TEACHER, Backend, StepResult
+from trainers.backends.base import ACTOR, CRITIC, ROLES, TEACHER, Backend, StepResult
 from trainers.backends.caches import forget_meshes
 from trainers.backends.comms import COLLECTIVES
 from trainers.backends.compute import Compute
 from trainers.backends.layout import TORCH, Layout
+from trainers.backends.offload import Shelf, check_roles
 from trainers.backends.parallel.grid import DP, Grid, Groups
 from trainers.backends.parallel.schedules import ONE_F_ONE_B, chunks_of
 from trainers.backends.sockets import GroupSockets
@@ -47,7 +49,7 @@ class TorchBackend(Backend):
     """See the seam. `device`: cpu or cuda, chosen by what there is when None. `reshard`: free gathered layers between
     forward and backward (less memory, one more all-gather a layer). `schedule`: of a pipeline, see
     `parallel/schedules.py`. `deterministic`: only algorithms that give the same bytes again. `compute`: number format,
-    and what is computed twice to save memory."""
+    and what is computed twice to save memory. `offload`: roles whose tensors leave the device between their uses."""
 
     adapters = True
     shares_prefixes = True
@@ -62,6 +64,7 @@ class TorchBackend(Backend):
         schedule: str = ONE_F_ONE_B,
         deterministic: bool = True,
         compute: Compute | None = None,
+        offload: Sequence[str] = (),
     ) -> None:
         self.adam = adam or Adam()
         self.parallel = parallel or Layout()
@@ -77,12 +80,15 @@ class TorchBackend(Backend):
         self._schedule = schedule
         self._deterministic = deterministic
         self.compute = compute or Compute()
+        check_roles(offload, ROLES)
+        self.offload = frozenset(offload)
         self._groups = Groups(Grid(), 0)
         self._sockets: GroupSockets | None = None
         self._forget()
 
     def _forget(self) -> None:
         self._roles: dict[str, Trainee] = {}
+        self._shelves: dict[str, Shelf] = {}
 
     # ---- the group
 
@@ -176,12 +182,33 @@ class TorchBackend(Backend):
 
     def load(self, state: State) -> None:
         self._forget()
-        self._roles[ACTOR] = Trainee(state, self._place, self.adam)
+        self._play(ACTOR, Trainee(state, self._place, self.adam))
         if state.critic is not None:
-            self._roles[CRITIC] = Trainee(state.critic, self._place, self.adam)
+            self._play(CRITIC, Trainee(state.critic, self._place, self.adam))
 
     def hold(self, role: str, state: State) -> None:
-        self._roles[role] = Trainee(state, self._place, None)
+        self._play(role, Trainee(state, self._place, None))
+
+    def _play(self, role: str, trainee: Trainee) -> None:
+        self._roles[role] = trainee
+        if role in self.offload:
+            self._shelves[role] = Shelf(self.device)
+            self._shelves[role].put(trainee.resident())
+
+    @contextmanager
+    def _used(self, *roles: str, learns: bool = False) -> Iterator[None]:
+        """Inside, these roles are on the device; the first may change. After a failure they stay: nothing is called
+        any more but tear_down."""
+        idle = [role for role in roles if role in self._shelves]
+        for role in idle:
+            self._shelves[role].fetch()
+        yield
+        for role in idle:
+            tensors = self._roles[role].resident()
+            if learns and role == roles[0]:
+                self._shelves[role].put(tensors)
+            else:
+                self._shelves[role].put_back()
 
     @property
     def _place(self) -> Place:
@@ -194,7 +221,9 @@ class TorchBackend(Backend):
 
     @property
     def model(self) -> PreTrainedModel:
-        """The policy itself; whole only in a world of 1 (sampling, evaluation)."""
+        """The policy itself, on the device; whole only in a world of 1 (sampling, evaluation)."""
+        if ACTOR in self._shelves:
+            self._shelves[ACTOR].fetch()
         return self._role(ACTOR).model
 
     @property
@@ -203,14 +232,17 @@ class TorchBackend(Backend):
 
     @property
     def vocabulary(self) -> int:
-        return int(self.model.config.vocab_size)
+        return int(self._role(ACTOR).model.config.vocab_size)
 
     @property
     def longest(self) -> int:
-        return int(self.model.config.max_position_embeddings)
+        return int(self._role(ACTOR).model.config.max_position_embeddings)
 
     def passes(self, micro: Packed) -> Run:
         """A forward pass of the policy, to measure without learning; whole only in a world of 1."""
+        for role in (ACTOR, TEACHER):
+            if role in self._shelves:
+                self._shelves[role].fetch()
         teacher = self._roles.get(TEACHER)
         return self._role(ACTOR).passes.one(micro, teacher=teacher.passes if teacher else None)
 
@@ -218,24 +250,30 @@ class TorchBackend(Backend):
 
     def score(self, micros: Sequence[Packed], temperature: float, role: str = ACTOR) -> list[torch.Tensor]:
         trainee = self._role(role)
-        with self.clock.phase("forward"):
+        with self._used(role), self.clock.phase("forward"):
             return trainee.passes.read(
                 micros, lambda run: run.tokens(temperature)[0], [micro.trainable for micro in micros]
             )
 
     def values(self, micros: Sequence[Packed]) -> list[torch.Tensor]:
         critic = self._role(CRITIC)
-        with self.clock.phase("forward"):
+        with self._used(CRITIC), self.clock.phase("forward"):
             return critic.passes.read(micros, lambda run: run.values(), [micro.tokens.shape[1] for micro in micros])
 
     def step(
         self, micros: Sequence[Packed], algorithm: Algorithm, denominator: float, lr: float, role: str = ACTOR
     ) -> StepResult:
-        return self._role(role).step(micros, algorithm, denominator, lr, self._add, self._roles.get(TEACHER))
+        learner = self._role(role)
+        beside = [TEACHER] if TEACHER in algorithm.holds and TEACHER not in algorithm.needs else []
+        teacher = self._roles.get(TEACHER) if beside else None
+        with self._used(role, *beside, learns=True):
+            return learner.step(micros, algorithm, denominator, lr, self._add, teacher)
 
     def gather(self) -> State | None:
-        state = self._role(ACTOR).gather()
+        with self._used(ACTOR):
+            state = self._role(ACTOR).gather()
         if CRITIC not in self._roles:
             return state
-        critic = self._roles[CRITIC].gather()
+        with self._used(CRITIC):
+            critic = self._roles[CRITIC].gather()
         return None if state is None else replace(state, critic=critic)

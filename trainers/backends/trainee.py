@@ -284,6 +284,19 @@ class Trainee:
 
     # ---- the state
 
+    def resident(self) -> list[torch.Tensor]:
+        """Every tensor that outlives a step: weights and what the optimizer keeps of them. Frees what FSDP gathered."""
+        found: list[torch.Tensor] = [*self._shards]
+        for model in self.passes.chunks:
+            for unit in model.modules():
+                if isinstance(unit, FSDPModule):
+                    unit.reshard()
+            found += [p.to_local() if isinstance(p, DTensor) else p.data for p in model.parameters()]
+        if self._optimizer is not None:
+            for kept in self._optimizer.state.values():
+                found += [tensor for tensor in kept.values() if tensor.dim() > 0]
+        return found
+
     def gather(self) -> State | None:
         """The full state on rank 0, None elsewhere."""
         slots = {"": [shard.detach() for shard in self._shards]}

@@ -68,6 +68,7 @@ def test_the_learning_rate_and_how_passes_are_computed(tmp_path: Path) -> None:
     assert (plain.schedule.decay, plain.backend.compute) == ("constant", Compute())
     falling = {"learner__decay": "cosine", "learner__decay_steps": 50, "learner__lr_floor": 0.1, "learner__warmup": 5}
     lean = {"learner__precision": "bf16", "learner__activation_checkpointing": True}
+    assert built(tmp_path / "away", learner__offload='["reference"]').backend.offload == {"reference"}
     packed = {"learner__packing": "kk", "learner__prefix_sharing": True}
     made = built(tmp_path / "other", **falling, **lean, **packed)
     assert (plain.packing, plain.prefix_sharing, made.packing, made.prefix_sharing) == ("sequential", False, "kk", True)
@@ -85,6 +86,10 @@ def test_the_learning_rate_and_how_passes_are_computed(tmp_path: Path) -> None:
         ({"learner__knobs": '{"temperature": 0.7}'}, "only tokens that were drawn at 1"),
         ({"learner__knobs": '{"behave_imp_weight_cap": 5}'}, "no longer exists"),
         ({"learner__backend": "megatron", "learner__precision": "bf16"}, "precision and activation_checkpointing are"),
+        (
+            {"learner__backend": "megatron", "learner__offload": '["reference"]'},
+            "megatron keeps every role on the device",
+        ),
         ({"learner__algorithm": "reinforce++"}, "name the model to hold as reference"),
     ],
 )
