@@ -1,9 +1,12 @@
-"""States that cannot train, or not together. Each would end in a wrong number or an error that names no cause."""
+"""States that cannot train, or not together, and algorithms that learn nothing from how they are fed. Each would end in
+a wrong number or an error that names no cause."""
 
 from __future__ import annotations
 
 import json
 
+from trainers.algorithms.base import Algorithm
+from trainers.algorithms.policy import PolicyGradient
 from trainers.errors import BadConfiguration, CheckpointError
 from trainers.state import State
 
@@ -28,3 +31,27 @@ def same_vocabulary(policy: State, other: State, role: str, *, equal: bool) -> N
     ours, theirs = (int(json.loads(state.assets["config.json"])["vocab_size"]) for state in (policy, other))
     if theirs < ours or (equal and theirs != ours):
         raise BadConfiguration(f"the {role} knows {theirs} tokens, the policy {ours}: name a {role} of its tokenizer")
+
+
+def suits(algorithm: Algorithm, group_size: int, reply_tokens: int | None = None) -> None:
+    """Raises BadConfiguration when groups of so many samples, or replies of at most so many tokens (None: not known),
+    are not what `algorithm` compares."""
+    if algorithm.whole and group_size != 2:
+        raise BadConfiguration(f"{algorithm.name} learns from pairs: set [policy] group_size = 2, not {group_size}")
+    if not isinstance(algorithm, PolicyGradient):
+        return
+    knobs = algorithm.knobs
+    for name in ("reward_norm", "advantage_norm"):
+        norm = getattr(knobs, name)
+        if group_size == 1 and norm is not None and norm.mean_level == "group":
+            raise BadConfiguration(
+                f"{name} takes the mean of groups, which erases what a group of one earns: set [policy] group_size "
+                f'above 1, or {name} = "batch/batch"'
+            )
+    if group_size == 1 and knobs.dynamic_sampling:
+        raise BadConfiguration("dynamic_sampling leaves out groups of equals, so every one: set [policy] group_size")
+    if knobs.overlong_tokens and reply_tokens is not None and reply_tokens != knobs.max_new_tokens:
+        raise BadConfiguration(
+            f"the penalty on overlong replies goes by max_new_tokens = {knobs.max_new_tokens}, and replies end at "
+            f"[rollout] sampling max_tokens = {reply_tokens}: make them equal"
+        )

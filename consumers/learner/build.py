@@ -34,6 +34,7 @@ from trainers.batches.sample import Sample
 from trainers.errors import BadConfiguration
 from trainers.learning import Schedule, Trainer
 from trainers.lora import Lora
+from trainers.refusals import suits
 
 
 def build(
@@ -91,6 +92,8 @@ def build_trainer(settings: Settings) -> Trainer:
         chosen = algorithm(learner.algorithm, minibatches=learner.minibatches, **learner.knobs)
         if chosen.temperature != 1:
             raise BadConfiguration("knobs: temperature: only tokens that were drawn at 1 reach a learner; leave it out")
+        limit = settings.rollout.sampling.get("max_tokens")
+        suits(chosen, settings.policy.group_size, int(limit) if limit else None)
         return Trainer(
             _backend(learner),
             chosen,

@@ -20,6 +20,7 @@ from trainers.backends.fsdp import TorchBackend
 from trainers.batches.sample import Sample
 from trainers.errors import BadConfiguration, BadSample, CheckpointError
 from trainers.learning import Report, Schedule, Trainer
+from trainers.refusals import suits
 from trainers.state import State
 
 Change = Callable[[list[Sample]], list[Sample]]
@@ -171,3 +172,27 @@ def test_a_value_model_is_no_policy(tmp_path: Path) -> None:
     assert state.critic is not None
     with pytest.raises(CheckpointError, match="missing"):
         trainer(policy("grpo"), replace(state, weights=state.critic.weights, moments={}))
+
+
+@pytest.mark.parametrize(
+    ("of", "size", "limit", "message"),
+    [
+        (policy("grpo"), 1, None, "reward_norm takes the mean of groups"),
+        (policy("ppo", advantage_norm="group/none"), 1, None, "advantage_norm takes the mean of groups"),
+        (policy("ppo", dynamic_sampling=True), 1, None, "leaves out groups of equals"),
+        (policy("dapo"), 8, 1024, "max_new_tokens = 4096, and replies end at .* 1024"),
+        (algorithm("dpo"), 8, None, "set .policy. group_size = 2"),
+        (algorithm("reward-model"), 1, None, "set .policy. group_size = 2"),
+    ],
+    ids=["group mean", "group mean of tokens", "dynamic sampling", "limit", "dpo", "reward model"],
+)
+def test_an_algorithm_that_would_learn_nothing_is_refused(
+    of: Algorithm, size: int, limit: int | None, message: str
+) -> None:
+    with pytest.raises(BadConfiguration, match=message):
+        suits(of, size, limit)
+
+
+def test_what_each_algorithm_compares_is_fine() -> None:
+    for of, size, limit in ((policy("ppo"), 1, 64), (policy("dapo"), 8, 4096), (algorithm("dpo"), 2, None)):
+        suits(of, size, limit)

@@ -91,6 +91,8 @@ def test_the_learning_rate_and_how_passes_are_computed(tmp_path: Path) -> None:
             "megatron keeps every role on the device",
         ),
         ({"learner__algorithm": "reinforce++"}, "name the model to hold as reference"),
+        ({"policy__group_size": 1}, "erases what a group of one earns"),
+        ({"learner__algorithm": "dapo", "rollout__sampling": '{"max_tokens": 512}'}, "make them equal"),
     ],
 )
 def test_what_no_trainer_can_do_is_refused(tmp_path: Path, flags: dict[str, Any], message: str) -> None:
