@@ -243,6 +243,10 @@ class Bus(_Closing, ABC):
     """The log."""
 
     @abstractmethod
+    def topics(self, prefix: str) -> list[str]:
+        """Names of all topics that begin so, sorted; those that cannot be read now too."""
+
+    @abstractmethod
     def partitions(self, topic: str) -> int:
         """How many partitions a topic has."""
 

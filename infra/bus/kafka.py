@@ -97,6 +97,9 @@ class KafkaBus(Bus):
             greet(self._admin, self._heard, self._bootstrap, WAIT_S)
             self._greeted = True
 
+    def topics(self, prefix: str) -> list[str]:
+        return sorted(name for name in self._cluster().topics if name.startswith(prefix))
+
     def partitions(self, topic: str) -> int:
         if topic not in self._counts:
             found = self._describe([topic])

@@ -90,6 +90,9 @@ class MemoryBus(Bus):
             raise TopicError(f"topic {topic} is missing. Create it with `millrace topics`.")
         return logs
 
+    def topics(self, prefix: str) -> list[str]:
+        return sorted(name for name in self.logs if name.startswith(prefix))
+
     def partitions(self, topic: str) -> int:
         return len(self.of(topic))
 

@@ -145,6 +145,14 @@ def test_topics_are_created_once_and_checked(bus: Bus, topic: Topic) -> None:
         bus.check_topics([TopicSpec(fresh("missing"), 1)])
 
 
+def test_topics_are_found_by_how_their_names_begin(bus: Bus, topic: Topic) -> None:
+    prefix = f"{fresh()}."
+    names = [f"{prefix}b", f"{prefix}a", prefix[:-1]]
+    bus.ensure_topics([TopicSpec(name, 1) for name in names])
+    assert bus.topics(prefix) == sorted(names[:2])
+    assert bus.topics(fresh("none")) == []
+
+
 # -- transactions and readers
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import signal
 import stat
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from infra import faults
 from infra.errors import GatewayError
 from producers.capture.entry import Entry
 from producers.capture.log import CaptureLog, LogFull
@@ -128,6 +130,45 @@ def test_kill_9_loses_nothing_that_append_returned(tmp_path: Path):
     log = CaptureLog(tmp_path / "log")
     assert log.end >= last + 1
     assert numbers(log) == list(range(log.end))
+
+
+WRITER = """
+import asyncio, sys
+from pathlib import Path
+from producers.capture.entry import Entry
+from producers.capture.log import CaptureLog
+
+async def main():
+    log = CaptureLog(Path(sys.argv[1]), segment_bytes=500, fsync=True)
+    for number in range(log.end, log.end + 40):
+        log.append(Entry("k", {"id": str(number)}, b"x" * 100))
+        print(number, flush=True)
+        await log.durable()
+        log.release(number + 1, 0)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("point", [name for name in faults.names(["producers"]) if name.startswith("capture.")])
+def test_a_kill_at_any_point_loses_nothing_that_append_returned(point: str, tmp_path: Path):
+    """Three times in a row on one folder; the next start goes on where the numbers ended."""
+    last = -1
+    for _ in range(3):
+        done = subprocess.run(
+            [sys.executable, "-c", WRITER, str(tmp_path / "log")],
+            env={**os.environ, "MILLRACE_KILL": f"{point}:3"},
+            capture_output=True,
+            timeout=120,
+        )
+        assert done.returncode == -signal.SIGKILL, done.stderr
+        last = max([last, *map(int, done.stdout.split())])
+        log = CaptureLog(tmp_path / "log", segment_bytes=500)
+        assert last < log.end <= last + 2, "the last one may be there whose append did not return"
+        assert numbers(log) == list(range(log.end))
+        assert log.acked <= log.end
+        log.close()
 
 
 def test_a_full_disk_leaves_no_trace_and_keeps_room_for_markers(tmp_path: Path):
