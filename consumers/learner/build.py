@@ -25,11 +25,11 @@ from infra.topics import full_name
 from schemas.records import LedgerEntry, WeightVersion
 from trainers import checkpoint
 from trainers.algorithms.registry import algorithm
+from trainers.backends.adam import Adam
 from trainers.backends.base import Backend
 from trainers.backends.compute import Compute
 from trainers.backends.factory import make_backend
 from trainers.backends.layout import TORCH
-from trainers.backends.trainee import Adam
 from trainers.batches.sample import Sample
 from trainers.errors import BadConfiguration
 from trainers.learning import Schedule, Trainer

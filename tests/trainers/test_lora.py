@@ -18,12 +18,14 @@ from tests.support.samples import random_samples, small_state
 from tests.support.steps import train_share
 from trainers import checkpoint, lora
 from trainers.algorithms.registry import policy
+from trainers.backends.adam import Adam
+from trainers.backends.chunk import Place
 from trainers.backends.compute import Compute
 from trainers.backends.fsdp import TorchBackend
 from trainers.backends.layout import Layout
 from trainers.backends.models import build
 from trainers.backends.parallel.grid import Grid, Groups
-from trainers.backends.trainee import Adam, Place, Trainee
+from trainers.backends.trainee import Trainee
 from trainers.batches.packing import pack
 from trainers.clock import Clock
 from trainers.errors import BadConfiguration, CheckpointError, CorruptCheckpoint

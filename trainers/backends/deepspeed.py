@@ -11,7 +11,6 @@ sockets of the clone's own that nobody could close; it is handed the group itsel
 
 from __future__ import annotations
 
-import gc
 import importlib
 import os
 import warnings
@@ -24,13 +23,13 @@ from torch.distributed.distributed_c10d import Store
 from transformers import PreTrainedModel
 
 from trainers.algorithms.base import Algorithm
+from trainers.backends.adam import Adam
 from trainers.backends.base import ACTOR, CRITIC, TEACHER, Backend, StepResult
 from trainers.backends.deepspeed_engine import Engine, Zero
 from trainers.backends.forward import ForwardPass
 from trainers.backends.group import Group, check
 from trainers.backends.layout import DEEPSPEED, Layout
 from trainers.backends.models import at_rest, build
-from trainers.backends.trainee import Adam
 from trainers.batches.packing import Packed
 from trainers.clock import Clock
 from trainers.errors import BadConfiguration, NotFormed
@@ -92,13 +91,10 @@ class DeepSpeedBackend(Backend):
 
     def tear_down(self) -> None:
         self._group.abort()
-        held = self._group.formed
         self._forget()
-        if held:
+        if self._group.formed:
             self._deepspeed.utils.groups._release_process_group_references()
         self._group.leave()
-        if held:
-            gc.collect()
         self.rank, self.world, self.layout = 0, 1, ""
 
     def _forget(self) -> None:

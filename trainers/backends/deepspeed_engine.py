@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from trainers.algorithms.base import Algorithm
+from trainers.backends.adam import Adam
 from trainers.backends.base import StepResult
 from trainers.backends.comms import COLLECTIVES
 from trainers.backends.deepspeed_shards import WEIGHT, Shards
@@ -29,7 +30,6 @@ from trainers.backends.forward import ForwardPass
 from trainers.backends.group import Group
 from trainers.backends.models import build
 from trainers.backends.seeding import reseed
-from trainers.backends.trainee import Adam
 from trainers.batches.packing import Packed
 from trainers.clock import Clock
 from trainers.errors import BadConfiguration

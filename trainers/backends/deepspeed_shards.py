@@ -17,11 +17,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from trainers.backends.gathering import buckets
+
 MOMENTS = ("exp_avg", "exp_avg_sq")
 WEIGHT = ""
 """The slot of the weights themselves; the others are Adam's."""
-BUCKET = 64 * 2**20
-"""Elements that one reduction to rank 0 moves at most (or one parameter, if that is larger)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class Shards:
         return (WEIGHT, *MOMENTS) if self._optimizer.state else (WEIGHT,)
 
     def _gather(self, slot: str) -> Iterator[tuple[str, torch.Tensor]]:
-        for names in _buckets(self._shapes):
+        for names in buckets(self._shapes, lambda name: self._shapes[name].numel()):
             sizes = [self._shapes[name].numel() for name in names]
             full = torch.zeros(sum(sizes))
             for name, part in zip(names, full.split(sizes), strict=True):
@@ -119,15 +119,3 @@ def _piece(held: torch.Tensor, fragment: Fragment) -> torch.Tensor:
 
 def _part(full: torch.Tensor, fragment: Fragment) -> torch.Tensor:
     return full.reshape(-1).narrow(0, fragment.start, fragment.count)
-
-
-def _buckets(shapes: Mapping[str, torch.Size]) -> list[list[str]]:
-    buckets: list[list[str]] = [[]]
-    filled = 0
-    for name, shape in shapes.items():
-        if buckets[-1] and filled + shape.numel() > BUCKET:
-            buckets.append([])
-            filled = 0
-        buckets[-1].append(name)
-        filled += shape.numel()
-    return buckets

@@ -11,7 +11,7 @@ from trainers.backends.layout import DEEPSPEED, ENGINES, MEGATRON, TORCH, Layout
 from trainers.errors import BadConfiguration
 
 if TYPE_CHECKING:
-    from trainers.backends.trainee import Adam
+    from trainers.backends.adam import Adam
 
 SIBLINGS = {
     TORCH: "trainers.backends.fsdp:TorchBackend",

@@ -2,35 +2,31 @@
 parallelism (`parallel/`). A world of one is the plain model without a process group.
 
 Several models may live in one group: the policy, its critic, and frozen ones that only score (`trainee.py`).
-
-Invariant of this sibling: no exception object, work handle or traceback is kept, since any of them would hold the
-group.
 """
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 
 import torch
-import torch.distributed as dist
-from torch.distributed.distributed_c10d import PrefixStore, Store, _set_pg_timeout, _world
+from torch.distributed.distributed_c10d import Store
 from transformers import PreTrainedModel
 
 from trainers.algorithms.base import Algorithm, Run
+from trainers.backends.adam import Adam
 from trainers.backends.base import ACTOR, CRITIC, ROLES, TEACHER, Backend, StepResult
-from trainers.backends.caches import forget_meshes
-from trainers.backends.comms import COLLECTIVES
+from trainers.backends.chunk import Place
 from trainers.backends.compute import Compute
+from trainers.backends.group import Group, check, collect
 from trainers.backends.layout import TORCH, Layout
 from trainers.backends.offload import Shelf, check_roles
 from trainers.backends.parallel.grid import DP, Grid, Groups
 from trainers.backends.parallel.schedules import ONE_F_ONE_B, chunks_of
-from trainers.backends.sockets import GroupSockets
-from trainers.backends.trainee import Adam, Place, Trainee
+from trainers.backends.trainee import Trainee
 from trainers.batches.packing import Packed
 from trainers.clock import Clock
 from trainers.errors import BadConfiguration, NotFormed
@@ -40,9 +36,6 @@ __all__ = ["Adam", "TorchBackend"]
 
 DIMENSIONS = "dtpce"
 """along which this backend can split"""
-
-FORM_S = 10.0
-"""longest that ranks wait for each other to form, all of them being on their way: one of them may have died since"""
 
 
 class TorchBackend(Backend):
@@ -82,8 +75,8 @@ class TorchBackend(Backend):
         self.compute = compute or Compute()
         check_roles(offload, ROLES)
         self.offload = frozenset(offload)
+        self._group = Group(self.clock, cuda=self.cuda)
         self._groups = Groups(Grid(), 0)
-        self._sockets: GroupSockets | None = None
         self._forget()
 
     def _forget(self) -> None:
@@ -93,43 +86,19 @@ class TorchBackend(Backend):
     # ---- the group
 
     def form(self, rank: int, world: int, store: Store | None, timeout: float) -> None:
-        if not 0 <= rank < world:
-            raise BadConfiguration(f"rank {rank} is not in a world of {world}")
-        if world > 1 and store is None:
-            raise BadConfiguration(f"{world} ranks need a store to meet in")
+        check(rank, world, store)
         layout = self.parallel.within(world)
         self.tear_down()
         torch.use_deterministic_algorithms(self._deterministic)
         if self.cuda:
             self.device = torch.device("cuda", rank % torch.cuda.device_count())
             torch.cuda.set_device(self.device)
-        if world > 1 and store is not None:
-            self._join(rank, Grid(layout), store, timeout)
+        if world > 1:
+            self._group.join(rank, world, store, timeout, partial(self._split, Grid(layout), rank, timeout))
         self.rank, self.world, self.layout = rank, world, str(layout)
 
-    def _join(self, rank: int, grid: Grid, store: Store, timeout: float) -> None:
-        sockets = GroupSockets()
-        world, forming = grid.world, timedelta(seconds=min(timeout, FORM_S))
-        try:
-            dist.init_process_group(
-                "cpu:gloo,cuda:nccl" if self.cuda else "gloo",
-                store=store,
-                rank=rank,
-                world_size=world,
-                timeout=forming,
-            )
-            groups = Groups.form(grid, rank, self.device, forming, timedelta(seconds=timeout))
-        except BaseException:
-            # torch names a group by how many this process has made, and counts anew only when a group ends. After one
-            # that never came to be, this process would look for its peers under another name than theirs, for ever.
-            if dist.is_initialized():
-                dist.destroy_process_group()
-            _world.group_count = 0
-            raise
-        _set_pg_timeout(timedelta(seconds=timeout))
-        sockets.record(PrefixStore("millrace", store), rank, world)
-        self._sockets = sockets
-        self._groups = groups
+    def _split(self, grid: Grid, rank: int, timeout: float, forming: timedelta) -> None:
+        self._groups = Groups.form(grid, rank, self.device, forming, timedelta(seconds=timeout))
 
     @property
     def data_rank(self) -> int:
@@ -140,43 +109,23 @@ class TorchBackend(Backend):
         return self._groups.size(DP)
 
     def abort(self) -> None:
-        sockets = self._sockets
-        if sockets is not None:
-            sockets.close()
+        self._group.abort()
 
     def tear_down(self) -> None:
-        if self._sockets is not None:
-            self._sockets.close()
-        held = bool(self._roles) or self._sockets is not None
-        self._sockets, self._groups = None, Groups(Grid(), 0)
+        self._group.abort()
+        alone = bool(self._roles) and not self._group.formed
         self._forget()
-        if dist.is_initialized():
-            dist.destroy_process_group()
-            forget_meshes()
-        if held:
-            gc.collect()
-            if not gc.get_freeze_count():
-                # What lives now (imported modules above all) outlives every group. Without it in the way, collecting
-                # takes milliseconds instead of tenths of a second in later tear-downs, and each recovery has one.
-                gc.freeze()
+        self._groups = Groups(Grid(), 0)
+        self._group.leave()
+        if alone:
+            collect()
         self.rank, self.world, self.layout = 0, 1, ""
 
     def sum(self, values: Sequence[float]) -> list[float]:
-        return self._add(values if self._groups.grid.leads(self.rank) else [0.0] * len(values))
-
-    def _add(self, values: Sequence[float]) -> list[float]:
-        """Over all ranks, each counted."""
-        return self._reduce(values, dist.ReduceOp.SUM)
+        return self._group.sum(values if self._groups.grid.leads(self.rank) else [0.0] * len(values))
 
     def max(self, values: Sequence[float]) -> list[float]:
-        return self._reduce(values, dist.ReduceOp.MAX)
-
-    def _reduce(self, values: Sequence[float], op: dist.ReduceOp.RedOpType) -> list[float]:
-        vector = torch.tensor(values, dtype=torch.float64)
-        if self.world > 1 and len(values) > 0:
-            with self.clock.phase(COLLECTIVES):
-                dist.all_reduce(vector, op=op)
-        return [float(value) for value in vector]
+        return self._group.max(values)
 
     # ---- the models
 
@@ -267,7 +216,7 @@ class TorchBackend(Backend):
         beside = [TEACHER] if TEACHER in algorithm.holds and TEACHER not in algorithm.needs else []
         teacher = self._roles.get(TEACHER) if beside else None
         with self._used(role, *beside, learns=True):
-            return learner.step(micros, algorithm, denominator, lr, self._add, teacher)
+            return learner.step(micros, algorithm, denominator, lr, self._group.sum, teacher)
 
     def gather(self) -> State | None:
         with self._used(ACTOR):

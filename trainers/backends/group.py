@@ -1,12 +1,14 @@
-"""One process group that comes and goes, for backends that only need ranks which add up.
+"""The process group of a backend: the one place where it forms, is aborted and is left.
 
-Invariants: after `leave` no socket of the group is open, even if a reference to it survives somewhere; no exception
-object, work handle or traceback is kept, since any of them would hold the group.
+Invariants: after `leave` no socket of the group is open, even if a reference to it survives somewhere, and nothing
+that torch keeps binds what comes next to it; a group that could not form leaves nothing behind. No exception object,
+work handle or traceback is kept, since any of them would hold the group.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import gc
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 
 import torch
@@ -14,6 +16,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 from torch.distributed.distributed_c10d import PrefixStore, Store, _set_pg_timeout, _world
 
+from trainers.backends.caches import forget_meshes
 from trainers.backends.comms import COLLECTIVES
 from trainers.backends.sockets import GroupSockets
 from trainers.clock import Clock
@@ -31,27 +34,36 @@ class Group:
         self._clock, self._cuda = clock, cuda
         self._sockets: GroupSockets | None = None
 
-    def join(self, rank: int, world: int, store: Store | None, timeout: float) -> None:
+    def join(
+        self,
+        rank: int,
+        world: int,
+        store: Store | None,
+        timeout: float,
+        within: Callable[[timedelta], None] | None = None,
+    ) -> None:
         """Meets the others in `store`; a world of 1 needs none. No collective waits longer than `timeout` seconds.
-        BadConfiguration for an impossible rank."""
+        `within` makes the groups inside this one, given the longest wait meanwhile. BadConfiguration for an impossible
+        rank."""
         check(rank, world, store)
         sockets = GroupSockets()
         meet = HashStore() if store is None else store
+        forming = timedelta(seconds=min(timeout, FORM_S))
         try:
             dist.init_process_group(
-                "cpu:gloo,cuda:nccl" if self._cuda else "gloo",
-                store=meet,
-                rank=rank,
-                world_size=world,
-                timeout=timedelta(seconds=min(timeout, FORM_S)),
+                "cpu:gloo,cuda:nccl" if self._cuda else "gloo", store=meet, rank=rank, world_size=world, timeout=forming
             )
+            if within is not None:
+                within(forming)
+            _set_pg_timeout(timedelta(seconds=timeout))
+            sockets.record(PrefixStore("millrace", meet), rank, world)
         except BaseException:
+            if dist.is_initialized():
+                dist.destroy_process_group()
             # torch names a group by how many this process has made, and counts anew only when a group ends. After one
             # that never came to be, this process would look for its peers under another name than theirs, for ever.
             _world.group_count = 0
             raise
-        _set_pg_timeout(timedelta(seconds=timeout))
-        sockets.record(PrefixStore("millrace", meet), rank, world)
         self._sockets = sockets
         self.rank, self.world, self.formed = rank, world, True
 
@@ -62,26 +74,32 @@ class Group:
             sockets.close()
 
     def leave(self) -> None:
-        """Closes the sockets and ends the group. At any time, any number of times."""
+        """Closes the sockets and ends the group. At any time, any number of times. Models that lived in it are garbage
+        by now."""
         self.abort()
         self._sockets = None
-        if self.formed and dist.is_initialized():
-            dist.destroy_process_group()
+        if self.formed:
+            if dist.is_initialized():
+                dist.destroy_process_group()
+                forget_meshes()
+            collect()
         self.rank, self.world, self.formed = 0, 1, False
 
-    def sum(self, values: Sequence[float]) -> list[float]:
-        """Adds each value up over the ranks, in float64."""
-        return self._reduce(values, dist.ReduceOp.SUM)
+    def sum(self, values: Sequence[float], over: dist.ProcessGroup | None = None) -> list[float]:
+        """Adds each value up over the ranks (of the group inside this one, if given), in float64."""
+        return self._reduce(values, dist.ReduceOp.SUM, over)
 
-    def max(self, values: Sequence[float]) -> list[float]:
+    def max(self, values: Sequence[float], over: dist.ProcessGroup | None = None) -> list[float]:
         """The largest of each value over the ranks."""
-        return self._reduce(values, dist.ReduceOp.MAX)
+        return self._reduce(values, dist.ReduceOp.MAX, over)
 
-    def _reduce(self, values: Sequence[float], op: dist.ReduceOp.RedOpType) -> list[float]:
+    def _reduce(
+        self, values: Sequence[float], op: dist.ReduceOp.RedOpType, over: dist.ProcessGroup | None
+    ) -> list[float]:
         vector = torch.tensor(values, dtype=torch.float64)
-        if self.world > 1 and len(values) > 0:
+        if (self.world if over is None else over.size()) > 1 and len(values) > 0:
             with self._clock.phase(COLLECTIVES):
-                dist.all_reduce(vector, op=op)
+                dist.all_reduce(vector, op=op, group=over)
         return [float(value) for value in vector]
 
 
@@ -91,3 +109,12 @@ def check(rank: int, world: int, store: Store | None) -> None:
         raise BadConfiguration(f"rank {rank} is not in a world of {world}")
     if world > 1 and store is None:
         raise BadConfiguration(f"{world} ranks need a store to meet in")
+
+
+def collect() -> None:
+    """Frees the models of a group that ended."""
+    gc.collect()
+    if not gc.get_freeze_count():
+        # What lives now (imported modules above all) outlives every group. Without it in the way, collecting takes
+        # milliseconds instead of tenths of a second in later tear-downs, and each recovery has one.
+        gc.freeze()

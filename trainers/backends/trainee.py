@@ -9,60 +9,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from trainers.algorithms.base import Algorithm, Run
+from trainers.backends.adam import Adam
 from trainers.backends.base import StepResult
-from trainers.backends.comms import COLLECTIVES, TimedAllGather, TimedReduceScatter
-from trainers.backends.compute import Compute
-from trainers.backends.models import build
-from trainers.backends.parallel.context import context_of, spread
-from trainers.backends.parallel.experts import Experts
-from trainers.backends.parallel.grid import CP, DP, EDP, FS, PP, TP, Groups
+from trainers.backends.chunk import Place, make
+from trainers.backends.comms import COLLECTIVES
+from trainers.backends.gathering import everywhere, gather
+from trainers.backends.parallel.context import context_of
+from trainers.backends.parallel.grid import CP, DP, FS, TP
 from trainers.backends.parallel.pipeline import pipe_of
-from trainers.backends.parallel.regions import Held, take
-from trainers.backends.parallel.schedules import ONE_F_ONE_B
-from trainers.backends.parallel.split import split
-from trainers.backends.parallel.stages import WHOLE, Stage, name_of
+from trainers.backends.parallel.regions import take
+from trainers.backends.parallel.stages import WHOLE
 from trainers.backends.passes import Passes
 from trainers.backends.seeding import reseed
 from trainers.batches.packing import Packed
-from trainers.clock import Clock
-from trainers.errors import BadConfiguration, NotFormed
-from trainers.lora import attach
+from trainers.errors import NotFormed
 from trainers.state import State
-
-BUCKET = 64 * 2**20
-"""Elements that one gather to rank 0 moves at most (or one parameter, if that is larger)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Adam:
-    """AdamW's constants; the learning rate comes with each step. clip: largest global gradient norm."""
-
-    betas: tuple[float, float] = (0.9, 0.99)
-    eps: float = 1e-8
-    weight_decay: float = 0.0
-    clip: float = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a model lives: its device, and the groups of ranks that it is spread over."""
-
-    device: torch.device
-    groups: Groups
-    clock: Clock
-    reshard: bool
-    compute: Compute
-    schedule: str = ONE_F_ONE_B
 
 
 class Trainee:
@@ -73,13 +43,16 @@ class Trainee:
         self._adam = adam
         groups, clock = place.groups, place.clock
         context, pipe = context_of(groups, clock), pipe_of(groups, place.schedule, clock)
-        self._by_stage: dict[int, list[Held]] = {}
-        self._copies = place.compute.bf16 and FS not in groups.meshes
-        masters: list[torch.Tensor] = []
-        chunks = [self._build(state, stage, masters) for stage in (pipe.mine if pipe else [WHOLE])]
-        self._held = [held for stage in self._by_stage.values() for held in stage]
+        chunks = {
+            stage.index: make(state, stage, place, learns=adam is not None)
+            for stage in (pipe.mine if pipe else [WHOLE])
+        }
+        self._by_stage = {index: chunk.held for index, chunk in chunks.items()}
+        self._held = [held for chunk in chunks.values() for held in chunk.held]
+        masters = [tensor for chunk in chunks.values() for tensor in chunk.masters]
         unit = groups.size(CP) * groups.size(TP)
-        self.passes = Passes(chunks, context, pipe, unit, place.device, place.compute, clock)
+        models = [chunk.model for chunk in chunks.values()]
+        self.passes = Passes(models, context, pipe, unit, place.device, place.compute, clock)
         self.steps = state.step
         self._assets, self._seed = state.assets, state.seed
         self._adapter = state.adapter
@@ -88,35 +61,6 @@ class Trainee:
         self._optimizer: torch.optim.AdamW | None = None
         if adam is not None:
             self._optimizer = self._optimize(adam, state, masters)
-
-    def _build(self, state: State, stage: Stage, masters: list[torch.Tensor]) -> PreTrainedModel:
-        place = self._place
-        model = build(state.assets, state.weights, stage)
-        if state.adapter is not None:
-            layout = place.groups.grid.layout
-            if layout.split not in ("", "d"):
-                raise BadConfiguration(f"{layout}: an adapter trains with data parallelism alone, d{layout.world}")
-            attach(model, state.adapter)
-        torch.nn.Module.to(model, place.device)
-        if self._adam is None:
-            model.requires_grad_(False)
-            model.train(False)
-        if place.groups.size(CP) > 1:
-            spread(model, place.groups.size(CP), place.groups.size(TP))
-        parts = split(model, place.groups, place.clock, learns=self._adam is not None and stage.count == 1)
-        held = [one for one, p in zip(parts, model.parameters(), strict=True) if p.requires_grad]
-        if stage.count > 1:
-            at = place.groups.index(PP)
-            held = [replace(one, name=name_of(model, one.name), stage=at) for one in held]
-        self._by_stage[stage.index] = held
-        place.compute.prepare(model)
-        if FS in place.groups.meshes:
-            self._shard(model)
-        else:
-            if self._copies:
-                masters += [p.data for p in model.parameters() if p.requires_grad]
-            place.compute.narrow(model)
-        return model
 
     @property
     def model(self) -> PreTrainedModel:
@@ -145,32 +89,6 @@ class Trainee:
     def _learning(self) -> list[torch.nn.Parameter]:
         """The parameters that learn: all of them, or an adapter's."""
         return [p for model in self.passes.chunks for p in model.parameters() if p.requires_grad]
-
-    def _shard(self, model: PreTrainedModel) -> None:
-        meshes = self._place.groups.meshes
-        layers = model.get_submodule(f"{model.base_model_prefix}.layers")
-        units: list[tuple[torch.nn.Module, DeviceMesh]] = [(unit, meshes[FS]) for unit in (*layers.children(), model)]
-        apart: set[torch.nn.Parameter] = set()
-        for module in model.modules():
-            if isinstance(module, Experts):
-                if EDP in meshes:
-                    units.insert(0, (module, meshes[EDP]))
-                else:
-                    apart |= set(module.parameters())
-        for unit, mesh in units:
-            fully_shard(
-                unit,
-                mesh=mesh,
-                reshard_after_forward=self._place.reshard,
-                mp_policy=self._place.compute.policy,
-                ignored_params=apart,
-            )
-        for unit in model.modules():
-            if isinstance(unit, FSDPModule):
-                unit.set_custom_all_gather(TimedAllGather(self._place.clock))
-                unit.set_custom_reduce_scatter(TimedReduceScatter(self._place.clock))
-                unit.set_gradient_divide_factor(1.0)
-                unit.set_force_sum_reduction_for_comms(True)
 
     # ---- the step
 
@@ -221,7 +139,7 @@ class Trainee:
 
     def _widen_gradients(self) -> None:
         """Adds what a model of bf16 copies has up in fp32; FSDP does so itself."""
-        if not self._copies:
+        if not self._place.copies:
             return
         for parameter, shard in zip(self._learning(), self._shards, strict=True):
             gradient, parameter.grad = parameter.grad, None
@@ -277,7 +195,7 @@ class Trainee:
             shard.grad = None
 
     def _copy_masters(self) -> None:
-        if self._copies:
+        if self._place.copies:
             with torch.no_grad():
                 for parameter, shard in zip(self._learning(), self._shards, strict=True):
                     parameter.copy_(shard)
@@ -304,61 +222,16 @@ class Trainee:
             for slot in ("exp_avg", "exp_avg_sq"):
                 slots[slot] = [self._optimizer.state[shard][slot] for shard in self._shards]
         gathered = {}
+        groups, device = self._place.groups, self._place.device
         with self._place.clock.phase(COLLECTIVES):
-            whole = self._everywhere()
+            whole = everywhere(groups, self._by_stage)
             for slot, shards in slots.items():
-                gathered[slot] = self._gather_tensors(whole, shards)
-        if self._place.groups.rank != 0:
+                mine = {held.name: shard for held, shard in zip(self._held, shards, strict=True)}
+                gathered[slot] = gather(groups, device, whole, mine)
+        if groups.rank != 0:
             return None
         weights = gathered.pop("")
         if self._adapter is not None:
             adapter = replace(self._adapter, weights=weights)
             return State(self._base, self._assets, gathered, self.steps, self._seed, adapter=adapter)
         return State(weights, self._assets, gathered, self.steps, self._seed)
-
-    def _everywhere(self) -> list[Held]:
-        """The parameters of the whole model, those of other stages too, in the same order on every rank."""
-        if PP not in self._place.groups.by_axis:
-            return self._held
-        ranks: list[dict[int, list[Held]]] = [{} for _ in range(self._place.groups.size(PP))]
-        dist.all_gather_object(ranks, self._by_stage, group=self._place.groups.by_axis[PP])
-        stages = {index: held for rank in ranks for index, held in rank.items()}
-        return [held for index in sorted(stages) for held in stages[index]]
-
-    def _gather_tensors(self, whole: Sequence[Held], shards: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Full tensors by name on rank 0, on the CPU; empty elsewhere. One collective a bucket."""
-        grid, me = self._place.groups.grid, self._place.groups.rank
-        if grid.world == 1:
-            return {held.name: shard.to("cpu", copy=True) for held, shard in zip(self._held, shards, strict=True)}
-        mine = {held.name: shard for held, shard in zip(self._held, shards, strict=True)}
-        full: dict[str, torch.Tensor] = {}
-        for bucket in _buckets(whole):
-            owned = [[held for held in bucket if held.owned_by(grid, rank)] for rank in range(grid.world)]
-            sizes = [sum(held.numel(grid, rank) for held in owned[rank]) for rank in range(grid.world)]
-            sent = torch.zeros(max(sizes), device=self._place.device)
-            if owned[me]:
-                sent[: sizes[me]] = torch.cat([mine[held.name].reshape(-1) for held in owned[me]])
-            parts = [torch.empty_like(sent) for _ in range(grid.world)] if me == 0 else None
-            dist.gather(sent, parts, dst=0)
-            if parts is None:
-                continue
-            full |= {held.name: torch.empty(held.shape) for held in bucket}
-            for rank, flat in enumerate(parts):
-                pieces = flat[: sizes[rank]].split([held.numel(grid, rank) for held in owned[rank]])
-                for held, piece in zip(owned[rank], pieces, strict=True):
-                    to = take(full[held.name], held.box(grid, rank))
-                    to.copy_(piece.view_as(to))
-        return full
-
-
-def _buckets(parameters: Sequence[Held]) -> list[list[Held]]:
-    buckets: list[list[Held]] = [[]]
-    filled = 0
-    for held in parameters:
-        size = math.prod(held.shape)
-        if buckets[-1] and filled + size > BUCKET:
-            buckets.append([])
-            filled = 0
-        buckets[-1].append(held)
-        filled += size
-    return buckets

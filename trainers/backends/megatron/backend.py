@@ -5,26 +5,24 @@ Ranks that share a micro-batch (one cell of tensor, pipeline and context paralle
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 import torch
-import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore
-from torch.distributed.distributed_c10d import PrefixStore, Store, _set_pg_timeout, _world
+from torch.distributed.distributed_c10d import ProcessGroup, Store
 
 from trainers.algorithms.base import Algorithm
+from trainers.backends.adam import Adam
 from trainers.backends.base import ACTOR, CRITIC, TEACHER, Backend, StepResult
 from trainers.backends.comms import COLLECTIVES
+from trainers.backends.group import Group, check
 from trainers.backends.head import LOGITS
 from trainers.backends.layout import MEGATRON, Layout
 from trainers.backends.megatron.groups import EXTRA, Groups, close_groups, open_groups
-from trainers.backends.sockets import GroupSockets
-from trainers.backends.trainee import Adam
 from trainers.batches.packing import Packed
 from trainers.clock import Clock
 from trainers.errors import BadConfiguration, NotFormed
@@ -33,9 +31,6 @@ from trainers.state import State
 if TYPE_CHECKING:
     from trainers.backends.megatron.forward import Outcome
     from trainers.backends.megatron.trainee import MegatronTrainee, Place
-
-FORM_S = 10.0
-"""longest that ranks wait for each other to form, all of them being on their way: one of them may have died since"""
 
 
 class MegatronBackend(Backend):
@@ -56,80 +51,47 @@ class MegatronBackend(Backend):
         self.device = torch.device("cpu")
         self._deterministic = deterministic
         self._logits = logits
+        self._group = Group(self.clock, cuda=False)
         self._groups: Groups | None = None
-        self._sockets: GroupSockets | None = None
         self._roles: dict[str, MegatronTrainee] = {}
 
     # ---- the group
 
     def form(self, rank: int, world: int, store: Store | None, timeout: float) -> None:
-        if not 0 <= rank < world:
-            raise BadConfiguration(f"rank {rank} is not in a world of {world}")
-        if world > 1 and store is None:
-            raise BadConfiguration(f"{world} ranks need a store to meet in")
+        check(rank, world, store)
         layout = self.parallel.within(world)
         self.tear_down()
         self.device = _device(rank)
         self.clock = Clock(torch.cuda.synchronize) if self.device.type == "cuda" else Clock()
         torch.use_deterministic_algorithms(self._deterministic)
-        self._join(layout, rank, store or HashStore(), timeout)
+        self._group = Group(self.clock, cuda=self.device.type == "cuda")
+        self._group.join(rank, world, store, timeout, partial(self._split, layout, timeout))
         self.rank, self.world, self.layout = rank, world, str(layout)
 
-    def _join(self, layout: Layout, rank: int, store: Store, timeout: float) -> None:
-        sockets = GroupSockets()
-        try:
-            dist.init_process_group(
-                "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo",
-                store=store,
-                rank=rank,
-                world_size=layout.world,
-                timeout=timedelta(seconds=min(timeout, FORM_S)),
-            )
-        except BaseException:
-            _world.group_count = 0  # else its next group would have another name than its peers'
-            raise
-        _set_pg_timeout(timedelta(seconds=timeout))
+    def _split(self, layout: Layout, timeout: float, _: timedelta) -> None:
         self._groups = open_groups(layout, timeout)
-        sockets.record(PrefixStore("millrace", store), rank, layout.world)
-        self._sockets = sockets
 
     def abort(self) -> None:
-        sockets = self._sockets
-        if sockets is not None:
-            sockets.close()
+        self._group.abort()
 
     def tear_down(self) -> None:
-        if self._sockets is not None:
-            self._sockets.close()
-        held = self._groups is not None
-        self._sockets = self._groups = None
+        self._group.abort()
+        self._groups = None
         self._roles = {}
-        if dist.is_initialized():
-            close_groups()
-            dist.destroy_process_group()
-        if held:
-            gc.collect()
+        close_groups()
+        self._group.leave()
         self.rank, self.world, self.layout = 0, 1, ""
 
     def sum(self, values: Sequence[float]) -> list[float]:
-        return self._reduce(values, dist.ReduceOp.SUM)
+        return self._group.sum(values, self._cells)
 
     def max(self, values: Sequence[float]) -> list[float]:
-        return self._reduce(values, dist.ReduceOp.MAX)
+        return self._group.max(values, self._cells)
 
-    def _reduce(self, values: Sequence[float], op: dist.ReduceOp.RedOpType) -> list[float]:
-        """Over the cells: ranks with the same place in theirs, of which each cell has as many."""
-        vector = torch.tensor(values, dtype=torch.float64)
-        if self._groups is not None and self._groups.layout.d > 1 and len(values) > 0:
-            with self.clock.phase(COLLECTIVES):
-                dist.all_reduce(vector, op=op, group=self._groups.cells)
-        return [float(value) for value in vector]
-
-    def _sum_over_ranks(self, values: Sequence[float]) -> list[float]:
-        vector = torch.tensor(values, dtype=torch.float64)
-        with self.clock.phase(COLLECTIVES):
-            dist.all_reduce(vector)
-        return [float(value) for value in vector]
+    @property
+    def _cells(self) -> ProcessGroup | None:
+        """Ranks with the same place in their cells, of which each cell has as many; None before there is a group."""
+        return self._groups.cells if self._groups is not None else None
 
     # ---- the models
 
@@ -205,7 +167,7 @@ class MegatronBackend(Backend):
     def step(
         self, micros: Sequence[Packed], algorithm: Algorithm, denominator: float, lr: float, role: str = ACTOR
     ) -> StepResult:
-        return self._role(role).step(micros, algorithm, denominator, lr, self._sum_over_ranks, self._roles.get(TEACHER))
+        return self._role(role).step(micros, algorithm, denominator, lr, self._group.sum, self._roles.get(TEACHER))
 
     def gather(self) -> State | None:
         with self.clock.phase(COLLECTIVES):

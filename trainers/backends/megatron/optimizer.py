@@ -17,9 +17,9 @@ from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.optimizer.optimizer import MixedPrecisionOptimizer
 from torch.distributed import ProcessGroup
 
+from trainers.backends.adam import Adam
 from trainers.backends.megatron.groups import Groups
 from trainers.backends.megatron.weights import Piece, fill
-from trainers.backends.trainee import Adam
 from trainers.state import State
 
 

@@ -22,6 +22,7 @@ from megatron.core.distributed import (
 from megatron.core.pipeline_parallel import get_forward_backward_func
 
 from trainers.algorithms.base import Algorithm
+from trainers.backends.adam import Adam
 from trainers.backends.base import StepResult
 from trainers.backends.head import LOGITS, Rows
 from trainers.backends.megatron.config import architecture, check
@@ -32,7 +33,6 @@ from trainers.backends.megatron.optimizer import Optimizer
 from trainers.backends.megatron.transfer import collect
 from trainers.backends.megatron.weights import check_state, fill, pieces
 from trainers.backends.seeding import reseed
-from trainers.backends.trainee import Adam
 from trainers.batches.packing import Packed
 from trainers.clock import Clock
 from trainers.errors import BadConfiguration, NotFormed

@@ -1,0 +1,42 @@
+"""The settings: one `millrace.toml`, overridden by environment, overridden by flags.
+
+Invariants: every key is checked, and an unknown one is refused with the nearest valid name; a secret is never shown by
+`repr`, `masked` or an error; nothing here touches the network or the disk but the one file; a listener beyond this
+machine without keys is refused. Environment: `MILLRACE_NAMESPACE=x`, `MILLRACE_GATEWAY__PORT=8900` (section, two
+underscores, key); tables and lists as JSON. `MILLRACE_CONFIG` names the file.
+"""
+
+from __future__ import annotations
+
+from infra.config.experience import Governance, Policy, Reward, Rollout, Tenant
+from infra.config.explain import nearest
+from infra.config.read import FILE, load, merge, variables
+from infra.config.serving import Engine, Gateway, Key
+from infra.config.settings import PREFIX, Settings, is_local, masked
+from infra.config.training import Learner, Lora
+from infra.config.wire import Kafka, Telemetry, Topics
+
+__all__ = [
+    "FILE",
+    "PREFIX",
+    "Engine",
+    "Gateway",
+    "Governance",
+    "Kafka",
+    "Key",
+    "Learner",
+    "Lora",
+    "Policy",
+    "Reward",
+    "Rollout",
+    "Settings",
+    "Telemetry",
+    "Tenant",
+    "Topics",
+    "is_local",
+    "load",
+    "masked",
+    "merge",
+    "nearest",
+    "variables",
+]

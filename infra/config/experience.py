@@ -1,0 +1,90 @@
+"""What becomes experience, and which of it may train: `[policy]`, `[rollout]`, `[reward]`, `[governance]`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from infra.config.base import Name, Positive, Scalar, Seconds, Section
+
+
+class Policy(Section):
+    """The model being trained, and the rules of its admission."""
+
+    name: Name = Field(default="policy", description="its name in topics, labels and requests")
+    batch: Positive = Field(default=64, description="B: groups a version is trained on")
+    eta: Annotated[int, Field(ge=0)] = Field(
+        default=2, description="most versions a trained token may be behind; 0: synchronous"
+    )
+    group_size: Positive = Field(default=8, description="samples of one prompt, compared with each other")
+    release: Literal["reserve", "soft", "reject", "mask-head"] = Field(
+        default="reserve",
+        description="reserve never needs to drop; soft only reports; reject and mask-head drop what is stale",
+    )
+    unsolicited_share: Annotated[float, Field(ge=0, le=1)] = Field(
+        default=0.0, description="share of a batch that production traffic may take"
+    )
+    short_groups: Literal["drop", "train", "top-up"] = Field(
+        default="drop", description="what becomes of a group with missing samples"
+    )
+    dynamic_sampling: bool = Field(
+        default=False, description="groups whose rewards are all equal are rejected, and others fill the batch"
+    )
+    lease_s: Seconds = Field(default=300, description="log time after which a granted group that never ended expires")
+    reward_deadline_s: Seconds = Field(
+        default=60, description="log time after which an ended episode is sealed as it is"
+    )
+    awaits: tuple[str, ...] = Field(default=("verifier",), description="reward sources that every rollout waits for")
+
+
+class Rollout(Section):
+    """The workers that run your agent."""
+
+    agent: str = Field(default="", description="module:function to run, sync or async")
+    workers: Annotated[int, Field(ge=0)] = Field(default=1, description="processes")
+    concurrency: Positive = Field(default=8, description="episodes at once in each process")
+    timeout_s: Seconds = Field(default=120, description="an episode that takes longer ends as failed")
+    tasks: str = Field(default="", description="JSONL file or Hugging Face dataset directory with the tasks")
+    ahead: Positive = Field(default=64, description="unresolved prompts that the task loader keeps ahead")
+    epochs: Annotated[int, Field(ge=0)] = Field(default=0, description="times to go through the tasks; 0: for ever")
+    sampling: dict[str, Scalar] = Field(
+        default={},
+        description="defaults for the agent's calls: max_tokens, and temperature and top_p, which train at 1 only",
+    )
+    key: str = Field(
+        default="", description="name of the gateway's key that workers use, which alone may take grants; the first one"
+    )
+
+
+class Reward(Section):
+    """Verifiers that judge ended episodes."""
+
+    verifier: str = Field(default="exact", description="exact, math, or module:function")
+    source: str = Field(default="verifier", description="name under which its rewards are recorded")
+    rubric: str = Field(default="1", description="version of the rubric; a new one is a new reward")
+    timeout_s: Seconds = Field(default=10, description="a verdict that takes longer is a labelled failure")
+    workers: Positive = Field(default=1, description="processes that verify")
+
+
+class Tenant(Section):
+    """What one tenant allows."""
+
+    train: bool = Field(default=True, description="whether its traffic may train")
+    eligibility: Literal["denied", "audit_only", "tenant_only", "aggregate"] = Field(
+        default="aggregate", description="what its content may be used for"
+    )
+    classification: Literal["public", "internal", "confidential", "restricted"] = Field(
+        default="internal", description="label of its content unless an event says more"
+    )
+    residency: str = Field(default="", description="region its content must stay in")
+    redact: bool = Field(default=True, description="whether secrets and personal data are looked for")
+
+
+class Governance(Section):
+    """What may be learned from. A tenant that is not named here is recorded and never trained on."""
+
+    tenants: dict[Name, Tenant] = Field(default={"local": Tenant()}, description="rules by tenant")
+    region: str = Field(
+        default="", description="where this deployment runs; content of another residency is not trained on"
+    )

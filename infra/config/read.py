@@ -1,0 +1,103 @@
+"""One `millrace.toml`, overridden by environment, overridden by flags."""
+
+from __future__ import annotations
+
+import json
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_settings import EnvSettingsSource
+
+from infra.config.explain import check_names, explain
+from infra.config.settings import PREFIX, Settings
+from infra.config.wire import flat
+from infra.errors import ConfigError
+
+FILE = "millrace.toml"
+
+
+def load(file: Path | None = None, flags: Mapping[str, Any] | None = None) -> Settings:
+    """The effective settings. `file` must exist when named (here or by MILLRACE_CONFIG); else ./millrace.toml may be
+    missing. `flags` maps dotted keys ("gateway.port") to values and wins over the environment, which wins over the
+    file.
+
+    Raises ConfigError with one line for each thing that is wrong."""
+    named = file or (Path(os.environ[f"{PREFIX}CONFIG"]) if os.environ.get(f"{PREFIX}CONFIG") else None)
+    path = named or Path(FILE)
+    data: dict[str, Any] = {}
+    if path.exists():
+        try:
+            data = tomllib.loads(path.read_text())
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{path} is not TOML: {error}") from None
+    elif named:
+        raise ConfigError(f"there is no {path}: `millrace init` writes one")
+    check_names(os.environ)
+    try:
+        environment = EnvSettingsSource(Settings)()
+    except ValueError as error:
+        raise ConfigError(f"environment: {error.__cause__ or error}: tables and lists are given as JSON") from None
+    data = merge(_anchored(data, path.absolute().parent), environment)
+    for key, value in (flags or {}).items():
+        data = merge(data, _nested(key.split("."), value))
+    try:
+        return Settings(**data)
+    except ValidationError as error:
+        raise ConfigError("\n".join(explain(problem) for problem in error.errors())) from None
+
+
+def variables(flags: Mapping[str, Any]) -> dict[str, str]:
+    """The environment that says the same as these flags, for processes that are started with it."""
+    return {
+        PREFIX + key.upper().replace(".", "__"): value if isinstance(value, str) else json.dumps(value)
+        for key, value in flags.items()
+    }
+
+
+def merge(low: Mapping[str, Any], high: Mapping[str, Any]) -> dict[str, Any]:
+    """Tables are merged, everything else of `high` replaces that of `low`."""
+    out = dict(low)
+    for key, value in high.items():
+        mine = out.get(key)
+        out[key] = merge(mine, value) if isinstance(mine, Mapping) and isinstance(value, Mapping) else value
+    return out
+
+
+def _nested(keys: list[str], value: Any) -> dict[str, Any]:
+    """A flag as a table. Text that begins like a JSON table or list is one, as in the environment."""
+    if isinstance(value, str) and value[:1] in ("{", "["):
+        try:
+            value = json.loads(value)
+        except json.JSONDecodeError as error:
+            raise ConfigError(f"{'.'.join(keys)} is not JSON: {error}") from None
+    for key in reversed(keys):
+        value = {key: value}
+    return dict(value)
+
+
+def _anchored(data: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Relative paths in the file begin where the file lies, so that every command finds the same places."""
+    out = merge({"home": ".millrace"}, data)
+    kafka = out.get("kafka")
+    if isinstance(kafka, dict) and isinstance(options := kafka.get("options"), Mapping):
+        kafka["options"] = options = flat(options)
+        files = [key for key in options if key.endswith((".location", ".keytab")) and options[key] != "probe"]
+    else:
+        files, options = [], {}
+    for table, key in (
+        (out, "home"),
+        (out, "objects"),
+        (out.get("gateway"), "capture_dir"),
+        (out.get("rollout"), "tasks"),
+        (out.get("engine"), "cache"),
+        *((options, file) for file in files),
+        (out.get("learner"), "reference"),
+        (out.get("learner"), "teacher"),
+    ):
+        if isinstance(table, dict) and isinstance(path := table.get(key), str) and path and "://" not in path:
+            table[key] = str(folder / path)
+    return out

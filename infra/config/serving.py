@@ -1,0 +1,73 @@
+"""What answers agents: `[gateway]`, `[engine]`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, SecretStr
+
+from infra.config.base import Name, Positive, Seconds, Section
+
+
+class Key(Section):
+    """One static key of the gateway."""
+
+    key: Annotated[SecretStr, Field(min_length=1)]
+    tenant: Name = "local"
+
+
+class Gateway(Section):
+    """Where agents send their calls."""
+
+    host: str = Field(default="127.0.0.1", description="address to listen on; beyond this machine only with keys")
+    port: Annotated[int, Field(ge=0, le=65535)] = Field(default=8900, description="port to listen on")
+    keys: dict[str, Key] = Field(
+        default={}, description='static keys by name: { laptop = { key = "...", tenant = "local" } }'
+    )
+    engine_url: str = Field(default="", description="engine that answers token-in, token-out; empty: [engine] url")
+    upstream_url: str = Field(default="", description="text-only upstream instead: captured, never trainable by RL")
+    upstream_key: SecretStr = Field(default=SecretStr(""), description="bearer key for the upstream")
+    capture_dir: Path = Field(default=Path(), description="local log of what was captured; empty: under home")
+    capture_max_bytes: Positive = Field(default=4 << 30, description="most bytes of it that may wait to be sent")
+    idle_timeout_s: Seconds = Field(default=300, description="an episode nobody ended ends after this silence")
+    renderer: str = Field(
+        default="auto", description="template, or a family of the renderers package; auto: by the model's type and name"
+    )
+    tool_parser: Literal["hermes"] = Field(default="hermes", description="form of the tool calls in the model's text")
+    max_body_bytes: Positive = Field(default=8 << 20, description="larger requests are refused")
+    workers: Positive = Field(default=1, description="processes of the gateway")
+
+
+class Engine(Section):
+    """What samples tokens."""
+
+    kind: Literal["vllm", "inprocess"] = Field(
+        default="vllm", description="inprocess: transformers, for tests and tiny models"
+    )
+    url: str = Field(default="http://127.0.0.1:8901", description="where it answers")
+    local: bool = Field(default=True, description="`millrace up` starts it there; false: bring your own")
+    device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="what the local engine runs on")
+    max_model_len: Annotated[int, Field(ge=0)] = Field(
+        default=0, description="longest sequence of the local engine, in tokens; 0: as long as the model takes"
+    )
+    max_num_seqs: Positive = Field(default=64, description="sequences the local engine works on at once")
+    kv_cache_mb: Positive = Field(
+        default=256, description="memory for the key-value cache of the local engine on a CPU"
+    )
+    weights: Literal["directory", "broadcast"] = Field(
+        default="directory",
+        description="how versions reach it: directory, a disk that both see; broadcast, from the learner over a group "
+        "of processes, and from the directory where that fails",
+    )
+    cache: str = Field(
+        default="",
+        description="directory that engine and reloader see, for versions composed of changes; empty: under home for a "
+        "local engine, else every version is read whole",
+    )
+    interrupt: Literal["keep", "abort"] = Field(
+        default="keep",
+        description="requests under way while weights change: keep freezes them in the engine; abort ends them, and "
+        "the gateway asks for the rest with what was sampled so far, which any engine can do",
+    )
+    args: tuple[str, ...] = Field(default=(), description="more arguments for vLLM")

@@ -1,0 +1,131 @@
+"""All sections together, what follows from several of them, and what must hold between them."""
+
+from __future__ import annotations
+
+import ipaddress
+from pathlib import Path
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+from pydantic import Field, model_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from infra.config.base import Name
+from infra.config.experience import Governance, Policy, Reward, Rollout
+from infra.config.serving import Engine, Gateway
+from infra.config.training import Learner
+from infra.config.wire import Kafka, Telemetry, Topics
+from infra.topics import Layout
+
+PREFIX = "MILLRACE_"
+
+
+class Settings(BaseSettings):
+    """Everything. Made by `load`."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX, env_nested_delimiter="__", extra="forbid", frozen=True, hide_input_in_errors=True
+    )
+
+    namespace: Name = Field(default="dev", description="one deployment: its topics are called <namespace>.something")
+    home: Path = Field(default=Path(".millrace"), description="directory for what local services keep")
+    objects: str = Field(
+        default="", description="directory or fsspec URI for weights and large records; empty: under home"
+    )
+    shared: bool = Field(
+        default=True,
+        description="`millrace up` starts refine and seal, which serve every policy of the namespace; false: another "
+        "deployment in the namespace runs them",
+    )
+    kafka: Kafka = Kafka()
+    topics: Topics = Topics()
+    policy: Policy = Policy()
+    gateway: Gateway = Gateway()
+    engine: Engine = Engine()
+    rollout: Rollout = Rollout()
+    reward: Reward = Reward()
+    governance: Governance = Governance()
+    learner: Learner = Learner()
+    telemetry: Telemetry = Telemetry()
+
+    @classmethod
+    def settings_customise_sources(
+        cls, settings_cls: type[BaseSettings], init_settings: PydanticBaseSettingsSource, *_: Any, **__: Any
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Flags and file come merged through `load`; the environment lies between them there."""
+        return (init_settings,)
+
+    @property
+    def rollout_key(self) -> str:
+        """The gateway's key that rollout workers use; empty where the gateway asks for none."""
+        chosen = self.gateway.keys.get(self.rollout.key) or next(iter(self.gateway.keys.values()), None)
+        return chosen.key.get_secret_value() if chosen else ""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _derive(cls, data: Any) -> Any:
+        """Fill in what follows from other keys, and make paths absolute: roles may run in other directories."""
+        home = Path(data.get("home", ".millrace")).absolute()
+        gateway = dict(data.get("gateway", {}))
+        engine_url = dict(data.get("engine", {})).get("url", Engine.model_fields["url"].default)
+        gateway["engine_url"] = gateway.get("engine_url") or engine_url
+        gateway["capture_dir"] = gateway.get("capture_dir") or home / "capture"
+        return {**data, "home": home, "objects": data.get("objects") or str(home / "objects"), "gateway": gateway}
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if not is_local(self.gateway.host) and not self.gateway.keys:
+            raise ValueError(
+                f"[gateway] host {self.gateway.host} is reachable from other machines: "
+                "set at least one key under [gateway.keys], or listen on 127.0.0.1"
+            )
+        if self.adapters and self.engine.kind != "vllm":
+            raise ValueError(f'[learner] lora: publish = "adapter" needs [engine] kind vllm, not {self.engine.kind}')
+        if self.rollout.key and self.rollout.key not in self.gateway.keys:
+            raise ValueError(f"[rollout] key {self.rollout.key!r} is none of [gateway.keys]: name one of them")
+        for section, local, address in (
+            ("kafka", self.kafka.local, self.kafka.bootstrap.rpartition(":")[0]),
+            ("engine", self.engine.local and self.engine.kind == "vllm", urlsplit(self.engine.url).hostname or ""),
+        ):
+            if local and not is_local(address):
+                raise ValueError(
+                    f"[{section}] points at {address or 'nothing'}, and what `millrace up` starts listens on "
+                    f"127.0.0.1 only: set local = false there, or an address of this machine"
+                )
+        return self
+
+    @property
+    def adapters(self) -> bool:
+        """Whether versions are adapters."""
+        return self.learner.lora.rank > 0 and self.learner.lora.publish == "adapter"
+
+    @property
+    def layout(self) -> Layout:
+        """What sizes the topics."""
+        t = self.topics
+        return Layout(self.namespace, self.policy.name, t.slots, t.shards, t.short_hours, t.long_hours)
+
+    @property
+    def weights(self) -> str:
+        """Where versions of the policy lie."""
+        return f"{self.objects.rstrip('/')}/weights/{self.policy.name}"
+
+    @property
+    def claims(self) -> str:
+        """Where records too large for their topic lie."""
+        return f"{self.objects.rstrip('/')}/claims"
+
+
+def masked(settings: Settings) -> dict[str, Any]:
+    """The settings as plain values, secrets as stars."""
+    return settings.model_dump(mode="json")
+
+
+def is_local(host: str) -> bool:
+    """Whether an address is reachable from this machine alone."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,92 @@
+"""How versions are trained: `[learner]`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from infra.config.base import Positive, Seconds, Section
+
+
+class Lora(Section):
+    """A low-rank adapter that learns in place of the weights."""
+
+    rank: Annotated[int, Field(ge=0)] = 0
+    alpha: Positive = 16
+    targets: Annotated[tuple[str, ...], Field(min_length=1)] = (
+        "q_proj",
+        "k_proj",
+        "v_proj",
+        "o_proj",
+        "gate_proj",
+        "up_proj",
+        "down_proj",
+    )
+    publish: Literal["merge", "adapter"] = "merge"
+
+
+class Learner(Section):
+    """How versions are trained."""
+
+    algorithm: str = Field(default="grpo", description="any algorithm of docs/algorithms, by name")
+    knobs: dict[str, Any] = Field(
+        default={}, description='overrides of its preset: { clip_high = 0.3, reward_norm = "group/none" }'
+    )
+    backend: Literal["torch", "deepspeed", "megatron"] = Field(
+        default="torch", description="what computes; the others come with `pip install 'millrace[backends]'`"
+    )
+    reference: str = Field(default="", description="directory of the frozen model that a KL penalty compares with")
+    teacher: str = Field(default="", description="directory of the model that distillation learns from")
+    lr: Annotated[float, Field(gt=0)] = Field(default=5e-4, description="learning rate of AdamW")
+    warmup: Annotated[int, Field(ge=0)] = Field(
+        default=10, description="optimizer steps over which the learning rate rises to lr"
+    )
+    decay: Literal["constant", "linear", "cosine"] = Field(
+        default="constant", description="how the learning rate goes on after its warm-up"
+    )
+    decay_steps: Annotated[int, Field(ge=0)] = Field(
+        default=0, description="optimizer steps, warm-up among them, after which linear and cosine stay at lr_floor"
+    )
+    lr_floor: Annotated[float, Field(ge=0, le=1)] = Field(default=0.0, description="share of lr that they fall to")
+    weight_decay: Annotated[float, Field(ge=0)] = Field(default=0.0, description="of AdamW")
+    max_grad_norm: Annotated[float, Field(gt=0)] = Field(default=1.0, description="gradients are clipped to this norm")
+    lora: Lora = Field(
+        default=Lora(),
+        description="a rank above 0 trains an adapter on the targets alone; publish: merge writes full weights, "
+        "adapter the adapter alone, which vLLM serves on the weights that it began with",
+    )
+    minibatches: Positive = Field(default=2, description="optimizer steps a version")
+    critic_lr: Annotated[float, Field(ge=0)] = Field(default=0.0, description="of a critic; 0: as lr")
+    tokens_per_pack: Positive = Field(default=8192, description="tokens of one packed row of a forward pass")
+    packing: Literal["sequential", "ffd", "kk"] = Field(
+        default="sequential", description="how packed rows are filled: in order, first fit decreasing, most evenly"
+    )
+    prefix_sharing: bool = Field(
+        default=False, description="compute tokens once that samples of a group begin with alike, its prompt above all"
+    )
+    precision: Literal["fp32", "bf16"] = Field(
+        default="fp32", description="what layers compute in; weights, moments, gradients and losses are fp32 always"
+    )
+    activation_checkpointing: bool = Field(
+        default=False, description="layers keep their input alone and compute the rest again in the backward pass"
+    )
+    offload: tuple[Literal["actor", "critic", "reference", "teacher"], ...] = Field(
+        default=(), description="roles whose tensors leave the device between their uses; torch alone"
+    )
+    learners: Annotated[int, Field(ge=0)] = Field(default=1, description="processes that `millrace up` starts")
+    threads: Positive = Field(default=1, description="CPU threads of each")
+    host: str = Field(default="127.0.0.1", description="address other learners reach this one at")
+    keep: Positive = Field(default=3, description="newest versions whose files are kept")
+    anchor_every: Positive = Field(
+        default=1, description="engines read every n-th version whole, those between as changes to their parent"
+    )
+    seed: int = Field(default=0, description="of every random choice")
+    session_timeout_s: Seconds = Field(default=6, description="silence after which a learner counts as dead")
+    collective_timeout_s: Seconds = Field(
+        default=120, description="longest wait of learners for each other; above any step and checkpoint"
+    )
+    max_versions: Annotated[int, Field(ge=0)] = Field(default=0, description="stop at this version; 0: never")
+    trackers: tuple[Literal["jsonl", "tensorboard", "mlflow", "wandb"], ...] = Field(
+        default=(), description="where the numbers of each version go besides the ledger and telemetry: under home"
+    )
