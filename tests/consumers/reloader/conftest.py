@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from consumers.reloader import shell
+from consumers.reloader import shell, status
 from consumers.reloader.control import EngineControl, EngineState, PauseMode
 from consumers.reloader.shell import Reloader
 from infra import faults
@@ -117,7 +117,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 def start(bus: MemoryBus, monkeypatch: pytest.MonkeyPatch) -> Start:
     """Run a reloader for as long as the context lasts; what it raises is raised here."""
     monkeypatch.setattr(shell, "LOOK_S", 0.02)
-    monkeypatch.setattr(shell, "BEAT_S", 0.05)
+    monkeypatch.setattr(status, "BEAT_S", 0.05)
 
     @asynccontextmanager
     async def run(control: EngineControl, **options: Callable[[], int | None]) -> AsyncIterator[Reloader]:

@@ -1,0 +1,125 @@
+"""What `workers` says of one engine: which version it serves, that it is being loaded, or that it failed.
+
+Invariants: a status is renewed well within its time to live while the engine answers, and withdrawn as soon as it is
+known to be dead; one engine has one status, that of its present incarnation; a log that does not answer delays a swap
+by `ACKNOWLEDGE_S` at most."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import time
+from collections.abc import Coroutine
+from typing import Any
+
+from consumers.reloader.core import Machine
+from infra.bus.base import Bus, Outgoing, Publisher
+from infra.errors import UnreachableError
+from infra.labels import make_label
+from infra.topics import full_name
+from schemas import codec
+from schemas.ids import now_micros
+from schemas.records import WorkerState, WorkerStatus
+
+log = logging.getLogger(__name__)
+
+ADAPTER = "adapter"
+"""mode of a version that is an adapter"""
+TTL_S = 6.0
+BEAT_S = 2.0
+ACKNOWLEDGE_S = 2.0
+"""how long a swap waits for the log: serving goes on without it, and the next heartbeat acknowledges"""
+
+
+class Status:
+    """The status of the engine at `url`, whose stable name is `worker`, as `machine` knows it."""
+
+    def __init__(self, bus: Bus, machine: Machine, *, namespace: str, worker: str, url: str) -> None:
+        self._bus = bus
+        self._machine = machine
+        self._workers = full_name(namespace, "workers")
+        self._worker = worker
+        self._url = url
+        self._publisher: Publisher = bus.publisher()
+        self._beat_at = 0.0
+
+    @property
+    def due(self) -> bool:
+        """Whether it is time to renew it."""
+        return time.monotonic() >= self._beat_at
+
+    async def renew(self) -> None:
+        """Say how the engine stands between loads."""
+        machine = self._machine
+        if machine.condemned or machine.failures:
+            await self.say("failed")
+        elif machine.trusted:
+            await self.say("serving")
+        else:
+            await self.say("failed" if machine.error else "starting")
+
+    async def loading(self, work: Coroutine[Any, Any, None]) -> None:
+        """Await `work`, saying so meanwhile: a load may take minutes."""
+        task = asyncio.ensure_future(work)
+        try:
+            while not (await asyncio.wait((task,), timeout=BEAT_S))[0]:
+                await self.say("loading")
+        finally:
+            task.cancel()
+        await task
+
+    async def say(self, state: WorkerState) -> None:
+        """Publish a status, waiting a little for the log."""
+        incarnation = self._machine.incarnation
+        if incarnation is None:
+            return
+        version = self._machine.served if state in ("loading", "loaded", "serving") else None
+        label = make_label(self._machine.policy, version) if version is not None else None
+        now = now_micros()
+        status: WorkerStatus = {
+            "worker": self._worker,
+            "incarnation": incarnation,
+            "role": "engine",
+            "state": state,
+            "policy": self._machine.policy,
+            "version": version,
+            "label": label,
+            "adapter": label if version is not None and self._machine.events[version]["mode"] == ADAPTER else None,
+            "url": self._url,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "error": self._machine.error,
+            "expires_at": now + int(TTL_S * 1e6),
+            "time": now,
+        }
+        await self._publish(incarnation, codec.encode("WorkerStatus", status))
+        self._beat_at = time.monotonic() + BEAT_S
+
+    async def withdraw_former(self, incarnation: str) -> None:
+        """Take back what was said of former starts of this engine, so that `workers` keeps one status of it."""
+        records = await asyncio.to_thread(lambda: list(self._bus.read(self._workers, 0)))
+        last = {record.key.decode().rpartition("/"): record.value for record in records}
+        for (worker, _, former), value in last.items():
+            if worker != self._worker or former == incarnation or value is None:
+                continue
+            # An engine of another policy may have this address too, on a machine of its own.
+            if codec.decode_as("WorkerStatus", value)["policy"] == self._machine.policy:
+                await self._publish(former, None)
+
+    def close(self) -> None:
+        """Give the log back; what was said stands until it lapses."""
+        self._publisher.close()
+
+    async def _publish(self, incarnation: str, value: bytes | None) -> None:
+        sent = self._publisher.publish(Outgoing(self._workers, f"{self._worker}/{incarnation}".encode(), value))
+        # not wait_for: giving up must not cancel a record that is under way
+        done, _ = await asyncio.wait((asyncio.wrap_future(sent),), timeout=ACKNOWLEDGE_S)
+        if not done:
+            log.warning("%s: the log does not take our status yet", self._worker)
+        for future in done:
+            if isinstance(error := future.exception(), UnreachableError):
+                log.warning("%s: the log does not take our status: %s", self._worker, error)
+            else:
+                future.result()
