@@ -12,8 +12,9 @@ from rich.console import Console
 from consumers import policy
 from consumers.learner.agreement import address
 from consumers.learner.identity import differing, identify, shown_by
-from consumers.learner.measure import line, measure
+from consumers.learner.measure import measure
 from consumers.learner.membership import refuses
+from consumers.learner.screen import Screen
 from infra.bus.base import Bus
 from infra.bus.connect import connect
 from infra.config import Settings, is_local
@@ -62,18 +63,19 @@ def _serve(settings: Settings, bus: Bus, stop: _Stop, at: Callable[[str], None] 
     heartbeat = Heartbeat(bus, parts.workers_topic, settings.policy.name, parts.url)
     watchdog = Watchdog(bus, parts.group, parts.backend.abort)
     tracking = Tracking.of(settings, bus, parts.topics["ledger"])
-    console = Console(soft_wrap=True)
+    screen = Screen(settings.policy.name, settings.learner.max_versions, Console())
 
     def said(entry: LedgerEntry) -> None:
         measure(entry)
-        console.print(line(entry), highlight=False)
+        screen.show(entry)
         tracking.write(entry)
 
     parts.said = said
     parts.holds = lambda version: heartbeat.say("serving", version)
     error: str | None = None
     try:
-        Learner(parts, watchdog).run()
+        with screen:
+            Learner(parts, watchdog).run()
     except BaseException as problem:
         error = str(problem) or type(problem).__name__
         raise
