@@ -34,6 +34,7 @@ from safetensors.torch import load_file, save
 
 from trainers import lora, manifest
 from trainers.errors import CheckpointError, CorruptCheckpoint
+from trainers.experts import fused
 from trainers.lora import Adapter, Lora
 from trainers.manifest import Manifest
 from trainers.state import State, dtype_of
@@ -174,7 +175,7 @@ def adopt(directory: Path, *, seed: int = 0) -> State:
     if not shards or not (directory / "config.json").is_file():
         raise CheckpointError(f"{directory} is no Hugging Face model directory: it needs config.json and *.safetensors")
     try:
-        weights = {name: tensor.float() for shard in shards for name, tensor in load_file(shard).items()}
+        weights = fused({name: tensor.float() for shard in shards for name, tensor in load_file(shard).items()})
     except SafetensorError as error:
         raise CorruptCheckpoint(f"{directory}: weights cannot be read ({error}); download them again") from error
     if json.loads((directory / "config.json").read_bytes()).get("tie_word_embeddings"):
