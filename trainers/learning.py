@@ -1,8 +1,8 @@
 """The training of one batch: what a learner calls at each step.
 
-    group samples into the plan's minibatches -> cut and pack -> score (proximal policy, reference, teacher, critic),
-    where the algorithm needs it -> weigh (advantages, masks) -> one optimizer step a minibatch -> a report that is the
-    same on every rank
+    group samples into the plan's minibatches -> cut and pack -> score (proximal policy, reference, teacher, critic,
+    reward model), where the algorithm needs it -> weigh (advantages, masks) -> one optimizer step a minibatch -> a
+    report that is the same on every rank
 
 Invariants: every rank runs the same number of collectives, whatever it holds; the report's numbers are global; a batch
 without a trainable token, or with no finite step, changes no byte and says so.
@@ -16,15 +16,16 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from trainers.algorithms.base import Algorithm
+from trainers.algorithms import rewards
+from trainers.algorithms.base import Algorithm, Scores
 from trainers.backends.base import ACTOR, CRITIC, Backend, StepResult
 from trainers.backends.models import with_scalar_head
 from trainers.batches.bins import ALLOCATORS
-from trainers.batches.packing import KEEP, PROXIMAL, VALUES, Floats, Packed, cut, pack
+from trainers.batches.packing import KEEP, PROXIMAL, REWARD_MODEL, VALUES, Floats, Packed, cut, pack
 from trainers.batches.sample import Sample, check
 from trainers.errors import BadConfiguration
 from trainers.lora import Lora, merged, prepare
-from trainers.refusals import fits, same_vocabulary
+from trainers.refusals import fits, right_head, same_vocabulary
 from trainers.schedule import Schedule
 from trainers.state import State
 
@@ -53,9 +54,10 @@ class Report:
 
 class Trainer:
     """Trains a formed and loaded backend, batch by batch. `budget`: tokens a micro-batch holds at most. `held`: where
-    frozen models (reference, teacher) come from, by role. `critic_lr`: of the critic, which shares the warm-up. `lora`:
-    the policy learns an adapter of this kind only. `packing`: how micro-batches are filled (`bins`). `prefix_sharing`:
-    tokens that samples of a group begin with alike are computed once (`tree`). Neither changes what is learned."""
+    frozen models (reference, teacher, reward_model) come from, by role. `critic_lr`: of the critic, which shares the
+    warm-up. `lora`: the policy learns an adapter of this kind only. `packing`: how micro-batches are filled (`bins`).
+    `prefix_sharing`: tokens that samples of a group begin with alike are computed once (`tree`). Neither changes what
+    is learned."""
 
     def __init__(
         self,
@@ -104,6 +106,7 @@ class Trainer:
         fits(state)
         held = {role: self.held[role]() for role in self.algorithm.holds}
         for role, other in held.items():
+            right_head(other, role)
             same_vocabulary(state, other, role, equal=role not in self.algorithm.needs)
         self.backend.load(state)
         for role, other in held.items():
@@ -142,7 +145,8 @@ class Trainer:
             raise BadConfiguration(f"samples of seqs {sorted(stray)[:5]} are in no minibatch; plan the whole batch")
         accepted = self.algorithm.accept(samples)
         packed = self._pack(accepted, minibatches, version)
-        weights = self.algorithm.weigh(accepted, oldest, self._scores(accepted, packed), self.backend.sum)
+        scores = self._scores(accepted, packed)
+        weights = self.algorithm.weigh(accepted, oldest, scores, self.backend.sum)
         packed = [[micro.attach_samples(weights) for micro in micros] for micros in packed]
         critic = self.algorithm.critic
         counts = self._counts(self.algorithm, packed)
@@ -157,6 +161,8 @@ class Trainer:
                 if critic is not None:
                     valued.append(self.backend.step(micros, critic, valued_count, critic_lr, CRITIC))
         report = self._report(samples, packed, results, version)
+        if REWARD_MODEL in self.algorithm.needs:
+            report.metrics.update(self._rewards(accepted, scores))
         if critic is not None:
             values = _means(critic, [result for result in valued if result.applied])
             names = {"loss": "value_loss", "grad_norm": "value_grad_norm"}
@@ -206,6 +212,9 @@ class Trainer:
                 found = [
                     _values(micro, v.numpy()) for micro, v in zip(micros, self.backend.values(micros), strict=True)
                 ]
+            elif name == REWARD_MODEL:
+                said = self.backend.values(micros, REWARD_MODEL)
+                found = [_last(micro, v.numpy()) for micro, v in zip(micros, said, strict=True)]
             else:
                 role = ACTOR if name == PROXIMAL else name
                 scored = self.backend.score(micros, self.algorithm.temperature, role)
@@ -215,12 +224,25 @@ class Trainer:
             scores[name] |= {sample: row for rows in found for sample, row in rows.items()}
         return scores
 
+    def _rewards(self, samples: Sequence[Sample], scores: Scores) -> dict[str, float]:
+        """Of a reward model: its scores, and the rewards that trained, over the trajectories of all ranks."""
+        marks = rewards.scored(samples, scores[REWARD_MODEL])
+        used = self.algorithm.earned(samples, scores)
+        total = len({(s.group, s.trajectory) for s in samples})
+        told = [len(marks), math.fsum(marks.values()), len(used), math.fsum(used.values()), total]
+        marked, mark, counted, reward, every = self.backend.sum(told)
+        return {
+            "reward_model_mean": _ratio(mark, marked),
+            "reward_used_mean": _ratio(reward, counted),
+            "samples_without_score": every - marked,
+        }
+
     def _report(
         self, samples: Sequence[Sample], packed: list[list[Packed]], results: list[StepResult], version: int
     ) -> Report:
         micros = [micro for minibatch in packed for micro in minibatch]
-        rewards = {s.trajectory: s.reward for s in samples}
-        known = [reward for reward in rewards.values() if reward is not None]
+        recorded = {s.trajectory: s.reward for s in samples}
+        known = [reward for reward in recorded.values() if reward is not None]
         staleness = [(version - micro.versions)[micro.versions >= 0] for micro in micros]
         local = {
             "trainable": sum(micro.trainable for micro in micros),
@@ -229,13 +251,13 @@ class Trainer:
             "staleness": sum(float(ages.sum()) for ages in staleness),
             "rewards": len(known),
             "reward": math.fsum(known),
-            "unrewarded": len(rewards) - len(known),
+            "unrewarded": len(recorded) - len(known),
             "plain": sum(member.length for micro in micros for member in micro.members),
         }
         mine = [0.0] * (3 * self.backend.data_world)
         first = 3 * self.backend.data_rank
         mine[first : first + 3] = [
-            len(rewards),
+            len(recorded),
             sum(micro.length for micro in micros),
             len({s.seq for s in samples}),
         ]
@@ -275,6 +297,11 @@ def _values(micro: Packed, values: Floats) -> dict[Sample, Floats]:
     bounds = np.cumsum([member.trainable for member in micro.members])
     rows = np.split(np.insert(before, bounds, after), np.cumsum([m.trainable + 1 for m in micro.members])[:-1])
     return dict(zip(micro.members, rows, strict=True))
+
+
+def _last(micro: Packed, values: Floats) -> dict[Sample, Floats]:
+    """V float32[T] of a micro-batch -> by sample, after its last token, float32[1]."""
+    return {member: values[[int(end)]] for member, end in zip(micro.members, micro.ends, strict=True)}
 
 
 def _means(algorithm: Algorithm, results: Sequence[StepResult]) -> dict[str, float]:

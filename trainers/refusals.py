@@ -7,6 +7,8 @@ import json
 
 from trainers.algorithms.base import Algorithm
 from trainers.algorithms.policy import PolicyGradient
+from trainers.backends.models import is_scalar
+from trainers.batches.packing import REWARD_MODEL
 from trainers.errors import BadConfiguration, CheckpointError
 from trainers.state import State
 
@@ -23,6 +25,16 @@ def fits(state: State) -> None:
                 f"{slot} does not fit the weights at {strange[0]}: state.tensors and model.safetensors must be of one "
                 "version; start from the weights alone to begin without moments"
             )
+
+
+def right_head(state: State, role: str) -> None:
+    """Raises BadConfiguration when a model that is held has a vocabulary where scores are asked of it, or scores where
+    log-probabilities are."""
+    scalar = is_scalar(json.loads(state.assets["config.json"]))
+    if scalar and role != REWARD_MODEL:
+        raise BadConfiguration(f"the {role} has a score instead of a vocabulary: name a causal model")
+    if not scalar and role == REWARD_MODEL:
+        raise BadConfiguration("the reward model has a vocabulary and no score: `millrace reward-model` trains one")
 
 
 def same_vocabulary(policy: State, other: State, role: str, *, equal: bool) -> None:

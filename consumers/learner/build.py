@@ -26,7 +26,7 @@ from schemas.records import LedgerEntry, WeightVersion
 from trainers import checkpoint
 from trainers.algorithms.registry import algorithm
 from trainers.backends.adam import Adam
-from trainers.backends.base import Backend
+from trainers.backends.base import FROZEN, Backend
 from trainers.backends.compute import Compute
 from trainers.backends.factory import make_backend
 from trainers.backends.layout import TORCH
@@ -87,7 +87,7 @@ def build_trainer(settings: Settings) -> Trainer:
     learner = settings.learner
     if "minibatches" in learner.knobs or "ppo_n_minibatches" in learner.knobs:
         raise ConfigError("[learner] knobs: minibatches has a setting of its own, [learner] minibatches")
-    models = {role: path for role, path in (("reference", learner.reference), ("teacher", learner.teacher)) if path}
+    models = {role: path for role in FROZEN if (path := getattr(learner, role))}
     try:
         chosen = algorithm(learner.algorithm, minibatches=learner.minibatches, **learner.knobs)
         if chosen.temperature != 1:

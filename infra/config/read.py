@@ -97,6 +97,7 @@ def _anchored(data: dict[str, Any], folder: Path) -> dict[str, Any]:
         *((options, file) for file in files),
         (out.get("learner"), "reference"),
         (out.get("learner"), "teacher"),
+        (out.get("learner"), "reward_model"),
     ):
         if isinstance(table, dict) and isinstance(path := table.get(key), str) and path and "://" not in path:
             table[key] = str(folder / path)

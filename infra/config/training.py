@@ -38,6 +38,10 @@ class Learner(Section):
     )
     reference: str = Field(default="", description="directory of the frozen model that a KL penalty compares with")
     teacher: str = Field(default="", description="directory of the model that distillation learns from")
+    reward_model: str = Field(
+        default="",
+        description="directory of the model that scores samples, of `millrace reward-model`; knobs.reward_model_coef",
+    )
     lr: Annotated[float, Field(gt=0)] = Field(default=5e-4, description="learning rate of AdamW")
     warmup: Annotated[int, Field(ge=0)] = Field(
         default=10, description="optimizer steps over which the learning rate rises to lr"
@@ -71,7 +75,7 @@ class Learner(Section):
     activation_checkpointing: bool = Field(
         default=False, description="layers keep their input alone and compute the rest again in the backward pass"
     )
-    offload: tuple[Literal["actor", "critic", "reference", "teacher"], ...] = Field(
+    offload: tuple[Literal["actor", "critic", "reference", "teacher", "reward_model"], ...] = Field(
         default=(), description="roles whose tensors leave the device between their uses; torch alone"
     )
     learners: Annotated[int, Field(ge=0)] = Field(default=1, description="processes that `millrace up` starts")

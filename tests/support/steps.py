@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
@@ -16,12 +18,25 @@ from trainers.algorithms.registry import policy
 from trainers.backends.compute import Compute
 from trainers.backends.fsdp import TorchBackend
 from trainers.backends.layout import parse
+from trainers.backends.models import SCORE, with_scalar_head
 from trainers.batches.allocation import plan
 from trainers.batches.sample import Sample
 from trainers.learning import Report, Schedule, Trainer
 from trainers.state import State
 
-HELD = {"reference": lambda: small_state(seed=5), "teacher": lambda: small_state(seed=6)}
+
+def reward_model(seed: int = 7) -> State:
+    """A small model with a random score, which says something of every token."""
+    state = with_scalar_head(small_state(seed=seed))
+    head = torch.randn(state.weights[SCORE].shape, generator=torch.Generator().manual_seed(seed))
+    return replace(state, weights={**state.weights, SCORE: head})
+
+
+HELD = {
+    "reference": lambda: small_state(seed=5),
+    "teacher": lambda: small_state(seed=6),
+    "reward_model": reward_model,
+}
 """Frozen models of the tests."""
 
 

@@ -15,12 +15,14 @@ from typing import Protocol, TypeAlias
 import torch
 
 from trainers.algorithms.normalisation import Reduce, alone
-from trainers.batches.packing import REFERENCE, TEACHER, Floats, Packed
+from trainers.algorithms.rewards import Earned, recorded
+from trainers.batches.packing import REFERENCE, REWARD_MODEL, TEACHER, Floats, Packed
 from trainers.batches.sample import Sample
 
 Sums = Mapping[str, torch.Tensor]
 Scores: TypeAlias = Mapping[str, Mapping[Sample, Floats]]
-"""Column -> sample -> float32 over its trainable tokens; of critics, and the value after the last token besides."""
+"""Column -> sample -> float32 over its trainable tokens; of critics, and the value after the last token besides.
+Of reward models float32[1], or [0] where nothing of a sample trains."""
 Weights: TypeAlias = dict[Sample, dict[str, Floats]]
 """Sample -> column -> float32 over its trainable tokens. Every sample has the same columns, `keep` among them."""
 
@@ -73,13 +75,13 @@ class Algorithm(ABC):
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """Columns that are scored before a batch is weighed: proximal, reference, teacher, values."""
+        """What is scored before a batch is weighed: proximal, reference, teacher, values, reward_model."""
         return ()
 
     @property
     def holds(self) -> tuple[str, ...]:
         """Frozen models that must live beside the policy."""
-        return tuple(name for name in self.needs if name in (REFERENCE, TEACHER))
+        return tuple(name for name in self.needs if name in (REFERENCE, TEACHER, REWARD_MODEL))
 
     @property
     def critic(self) -> Algorithm | None:
@@ -89,6 +91,10 @@ class Algorithm(ABC):
     def accept(self, samples: Sequence[Sample]) -> list[Sample]:
         """The samples that are trained at all. The others are counted nowhere."""
         return list(samples)
+
+    def earned(self, samples: Sequence[Sample], scores: Scores) -> Earned:
+        """The reward that each trajectory is trained with, where it has one."""
+        return recorded(samples)
 
     @abstractmethod
     def weigh(

@@ -32,6 +32,8 @@ class Knobs:
     overlong_tokens: int = 0  # replies within so many tokens of max_new_tokens are penalised; 0: none is
     overlong_factor: float = 1.0  # the penalty at the limit
     max_new_tokens: int = 1024  # the limit of a reply, for the two above and aggregation = constant
+    reward_model_coef: float = 0.0  # weight of a held reward model's score in the reward of a trajectory
+    recorded_coef: float = 1.0  # weight of the recorded reward beside it; 0: the reward model alone
     reward_bias: float = 0.0  # added first
     reward_scale: float = 1.0  # multiplied then
     reward_clip: float = math.inf  # rewards are clipped to plus and minus this
@@ -91,6 +93,8 @@ class Knobs:
             "proximal_lag",
             "teacher_coef",
             "rl_coef",
+            "reward_model_coef",
+            "recorded_coef",
         ):
             _require(getattr(self, name) >= 0, f"{name} must be 0 or more, not {getattr(self, name)}")
         for name in ("m2_threshold", "value_clip", "value_huber"):
@@ -145,6 +149,14 @@ class Knobs:
             self.kl_loss_coef == 0 or self.kl_estimator != "k1",
             "the gradient of k1 does not see the reference: beside kl_loss_coef set kl_estimator = k2 or k3, "
             "or put the KL into the reward with kl_coef",
+        )
+        _require(
+            self.recorded_coef == 1 or self.reward_model_coef > 0,
+            "recorded_coef weighs against a reward model: set reward_model_coef above 0, or reward_scale",
+        )
+        _require(
+            not (self.dynamic_sampling and self.reward_model_coef > 0),
+            "dynamic_sampling looks at rewards before a reward model has scored them: set dynamic_sampling = false",
         )
         _require(
             self.rl_coef == 1 or self.teacher_coef > 0, "rl_coef weighs against a teacher: set teacher_coef above 0"

@@ -86,6 +86,7 @@ OTHER = {
 def modules(knobs: Knobs) -> list[str]:
     """The modules whose equations an algorithm with these knobs follows, in the order of the computation."""
     used = {
+        "rewards": knobs.reward_model_coef > 0,
         "normalisation": knobs.reward_norm is not None or knobs.advantage_norm is not None,
         "kl": knobs.needs_reference,
         "advantages": True,

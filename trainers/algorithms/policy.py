@@ -1,5 +1,6 @@
 """The policy-gradient family: GRPO, PPO, RLOO and their kin, composed from parts by `Knobs`.
 
+    r     recorded rewards, a reward model's scores               `rewards.py`
     A     rewards -> one advantage a token                        `advantages.py`, `normalisation.py`
     keep  which tokens may pull                                   `masks.py`
     old   the policy that the ratio is taken to                   `proximal.py`
@@ -36,8 +37,19 @@ from trainers.algorithms.policy_loss import (
     sequence_ratio,
 )
 from trainers.algorithms.repair import repair
+from trainers.algorithms.rewards import Earned, mixed, recorded
 from trainers.algorithms.value_loss import ValueLoss
-from trainers.batches.packing import ADVANTAGES, KEEP, PROXIMAL, REFERENCE, RETURNS, TEACHER, VALUES, Packed
+from trainers.batches.packing import (
+    ADVANTAGES,
+    KEEP,
+    PROXIMAL,
+    REFERENCE,
+    RETURNS,
+    REWARD_MODEL,
+    TEACHER,
+    VALUES,
+    Packed,
+)
 from trainers.batches.sample import Sample
 from trainers.errors import BadConfiguration
 
@@ -80,6 +92,7 @@ class PolicyGradient(TokenAlgorithm):
             REFERENCE: k.needs_reference,
             TEACHER: k.teacher_coef > 0,
             VALUES: k.critic,
+            REWARD_MODEL: k.reward_model_coef > 0,
         }
         return tuple(name for name, needed in wanted.items() if needed)
 
@@ -109,17 +122,18 @@ class PolicyGradient(TokenAlgorithm):
         k, found = self.knobs, dict(scores or {})
         ordered = sorted(samples, key=lambda s: (s.group, s.trajectory, s.lineage))
         lengths = np.array([s.trainable for s in ordered], np.int64)
-        outcomes = self._outcomes(ordered, reduce)
-        keep = _flat([fresh(s, oldest) & (s.reward is not None) for s in ordered], bool)
+        earned = self.earned(ordered, found)
+        outcomes = self._outcomes(ordered, earned, reduce)
+        keep = _flat([fresh(s, oldest) & ((s.group, s.trajectory) in earned) for s in ordered], bool)
         behaviour = _flat([s.logprobs[s.mask != 0] for s in ordered], np.float32)
         old = _scored(found, PROXIMAL, ordered) if k.needs_proximal and found else behaviour
-        earned = adv.outcome_rewards(self._kl_rewards(ordered, old, keep, found), lengths, outcomes)
+        rewards = adv.outcome_rewards(self._kl_rewards(ordered, old, keep, found), lengths, outcomes)
         values, last = np.zeros(len(old)), np.zeros(len(ordered))
         if k.critic:
             every = _scored(found, VALUES, ordered).astype(np.float64)
             ends = np.cumsum(lengths + 1) - 1
             values, last = np.delete(every, ends), every[ends]
-        advantages, returns = self._estimate(ordered, earned, values, lengths, last)
+        advantages, returns = self._estimate(ordered, rewards, values, lengths, last)
         if k.advantage_norm is not None:
             groups = [s.group for s, n in zip(ordered, lengths, strict=True) for _ in range(n)]
             advantages = normalise(advantages, groups, k.advantage_norm, mask=keep, reduce=reduce)
@@ -129,28 +143,36 @@ class PolicyGradient(TokenAlgorithm):
         if k.critic:
             columns |= {RETURNS: returns, VALUES: values}
         for name in self.needs:
-            if name in found and name != VALUES:
+            if name in found and name not in (VALUES, REWARD_MODEL):
                 columns[name] = _scored(found, name, ordered)
         return _by_sample(ordered, lengths, columns)
 
-    def _outcomes(self, ordered: Sequence[Sample], reduce: Reduce) -> adv.F64:
+    def earned(self, samples: Sequence[Sample], scores: Scores) -> Earned:
+        k = self.knobs
+        if k.reward_model_coef == 0:
+            return recorded(samples)
+        if REWARD_MODEL not in scores:
+            raise BadConfiguration("this algorithm needs a reward model's scores; score the batch before it is weighed")
+        coefs = {"recorded_coef": k.recorded_coef, "reward_model_coef": k.reward_model_coef}
+        return mixed(samples, scores[REWARD_MODEL], **coefs)
+
+    def _outcomes(self, ordered: Sequence[Sample], earned: Earned, reduce: Reduce) -> adv.F64:
         """The shaped and normalised reward of each sample's trajectory, 0 where there is none."""
         k = self.knobs
-        first = {(s.group, s.trajectory): s for s in reversed(ordered) if s.reward is not None}
-        chosen = [first[key] for key in sorted(first)]
-        rewards = np.array([s.reward for s in chosen], np.float64)
+        chosen = sorted(earned)
+        rewards = np.array([earned[key] for key in chosen], np.float64)
         if k.overlong_tokens:
             longest: dict[str, int] = {}
             for sample in ordered:
                 longest[sample.trajectory] = max(longest.get(sample.trajectory, 0), sample.trainable)
-            sizes = np.array([longest[s.trajectory] for s in chosen], np.float64)
+            sizes = np.array([longest[trajectory] for _, trajectory in chosen], np.float64)
             rewards = rewards + adv.overlong_penalty(
                 sizes, limit=k.max_new_tokens, buffer=k.overlong_tokens, factor=k.overlong_factor
             )
         rewards = adv.shaped(rewards, bias=k.reward_bias, scale=k.reward_scale, clip=k.reward_clip)
         if k.reward_norm is not None:
-            rewards = normalise(rewards, [s.group for s in chosen], k.reward_norm, reduce=reduce)
-        known = dict(zip([(s.group, s.trajectory) for s in chosen], rewards.tolist(), strict=True))
+            rewards = normalise(rewards, [group for group, _ in chosen], k.reward_norm, reduce=reduce)
+        known = dict(zip(chosen, rewards.tolist(), strict=True))
         return np.array(
             [0.0 if s.truncated and k.mask_truncated else known.get((s.group, s.trajectory), 0.0) for s in ordered],
             np.float64,

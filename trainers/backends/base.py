@@ -28,8 +28,9 @@ from trainers.batches.packing import Packed
 from trainers.clock import Clock
 from trainers.state import State
 
-ACTOR, CRITIC, REFERENCE, TEACHER = "actor", "critic", "reference", "teacher"
-ROLES = (ACTOR, CRITIC, REFERENCE, TEACHER)
+ACTOR, CRITIC, REFERENCE, TEACHER, REWARD_MODEL = "actor", "critic", "reference", "teacher", "reward_model"
+FROZEN = (REFERENCE, TEACHER, REWARD_MODEL)
+ROLES = (ACTOR, CRITIC, *FROZEN)
 """Roles that a backend's models play. The first two learn."""
 
 
@@ -84,15 +85,16 @@ class Backend(ABC):
 
     @abstractmethod
     def hold(self, role: str, state: State) -> None:
-        """Builds the model of `state` beside the others, frozen: a reference or a teacher. No collective."""
+        """Builds the model of `state` beside the others, frozen: a reference, a teacher or a reward model. No
+        collective."""
 
     @abstractmethod
     def score(self, micros: Sequence[Packed], temperature: float, role: str = ACTOR) -> list[torch.Tensor]:
         """Log-probabilities float32[M] of the labels of each micro-batch under a role's weights as they are."""
 
     @abstractmethod
-    def values(self, micros: Sequence[Packed]) -> list[torch.Tensor]:
-        """What the critic says after each packed token, float32[T]."""
+    def values(self, micros: Sequence[Packed], role: str = CRITIC) -> list[torch.Tensor]:
+        """What the scalar head of a role says after each packed token, float32[T]."""
 
     @abstractmethod
     def step(

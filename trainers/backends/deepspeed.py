@@ -162,9 +162,9 @@ class DeepSpeedBackend(Backend):
         with self.clock.phase("forward"), at_rest(self._models(role)):
             return [self._passes(role, micro).tokens(temperature)[0].cpu() for micro in micros]
 
-    def values(self, micros: Sequence[Packed]) -> list[torch.Tensor]:
+    def values(self, micros: Sequence[Packed], role: str = CRITIC) -> list[torch.Tensor]:
         with self.clock.phase("forward"), at_rest(self._models(CRITIC)):
-            return [self._passes(CRITIC, micro).values().cpu() for micro in micros]
+            return [self._passes(role, micro).values().cpu() for micro in micros]
 
     def step(
         self, micros: Sequence[Packed], algorithm: Algorithm, denominator: float, lr: float, role: str = ACTOR

@@ -204,10 +204,10 @@ class TorchBackend(Backend):
                 micros, lambda run: run.tokens(temperature)[0], [micro.trainable for micro in micros]
             )
 
-    def values(self, micros: Sequence[Packed]) -> list[torch.Tensor]:
-        critic = self._role(CRITIC)
-        with self._used(CRITIC), self.clock.phase("forward"):
-            return critic.passes.read(micros, lambda run: run.values(), [micro.tokens.shape[1] for micro in micros])
+    def values(self, micros: Sequence[Packed], role: str = CRITIC) -> list[torch.Tensor]:
+        valuer = self._role(role)
+        with self._used(role), self.clock.phase("forward"):
+            return valuer.passes.read(micros, lambda run: run.values(), [micro.tokens.shape[1] for micro in micros])
 
     def step(
         self, micros: Sequence[Packed], algorithm: Algorithm, denominator: float, lr: float, role: str = ACTOR

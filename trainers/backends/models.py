@@ -30,7 +30,7 @@ def build(assets: Mapping[str, bytes], weights: Mapping[str, torch.Tensor], stag
     if "config.json" not in assets:
         raise CheckpointError("no config.json in the state; start from a directory in Hugging Face layout")
     settings = json.loads(assets["config.json"])
-    scalar = any(name.endswith(SCALAR) for name in settings.get("architectures") or ())
+    scalar = is_scalar(settings)
     config = AutoConfig.for_model(settings.pop("model_type"), **settings)
     with no_init_weights():
         model: PreTrainedModel = _scalar(config) if scalar else _causal(config)
@@ -67,6 +67,11 @@ def at_rest(models: Sequence[torch.nn.Module]) -> Iterator[None]:
     finally:
         for model, training in zip(models, before, strict=True):
             model.train(training)
+
+
+def is_scalar(settings: Mapping[str, Any]) -> bool:
+    """Whether a config.json describes a model with a score in place of a vocabulary."""
+    return any(name.endswith(SCALAR) for name in settings.get("architectures") or ())
 
 
 def _causal(config: Any) -> PreTrainedModel:

@@ -33,6 +33,8 @@ ADVANTAGES, KEEP, PROXIMAL = "advantages", "keep", "proximal"
 from."""
 REFERENCE, TEACHER = "reference", "teacher"
 """Columns: log-probabilities of the frozen reference and of the teacher."""
+REWARD_MODEL = "reward_model"
+"""What a frozen reward model says of each whole sample."""
 VALUES, RETURNS, SIDE = "values", "returns", "side"
 """Columns: what a critic predicted before a token; what it should have; +1 chosen, -1 rejected, 0 no pair."""
 

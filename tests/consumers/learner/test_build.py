@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from consumers.learner.build import build_trainer
 from consumers.learner.collect import collect
@@ -20,10 +22,11 @@ from infra.errors import ConfigError
 from schemas import codec
 from tests.support.feed import feed, settings_for
 from tests.support.learners import entries
-from trainers import checkpoint
+from trainers import checkpoint, tiny
 from trainers.algorithms.registry import algorithm, names, policy
 from trainers.algorithms.repair import Rejection
 from trainers.backends.compute import Compute
+from trainers.backends.models import SCORE, with_scalar_head
 from trainers.schedule import Schedule
 
 Make = Callable[..., Any]
@@ -115,6 +118,23 @@ def test_a_learner_keeps_its_critic_from_start_to_start(place: Make) -> None:
     assert last["metrics"]["value_loss"] > 0
     names_ = [path.name for path in checkpoint_of(two, last["digest"]).iterdir()]
     assert "critic.tensors" in names_
+
+
+def test_the_ledger_shows_what_a_reward_model_said(place: Make, tmp_path: Path) -> None:
+    """Held by configuration, away from the device between its uses, beside the rewards that were recorded."""
+    scalar = with_scalar_head(tiny.random_state(1))
+    head = torch.randn(scalar.weights[SCORE].shape, generator=torch.Generator().manual_seed(1))
+    checkpoint.export(tmp_path / "judge", replace(scalar, weights={**scalar.weights, SCORE: head}))
+    knobs = json.dumps({"reward_model_coef": 0.5})
+    away = {"learner.reward_model": str(tmp_path / "judge"), "learner.offload": '["reward_model"]'}
+    it = place(**{"learner.knobs": knobs, **away})
+    feed(it.bus, it.settings, range(8))
+    it.learn(2)
+    for row in entries(it.bus, it.settings)[1:]:
+        found = row["metrics"]
+        assert found["samples_without_reward"] == found["samples_without_score"] == 0
+        assert found["reward_model_mean"] != 0
+        assert found["reward_used_mean"] == pytest.approx(found["reward_mean"] + 0.5 * found["reward_model_mean"])
 
 
 def checkpoint_of(it: Any, digest: str) -> Path:

@@ -150,8 +150,8 @@ class MegatronBackend(Backend):
     def score(self, micros: Sequence[Packed], temperature: float, role: str = ACTOR) -> list[torch.Tensor]:
         return self._ask(role, micros, lambda run: run.tokens(temperature)[0], [micro.trainable for micro in micros])
 
-    def values(self, micros: Sequence[Packed]) -> list[torch.Tensor]:
-        return self._ask(CRITIC, micros, lambda run: run.values(), [micro.tokens.shape[1] for micro in micros])
+    def values(self, micros: Sequence[Packed], role: str = CRITIC) -> list[torch.Tensor]:
+        return self._ask(role, micros, lambda run: run.values(), [micro.tokens.shape[1] for micro in micros])
 
     def _ask(
         self, role: str, micros: Sequence[Packed], what: Callable[[Outcome], torch.Tensor], sizes: Sequence[int]

@@ -1,0 +1,44 @@
+"""What a trajectory earned, before it is shaped.
+
+    s   mean over the trajectory's lineages of what a reward model says at their last token
+    r   recorded_coef * recorded + reward_model_coef * s
+
+A part that counts and is missing, or is no number, leaves the trajectory without a reward.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+from trainers.batches.packing import Floats
+from trainers.batches.sample import Sample
+
+Earned: TypeAlias = dict[tuple[str, str], float]
+"""(group, trajectory) -> reward, of those that have one."""
+
+
+def recorded(samples: Sequence[Sample]) -> Earned:
+    """The rewards that came with the samples."""
+    return {(s.group, s.trajectory): s.reward for s in reversed(samples) if s.reward is not None}
+
+
+def scored(samples: Sequence[Sample], scores: Mapping[Sample, Floats]) -> Earned:
+    """scores: float32[1] of each sample, float32[0] of one that nobody scored, since no token of it trains."""
+    marks: dict[tuple[str, str], list[float]] = {}
+    for sample in sorted(samples, key=lambda s: s.lineage):
+        marks.setdefault((sample.group, sample.trajectory), []).extend(scores[sample].tolist())
+    means = {key: math.fsum(found) / len(found) for key, found in marks.items() if found}
+    return {key: mean for key, mean in means.items() if math.isfinite(mean)}
+
+
+def mixed(
+    samples: Sequence[Sample], scores: Mapping[Sample, Floats], *, recorded_coef: float, reward_model_coef: float
+) -> Earned:
+    """Recorded rewards and a reward model's scores, weighed."""
+    marks = scored(samples, scores)
+    if recorded_coef == 0:
+        return {key: reward_model_coef * mark for key, mark in marks.items()}
+    own = recorded(samples)
+    return {key: recorded_coef * own[key] + reward_model_coef * mark for key, mark in marks.items() if key in own}
