@@ -4,12 +4,16 @@ A group is formed for one transfer and dropped after it, so whoever dies in the 
 plane is gloo, into the memory of the host, whatever the receiver computes on.
 
 Invariants: `receive` returns only bytes whose sha256 is the one that was asked for; no rank waits for another longer
-than `timeout_s` at a time; only the address that is named is listened on."""
+than `timeout_s` at a time, and a sender that is gone is noticed at once; only the address that is named is listened on.
+
+`fault` is called with the name of each point at which the death of either end must be harmless: `joining`,
+`between_pieces`, `after_last`."""
 
 from __future__ import annotations
 
 import hashlib
 import socket
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -23,11 +27,19 @@ from torch.distributed.distributed_c10d import PrefixStore
 from trainers.errors import CorruptCheckpoint
 from trainers.tensorfile import Slot, open_file, slots
 
-CHUNK = 64 << 20
-"""bytes of one broadcast"""
+CONNECT_S = 5.0
+"""longest wait for the connection to a store that listens; torch asks a dead one again for up to three times as long"""
+PIECE = 64 << 20
+"""most bytes of one broadcast"""
 DTYPES = {"BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "I16": torch.int16, "I32": torch.int32}
 DTYPES |= {"I64": torch.int64, "F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32}
 DTYPES |= {"F64": torch.float64, "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2}
+
+Fault = Callable[[str], None]
+
+
+def _no_fault(_: str) -> None:
+    """The default fault point: nothing happens."""
 
 
 def listen(host: str, timeout_s: float) -> TCPStore:
@@ -44,35 +56,61 @@ def listen(host: str, timeout_s: float) -> TCPStore:
     )
 
 
-def send(store: TCPStore, host: str, ranks: int, path: Path, timeout_s: float) -> None:
+def send(store: TCPStore, host: str, ranks: int, path: Path, timeout_s: float, *, fault: Fault = _no_fault) -> None:
     """Give the tensors of the safetensors file `path` to ranks 1 to `ranks`. Blocks until all have them. Raises
     RuntimeError when one does not come or goes, CorruptCheckpoint when the file is not whole."""
     file = open_file(path)
-    group = _group(store, host, 0, ranks + 1, timeout_s)
     body: Any = np.memmap(path, np.uint8, "r")[len(file.header) :]
-    for begin in range(0, body.size, CHUNK):
-        _broadcast(group, torch.from_numpy(np.array(body[begin : begin + CHUNK])))
+    fault("joining")
+    group = _group(store, host, 0, ranks + 1, timeout_s)
+    for begin, end in pieces(body.size):
+        if begin:
+            fault("between_pieces")
+        _broadcast(group, torch.from_numpy(np.array(body[begin:end])))
+    fault("after_last")
 
 
 def receive(
-    host: str, port: int, rank: int, ranks: int, header: bytes, digest: str, timeout_s: float
+    host: str,
+    port: int,
+    rank: int,
+    ranks: int,
+    header: bytes,
+    digest: str,
+    timeout_s: float,
+    *,
+    fault: Fault = _no_fault,
 ) -> dict[str, torch.Tensor]:
     """The tensors that rank 0, whose store listens at host:port, sends to `ranks` others, in file order, on the CPU.
 
     header: the file's first bytes; digest: sha256 hex of the whole file. Raises CorruptCheckpoint when other bytes
     came, RuntimeError when the sender goes."""
     found = slots(header)
-    store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=timeout_s))
-    group = _group(store, _address_towards(host, port), rank, ranks + 1, timeout_s)
+    ours = _address_towards(host, port, timeout_s)
+    fault("joining")
+    patience = timedelta(seconds=min(timeout_s, CONNECT_S))
+    store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=patience)
+    store.set_timeout(timedelta(seconds=timeout_s))
+    group = _group(store, ours, rank, ranks + 1, timeout_s)
     body = torch.empty(found[-1].end if found else 0, dtype=torch.uint8)
     seen = hashlib.sha256(header)
-    for begin in range(0, body.numel(), CHUNK):
-        part = body[begin : begin + CHUNK]
+    for begin, end in pieces(body.numel()):
+        if begin:
+            fault("between_pieces")
+        part = body[begin:end]
         _broadcast(group, part)
         seen.update(part.numpy().data)
+    fault("after_last")
     if seen.hexdigest() != digest:
         raise CorruptCheckpoint("what was broadcast is not the version that was announced: its sha256 differs")
     return {slot.name: _typed(body[slot.begin : slot.end], slot) for slot in found}
+
+
+def pieces(size: int) -> Iterator[tuple[int, int]]:
+    """(begin, end) of each broadcast of `size` bytes: two or more, so that every transfer has a middle."""
+    step = max(1, min(PIECE, -(-size // 2)))
+    for begin in range(0, size, step):
+        yield begin, min(begin + step, size)
 
 
 def _typed(part: torch.Tensor, slot: Slot) -> torch.Tensor:
@@ -94,8 +132,11 @@ def _broadcast(group: Any, tensor: torch.Tensor) -> None:
     group.broadcast([tensor], options).wait()
 
 
-def _address_towards(host: str, port: int) -> str:
-    """Our own address as `host` sees it."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((host, port))
-        return str(probe.getsockname()[0])
+def _address_towards(host: str, port: int, timeout_s: float) -> str:
+    """Our own address as host:port sees it. Raises RuntimeError when nobody listens there: torch's store would go on
+    asking until its timeout."""
+    try:
+        with socket.create_connection((host, port), timeout_s) as probe:
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise RuntimeError(f"the sender at {host}:{port} is gone ({error})") from error

@@ -16,6 +16,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from infra import faults
 from trainers import broadcast
 from trainers.errors import CorruptCheckpoint
 from trainers.tensorfile import open_file
@@ -61,11 +62,12 @@ class Sender:
         except CorruptCheckpoint as error:
             log.warning("version %d is not sent: %s", version, error)
             return None
+        faults.point("sender.before_offer")
         store = broadcast.listen(self._host, self._timeout_s)
 
         def give() -> None:
             try:
-                broadcast.send(store, self._host, ranks, path, self._timeout_s)
+                broadcast.send(store, self._host, ranks, path, self._timeout_s, fault=_fault)
             except (RuntimeError, CorruptCheckpoint) as error:
                 log.warning("version %d did not reach an engine: %s", version, str(error).splitlines()[0])
 
@@ -97,3 +99,14 @@ class Sender:
                 log.debug(format, *args)
 
         return Handler
+
+
+def _fault(name: str) -> None:
+    """The points of `trainers.broadcast`, which knows no `infra`, under names that the list of points finds."""
+    match name:
+        case "joining":
+            faults.point("sender.joining")
+        case "between_pieces":
+            faults.point("sender.between_pieces")
+        case "after_last":
+            faults.point("sender.after_last")

@@ -15,6 +15,7 @@ import httpx
 from consumers.reloader.control import Broadcast, EngineControl
 from consumers.reloader.directory import Signature
 from consumers.reloader.transport import Events, Ready, WeightTransport
+from infra import faults
 from infra.errors import EngineError, EngineTimeout, EngineUnavailable, ReloadError
 from schemas.records import WeightVersion
 from trainers.delta_files import WEIGHTS
@@ -65,10 +66,12 @@ class FromLearner(WeightTransport):
             raise ReloadError("its learner offers none")
         ranks = await control.ranks()
         asked = {"version": event["version"], "digest": event["digest"], "ranks": ranks}
+        faults.point("transfer.before_offer")
         try:
             async with httpx.AsyncClient(timeout=self._timeout_s, trust_env=False) as client:
                 answer = (await client.post(f"{url}/send", json=asked)).raise_for_status().json()
                 header = base64.b64decode(answer["header"])
+                faults.point("transfer.after_offer")
                 return Broadcast(str(answer["host"]), int(answer["port"]), ranks, header, digest)
         except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
             raise ReloadError(f"the learner at {url} does not send it ({error or type(error).__name__})") from error

@@ -19,6 +19,7 @@ import httpx
 from tenacity import retry, retry_if_exception_type, stop_after_attempt, wait_exponential
 
 from consumers.reloader.control import Broadcast, EngineControl, EngineState, PauseMode
+from infra import faults
 from infra.errors import EngineError, EngineRejected, EngineTimeout, EngineUnavailable
 from infra.labels import is_base, parse_label
 
@@ -97,13 +98,16 @@ class VllmControl(EngineControl):
         group = {"host": offer.host, "port": offer.port, "ranks": offer.ranks, "timeout_s": JOIN_S}
         announced = {"header": base64.b64encode(offer.header).decode(), "digest": offer.digest}
         await self._post("/init_weight_transfer_engine", json={"init_info": group})
+        faults.point("transfer.after_group")
         try:
             await self._post("/start_weight_update")
         except EngineError:
             # a reloader that was killed in the middle left an update open
             await self._post("/finish_weight_update")
             await self._post("/start_weight_update")
+        faults.point("transfer.after_start")
         await self._post("/update_weights", json={"update_info": announced}, timeout=self._load_timeout_s)
+        faults.point("transfer.after_update")
         await self._post("/finish_weight_update")
 
     async def set_version(self, label: str) -> None:

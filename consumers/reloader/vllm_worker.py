@@ -9,8 +9,7 @@ the model as it was; a group serves one transfer."""
 
 from __future__ import annotations
 
-import base64
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, cast
 
 from vllm.distributed.weight_transfer.base import (
@@ -21,7 +20,7 @@ from vllm.distributed.weight_transfer.base import (
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
-from trainers import broadcast
+from consumers.reloader.receiving import receive
 
 BACKEND = "gloo"
 
@@ -72,10 +71,7 @@ class Receiver(WeightTransferEngine[Group, Announced]):
             raise RuntimeError("no group was named for this update: call /init_weight_transfer_engine first")
         parallel = self.parallel_config
         rank = parallel.data_parallel_index * parallel.world_size + parallel.rank + 1
-        header = base64.b64decode(update_info.header)
-        tensors = broadcast.receive(
-            group.host, group.port, rank, group.ranks, header, update_info.digest, group.timeout_s
-        )
+        tensors = receive(asdict(group), asdict(update_info), rank)
         model, finalize = cast(Any, self.model), cast(Any, finalize_layerwise_reload)  # vLLM does not type them
         initialize_layerwise_reload(model)
         model.load_weights(iter(tensors.items()))

@@ -21,6 +21,8 @@ from schemas import codec
 
 log = logging.getLogger(__name__)
 
+INPROCESS_RECEIVE = ("--receiver", "consumers.reloader.receiving:receive")
+"""arguments of an in-process engine that takes broadcasts from the learner"""
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """that vLLM makes room for"""
 
@@ -46,6 +48,7 @@ def run_engine(settings: Settings) -> None:
         port = str(urlsplit(engine.url).port or 8901)
         module = "producers.engines.inprocess_server"
         command = [sys.executable, "-m", module, "--model", model, "--port", port]
+        command += INPROCESS_RECEIVE if engine.weights == "broadcast" else ()
         _become([*command, "--served-model-name", settings.policy.name, *engine.args], {"OMP_NUM_THREADS": "1"})
     service = Vllm(
         settings.home / "engine",

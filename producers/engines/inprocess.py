@@ -10,7 +10,7 @@ import asyncio
 import json
 import threading
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -171,6 +171,10 @@ class InprocessEngine(Engine):
         """Replace the weights by those of `folder`. Raises EngineError, and keeps the old, when they do not fit."""
         await self._call(lambda: self._load(Path(folder)))
 
+    async def put(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Replace the weights by `tensors`, by name. Raises EngineError, and keeps the old, when they do not fit."""
+        await self._call(lambda: self._put(tensors, "what was received"))
+
     async def set_version(self, label: str) -> None:
         """Stamp tokens sampled from now on with `label`."""
 
@@ -319,11 +323,14 @@ class InprocessEngine(Engine):
             tensors = {name: tensor for file in _weight_files(folder) for name, tensor in load_file(file).items()}
         except (OSError, SafetensorError) as error:
             raise EngineError(f"cannot read the weights in {folder}: {error}") from error
+        self._put(tensors, f"the weights in {folder}")
+
+    def _put(self, tensors: Mapping[str, torch.Tensor], what: str) -> None:
         wanted = {name: parameter.shape for name, parameter in self._model.named_parameters()}
         found = {name: tensor.shape for name, tensor in tensors.items()}
         if wanted != found:
             odd = sorted(name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name))
-            raise EngineError(f"the weights in {folder} are not of this architecture: {', '.join(odd[:3])} differ")
+            raise EngineError(f"{what}: not of this architecture: {', '.join(odd[:3])} differ")
         self._model.load_state_dict(tensors, strict=False)
         self._batch.recompute()
 

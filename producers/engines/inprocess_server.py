@@ -3,16 +3,19 @@ reloader work with it: `python -m producers.engines.inprocess_server --model DIR
 
 Routes: POST /inference/v1/generate (plain and streamed), /pause, /resume, /abort_requests, /collective_rpc
 (reload_weights alone), /update_weight_version, /reset_prefix_cache; GET /health, /is_paused, /weight_info, /version,
-/metrics (the start time alone), /v1/models. One process; it ends when its sampling thread does."""
+/metrics (the start time alone), /v1/models. With `--receiver MODULE:FUNCTION` also those by which vLLM takes weights
+from a process group: GET /get_world_size; POST /init_weight_transfer_engine, /start_weight_update, /update_weights,
+/finish_weight_update. One process; it ends when its sampling thread does."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import pkgutil
 import signal
 import sys
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +34,9 @@ from producers.engines.base import Chunk, Sampling
 from producers.engines.inprocess import PAUSE_MODES, InprocessEngine
 
 VERSION = "inprocess-1"
+
+Receiver = Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, torch.Tensor]]
+"""(init_info, update_info) -> the tensors that came, checked; raises when they do not come"""
 
 
 class Params(msgspec.Struct):
@@ -73,15 +79,31 @@ class Abort(msgspec.Struct):
     request_ids: list[str] = []
 
 
+class Group(msgspec.Struct):
+    """Where weights will come from."""
+
+    init_info: dict[str, Any]
+
+
+class Update(msgspec.Struct):
+    """Which weights come."""
+
+    update_info: dict[str, Any]
+
+
 _body = msgspec.json.Decoder(Body)
 _rpc = msgspec.json.Decoder(Rpc)
 _new_version = msgspec.json.Decoder(NewVersion)
 _abort = msgspec.json.Decoder(Abort)
+_group = msgspec.json.Decoder(Group)
+_update = msgspec.json.Decoder(Update)
 
 
-def build_app(engine: InprocessEngine, name: str) -> Starlette:
-    """The application that serves `engine` under the model name `name`."""
+def build_app(engine: InprocessEngine, name: str, receiver: Receiver | None = None) -> Starlette:
+    """The application that serves `engine` under the model name `name`. `receiver` gets weights from a group."""
     started = time.time()
+    changing = asyncio.Lock()  # as in vLLM, what was asked first changes the weights first
+    named: list[Mapping[str, Any]] = []
 
     async def generate(request: Request) -> Response:
         body = _body.decode(await request.body())
@@ -110,8 +132,39 @@ def build_app(engine: InprocessEngine, name: str) -> Starlette:
         call = _rpc.decode(await request.body())
         if call.method != "reload_weights" or "weights_path" not in call.kwargs:
             raise EngineRejected("only reload_weights with a weights_path is known here", 400)
-        await engine.load(call.kwargs["weights_path"])
+        async with changing:
+            await engine.load(call.kwargs["weights_path"])
         return _json({"results": [None]})
+
+    async def world_size(request: Request) -> Response:
+        return _json({"world_size": 1})
+
+    async def init_weight_transfer_engine(request: Request) -> Response:
+        group = _group.decode(await request.body()).init_info
+        async with changing:
+            named[:] = [group]
+        return _json({"message": "Weight transfer initialized"})
+
+    async def start_weight_update(request: Request) -> Response:
+        return _json({"message": "Weight update started"})
+
+    async def update_weights(request: Request) -> Response:
+        announced = _update.decode(await request.body()).update_info
+        assert receiver is not None, "there is no such route"
+        async with changing:
+            if not named:
+                raise EngineRejected(
+                    "no group was named for this update: /init_weight_transfer_engine comes first", 400
+                )
+            try:
+                tensors = await asyncio.to_thread(receiver, named.pop(), announced)
+            except Exception as error:  # whatever it raises, the weights are as they were
+                raise EngineError(f"the weights did not come: {error}") from error
+            await engine.put(tensors)
+        return _json({"message": "Weights updated"})
+
+    async def finish_weight_update(request: Request) -> Response:
+        return _json({"message": "Weight update finished"})
 
     async def update_weight_version(request: Request) -> Response:
         version = _new_version.decode(await request.body()).new_version
@@ -161,6 +214,14 @@ def build_app(engine: InprocessEngine, name: str) -> Starlette:
         ("/metrics", metrics),
         ("/v1/models", models),
     ]
+    if receiver is not None:
+        posts += [
+            ("/init_weight_transfer_engine", init_weight_transfer_engine),
+            ("/start_weight_update", start_weight_update),
+            ("/update_weights", update_weights),
+            ("/finish_weight_update", finish_weight_update),
+        ]
+        gets.append(("/get_world_size", world_size))
     return Starlette(
         routes=[
             *(Route(path, endpoint, methods=["POST"]) for path, endpoint in posts),
@@ -267,10 +328,13 @@ def _refuse(status: int) -> Callable[[Request, Exception], Response]:
     return answer
 
 
-async def serve(model: Path, host: str, port: int, name: str, max_rows: int, seed: int | None) -> int:
+async def serve(
+    model: Path, host: str, port: int, name: str, max_rows: int, seed: int | None, receiver: Receiver | None = None
+) -> int:
     """Serve until SIGTERM or SIGINT (0) or until the engine dies (1)."""
     engine = InprocessEngine(model, max_rows=max_rows, seed=seed)
-    server: Any = Server(build_app(engine, name), address=host, port=port, interface=Interfaces.ASGI, log_enabled=False)
+    app = build_app(engine, name, receiver)
+    server: Any = Server(app, address=host, port=port, interface=Interfaces.ASGI, log_enabled=False)
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -298,10 +362,11 @@ def main() -> None:
     parser.add_argument("--max-rows", type=int, default=64, help="choices sampled at a time")
     parser.add_argument("--threads", type=int, default=1, help="threads of one forward pass")
     parser.add_argument("--seed", type=int, help="of requests that bring none; default: fresh entropy")
+    parser.add_argument("--receiver", default="", help="module:function that takes weights from a process group")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
-    name = given.served_model_name
-    sys.exit(asyncio.run(serve(given.model, given.host, given.port, name, given.max_rows, given.seed)))
+    name, receiver = given.served_model_name, pkgutil.resolve_name(given.receiver) if given.receiver else None
+    sys.exit(asyncio.run(serve(given.model, given.host, given.port, name, given.max_rows, given.seed, receiver)))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
 """`make chaos`: every kill point three times, random kills, zombies, joins and leaves on a real deployment; then audit.
+After it the kill points of each other way of weights to engines, on a deployment and with an audit of its own.
 
     python -m tests.chaos [--home DIR] [--seed N] [--engine vllm|inprocess] [--times 3] [--kills 50] ...
 
 Prints a table of faults with how often each was survived and the longest wait for the next version, then the audit.
-Exits 0 only when every fault was survived, every point was reached and the audit (checkpoint files included) is clean.
+Exits 0 only when every fault was survived, every point was reached and every audit (checkpoint files included) is
+clean.
 """
 
 from __future__ import annotations
@@ -12,6 +14,8 @@ import argparse
 import shutil
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -22,13 +26,13 @@ from infra.bus.connect import connect
 from infra.demo.fleet import BROKER, ENGINE
 from tests.chaos.arena import Arena
 from tests.chaos.deploy import deploy
+from tests.chaos.ways import WAYS, points_of
 
 LEAST = {ENGINE: 5, BROKER: 10}
 """Fewest random kills of these programs."""
 
-ELSEWHERE = ("claims.", "capture.rolled", "capture.synced", "delta.", "reload.")
-"""Points that this traffic never passes (no record is too large, no log file fills up, every version is read whole):
-their own tests kill there."""
+ELSEWHERE = ("claims.", "capture.rolled", "capture.synced")
+"""Points that this traffic never passes (no record is too large, no log file fills up): their own tests kill there."""
 
 
 def main() -> int:
@@ -42,41 +46,56 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=50, help="random kills over all kinds of processes")
     parser.add_argument("--zombies", type=int, default=20, help="SIGSTOPs of the learner's leader and of dispatch")
     parser.add_argument("--moves", type=int, default=30, help="joins and leaves")
+    parser.add_argument("--ways", nargs="*", choices=[*WAYS], default=[*WAYS], help="other ways of weights to engines")
     options = parser.parse_args()
-    console = Console()
     home = options.home.absolute()
     shutil.rmtree(home, ignore_errors=True)
-    arena = deploy(home, options.seed, options.engine)
-    arena_say = arena.faults
-    missed: list[str] = []
-    started = time.monotonic()
-    try:
-        arena.settle()
+
+    def everything(arena: Arena) -> list[str]:
         missed = kill_points(arena, points(options.points), options.times)
         random_kills(arena, options.kills)
         zombies(arena, options.zombies)
         moves(arena, options.moves)
+        return missed
+
+    good = [suffer(deploy(home / "main", options.seed, options.engine), everything, "chaos")]
+    for way in options.ways:
+        names = [name for name in points_of(way) if name.startswith(options.points)]
+        arena = deploy(home / way, options.seed, options.engine, way)
+        good.append(suffer(arena, partial(kill_points, names=names, times=options.times), f"chaos: {way}"))
+    return 0 if all(good) else 1
+
+
+def suffer(arena: Arena, faults_of: Callable[[Arena], list[str]], title: str) -> bool:
+    """Let a deployment suffer what `faults_of` does to it (gives the points that were not reached), end it, and say how
+    it went. True when every point was reached and the audit is clean."""
+    console, started = Console(), time.monotonic()
+    try:
+        arena.settle()
+        missed = faults_of(arena)
         arena.settle(2)
         arena.fleet.up((BROKER,))
         clean = audit(arena)
     finally:
         arena.close()
         arena.fleet.down()
-    table = Table("fault", "survived", "longest wait for the next version, s", title="chaos")
-    for fault, count in sorted(arena_say.items()):
+    table = Table("fault", "survived", "longest wait for the next version, s", title=title)
+    for fault, count in sorted(arena.faults.items()):
         table.add_row(fault, str(count), f"{arena.slowest[fault]:.1f}")
     console.print(table)
     console.print(
-        f"{sum(arena_say.values())} faults, version {arena.watch.version}, {time.monotonic() - started:.0f} s"
+        f"{sum(arena.faults.values())} faults, version {arena.watch.version}, {time.monotonic() - started:.0f} s"
     )
     if missed:
         console.print(f"[red]points that no process passed: {', '.join(missed)}[/red]")
-    return 0 if clean and not missed else 1
+    return clean and not missed
 
 
 def points(*prefixes: str) -> list[str]:
-    """Every kill point of the code that begins so, less those that this traffic never passes."""
-    return [name for name in faults.names() if name.startswith(prefixes) and not name.startswith(ELSEWHERE)]
+    """Every kill point of the code that begins so, less those that this traffic never passes: some lie where only other
+    traffic comes, some on other ways of weights to engines."""
+    elsewhere = {*points_of(*WAYS), *(name for name in faults.names() if name.startswith(ELSEWHERE))}
+    return [name for name in faults.names() if name.startswith(prefixes) and name not in elsewhere]
 
 
 def kill_points(arena: Arena, names: list[str], times: int, timeout_s: float = 90) -> list[str]:

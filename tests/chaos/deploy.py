@@ -11,10 +11,12 @@ from infra.demo.plan import flags
 from infra.demo.run import make_topics
 from infra.services.net import free_ports
 from tests.chaos.arena import Arena, write_settings
+from tests.chaos.ways import SETTINGS
 
 
-def deploy(home: Path, seed: int, engine: str) -> Arena:
-    """A running deployment in `home`, version 0 written. Small batches make quick versions: faults can be many."""
+def deploy(home: Path, seed: int, engine: str, way: str = "") -> Arena:
+    """A running deployment in `home`, version 0 written. Small batches make quick versions: faults can be many. `way`:
+    of `ways.WAYS`, by which versions reach the engine (default: through their directories, whole)."""
     values = dict(flags(home, seed, free_ports(3))) | {
         "namespace": "chaos",
         "engine.kind": engine,
@@ -26,6 +28,7 @@ def deploy(home: Path, seed: int, engine: str) -> Arena:
         "rollout.ahead": 64,
         "rollout.concurrency": 16,
         "rollout.timeout_s": 30,
+        **SETTINGS.get(way, {}),
     }
     file = write_settings(home, values)
     settings = load(file)

@@ -24,10 +24,12 @@ START_S = 120
 
 
 class LightEngine:
-    """`producers.engines.inprocess_server` as a process of its own; `start` again after `kill` keeps the port."""
+    """`producers.engines.inprocess_server` as a process of its own; `start` again after `kill` keeps the port. `args`:
+    more arguments."""
 
-    def __init__(self, model: Path, log: Path) -> None:
+    def __init__(self, model: Path, log: Path, args: Sequence[str] = ()) -> None:
         self.model = model
+        self.args = args
         self.url = f"http://{LOCALHOST}:{free_ports(1)[0]}"
         self._log = log
         self._process: subprocess.Popen[bytes] | None = None
@@ -35,7 +37,7 @@ class LightEngine:
     def start(self) -> None:
         """Returns once it answers."""
         command = [sys.executable, "-m", "producers.engines.inprocess_server", "--model", str(self.model)]
-        command += ["--port", self.url.rpartition(":")[2], "--served-model-name", "tiny"]
+        command += ["--port", self.url.rpartition(":")[2], "--served-model-name", "tiny", *self.args]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 command, stdout=log, stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"}

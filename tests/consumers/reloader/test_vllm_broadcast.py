@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -26,6 +29,15 @@ from tests.support.engines import complete, differences, until
 pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.timeout(900)]
 PROMPT = [22, 10, 14, 40]
 EXACT = 1e-5
+SENDER = """
+import sys, time
+from pathlib import Path
+from consumers.learner.sender import Sender
+one = Sender("127.0.0.1", 120)
+one.hold(1, sys.argv[1], Path(sys.argv[2]))
+print(one.url, flush=True)
+time.sleep(3600)
+"""
 
 
 @pytest.fixture
@@ -105,3 +117,45 @@ async def test_a_transfer_that_fails_leaves_the_weights_and_the_next_one_works(
     await control.reset_prefix_cache()
     await control.resume()
     assert await serves(control.url, folders[2])
+
+
+@pytest.fixture
+def doomed(folders: list[Path]) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A process that sends version 1, and is killed in the middle of its first transfer; and its address."""
+    command = [sys.executable, "-c", SENDER, weight_event(1, folders[1])["digest"]]
+    process = subprocess.Popen(
+        [*command, str(folders[1] / "model.safetensors")],
+        env={**os.environ, "MILLRACE_KILL": "sender.between_pieces"},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    with process:
+        yield process, process.stdout.readline().strip()
+        process.kill()
+
+
+async def test_a_learner_that_dies_in_the_middle_leaves_neither_half_a_model_nor_a_wait(
+    control: VllmControl,
+    folders: list[Path],
+    doomed: tuple[subprocess.Popen[str], str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    process, url = doomed
+    event = {**weight_event(1, folders[1]), "broadcast": url}
+    await control.pause()
+    await control.load(folders[0])
+    offer = await FromLearner(Directory())._ask(control, event)
+    with pytest.raises(EngineError):
+        await control.receive(offer)
+    assert process.wait(60) == -9
+    await control.reset_prefix_cache()
+    await control.resume()
+    assert await serves(control.url, folders[0]), "untouched"
+
+    await control.pause()
+    await (await FromLearner(Directory()).prepare(control, event, {1: event}, None)).load()
+    assert "reading its directory" in caplog.text
+    await control.reset_prefix_cache()
+    await control.resume()
+    assert await serves(control.url, folders[1])

@@ -5,15 +5,19 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
+import torch
+from safetensors.torch import load_file
 
+from producers.engines.base import Chunk, Sampling
 from producers.engines.inprocess import InprocessEngine
 from producers.engines.inprocess_server import build_app
-from tests.support.engines import LightEngine
+from tests.support.engines import LightEngine, complete, differences
 
 GENERATE = "/inference/v1/generate"
 
@@ -62,6 +66,49 @@ async def test_bad_requests_are_named_and_do_no_harm(client: httpx.AsyncClient, 
 async def test_models_and_version(client: httpx.AsyncClient) -> None:
     assert (await client.get("/v1/models")).json()["data"][0]["id"] == "tiny"
     assert "version" in (await client.get("/version")).json()
+
+
+async def test_weights_come_from_a_group_or_not_at_all(models: tuple[Path, Path]) -> None:
+    engine = InprocessEngine(models[0])
+    joined: list[tuple[Mapping[str, Any], Mapping[str, Any]]] = []
+
+    def receiver(group: Mapping[str, Any], announced: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        joined.append((group, announced))
+        if announced["digest"] == "bad":
+            raise RuntimeError("the sender is gone")
+        return load_file(models[1] / "model.safetensors")
+
+    async def receive(client: httpx.AsyncClient, digest: str) -> httpx.Response:
+        group = await client.post("/init_weight_transfer_engine", json={"init_info": {"port": 7}})
+        start = await client.post("/start_weight_update")
+        assert (group.status_code, start.status_code) == (200, 200)
+        return await client.post("/update_weights", json={"update_info": {"digest": digest}})
+
+    async def sampled() -> Chunk:
+        (choice,) = await complete(engine, [5, 6, 7], Sampling(8, temperature=0, ignore_eos=True))
+        return choice
+
+    transport = httpx.ASGITransport(build_app(engine, "tiny", receiver))
+    async with httpx.AsyncClient(transport=transport, base_url="http://light") as client:
+        assert (await client.get("/get_world_size")).json() == {"world_size": 1}
+        before = await sampled()
+        answer = await receive(client, "bad")
+        assert answer.status_code == 500
+        assert "the sender is gone" in answer.json()["error"]["message"]
+        assert (await sampled()).logprobs == before.logprobs, "untouched"
+        again = await client.post("/update_weights", json={"update_info": {"digest": "good"}})
+        assert again.status_code == 400, "a group serves one transfer"
+        assert (await receive(client, "good")).status_code == 200
+        assert (await client.post("/finish_weight_update")).status_code == 200
+        after = await sampled()
+        assert max(differences(models[1], [5, 6, 7], after.token_ids, after.logprobs)) < 2e-5
+    assert joined == [({"port": 7}, {"digest": "bad"}), ({"port": 7}, {"digest": "good"})]
+    await engine.close()
+
+
+async def test_without_a_receiver_it_takes_none(client: httpx.AsyncClient) -> None:
+    assert (await client.get("/get_world_size")).status_code == 404
+    assert (await client.post("/update_weights", json={})).status_code == 404
 
 
 @pytest.mark.slow

@@ -1,0 +1,134 @@
+"""Who dies while the other two are in the middle of a broadcast: a reloader process, an engine process, and the sender
+that must outlive both."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from consumers.learner.sender import Sender
+from infra import faults
+from infra.bus.base import TopicSpec
+from infra.bus.kafka import KafkaBus
+from infra.services.local import INPROCESS_RECEIVE
+from infra.services.net import LOCALHOST
+from producers.engines.base import Sampling
+from producers.engines.vllm import VllmEngine
+from tests.support.announced import announce, weight_event
+from tests.support.engines import LightEngine, complete, differences, until
+
+pytestmark = [pytest.mark.slow, pytest.mark.kafka]
+NAMESPACE, POLICY = "midway", "policy"
+WEIGHTS, WORKERS = f"{NAMESPACE}.{POLICY}.weights", f"{NAMESPACE}.workers"
+RUN = "from infra.config import load; from consumers.reloader.serve import run; run(load())"
+PROMPT = [22, 10, 14, 40]
+EXACT = 2e-5
+
+
+@pytest.fixture
+def light(folders: list[Path], tmp_path: Path) -> Iterator[LightEngine]:
+    server = LightEngine(folders[0], tmp_path / "log", INPROCESS_RECEIVE)
+    server.start()
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+def sender() -> Iterator[Sender]:
+    one = Sender(LOCALHOST, timeout_s=120)
+    yield one
+    one.close()
+
+
+@pytest.fixture
+def midway() -> Iterator[Callable[[Callable[[], None]], list[str]]]:
+    """Do something once, in the middle of the next transfer. The list grows when that has happened."""
+
+    def arm(act: Callable[[], None]) -> list[str]:
+        done: list[str] = []
+
+        def hook(name: str) -> None:
+            if name == "sender.between_pieces" and not done:
+                act()
+                done.append(name)
+
+        faults.install(hook)
+        return done
+
+    before = faults.install(None)
+    yield arm
+    faults.install(before)
+
+
+async def serves(light: LightEngine, version: int, folder: Path) -> bool:
+    """Whether the engine samples from the weights in `folder` and calls them `version`."""
+    label = httpx.get(f"{light.url}/weight_info").json()["weight_version"]
+    if label != f"{POLICY}@{version}" or httpx.get(f"{light.url}/is_paused").json()["is_paused"]:
+        return False
+    engine = VllmEngine(light.url)
+    try:
+        (choice,) = await complete(engine, PROMPT, Sampling(20, ignore_eos=True))
+    finally:
+        await engine.close()
+    assert max(differences(folder, PROMPT, choice.token_ids, choice.logprobs)) < EXACT
+    return True
+
+
+def sending() -> bool:
+    return any(thread.name.startswith("send-") for thread in threading.enumerate())
+
+
+async def test_the_others_outlive_who_dies_in_the_middle(
+    broker: str,
+    light: LightEngine,
+    sender: Sender,
+    folders: list[Path],
+    midway: Callable[[Callable[[], None]], list[str]],
+) -> None:
+    environment = {
+        **os.environ,
+        "MILLRACE_NAMESPACE": NAMESPACE,
+        "MILLRACE_KAFKA__BOOTSTRAP": broker,
+        "MILLRACE_POLICY__NAME": POLICY,
+        "MILLRACE_ENGINE__KIND": "inprocess",
+        "MILLRACE_ENGINE__URL": light.url,
+        "MILLRACE_ENGINE__WEIGHTS": "broadcast",
+    }
+
+    def spawn() -> subprocess.Popen[bytes]:
+        return subprocess.Popen([sys.executable, "-c", RUN], env=environment)
+
+    def publish(bus: KafkaBus, version: int) -> None:
+        event = {**weight_event(version, folders[version % 3]), "broadcast": sender.url}
+        sender.hold(version, event["digest"], folders[version % 3] / "model.safetensors")
+        announce(bus, event, WEIGHTS)
+
+    with KafkaBus(broker) as bus:
+        bus.ensure_topics([TopicSpec(WEIGHTS, 1), TopicSpec(WORKERS, 1, {"cleanup.policy": "compact"})])
+        reloader = spawn()
+        try:
+            done = midway(reloader.kill)  # the engine receives the rest, and nobody tells it to go on
+            publish(bus, 1)
+            await until(lambda: bool(done) and reloader.poll() is not None and not sending())
+            assert httpx.get(f"{light.url}/is_paused").json()["is_paused"], "nothing is sampled meanwhile"
+            assert httpx.get(f"{light.url}/weight_info").json()["weight_version"] == "loading"
+            reloader = spawn()
+            await until(lambda: serves(light, 1, folders[1]))
+
+            done = midway(light.kill)
+            publish(bus, 2)
+            await until(lambda: bool(done) and not sending())  # the learner's end gives up at once
+            asked = {"version": 2, "digest": "of another", "ranks": 1}
+            assert httpx.post(f"{sender.url}/send", json=asked).status_code == 404, "and answers"
+            light.start()
+            await until(lambda: serves(light, 2, folders[2]))
+        finally:
+            reloader.terminate()
+            assert reloader.wait(60) == 0
