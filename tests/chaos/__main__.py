@@ -21,12 +21,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from infra import faults
 from infra.bus.connect import connect
 from infra.demo.fleet import BROKER, ENGINE
 from tests.chaos.arena import Arena
 from tests.chaos.deploy import deploy
-from tests.chaos.ways import WAYS, points_of
+from tests.chaos.ways import WAYS, every_point, points_of
 
 LEAST = {ENGINE: 5, BROKER: 10}
 """Fewest random kills of these programs."""
@@ -94,8 +93,8 @@ def suffer(arena: Arena, faults_of: Callable[[Arena], list[str]], title: str) ->
 def points(*prefixes: str) -> list[str]:
     """Every kill point of the code that begins so, less those that this traffic never passes: some lie where only other
     traffic comes, some on other ways of weights to engines."""
-    elsewhere = {*points_of(*WAYS), *(name for name in faults.names() if name.startswith(ELSEWHERE))}
-    return [name for name in faults.names() if name.startswith(prefixes) and name not in elsewhere]
+    elsewhere = {*points_of(*WAYS), *(name for name in every_point() if name.startswith(ELSEWHERE))}
+    return [name for name in every_point() if name.startswith(prefixes) and name not in elsewhere]
 
 
 def kill_points(arena: Arena, names: list[str], times: int, timeout_s: float = 90) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 from infra import faults
@@ -24,4 +25,10 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
 def points_of(*ways: str) -> list[str]:
     """Every kill point of the code that lies on these ways."""
     words = tuple(word for way in ways for word in WAYS[way])
-    return [name for name in faults.names() if name.startswith(words)]
+    return [name for name in every_point() if name.startswith(words)]
+
+
+@cache
+def every_point() -> tuple[str, ...]:
+    """The kill points of the whole code."""
+    return tuple(faults.names())
