@@ -1,17 +1,16 @@
 """vLLM's reinforcement-learning routes as an `EngineControl` (start it with `VLLM_SERVER_DEV_MODE=1`).
 
 Traps that this file knows: `/reset_prefix_cache` answers 200 when it did nothing, its body tells; a failed load
-answers 500 while `/health` stays 200; the build for CPUs keeps the old output matrix when embeddings are tied. An
-engine's incarnation is the start time of its process, from `/metrics`: a restarted engine also forgets its label,
-so the metrics are read only when the label is not the one that was seen with the incarnation before, or a call has
-failed since."""
+answers 500 while `/health` stays 200; the build for CPUs reloads some models wrongly (`wrong_on_cpu`). An engine's
+incarnation is the start time of its process, from `/metrics`: a restarted engine also forgets its label, so the metrics
+are read only when the label is not the one that was seen with the incarnation before, or a call has failed since."""
 
 from __future__ import annotations
 
 import base64
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,8 @@ from infra.labels import is_base, parse_label
 START_TIME = re.compile(r"^process_start_time_seconds(?:\{[^}]*\})? (\S+)", re.MULTILINE)
 JOIN_S = 60.0
 """how long the ranks of a broadcast wait for each other"""
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+"""in config.json: how many there are, as model families call it"""
 IDLE_S = 2.0
 """vLLM closes idle connections after 5 s"""
 
@@ -58,12 +59,12 @@ class VllmControl(EngineControl):
         await self._post("/resume")
 
     async def refusal(self, folder: Path) -> str | None:
-        if await self._keeps_tied_output(folder):
-            return (
-                f"{folder} ties its embeddings, and vLLM on a CPU keeps the old output matrix of such a model when it "
-                "reloads: save the model with tie_word_embeddings=false and an lm_head of its own"
-            )
-        return None
+        try:
+            config = json.loads((folder / "config.json").read_bytes())
+        except (OSError, ValueError):
+            return None  # the load itself says what is wrong
+        reason = wrong_on_cpu(config)
+        return f"{folder} {reason}" if reason and await self._runs_on_cpu() else None
 
     async def load(self, folder: Path) -> None:
         call = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
@@ -133,13 +134,7 @@ class VllmControl(EngineControl):
             raise EngineError(f"{self.url}/metrics has no process_start_time_seconds: restarts could not be noticed")
         return f"{float(found[1]):.6f}"
 
-    async def _keeps_tied_output(self, folder: Path) -> bool:
-        try:
-            tied = json.loads((folder / "config.json").read_bytes()).get("tie_word_embeddings", False)
-        except (OSError, ValueError):
-            return False  # the load itself says what is wrong
-        if not tied:
-            return False
+    async def _runs_on_cpu(self) -> bool:
         if self._on_cpu is None:
             try:
                 self._on_cpu = "device_config=cpu" in str((await self._get("/server_info"))["vllm_config"])
@@ -175,6 +170,21 @@ class VllmControl(EngineControl):
         if answer.status_code < 500:
             raise EngineRejected(message, answer.status_code)
         raise EngineError(message)
+
+
+def wrong_on_cpu(config: Mapping[str, Any]) -> str | None:
+    """What a model of this config.json does that vLLM on a CPU reloads wrongly, in silence; None where it does not."""
+    if config.get("tie_word_embeddings"):
+        return (
+            "ties its embeddings, and vLLM on a CPU keeps the old output matrix of such a model when it reloads: save "
+            "the model with tie_word_embeddings=false and an lm_head of its own"
+        )
+    if any(config.get(name) for name in EXPERTS):
+        return (
+            "is a mixture of experts, which vLLM on a CPU repacks when it starts and not when it reloads: serve it by "
+            'vLLM on a GPU, or set [engine] kind = "inprocess"'
+        )
+    return None
 
 
 def newest(names: Sequence[str]) -> str | None:

@@ -98,15 +98,21 @@ async def test_a_broken_connection_is_tried_again() -> None:
         (answer(b"no such route", 404), False),
     ],
 )
-async def test_tied_embeddings_are_refused_on_a_cpu_alone(tmp_path: Path, about: Script, refused: bool) -> None:
-    (tmp_path / "config.json").write_text('{"tie_word_embeddings": true}')
+@pytest.mark.parametrize(
+    ("config", "advice"),
+    [('{"tie_word_embeddings": true}', "tie_word_embeddings=false"), ('{"num_experts": 8}', "mixture of experts")],
+)
+async def test_what_reloads_wrongly_is_refused_on_a_cpu_alone(
+    tmp_path: Path, about: Script, refused: bool, config: str, advice: str
+) -> None:
+    (tmp_path / "config.json").write_text(config)
     async with control(about) as (found, _):
         reason = await found.refusal(tmp_path)
-        assert (reason is not None and "tie_word_embeddings=false" in reason) is refused
+        assert (reason is not None and advice in reason) is refused
 
 
-async def test_untied_embeddings_are_never_asked_about(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"tie_word_embeddings": false}')
+async def test_other_models_are_never_asked_about(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"tie_word_embeddings": false, "num_experts": null}')
     async with control(answer(b"")) as (found, fake):
         assert await found.refusal(tmp_path) is None
         assert await found.refusal(tmp_path / "vanished") is None
