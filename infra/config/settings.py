@@ -107,13 +107,13 @@ class Settings(BaseSettings):
 
     @property
     def weights(self) -> str:
-        """Where versions of the policy lie."""
-        return f"{self.objects.rstrip('/')}/weights/{self.policy.name}"
+        """Where versions of the policy lie. Another namespace may share the directory, and never sees them."""
+        return f"{self.objects.rstrip('/')}/{self.namespace}/weights/{self.policy.name}"
 
     @property
     def claims(self) -> str:
         """Where records too large for their topic lie."""
-        return f"{self.objects.rstrip('/')}/claims"
+        return f"{self.objects.rstrip('/')}/{self.namespace}/claims"
 
 
 def masked(settings: Settings) -> dict[str, Any]:
