@@ -325,4 +325,4 @@ class Bus(_Closing, ABC):
 
     @abstractmethod
     def check_topics(self, specs: Sequence[TopicSpec]) -> None:
-        """Raises TopicError naming every missing topic, wrong partition count and wrong cleanup policy."""
+        """Raises TopicError naming every missing topic, wrong partition count, cleanup policy and retention."""

@@ -36,6 +36,7 @@ from infra.bus.kafka_common import WAIT_S, common, know_topic, patient, raise_ou
 from infra.bus.kafka_entry import Listener, greet, made
 from infra.bus.kafka_read import KafkaMember, KafkaTail, take
 from infra.bus.kafka_write import KafkaPublisher, KafkaTransactor
+from infra.bus.specs import compare
 from infra.errors import BusError, TopicError, UnreachableError
 
 Where = tuple[str, int]
@@ -140,23 +141,14 @@ class KafkaBus(Bus):
 
     def check_topics(self, specs: Sequence[TopicSpec]) -> None:
         counts = self._describe([spec.name for spec in specs])
-        wrong = [f"{spec.name} is missing" for spec in specs if spec.name not in counts]
-        there = [spec for spec in specs if spec.name in counts]
-        resources = [kafka.ConfigResource(kafka.ResourceType.TOPIC, spec.name) for spec in there]
+        resources = [kafka.ConfigResource(kafka.ResourceType.TOPIC, name) for name in counts]
         try:
             answers = self.admin.describe_configs(resources).items() if resources else ()
             settings = {resource.name: future.result(WAIT_S) for resource, future in answers}
         except KafkaException as error:
             raise_ours(error, "reading the settings of topics")
-        for spec in there:
-            policy = settings[spec.name]["cleanup.policy"].value
-            if counts[spec.name] != spec.partitions:
-                wrong.append(f"{spec.name} has {counts[spec.name]} partitions, not {spec.partitions}")
-            elif policy != spec.config.get("cleanup.policy", "delete"):
-                wanted = spec.config.get("cleanup.policy", "delete")
-                wrong.append(f"{spec.name} has cleanup.policy {policy}, not {wanted}")
-        if wrong:
-            raise TopicError("; ".join(wrong) + ". Create them with `millrace topics`, or use another namespace.")
+        rows = {name: {key: entry.value for key, entry in found.items()} for name, found in settings.items()}
+        compare(specs, {name: TopicSpec(name, counts[name], rows[name]) for name in counts})
 
     def starts(self, topic: str) -> dict[int, int]:
         return {p: at for (_, p), at in self._offsets(self._all(topic), kafka.OffsetSpec.earliest()).items()}

@@ -30,6 +30,7 @@ from infra.bus.base import (
     Transactor,
 )
 from infra.bus.memory_clients import Group, Log, MemoryMember, MemoryPublisher, MemoryTail, MemoryTransactor
+from infra.bus.specs import compare
 from infra.errors import TooLargeError, TopicError
 from infra.topics import partition_of
 from schemas.ids import now_micros
@@ -69,19 +70,7 @@ class MemoryBus(Bus):
         self.check_topics(specs)
 
     def check_topics(self, specs: Sequence[TopicSpec]) -> None:
-        wrong = []
-        for spec in specs:
-            found = self.specs.get(spec.name)
-            if found is None:
-                wrong.append(f"{spec.name} is missing")
-            elif found.partitions != spec.partitions:
-                wrong.append(f"{spec.name} has {found.partitions} partitions, not {spec.partitions}")
-            elif (is_ := found.config.get("cleanup.policy", "delete")) != (
-                want := spec.config.get("cleanup.policy", "delete")
-            ):
-                wrong.append(f"{spec.name} has cleanup.policy {is_}, not {want}")
-        if wrong:
-            raise TopicError("; ".join(wrong) + ". Create them with `millrace topics`, or use another namespace.")
+        compare(specs, self.specs)
 
     def of(self, topic: str) -> list[Log]:
         """The partitions of a topic. Raises TopicError."""

@@ -143,6 +143,10 @@ def test_topics_are_created_once_and_checked(bus: Bus, topic: Topic) -> None:
         bus.check_topics([TopicSpec(name, 2)])
     with pytest.raises(TopicError, match="missing"):
         bus.check_topics([TopicSpec(fresh("missing"), 1)])
+    name = topic(1, retention_ms="7200000")
+    bus.check_topics([TopicSpec(name, 1), TopicSpec(name, 1, {"retention.ms": "7200000"})])
+    with pytest.raises(TopicError, match=f"{name} keeps records 2 h, not for ever"):
+        bus.check_topics([TopicSpec(name, 1, {"retention.ms": "-1"})])
 
 
 def test_topics_are_found_by_how_their_names_begin(bus: Bus, topic: Topic) -> None:
