@@ -1,8 +1,8 @@
 """Which processes a deployment consists of: the settings as a list of programs for the supervisor.
 
 Each runs one command of the command line, so that the same role runs alone on another machine by the same words.
-Invariant: a program differs from what it was exactly when something changed that it reads, secrets apart; the
-supervisor restarts what differs.
+Invariants: a program differs from what it was exactly when something changed that it reads; the supervisor restarts
+what differs. No secret stands in a program, nor can it be found from one by trying words in bulk.
 """
 
 from __future__ import annotations
@@ -11,8 +11,12 @@ import hashlib
 import json
 import sys
 from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
 
-from infra.config import Settings, masked
+from pydantic import SecretStr
+
+from infra.config import Settings
 from infra.services.supervisor import Program
 
 BROKER, ENGINE = "broker", "engine"
@@ -53,11 +57,20 @@ def programs(settings: Settings, environment: Mapping[str, str]) -> list[Program
 
 
 def _digest(settings: Settings, name: str) -> str:
-    """Equal for settings between which the program `name` need not be restarted; it goes into a file, so without
-    secrets."""
-    values = masked(settings)
+    """Equal for settings between which the program `name` need not be restarted."""
+    values = settings.model_dump()
     del values["learner"]["learners"], values["rollout"]["workers"]  # how many programs, not what any of them does
     if settings.adapters:
         values["engine"]["lora"] = values["learner"]["lora"]
     read = {key: values[key] for key in READS.get(name, values)}
-    return hashlib.sha256(json.dumps(read, sort_keys=True, default=str).encode()).hexdigest()[:16]
+    return _slow_digest(json.dumps(read, sort_keys=True, default=_plain), str(settings.home))
+
+
+def _plain(value: Any) -> str:
+    return str(value.get_secret_value()) if isinstance(value, SecretStr) else str(value)
+
+
+@lru_cache(maxsize=8)
+def _slow_digest(text: str, salt: str) -> str:
+    """It stands in files and environments: whoever reads it there must not get far by guessing."""
+    return hashlib.scrypt(text.encode(), salt=salt.encode(), n=1 << 14, r=8, p=1, dklen=8).hex()

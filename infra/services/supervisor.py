@@ -4,7 +4,7 @@ It restarts what dies (at once after a healthy run, with growing pauses when sta
 socket that only this user can open. Invariants: the same list of programs gives the same configuration, and `up`
 touches only what changed; programs inherit the environment, which is written nowhere, while flags are written to its
 file, in a folder that only this user can open; at most one supervisor of a deployment runs, and `up` first stops what a
-killed one left behind.
+killed one left behind, and a supervisor with other settings in its environment, which programs could only inherit.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from xmlrpc.client import Fault, ServerProxy, Transport
 
 import psutil
 
+from infra.config import PREFIX
+from infra.config.explain import RESERVED
 from infra.errors import ServiceError
 from infra.services import leftovers
 from infra.services.net import socket_dir, wait_until
@@ -92,8 +94,10 @@ class Supervisor:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with self._only_one():
             if self.running():
-                self._apply(programs)
-                return []
+                if self._settled():
+                    self._apply(programs)
+                    return []
+                self.down()
             stopped = leftovers.stop(self._left())
             self._write(programs)
             with (self.folder / "output.log").open("ab") as log:
@@ -168,6 +172,11 @@ class Supervisor:
         """The last `size` bytes that a program printed."""
         path = self.logs / f"{name}.log"
         return path.read_bytes()[-size:].decode(errors="replace") if path.exists() else ""
+
+    def _settled(self) -> bool:
+        """Whether the running supervisor's environment holds the settings that ours does."""
+        theirs = psutil.Process(cast(int, self._call("supervisor.getPID"))).environ()
+        return settings_in(theirs) == settings_in(inherited() | self.environment)
 
     def _left(self) -> list[psutil.Process]:
         """Processes of the deployment that no living supervisor keeps. The id of the last one is its session's too."""
@@ -255,6 +264,12 @@ class _UnixConnection(http.client.HTTPConnection):
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sock.settimeout(self.timeout)
         self.sock.connect(str(self._path))
+
+
+def settings_in(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables that are settings; what a supervisor tells each program itself is none."""
+    own = {f"{PREFIX}{name}" for name in RESERVED}
+    return {name: value for name, value in environment.items() if name.startswith(PREFIX) and name not in own}
 
 
 def _alive(pid: int) -> bool:

@@ -43,6 +43,9 @@ def test_what_serves_every_policy_may_run_elsewhere() -> None:
     assert names(made) == ["gateway", "reward", "dispatch"]
 
 
+BEFORE = {"gateway.keys.me.key": "former", "kafka.options.sasl.password": "former"}
+
+
 @pytest.mark.parametrize(
     ("flags", "stay"),
     [
@@ -52,12 +55,16 @@ def test_what_serves_every_policy_may_run_elsewhere() -> None:
         ({"engine.max_num_seqs": 3}, {"broker"}),
         ({"gateway.idle_timeout_s": 3}, {"broker", "engine"}),
         ({"kafka.bootstrap": "127.0.0.1:1"}, set()),
+        ({"gateway.keys.me.key": "former"}, {"broker", "engine", "gateway", "learn-0"}),
+        ({"gateway.keys.me.key": "another"}, {"broker", "engine"}),
+        ({"kafka.options.sasl.password": "another"}, set()),
     ],
 )
 def test_a_program_differs_when_what_it_reads_does(flags: dict[str, object], stay: set[str]) -> None:
-    before, after = ({p.name: p for p in programs(load(flags=f), {})} for f in ({}, flags))
+    before, after = ({p.name: p for p in programs(load(flags=f), {})} for f in (BEFORE, BEFORE | flags))
     watched = ("broker", "engine", "gateway", "learn-0")
     assert {name for name in watched if before[name] == after[name]} == stay
+    assert "former" not in str(before)
 
 
 @pytest.mark.slow

@@ -77,6 +77,22 @@ def test_up_again_touches_only_what_changed(supervisor: Supervisor) -> None:
 
 
 @pytest.mark.slow
+def test_settings_in_the_environment_reach_programs_that_run_already(supervisor: Supervisor) -> None:
+    def up(eta: str) -> int | None:
+        one = Supervisor(supervisor.home, supervisor.deployment, {"MILLRACE_POLICY__ETA": eta})
+        one.up([sleeper("a")])
+        poll(lambda: state(one, "a").state == "RUNNING")
+        pid = one.pid("a")
+        assert psutil.Process(pid).environ()["MILLRACE_POLICY__ETA"] == eta
+        return pid
+
+    first = up("1")
+    assert up("1") == first
+    assert up("2") != first
+    assert not psutil.pid_exists(first or 0)
+
+
+@pytest.mark.slow
 def test_up_after_kill_9_of_the_supervisor_leaves_no_twins(supervisor: Supervisor) -> None:
     supervisor.up([sleeper("a")])
     poll(lambda: state(supervisor, "a").state == "RUNNING")
