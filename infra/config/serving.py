@@ -36,7 +36,6 @@ class Gateway(Section):
     )
     tool_parser: Literal["hermes"] = Field(default="hermes", description="form of the tool calls in the model's text")
     max_body_bytes: Positive = Field(default=8 << 20, description="larger requests are refused")
-    workers: Positive = Field(default=1, description="processes of the gateway")
 
 
 class Engine(Section):

@@ -27,6 +27,15 @@ class Kafka(Section):
     )
     heap_mb: Positive = Field(default=512, description="memory of the local broker's Java heap")
 
+    @field_validator("bootstrap")
+    @classmethod
+    def _addresses(cls, value: str) -> str:
+        for address in value.split(","):
+            host, _, port = address.strip().rpartition(":")
+            if not (host and port.isdecimal() and 0 < int(port) < 65536):
+                raise ValueError("write it as host:port, or several with commas between them")
+        return value
+
     @field_validator("options", mode="before")
     @classmethod
     def _hide(cls, value: Any) -> Any:

@@ -67,8 +67,6 @@ async def _run(settings: Settings, bus: Bus) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    if settings.gateway.workers > 1:
-        raise ConfigError("[gateway] workers: one process each; start more gateways with a port and capture_dir each")
     renderer: Renderer | None = None
     urls: tuple[str, ...] = ()
     upstream = _make_upstream(settings)

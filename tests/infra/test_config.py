@@ -28,8 +28,15 @@ def test_defaults_need_no_file(tmp_path: Path) -> None:
     assert settings.objects == str(tmp_path / ".millrace/objects")
     assert settings.gateway.engine_url == settings.engine.url
     assert settings.gateway.capture_dir == tmp_path / ".millrace/capture"
-    assert settings.weights.endswith("objects/weights/policy")
+    assert settings.weights.endswith("objects/dev/weights/policy")
     assert settings.layout.specs()
+
+
+def test_namespaces_that_share_a_directory_share_nothing_in_it() -> None:
+    one, other = (load(flags={"namespace": name, "objects": "/mnt/shared"}) for name in ("one", "other"))
+    places = {one.weights, other.weights, one.claims, other.claims}
+    assert len(places) == 4
+    assert not [a for a in places for b in places if a != b and b.startswith(a)]
 
 
 def test_flags_win_over_environment_wins_over_file(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,6 +72,9 @@ def test_tables_in_the_environment_are_json(monkeypatch: pytest.MonkeyPatch) -> 
         ("[policy", "not TOML"),
         ("[gateway]\nhost = '0.0.0.0'", "set at least one key"),
         ("[kafka]\nbootstrap = 'kafka.example.org:9092'", "local = false"),
+        ("[kafka]\nbootstrap = 'localhost'", r"\[kafka\] bootstrap: .*host:port"),
+        ("[kafka]\nbootstrap = 'localhost:kafka'", r"\[kafka\] bootstrap: .*host:port"),
+        ("[kafka]\nbootstrap = 'a:1,'", r"\[kafka\] bootstrap: .*host:port"),
         ("[engine]\nurl = 'http://10.0.0.1:8000'", "local = false"),
     ],
 )
