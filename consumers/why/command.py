@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from io import StringIO
+from typing import NamedTuple
 
 from rich.console import Console, RenderableType
 
@@ -21,8 +22,15 @@ MOST_TICKETS = 5
 """tickets of one prompt that are told"""
 
 
-def explain(settings: Settings, wanted: str) -> str:
-    """What became of an event, reply, call, session, group, ticket, prompt or reward, as text for a terminal.
+class Answer(NamedTuple):
+    """What became of something, as text for a terminal; `known`: whether anything is known of it."""
+
+    text: str
+    known: bool
+
+
+def explain(settings: Settings, wanted: str) -> Answer:
+    """What became of an event, reply, call, session, group, ticket, prompt or reward.
 
     Raises BusError when the log cannot be read."""
     with connect(settings) as bus:
@@ -37,18 +45,18 @@ def explain_in(
     resolve: Resolve = lambda record: record,
     *,
     colour: bool = False,
-) -> str:
+) -> Answer:
     """The same for any bus. `resolve` reads claims of large records."""
     topics = Topics(bus, namespace, policy, resolve)
     wanted = wanted.strip()
     subject = find(topics, wanted) if wanted else None
     if subject is None:
         if wanted and (others := sorted(topics.others(wanted))):
-            return (
+            return _unknown(
                 f"{wanted!r} is of policy {' and '.join(others)}, not of {policy}: "
                 f"ask `millrace --set policy.name={others[0]} why {wanted}`."
             )
-        return (
+        return _unknown(
             f"Nothing is known of {wanted!r} in {namespace}: no event, reply, call, session, group, ticket, prompt or "
             f"reward of policy {policy} has this id. Ids are compared whole; raw events are kept for a short time only."
         )
@@ -59,8 +67,12 @@ def explain_in(
             parts.append(render(tell(topics, replace(found, kind="ticket"))))
     if len(subject.tickets) > MOST_TICKETS:
         rest = ", ".join(map(str, subject.tickets[MOST_TICKETS:]))
-        return _text(parts, colour) + f"\nand tickets {rest}: ask for one of them"
-    return _text(parts, colour)
+        return Answer(_text(parts, colour) + f"\nand tickets {rest}: ask for one of them", known=True)
+    return Answer(_text(parts, colour), known=True)
+
+
+def _unknown(text: str) -> Answer:
+    return Answer(text, known=False)
 
 
 def _text(parts: list[RenderableType], colour: bool) -> str:

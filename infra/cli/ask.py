@@ -27,7 +27,7 @@ def create(
         bus.ensure_topics(settings.layout.specs())
         entry("streams.seal.policies:announce")(settings, bus)
         made = entry("consumers.policy:create")(settings, model, bus)
-    console.print(f"policy [bold]{settings.policy.name}[/] begins: version 0 at {made['uri']}", highlight=False)
+    console.print(f"policy {settings.policy.name} begins: version 0 at {made['uri']}", highlight=False, soft_wrap=True)
 
 
 def audit(
@@ -45,12 +45,14 @@ def report(
 ) -> None:
     """Write one self-contained HTML page: rewards, staleness, learners, what became of every group, the audit."""
     entry("consumers.report:write")(call(context).settings(), out)
-    console.print(f"wrote {out}", highlight=False)
+    console.print(f"wrote {out}", highlight=False, soft_wrap=True)
 
 
 def why(
     context: typer.Context,
     what: Annotated[str, typer.Argument(metavar="ID", help="id of an event, call, session, group or ticket")],
 ) -> None:
-    """Say what became of something, and why."""
-    typer.echo(entry("consumers.why:explain")(call(context).settings(), what))
+    """Say what became of something, and why. Exit code 1 when nothing is known of it."""
+    text, known = entry("consumers.why:explain")(call(context).settings(), what)
+    typer.echo(text)
+    raise typer.Exit(0 if known else 1)

@@ -35,7 +35,8 @@ def up(context: typer.Context) -> None:
     console.print(processes(deployment.supervisor.states()))
     settings = deployment.settings
     console.print(f"agents: base_url http://{settings.gateway.host}:{settings.gateway.port}/v1", highlight=False)
-    console.print(f"logs: {deployment.supervisor.logs}; `millrace status` shows how it goes", highlight=False)
+    logs = f"logs: {deployment.supervisor.logs}; `millrace status` shows how it goes"
+    console.print(logs, highlight=False, soft_wrap=True)
 
 
 def down(context: typer.Context) -> None:
@@ -58,7 +59,7 @@ def status(
             with Live(console=console, refresh_per_second=2) as live:
                 while True:
                     live.update(_status(deployment, watch))
-                    if watch is None:
+                    if isinstance(watch, str):
                         time.sleep(FOLLOW_S)
                         watch = _watch(deployment.settings, held)
         console.print(_status(deployment, watch), highlight=False)
@@ -82,29 +83,33 @@ def _deployment(context: typer.Context) -> Deployment:
     return Deployment(settings, made.environment())
 
 
-def _watch(settings: Settings, held: ExitStack) -> Watch | None:
-    """A reader of the policy's topics, None when there is no broker or no policy."""
+def _watch(settings: Settings, held: ExitStack) -> Watch | str:
+    """A reader of the policy's topics, or why there is none."""
     from infra.bus.kafka_entry import contact
+
+    policy, broker = settings.policy.name, settings.kafka.bootstrap
 
     try:
         contact(settings.kafka.bootstrap, settings.kafka.client_options(), 2)
     except UnreachableError:
-        return None
+        return f"no broker answers at {broker}: `millrace up` starts what is local"
     bus = connect(settings)
     try:
         watch = Watch(bus, settings.namespace, settings.policy.name)
     except TopicError:
         bus.close()
-        return None
+        return (
+            f"policy {policy} has no topics in {settings.namespace} at {broker}: `millrace up` or `topics` makes them"
+        )
     held.callback(bus.close)
     held.callback(watch.close)
     return watch
 
 
-def _status(deployment: Deployment, watch: Watch | None) -> RenderableType:
+def _status(deployment: Deployment, watch: Watch | str) -> RenderableType:
     parts: list[RenderableType] = []
-    if watch is None:
-        parts.append(f"no topics at {deployment.settings.kafka.bootstrap}: `millrace up` starts what is local")
+    if isinstance(watch, str):
+        parts.append(watch)
     else:
         seen = None
         while seen != (seen := (watch.version, watch.resolved.total(), len(watch.workers))):

@@ -122,7 +122,7 @@ class Walk:
         said: list[str] = []
 
         def heard() -> bool:
-            said.append(self.newcomer.types(command))
+            said.append(self.newcomer.types(command, codes=(0, 1)))
             return word in said[-1]
 
         wait(heard, lambda: f"{word}; {command} says:\n{said[-1]}")

@@ -88,11 +88,11 @@ def test_what_is_asked_about_one_tells_nothing_of_the_other() -> None:
         strangers = [sample["id"] for sample in world.decoded(f"{other}.trajectories")]
         tickets = {row["ticket"] for row in world.decoded(f"{plan.policy}.grants")}
         for ticket in sorted(tickets)[:5]:
-            told = explain_in(world.bus, NAMESPACE, plan.policy, str(ticket))
+            told = explain_in(world.bus, NAMESPACE, plan.policy, str(ticket)).text
             assert not [id for id in strangers if id in told]
-        told = explain_in(world.bus, NAMESPACE, plan.policy, strangers[0])
+        told = explain_in(world.bus, NAMESPACE, plan.policy, strangers[0]).text
         assert f"is of policy {other}" in told
-        assert "is of policy" not in explain_in(world.bus, NAMESPACE, other, strangers[0])
+        assert "is of policy" not in explain_in(world.bus, NAMESPACE, other, strangers[0]).text
         status = {
             "incarnation": "i",
             "role": "gateway",

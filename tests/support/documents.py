@@ -112,6 +112,7 @@ RUN_BY = {
     "millrace config": DEPLOYMENT,
     "millrace --set policy.eta=1 config --json": DEPLOYMENT,
     "millrace topics": DEPLOYMENT,
+    "millrace sweep": DEPLOYMENT,
     "millrace why ID": DEPLOYMENT,
     "millrace why case-4711": DEPLOYMENT,
     "millrace audit": DEPLOYMENT,

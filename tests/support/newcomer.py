@@ -54,8 +54,8 @@ class Newcomer:
             "MILLRACE_ROLLOUT__SAMPLING": '{"max_tokens": 8}',
         }
 
-    def types(self, command: str) -> str:
-        """Run a command to its end; gives what it printed. AssertionError when it fails."""
+    def types(self, command: str, *, codes: tuple[int, ...] = (0,)) -> str:
+        """Run a command to its end; gives what it printed. AssertionError when it ends with another code."""
         done = subprocess.run(
             ["bash", "-c", command],
             cwd=self.home,
@@ -64,7 +64,7 @@ class Newcomer:
             text=True,
             timeout=PATIENCE_S,
         )
-        assert done.returncode == 0, f"{command} ends with {done.returncode}:\n{done.stdout}\n{done.stderr}"
+        assert done.returncode in codes, f"{command} ends with {done.returncode}:\n{done.stdout}\n{done.stderr}"
         return done.stdout
 
     def follows(self, command: str, until: Callable[[str], bool]) -> str:

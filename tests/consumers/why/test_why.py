@@ -20,7 +20,7 @@ def world() -> History:
 
 
 def told(wanted: object) -> str:
-    return explain_in(world().bus, NS, POLICY, str(wanted))
+    return explain_in(world().bus, NS, POLICY, str(wanted)).text
 
 
 def events(kind: str, **body: Any) -> list[tuple[dict[str, Any], dict[str, Any]]]:
@@ -113,7 +113,7 @@ def test_what_is_not_refined_yet_waits() -> None:
     h.speak(h.episode("group-new", 0, None), "gap", {"missed": 1, "reason": "disk full"})
     event = h.rows("raw")[-1][1] if h.rows("raw")[-1][1]["group"] == "group-new" else h.rows("raw")
     wanted = event["id"] if isinstance(event, dict) else next(e["id"] for _, e in event if e["group"] == "group-new")
-    assert "not yet refined" in explain_in(h.bus, NS, POLICY, wanted)
+    assert "not yet refined" in explain_in(h.bus, NS, POLICY, wanted).text
 
 
 @pytest.mark.parametrize("wanted", ["nobody", "99999", ""])
@@ -122,4 +122,7 @@ def test_an_unknown_id_is_said_to_be_unknown(wanted: str) -> None:
 
 
 def test_a_namespace_without_topics_knows_nothing() -> None:
-    assert "Nothing is known of" in explain_in(world().bus, "elsewhere", POLICY, "1")
+    text, known = explain_in(world().bus, "elsewhere", POLICY, "1")
+    assert "Nothing is known of" in text
+    assert not known
+    assert explain_in(world().bus, NS, POLICY, "1").known
