@@ -28,6 +28,7 @@ from infra.errors import GatewayError
 R = TypeVar("R")
 Json = dict[str, Any]
 ToolStatus = Literal["ok", "error", "timeout", "denied", "cancelled"]
+SideEffect = Literal["none", "reversible", "irreversible"]
 
 TIMEOUT_S = 30.0
 ATTEMPTS = 4
@@ -63,20 +64,35 @@ class Speaker(ABC, Generic[R]):
         return self._event(kind="tool_call", call_id=call_id, name=name, arguments=text)
 
     def tool_result(
-        self, call_id: str, name: str, content: str, *, status: ToolStatus = "ok", latency_us: int = 0
+        self,
+        call_id: str,
+        name: str,
+        content: str,
+        *,
+        status: ToolStatus = "ok",
+        latency_us: int = 0,
+        tool_version: str | None = None,
+        side_effect: SideEffect | None = None,
     ) -> R:
-        """A tool answered."""
-        return self._event(
-            kind="tool_result", call_id=call_id, name=name, content=content, status=status, latency_us=latency_us
-        )
+        """A tool answered. `side_effect`: what that changed in the world."""
+        result = {"call_id": call_id, "name": name, "content": content, "status": status, "latency_us": latency_us}
+        return self._event(kind="tool_result", **result, tool_version=tool_version, side_effect=side_effect)
 
     def observation(self, content: str, *, media_type: str = "text/plain", origin: str = "") -> R:
         """The agent saw something that is no tool result."""
         return self._event(kind="observation", content=content, media_type=media_type, origin=origin)
 
-    def internal_state(self, summary: str, *, plan_step: str | None = None, confidence: float | None = None) -> R:
-        """What the agent held in mind, in short."""
-        return self._event(kind="internal_state", summary=summary, plan_step=plan_step, confidence=confidence)
+    def internal_state(
+        self,
+        summary: str,
+        *,
+        plan_step: str | None = None,
+        confidence: float | None = None,
+        injected: Sequence[Mapping[str, str]] = (),
+    ) -> R:
+        """What the agent held in mind, in short. `injected`: what entered its context, as kind, id and version."""
+        state = {"summary": summary, "plan_step": plan_step, "confidence": confidence}
+        return self._event(kind="internal_state", **state, injected=list(injected))
 
     def feedback(
         self,
@@ -104,7 +120,7 @@ class Speaker(ABC, Generic[R]):
         reward_id: str | None = None,
         **more: Any,
     ) -> R:
-        """Judge the episode, or one reply. `more`: components, label, critique, rubric_version, supersedes, ..."""
+        """Judge the episode, or one reply. `more`: components, label, critique, supersedes, signal, ..."""
         body = {"value": value, "source": source, "response_id": response_id, "reward_id": reward_id, **more}
         return self._send("reward", body, again=reward_id is not None)
 

@@ -209,6 +209,10 @@ class EpisodeStarted(TypedDict):
     """online, batch or eval"""
     versions: Versions
     """agent, harness, prompt, tools"""
+    replay: str | None
+    """what a replay can promise: deterministic, approximate or non_replayable"""
+    budget: dict[str, int]
+    """limits it runs under: turns, tokens, wall_ms"""
 
 
 class Event(TypedDict):
@@ -354,6 +358,17 @@ class Grant(TypedDict):
     """micros, log time"""
 
 
+class Injected(TypedDict):
+    """One thing that was put into the context: a memory, a skill, a retrieved passage."""
+
+    kind: str
+    """memory, skill, prompt, retrieval, ..."""
+    id: str
+    """which"""
+    version: str
+    """which revision of it"""
+
+
 class InternalState(TypedDict):
     """A bounded summary of what the agent held in mind; never required, never raw thought."""
 
@@ -363,6 +378,8 @@ class InternalState(TypedDict):
     """where it stood"""
     confidence: float | None
     """0 to 1"""
+    injected: list[Injected]
+    """what entered the context, so that a replay can put it there again"""
 
 
 class LedgerEntry(TypedDict):
@@ -648,6 +665,10 @@ class Reward(TypedDict):
     """whether the evaluator is independent of the policy"""
     observed_at: int
     """micros"""
+    signal: str | None
+    """deterministic_check, task_outcome, process_reward, user_feedback, delayed_operational, judge or safety"""
+    confidence: float | None
+    """of the source in its judgement, 0 to 1"""
 
 
 class Sampling(TypedDict):
@@ -738,6 +759,8 @@ class ToolResult(TypedDict):
     """which version answered"""
     latency_us: int
     """duration"""
+    side_effect: str | None
+    """what it changed in the world: none, reversible or irreversible"""
 
 
 class TrainedGroup(TypedDict):
@@ -858,6 +881,12 @@ class Versions(TypedDict):
     """prompt version"""
     tools: dict[str, str]
     """hash of each tool's schema"""
+    guardrail: str
+    """guardrail version"""
+    retrieval: str
+    """snapshot of the retrieval index"""
+    memory: str
+    """release of the memory"""
 
 
 class WeightVersion(TypedDict):

@@ -5,7 +5,7 @@ already recorded, and ending twice, change nothing; a reward may come after the 
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 import orjson
@@ -15,6 +15,19 @@ from producers.gateway.gateway import Caller, Gateway
 from producers.gateway.session import Session
 from schemas.ids import new_id, now_micros
 
+NotNegative = Annotated[int, msgspec.Meta(ge=0)]
+Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+Signal = Literal[
+    "deterministic_check",
+    "task_outcome",
+    "process_reward",
+    "user_feedback",
+    "delayed_operational",
+    "judge",
+    "safety",
+]
+"""what kind of evidence a reward is, the most trusted first"""
+
 
 class VersionsIn(msgspec.Struct, forbid_unknown_fields=True):
     """What produced the episode besides the weights."""
@@ -23,6 +36,9 @@ class VersionsIn(msgspec.Struct, forbid_unknown_fields=True):
     harness: str = ""
     prompt: str = ""
     tools: dict[str, str] = {}
+    guardrail: str = ""
+    retrieval: str = ""
+    memory: str = ""
 
 
 class StartIn(msgspec.Struct, forbid_unknown_fields=True):
@@ -45,6 +61,8 @@ class StartIn(msgspec.Struct, forbid_unknown_fields=True):
     parent: str | None = None
     spawn_call: str | None = None
     sampling: dict[str, float | int] = {}
+    replay: Literal["deterministic", "approximate", "non_replayable"] | None = None
+    budget: dict[Literal["turns", "tokens", "wall_ms"], NotNegative] = {}
 
 
 class RewardIn(msgspec.Struct, forbid_unknown_fields=True):
@@ -66,6 +84,8 @@ class RewardIn(msgspec.Struct, forbid_unknown_fields=True):
     critique: str | None = None
     supersedes: str | None = None
     independent: bool = False
+    signal: Signal | None = None
+    confidence: Share | None = None
 
 
 class EndIn(msgspec.Struct, forbid_unknown_fields=True):
@@ -95,6 +115,7 @@ class ToolResultIn(msgspec.Struct, forbid_unknown_fields=True, tag_field="kind",
     status: Literal["ok", "error", "timeout", "denied", "cancelled"] = "ok"
     tool_version: str | None = None
     latency_us: int = 0
+    side_effect: Literal["none", "reversible", "irreversible"] | None = None
 
 
 class ObservationIn(msgspec.Struct, forbid_unknown_fields=True, tag_field="kind", tag="observation"):
@@ -105,12 +126,21 @@ class ObservationIn(msgspec.Struct, forbid_unknown_fields=True, tag_field="kind"
     origin: str = ""
 
 
+class InjectedIn(msgspec.Struct, forbid_unknown_fields=True):
+    """One thing that was put into the context."""
+
+    kind: str
+    id: str
+    version: str = ""
+
+
 class InternalStateIn(msgspec.Struct, forbid_unknown_fields=True, tag_field="kind", tag="internal_state"):
     """What the agent held in mind, in short."""
 
     summary: str
     plan_step: str | None = None
     confidence: float | None = None
+    injected: list[InjectedIn] = []
 
 
 class UserFeedbackIn(msgspec.Struct, forbid_unknown_fields=True, tag_field="kind", tag="user_feedback"):
@@ -219,7 +249,7 @@ class Episodes:
             raise ApiError(403, f"Session {session.id} has ended", code="session_ended")
         ids = []
         for event in given:
-            fields = msgspec.structs.asdict(event)
+            fields = msgspec.to_builtins(event)
             kind = type(event).__struct_config__.tag
             ids.append(self.gateway.recorder.record(session, str(kind), fields, actor=ACTORS[type(event)]))
         await self.gateway.recorder.log.durable()
@@ -275,6 +305,8 @@ class Episodes:
             "reward_deadline_ms": deadline_ms,
             "mode": wanted.mode,
             "versions": msgspec.structs.asdict(wanted.versions),
+            "replay": wanted.replay,
+            "budget": wanted.budget,
         }
         return Session(
             id=id,

@@ -21,7 +21,7 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
     "tool_call": ("arguments",),
     "tool_result": ("content",),
     "observation": ("content", "origin"),
-    "internal_state": ("summary", "plan_step"),
+    "internal_state": ("summary", "plan_step", "injected"),
     "reward": ("critique", "label", "failure"),
     "user_feedback": ("text", "label"),
     "security_label": (),
@@ -91,14 +91,16 @@ def _walk_fields(kind: str, body: Mapping[str, Any], visit: Visit) -> Iterator[t
         value = body[field]
         if value is None:
             continue
-        document = _parsed(value)
+        document = _parsed(value) if isinstance(value, str | bytes) else value
         if document is not None:
             yield field, _walk(document, field, visit), True
         else:
             yield field, visit(field, value.decode("utf-8", "replace") if isinstance(value, bytes) else value), False
 
 
-def _restored(before: str | bytes, value: Any, document: bool) -> str | bytes:
+def _restored(before: Any, value: Any, document: bool) -> Any:
+    if not isinstance(before, str | bytes):
+        return value
     data = orjson.dumps(value) if document else value.encode("utf-8", "replace")
     return data if isinstance(before, bytes) else data.decode()
 

@@ -15,6 +15,8 @@ import pytest
 from infra.cli.template import render
 from infra.config import Settings, load
 from producers.tasks.source import open_tasks
+from schemas.codec import BODIES
+from schemas.registry import current
 from tests.support.documents import CI, HERE, PAGES, ROOT, RUN_BY, Block, all_blocks, reading, spoken
 
 TEXT = {page: page.read_text() for page in PAGES}
@@ -38,6 +40,14 @@ def test_every_link_leads_somewhere(page: Path) -> None:
 
 def test_the_page_of_settings_is_what_init_writes() -> None:
     assert render("dev", "policy") in TEXT[ROOT / "docs" / "configuration.md"], "write the output of render() into it"
+
+
+def test_the_page_of_events_has_every_field() -> None:
+    rows = dict(re.findall(r"^\| .*?`(\w+)`\)? \| (.*) \|$", TEXT[ROOT / "docs" / "events.md"], re.MULTILINE))
+    inside = {"EpisodeStarted": "Versions", "InternalState": "Injected"}
+    for name in {*BODIES.values(), "Event", "Governance"}:
+        fields = [field["name"] for part in (name, inside.get(name, name)) for field in current(part).parsed["fields"]]
+        assert set(re.findall(r"`(\w+)`", rows[name])) == set(fields), name
 
 
 def test_every_block_says_what_it_is_and_is_read_once() -> None:

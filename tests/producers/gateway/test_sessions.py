@@ -125,15 +125,25 @@ async def test_others_are_served_even_if_nobody_vouches_for_the_engine(w: World)
 
 
 async def test_the_client_says_everything(w: World):
-    async with await AsyncSession.start(f"{w.url}/v1", task_id="t") as session:
+    said = {"versions": {"agent": "a-1", "retrieval": "index-7"}, "replay": "approximate", "budget": {"turns": 3}}
+    async with await AsyncSession.start(f"{w.url}/v1", task_id="t", **said) as session:
         answer = (await w.chat([USER], session.api_key)).json()
         await session.tool_call("c1", "add", {"a": 1})
-        await session.tool_result("c1", "add", "7", latency_us=5)
+        await session.tool_result("c1", "add", "7", latency_us=5, tool_version="2", side_effect="reversible")
         await session.observation("a page", media_type="text/html", origin="browser")
-        await session.internal_state("thinking", confidence=0.5)
+        memory = {"kind": "memory", "id": "m1", "version": "4"}
+        await session.internal_state("thinking", confidence=0.5, injected=[memory])
         await session.feedback(rating=1.0, label="thumbs_up")
         await session.security("internal", ["pii"])
-        await session.reward(1.0, source="tests", response_id=answer["id"], reward_id="r1", components={"a": 1.0})
+        await session.reward(
+            1.0,
+            source="tests",
+            response_id=answer["id"],
+            reward_id="r1",
+            components={"a": 1.0},
+            signal="task_outcome",
+            confidence=0.9,
+        )
         await session.reward(1.0, source="tests", response_id=answer["id"], reward_id="r1")
         await session.reward(0.5)
     events = check_chain(w, session.id)
@@ -141,7 +151,15 @@ async def test_the_client_says_everything(w: World):
         "episode_started", "model_call", "tool_call", "tool_result", "observation", "internal_state", "user_feedback",
         "security_label", "reward", "reward", "episode_ended",
     ]  # fmt: skip
+    start, result, state = (events[n]["data"] for n in (0, 3, 5))
+    assert (start["versions"]["retrieval"], start["replay"], start["budget"]) == (
+        "index-7",
+        "approximate",
+        {"turns": 3},
+    )
+    assert (result["tool_version"], result["side_effect"], state["injected"]) == ("2", "reversible", [memory])
     reward = events[8]["data"]
+    assert (reward["signal"], reward["confidence"]) == ("task_outcome", 0.9)
     assert (reward["target_kind"], reward["target"]) == ("turn", answer["id"])
     assert (events[9]["data"]["target_kind"], events[9]["data"]["target"]) == ("trajectory", session.id)
     end = events[-1]["data"]

@@ -185,6 +185,16 @@ def test_a_secret_in_a_tool_result_is_redacted_and_its_call_stays():
     assert out["governance"]["eligibility"] == "aggregate"
 
 
+def test_what_was_put_into_the_context_is_looked_at_too():
+    b, episode = bench(), Episode("r1")
+    send(b, episode, episode.start())
+    injected = [{"kind": "memory", "id": "m1", "version": "4"}, {"kind": "memory", "id": SECRET, "version": ""}]
+    body = {"summary": "s", "plan_step": None, "confidence": None, "injected": injected}
+    out = send(b, episode, episode.event("internal_state", body))
+    found = codec.decode_body("internal_state", out["body"])["injected"]
+    assert [each["id"] for each in found] == ["m1", "[REDACTED:secret]"]
+
+
 def test_a_secret_in_the_task_withholds_the_whole_attempt():
     b, episode = bench(), Episode("r1", task=f'{{"prompt": "say {SECRET}"}}')
     out = send(b, episode, episode.start())
