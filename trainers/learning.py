@@ -164,9 +164,12 @@ class Trainer:
         if REWARD_MODEL in self.algorithm.needs:
             report.metrics.update(self._rewards(accepted, scores))
         if critic is not None:
-            values = _means(critic, [result for result in valued if result.applied])
+            applied = [result for result in valued if result.applied]
             names = {"loss": "value_loss", "grad_norm": "value_grad_norm"}
-            report.metrics.update({names.get(name, name): value for name, value in values.items()})
+            report.metrics.update({names.get(name, name): value for name, value in _means(critic, applied).items()})
+            report.metrics["value_steps_skipped"] = float(len(valued) - len(applied))
+            if applied:
+                report = replace(report, unchanged=None)
         return report
 
     def _counts(self, algorithm: Algorithm, packed: list[list[Packed]]) -> list[float]:
@@ -186,7 +189,8 @@ class Trainer:
         packed = []
         for index, (part, micros, count) in enumerate(zip(parts, cuts, counts, strict=True)):
             if self.packing != "sequential" and len(micros) < count:
-                micros = self._cut(part, count)  # as many as the others have, instead of idle ones
+                more = self._cut(part, count)  # as many as the others have, instead of idle ones
+                micros = more if len(more) <= count else micros
             padding: list[list[Sample]] = [[]] * (count - len(micros))
             theta = version + index / len(minibatches)
             made = [pack(micro, share=self.prefix_sharing) for micro in [*micros, *padding]]

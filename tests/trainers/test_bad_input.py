@@ -174,6 +174,21 @@ def test_a_value_model_is_no_policy(tmp_path: Path) -> None:
         trainer(policy("grpo"), replace(state, weights=state.critic.weights, moments={}))
 
 
+def test_a_critic_that_learned_while_its_policy_could_not_is_a_change() -> None:
+    made = trainer(policy("ppo"))
+    far = [replace(s, logprobs=np.where(s.mask, -1e4, 0).astype(np.float32)) for s in random_samples(0)]
+    before = made.backend.gather()
+    report = train_share(made, far, 0, 1)
+    after = made.backend.gather()
+    assert (report.metrics["steps"], report.metrics["steps_skipped"]) == (0, 2)
+    assert report.metrics["value_steps_skipped"] == 0
+    assert report.unchanged is None
+    assert before is not None
+    assert after is not None
+    assert (after.step, after.critic is not None and after.critic.step) == (0, 2)
+    assert checkpoint.fingerprint(replace(after, critic=None)) == checkpoint.fingerprint(replace(before, critic=None))
+
+
 @pytest.mark.parametrize(
     ("of", "size", "limit", "message"),
     [

@@ -100,7 +100,9 @@ def test_named_instances() -> None:
     assert keep.tolist() == [1] * 5
     weight, keep = repair(ratios.log(), zero, one, replace(ICEPOP, upper=5 + 1e-9, lower=0.5 - 1e-9), row(5))
     assert weight.tolist() == pytest.approx(ratios.tolist()), "what is kept keeps its raw weight"
-    assert keep.tolist() == [0, 1, 1, 1, 0], "bounds are inclusive"
+    assert keep.tolist() == [0, 1, 1, 1, 0]
+    even = repair(zero, zero, one, Rejection("token", "mask", "ratio", upper=2.0, lower=1.0), row(5))
+    assert even[1].tolist() == [1] * 5, "bounds are inclusive"
 
 
 def test_a_sample_is_judged_by_its_geometric_mean_and_gets_it_as_weight() -> None:
