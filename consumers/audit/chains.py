@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from consumers.audit.claim import Claim
 from consumers.audit.facts import Facts
 from consumers.audit.rows import Mark, Row
+from consumers.audit.rules import Rules
 from consumers.audit.samples import BARRED
 from infra.chain import START, event_hash
 from infra.topics import partition_of
@@ -22,6 +23,7 @@ class EventsChain(Claim):
     def __init__(self, facts: Facts) -> None:
         super().__init__(facts)
         self._last: tuple[bytes, Mark] | None = None
+        self._rules = Rules()
 
     def event(self, row: Row) -> None:
         if row.name != "Event":
@@ -36,9 +38,17 @@ class EventsChain(Claim):
         elif row["prev_hash"] != START and not self.facts.starts["events"].get(row.place.partition):
             self.fail("the first event of a slot names one before it", row, event=row["id"])
         self._last = (row["hash"], row.mark)
+        if row["governance"] is not None and row["log_time"] is not None:
+            self._rules.see(row.place.partition, row["governance"]["policy_version"], row["log_time"])
 
     def slot_end(self, partition: int) -> None:
         self._last = None
+
+    def finish(self) -> None:
+        for one, other in self._rules.clashes():
+            self.note(
+                f"slots {one} and {other} are governed by different rules: give every refine the same [governance]"
+            )
 
 
 class CaptureChain(Claim):

@@ -8,6 +8,7 @@ from functools import cache
 import pytest
 
 from consumers.audit import CLAIMS, audit
+from consumers.audit.rules import Rules
 from infra.bus.base import Outgoing, TopicSpec
 from infra.bus.memory import MemoryBus
 from infra.errors import AuditError
@@ -114,6 +115,32 @@ def test_a_lost_group_is_noted_and_not_missed() -> None:
     report = audit(h.bus, NS, POLICY)
     assert report.clean, report.violations[:3]
     assert report.finding("consumed-once").facts["lost"] == 1
+
+
+def test_slots_under_different_rules_are_noted_unless_one_took_over_from_the_other() -> None:
+    h = world(0).copy()
+    assert not audit(h.bus, NS, POLICY).finding("events-chain").notes
+    rows = [(record, event) for record, event in h.rows("events") if "governance" in event]
+    of_one = [(record, event) for record, event in rows if record.partition == 1]
+    for record, event in of_one[len(of_one) // 2 :]:
+        h.rewrite(record, event | {"governance": event["governance"] | {"policy_version": "2"}})
+    finding = audit(h.bus, NS, POLICY).finding("events-chain")
+    assert finding.holds
+    assert finding.notes == ["slots 0 and 1 are governed by different rules: give every refine the same [governance]"]
+
+
+def test_rules_that_change_slot_by_slot_are_no_clash() -> None:
+    rules = Rules()
+    for time in range(10):
+        rules.see(0, "old" if time < 3 else "new", time)
+        rules.see(1, "old" if time < 7 else "new", time)
+        rules.see(2, "old" if time < 3 else "new", min(time, 2))
+    assert list(rules.clashes()) == []
+    quiet = Rules()
+    quiet.see(0, "old", 1)
+    quiet.see(1, "new", 2)
+    quiet.see(1, "new", 3)
+    assert list(quiet.clashes()) == []
 
 
 def test_violations_come_in_the_order_of_time() -> None:
