@@ -1,9 +1,19 @@
-"""No kill point of the code is forgotten."""
+"""Whole deployments whose versions reach the engine on another way than whole directories, each with processes killed
+on that way; then the audit."""
 
 from __future__ import annotations
 
-from tests.chaos.__main__ import ELSEWHERE, points
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.__main__ import ELSEWHERE, kill_points, points, suffer
+from tests.chaos.deploy import deploy
 from tests.chaos.ways import WAYS, every_point, points_of
+
+KILLED = {"deltas": "delta.after_rename", "broadcast": "receiver.between_pieces"}
+"""where one process of the deployment dies; `tests/consumers/test_kills.py` kills at every other point"""
 
 
 def test_every_point_is_killed_at_somewhere() -> None:
@@ -12,3 +22,22 @@ def test_every_point_is_killed_at_somewhere() -> None:
     known = [*points(""), *(name for way in ways for name in way)]
     assert len(set(known)) == len(known), "a point lies on one way"
     assert set(every_point()) - set(known) == {name for name in every_point() if name.startswith(ELSEWHERE)}
+    assert set(KILLED.values()) <= set(known)
+
+
+@pytest.mark.slow
+@pytest.mark.kafka
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("way", [*KILLED])
+def test_a_deployment_survives_a_kill_on_its_way(tmp_path: Path, way: str) -> None:
+    arena = deploy(tmp_path / "home", seed=0, engine="inprocess", way=way)
+    assert suffer(arena, partial(kill_points, names=[KILLED[way]], times=1), way)
+
+
+@pytest.mark.slow
+@pytest.mark.kafka
+@pytest.mark.vllm
+@pytest.mark.timeout(1200)
+def test_adapters_survive_a_kill_at_every_point(tmp_path: Path) -> None:
+    arena = deploy(tmp_path / "home", seed=0, engine="vllm", way="adapters")
+    assert suffer(arena, partial(kill_points, names=points_of("adapters"), times=1), "adapters")
