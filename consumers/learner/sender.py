@@ -68,7 +68,7 @@ class Sender:
         def give() -> None:
             try:
                 broadcast.send(store, self._host, ranks, path, self._timeout_s, fault=_fault)
-            except (RuntimeError, CorruptCheckpoint) as error:
+            except (RuntimeError, CorruptCheckpoint, OSError) as error:
                 log.warning("version %d did not reach an engine: %s", version, str(error).splitlines()[0])
 
         threading.Thread(target=give, name=f"send-{version}", daemon=True).start()

@@ -23,7 +23,7 @@ from rich.table import Table
 
 from infra.bus.connect import connect
 from infra.demo.fleet import BROKER, ENGINE
-from tests.chaos.arena import Arena
+from tests.chaos.arena import START_S, Arena
 from tests.chaos.deploy import deploy
 from tests.chaos.ways import WAYS, every_point, points_of
 
@@ -70,7 +70,7 @@ def suffer(arena: Arena, faults_of: Callable[[Arena], list[str]], title: str) ->
     it went. True when every point was reached and the audit is clean."""
     console, started = Console(), time.monotonic()
     try:
-        arena.settle()
+        arena.settle(timeout_s=START_S)
         missed = faults_of(arena)
         arena.settle(2)
         arena.fleet.up((BROKER,))

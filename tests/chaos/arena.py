@@ -27,6 +27,8 @@ from infra.topics import full_name, stages_of
 from infra.view.watch import Watch
 
 PATIENCE_S = 180.0
+START_S = 600.0
+"""patience with a deployment that starts, vLLM among it"""
 NUDGE_S = 10.0
 
 PASSED_BY = {
@@ -78,11 +80,11 @@ class Arena:
                 states = ", ".join(f"{s.name} {s.state}" for s in self.fleet.states())
                 raise Stuck(f"{what}: not after {timeout_s:.0f} s, at version {self.watch.version}; {states}")
 
-    def settle(self, versions: int = 1) -> None:
+    def settle(self, versions: int = 1, timeout_s: float = PATIENCE_S) -> None:
         """Wait for the next committed version."""
         self.watch.poll(0.0)
         beyond = self.watch.version + versions
-        self.wait(lambda: self.watch.version >= beyond, f"version {beyond}")
+        self.wait(lambda: self.watch.version >= beyond, f"version {beyond}", timeout_s)
 
     def after(self, fault: str) -> None:
         """Count a fault and wait until learning has gone on."""

@@ -18,7 +18,7 @@ from tests.support.ends import FLAGS, Ends
 from tests.support.feed import feed
 from tests.support.learners import Place, entries
 
-pytestmark = [pytest.mark.slow, pytest.mark.kafka, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.kafka, pytest.mark.timeout(1800)]
 Deploy = Callable[..., Ends]
 WHO = {"delta": "learner", "sender": "learner", "reload": "reloader", "transfer": "reloader", "receiver": "engine"}
 """first word of a point -> the process that passes it"""

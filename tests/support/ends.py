@@ -31,7 +31,7 @@ from tests.support.feed import feed, settings_for, start_policy
 from tests.support.learners import ROOT, entries
 
 ROLES = {"learner": "learn", "engine": "engine", "reloader": "reload"}
-PATIENCE_S = 240.0
+PATIENCE_S = 480.0
 PROMPT = [1, 22, 3, 4, 5]
 EXACT = 2e-5
 FLAGS = {
