@@ -36,7 +36,7 @@ class ClaimStore:
     """Claims under one root: a directory, or any fsspec URI that all processes of a deployment reach."""
 
     def __init__(self, root: str) -> None:
-        self._fs, path = fsspec.core.url_to_fs(root)
+        self._fs, path = storage(root)
         self._root = path.rstrip("/")
         self._local = isinstance(self._fs, LocalFileSystem)
 
@@ -120,6 +120,16 @@ class ClaimStore:
         if record.value is None or codec.name_of(record.value) != "Claim":
             return record
         return replace(record, value=self.load(codec.decode_as("Claim", record.value)))
+
+
+def storage(uri: str) -> tuple[Any, str]:
+    """The file system behind a directory or URI, and the path in it. Raises ClaimError for one that is not installed
+    here."""
+    try:
+        system, path = fsspec.core.url_to_fs(uri)
+    except (ImportError, ValueError) as error:
+        raise ClaimError(f"{uri} cannot be reached: {error}. It is set by `objects`.") from error
+    return system, str(path)
 
 
 def _renewed(path: Path, size: int) -> bool:

@@ -90,9 +90,9 @@ def _disk(settings: Settings) -> str:
 
 def _storage(uri: str) -> str:
     """Write, read, rename, remove: what learners, engines and gateways do there."""
-    import fsspec
+    from infra.claims import storage
 
-    system, path = fsspec.core.url_to_fs(uri)
+    system, path = storage(uri)
     name, body = f"{path}/.doctor-{uuid.uuid4().hex}", uuid.uuid4().bytes
     system.makedirs(path, exist_ok=True)
     system.pipe_file(name, body)

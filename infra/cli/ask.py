@@ -16,7 +16,10 @@ policy = typer.Typer(no_args_is_help=True, help="The models being trained.")
 def create(
     context: typer.Context,
     model: Annotated[
-        Path, typer.Option(help="model in Hugging Face layout, tokenizer and chat template included", file_okay=False)
+        Path,
+        typer.Option(
+            help="model in Hugging Face layout, tokenizer and chat template included", exists=True, file_okay=False
+        ),
     ],
 ) -> None:
     """Write version 0 of the configured policy from a model directory. Engines then load it."""
@@ -44,6 +47,7 @@ def report(
     out: Annotated[Path, typer.Option(help="where to write the page", dir_okay=False)] = Path("millrace-report.html"),
 ) -> None:
     """Write one self-contained HTML page: rewards, staleness, learners, what became of every group, the audit."""
+    out.absolute().parent.mkdir(parents=True, exist_ok=True)
     entry("consumers.report:write")(call(context).settings(), out)
     console.print(f"wrote {out}", highlight=False, soft_wrap=True)
 

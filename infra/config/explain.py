@@ -21,9 +21,8 @@ def explain(problem: Any) -> str:
     where = [str(part) for part in problem["loc"]]
     if problem["type"] == "extra_forbidden":
         return f"{_dotted(where)} is no setting{nearest(where[-1], _model_at(where[:-1]).model_fields)}"
-    if not where:
-        return str(problem["msg"]).removeprefix("Value error, ")
-    return f"{_dotted(where)}: {problem['msg'][0].lower()}{problem['msg'][1:]}"
+    said = str(problem["msg"]).removeprefix("Value error, ")
+    return f"{_dotted(where)}: {said[0].lower()}{said[1:]}" if where else said
 
 
 def check_names(environment: Mapping[str, str]) -> None:

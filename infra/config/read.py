@@ -34,6 +34,8 @@ def load(file: Path | None = None, flags: Mapping[str, Any] | None = None) -> Se
             data = tomllib.loads(path.read_text())
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise ConfigError(f"{path} is not TOML: {error}") from None
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
     elif named:
         raise ConfigError(f"there is no {path}: `millrace init` writes one")
     check_names(os.environ)

@@ -91,7 +91,10 @@ class Supervisor:
         Gives the ids of leftover processes that were stopped. Raises ServiceError when the supervisor cannot start."""
         # Flags may hold what others must not see, and so may what programs print.
         for folder in (self.folder, self.logs):
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            try:
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            except OSError as error:
+                raise ServiceError(f"{folder} cannot be made: {error.strerror}: choose another home") from None
         with self._only_one():
             if self.running():
                 if self._settled():

@@ -45,6 +45,11 @@ def test_other_records_resolve_to_themselves(store: ClaimStore) -> None:
     assert store.resolve(record(None)).value is None
 
 
+def test_storage_that_is_not_installed_is_said() -> None:
+    with pytest.raises(ClaimError, match=r"nosuch://x/y cannot be reached: .*not known.*`objects`"):
+        ClaimStore("nosuch://x/y")
+
+
 def test_stored_once(tmp_path: Path) -> None:
     store = ClaimStore(str(tmp_path))
     store.store("Event", b"data")

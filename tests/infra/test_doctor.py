@@ -25,9 +25,11 @@ def test_broker_topics_and_clock(broker: str, tmp_path: Path) -> None:
         assert after[question].word == "ok", after[question]
 
 
-def test_storage_that_cannot_be_written(tmp_path: Path) -> None:
+@pytest.mark.parametrize("objects", ["file", "nosuch://x/y"])
+def test_storage_that_cannot_be_written(objects: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    made = load(flags={"objects": str(tmp_path / "file"), "kafka.bootstrap": "127.0.0.1:1", "engine.local": False})
+    place = objects if "://" in objects else str(tmp_path / objects)
+    made = load(flags={"objects": place, "kafka.bootstrap": "127.0.0.1:1", "engine.local": False})
     answers = examine(made)
     storage = next(answer for answer in answers if answer.question == "shared storage")
     assert storage.word == "bad"
