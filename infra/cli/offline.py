@@ -13,8 +13,8 @@ from infra import telemetry
 from infra.cli.context import call, complain, console, entry
 from infra.errors import ConfigError
 
-Model = Annotated[Path, typer.Option(help="model to start from, in Hugging Face layout", file_okay=False)]
-Data = Annotated[Path, typer.Option(help="JSONL file, or directory that `datasets` saved")]
+Model = Annotated[Path, typer.Option(help="model to start from, in Hugging Face layout", exists=True, file_okay=False)]
+Data = Annotated[Path, typer.Option(help="JSONL file, or directory that `datasets` saved", exists=True)]
 Out = Annotated[Path, typer.Option(help="directory for the versions", file_okay=False)]
 Knobs = Annotated[
     list[str] | None, typer.Option("--knob", metavar="KEY=VALUE", help="override a knob; may be repeated")
@@ -106,7 +106,7 @@ def dpo(
     out: Out,
     algorithm: Annotated[Preference, typer.Option(help="dpo or ipo")] = Preference.DPO,
     reference: Annotated[
-        Path | None, typer.Option(help="frozen model to compare with; default: --model", file_okay=False)
+        Path | None, typer.Option(help="frozen model to compare with; default: --model", exists=True, file_okay=False)
     ] = None,
     knob: Knobs = None,
     steps: Steps = 0,
@@ -177,7 +177,9 @@ def distill(
     model: Model,
     data: Data,
     out: Out,
-    teacher: Annotated[Path, typer.Option(help="model to learn from, of the same vocabulary", file_okay=False)],
+    teacher: Annotated[
+        Path, typer.Option(help="model to learn from, of the same vocabulary", exists=True, file_okay=False)
+    ],
     direction: Annotated[Divergence, typer.Option(help="forward or reverse")] = Divergence.FORWARD,
     on_policy: Annotated[
         bool, typer.Option("--on-policy", help="the student answers the prompts itself; replies are not read")

@@ -94,6 +94,7 @@ def test_config_masks_secrets() -> None:
         (["init", "--policy", ""], 1, "--policy ''"),
         (["--config", "/", "config"], 1, "/ cannot be read: Is a directory"),
         (["policy", "create", "--model", "none"], 2, "does not exist"),
+        (["sft", "--model", "none", "--data", "none", "--out", "x"], 2, "does not exist"),
         (["--set", "home=/dev/null/x", "--set", "kafka.local=true", "up"], 1, "choose another home"),
         (["learnn"], 2, "No such command"),
         (["why"], 2, "Missing argument"),
