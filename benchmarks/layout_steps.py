@@ -85,7 +85,7 @@ def steps_of(recording: Recording, run: Outcome, world: int) -> list[Again]:
     for number, row in enumerate(run.rows[1:]):
         batch = order.next(row["seq_lo"])
         assert batch is not None
-        told = verdict.manifest(batch, roster(world), number, settings.learner.minibatches, None)
+        told = verdict.manifest(batch, roster(world), range(world), number, settings.learner.minibatches, None)
         shares = [read(reader, share, vocabulary=VOCABULARY, longest=LONGEST) for share in told.shares]
         assert not any(share.lost for share in shares)
         ends = run.directory(number), run.directory(number + 1)

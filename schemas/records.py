@@ -587,6 +587,8 @@ class RankShare(TypedDict):
     """tokens"""
     groups: int
     """groups"""
+    cell: int
+    """ranks of one cell trained the same samples, which count at the first of them; -1: unknown"""
 
 
 class Resolution(TypedDict):
@@ -960,7 +962,7 @@ class WorkerStatus(TypedDict):
     pid: int
     """process id"""
     error: str | None
-    """why failed"""
+    """why failed, or what it waits for"""
     expires_at: int
     """micros; dead if not renewed by then"""
     time: int

@@ -1,7 +1,11 @@
 """Who trains together, read off the consumer group's table: every member that sees the same table agrees.
 
-Invariants: a roster exists only for a stable table that covers every partition; ranks are ordered by lowest partition;
-the key names one generation of one table, so that a process group formed under it can hold nobody else. Pure.
+A layout trains with multiples of so many ranks (its unit). The largest multiple that is here trains; who is left over
+is a spare, which waits for the group to change.
+
+Invariants: a roster exists only for a stable table that covers every partition; members are ordered by lowest
+partition, the first of them are the ranks, the others the spares; the key names one generation of one table, so that a
+process group formed under it can hold nobody else. Pure.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ from infra.bus.base import GroupMember, GroupView, MemberToken
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """One rank: a member that owns at least one partition, and where its rendezvous store listens."""
+    """A member that owns at least one partition, and where its rendezvous store listens."""
 
     member_id: str
     client_id: str
@@ -26,24 +30,41 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class Roster:
-    """Who trains together in one generation. `rank` is this process's."""
+    """Who trains together in one generation: `peers`, by rank; and who waits: `spares`. `rank` is this process's place
+    among both."""
 
     key: str
     generation: int
     peers: tuple[Peer, ...]
     rank: int
+    spares: tuple[Peer, ...] = ()
 
     @property
     def leader(self) -> Peer:
         return self.peers[0]
 
     @property
+    def members(self) -> tuple[Peer, ...]:
+        """Ranks, then spares."""
+        return self.peers + self.spares
+
+    @property
+    def me(self) -> Peer:
+        """This process."""
+        return self.members[self.rank]
+
+    @property
+    def trains(self) -> bool:
+        """Whether this process is a rank."""
+        return self.rank < self.world
+
+    @property
     def world(self) -> int:
         return len(self.peers)
 
-    def owner(self, partition: int) -> int:
-        """The rank that owns a partition."""
-        return next(rank for rank, peer in enumerate(self.peers) if partition in peer.partitions)
+    def owner(self, partition: int) -> int | None:
+        """The rank that owns a partition, None where a spare does."""
+        return next((rank for rank, peer in enumerate(self.peers) if partition in peer.partitions), None)
 
 
 def address(client_id: str) -> tuple[str, int]:
@@ -57,10 +78,11 @@ def client_id(name: str, host: str, port: int) -> str:
     return f"{name}@{host}:{port}"
 
 
-def agree(view: GroupView, token: MemberToken, own: set[int], topic: str, shards: int) -> Roster | None:
+def agree(view: GroupView, token: MemberToken, own: set[int], topic: str, shards: int, unit: int = 1) -> Roster | None:
     """The roster of a group's table as one member sees it, or None while it is not settled or this one stands by.
 
-    view: the table; token: this member's membership; own: partitions it was assigned; shards: S of `topic`."""
+    view: the table; token: this member's membership; own: partitions it was assigned; shards: S of `topic`; unit: the
+    ranks come in multiples of it."""
     rows = {member.member_id: _partitions(member, topic) for member in view.members}
     if not own or token.generation < 0 or not covered(view, topic, shards):
         return None
@@ -69,7 +91,8 @@ def agree(view: GroupView, token: MemberToken, own: set[int], topic: str, shards
     ranked = sorted((m for m in view.members if rows[m.member_id]), key=lambda m: rows[m.member_id][0])
     peers = tuple(Peer(m.member_id, m.client_id, *address(m.client_id), rows[m.member_id]) for m in ranked)
     rank = next(rank for rank, peer in enumerate(peers) if peer.member_id == token.member_id)
-    return Roster(_key(token.generation, view.members, rows), token.generation, peers, rank)
+    train = len(peers) - len(peers) % unit
+    return Roster(_key(token.generation, view.members, rows), token.generation, peers[:train], rank, peers[train:])
 
 
 def covered(view: GroupView, topic: str, shards: int) -> bool:

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from consumers import ledger, policy
+from consumers.learner import layouts
 from consumers.learner.agreement import client_id
 from consumers.learner.identity import identify
 from consumers.learner.membership import Membership
@@ -25,11 +26,10 @@ from infra.topics import full_name
 from schemas.records import LedgerEntry, WeightVersion
 from trainers import checkpoint
 from trainers.algorithms.registry import algorithm
+from trainers.backends import fits
 from trainers.backends.adam import Adam
-from trainers.backends.base import FROZEN, Backend
-from trainers.backends.compute import Compute
-from trainers.backends.factory import make_backend
-from trainers.backends.layout import TORCH
+from trainers.backends.base import FROZEN
+from trainers.backends.layout import Layout
 from trainers.batches.sample import Sample
 from trainers.errors import BadConfiguration
 from trainers.learning import Schedule, Trainer
@@ -54,7 +54,10 @@ def build(
             f"policy {settings.policy.name} does not exist: `millrace policy create --model DIR` writes version 0"
         )
     trainer = build_trainer(settings)
-    warm_up(trainer, head.weights)
+    if trainer.backend.parallel.unit == 1:
+        warm_up(trainer, head.weights)
+    else:
+        rehearse(settings.learner, trainer.backend.parallel, head.weights)
     host, group, identity = settings.learner.host, policy.group(settings), identify(settings)
     store = daemon(host)
     me = client_id(f"learner/{identity.shown}", host, store.port)
@@ -68,7 +71,14 @@ def build(
         transactional_id=policy.transactional_id(settings),
         root=policy.weights_root(settings),
         identity=identity,
-        membership=Membership(bus, group, names["trajectories"], me, settings.learner.session_timeout_s),
+        membership=Membership(
+            bus,
+            group,
+            names["trajectories"],
+            me,
+            settings.learner.session_timeout_s,
+            trainer.backend.parallel.unit,
+        ),
         reader=PlaceReader(bus, ClaimStore(settings.claims)),
         store=store,
         trainer=trainer,
@@ -78,6 +88,7 @@ def build(
         at=at or _nobody,
         said=said or _nobody,
         holds=_nobody,
+        waits=_nobody,
         sender=Sender(host, settings.learner.collective_timeout_s) if settings.engine.weights == "broadcast" else None,
     )
 
@@ -95,7 +106,7 @@ def build_trainer(settings: Settings) -> Trainer:
         limit = settings.rollout.sampling.get("max_tokens")
         suits(chosen, settings.policy.group_size, int(limit) if limit else None)
         return Trainer(
-            _backend(learner),
+            layouts.made(learner, layouts.check(learner, settings.topics.shards), _adam(learner)),
             chosen,
             Schedule(learner.lr, learner.warmup, learner.decay, learner.decay_steps, learner.lr_floor),
             budget=learner.tokens_per_pack,
@@ -109,17 +120,8 @@ def build_trainer(settings: Settings) -> Trainer:
         raise ConfigError(f"[learner] {error}") from None
 
 
-def _backend(learner: config.Learner) -> Backend:
-    """Each learner is one rank of data parallelism; how many there are says how many ranks."""
-    adam = Adam(weight_decay=learner.weight_decay, clip=learner.max_grad_norm)
-    compute = Compute(learner.precision == "bf16", learner.activation_checkpointing)
-    if learner.backend == TORCH:
-        return make_backend("torch:d1", adam, offload=learner.offload, compute=compute)
-    if compute != Compute():
-        raise BadConfiguration(
-            f"backend {learner.backend}: precision and activation_checkpointing are torch's; leave them out"
-        )
-    return make_backend(f"{learner.backend}:d1", adam, offload=learner.offload)
+def _adam(learner: config.Learner) -> Adam:
+    return Adam(weight_decay=learner.weight_decay, clip=learner.max_grad_norm)
 
 
 def warm_up(trainer: Trainer, weights: WeightVersion) -> None:
@@ -130,6 +132,24 @@ def warm_up(trainer: Trainer, weights: WeightVersion) -> None:
     samples = [_sample(reward) for reward in (0.0, 1.0)]
     trainer.train(samples, minibatches=[[0]], version=weights["version"])
     backend.tear_down()
+
+
+def rehearse(learner: config.Learner, layout: Layout, weights: WeightVersion) -> None:
+    """The same for a layout that needs peers, whose cells may be all that holds the model: a tiny one, alone. Raises
+    ConfigError where the model does not divide as the layout says."""
+    from trainers import tiny
+
+    configuration = Path(weights["uri"]) / "config.json"
+    try:
+        fits.check(layout, {configuration.name: configuration.read_bytes()})
+    except BadConfiguration as error:
+        raise ConfigError(f"[learner] backend: {error}") from None
+    alone = layouts.made(learner, Layout(layout.backend), _adam(learner))
+    alone.form(0, 1, None, 60.0)
+    trainer = Trainer(alone, algorithm("grpo", minibatches=1), Schedule(learner.lr))
+    trainer.load(tiny.random_state(0))
+    trainer.train([_sample(reward) for reward in (0.0, 1.0)], minibatches=[[0]], version=0)
+    alone.tear_down()
 
 
 def _lora(settings: config.Lora) -> Lora:

@@ -9,9 +9,9 @@ from consumers.learner.agreement import Roster
 from consumers.learner.identity import Identity
 from consumers.learner.order import Batch
 from consumers.ledger import Head, chained
-from schemas.records import LedgerEntry, TrainedGroup, WeightVersion
+from schemas.records import LedgerEntry, RankShare, TrainedGroup, WeightVersion
 from trainers.delta_files import Written as WrittenDelta
-from trainers.learning import Report
+from trainers.learning import Report, Share
 
 ADAPTER = "adapter_config.json"
 """a file that only versions have which are adapters"""
@@ -64,6 +64,7 @@ def ledger_entry(
     report: Report,
     lost: Mapping[int, str],
     roster: Roster,
+    ranks: list[RankShare],
     layout: str,
     identity: Identity,
     time: int,
@@ -78,16 +79,7 @@ def ledger_entry(
             "seq_lo": batch.seq_lo,
             "seq_hi": batch.seq_hi,
             "groups": trained_groups(batch, lost),
-            "ranks": [
-                {
-                    "rank": rank,
-                    "member": peer.member_id,
-                    "samples": share.samples,
-                    "tokens": share.tokens,
-                    "groups": share.groups,
-                }
-                for rank, (peer, share) in enumerate(zip(roster.peers, report.shares, strict=True))
-            ],
+            "ranks": ranks,
             "layout": layout,
             "generation": roster.generation,
             "leader": roster.leader.member_id,
@@ -106,6 +98,27 @@ def ledger_entry(
         },
         head.entry["hash"],
     )
+
+
+def rank_shares(roster: Roster, cells: Sequence[int], shares: Sequence[Share]) -> list[RankShare]:
+    """Who computed what: the ranks of a cell train the same samples together, which count at the first of them.
+
+    cells: by rank; shares: by cell."""
+    out: list[RankShare] = []
+    for rank, (peer, cell) in enumerate(zip(roster.peers, cells, strict=True)):
+        first = cells.index(cell) == rank
+        share = shares[cell] if first else Share(0, 0, 0)
+        out.append(
+            {
+                "rank": rank,
+                "member": peer.member_id,
+                "samples": share.samples,
+                "tokens": share.tokens,
+                "groups": share.groups,
+                "cell": cell,
+            }
+        )
+    return out
 
 
 def trained_groups(batch: Batch, lost: Mapping[int, str]) -> list[TrainedGroup]:

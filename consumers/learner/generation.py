@@ -3,28 +3,26 @@
     meet (rank 0 fences first) -> form -> load -> { boundary -> step -> publish } until a verdict ends it
 
 Invariants: all ranks load the same version from its directory, without collectives; the consumer is polled at
-boundaries only; batch k is trained from version k; a step that was not committed is forgotten with the whole
-generation.
+boundaries only; batch k is trained from version k; the ranks of a cell train the same groups, so what one of them
+cannot read is lost to all; a step that was not committed is forgotten with the whole generation.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from consumers.learner import channel, verdict
+from consumers.learner import alike, channel, verdict
 from consumers.learner.agreement import Roster
 from consumers.learner.entry import histogram
-from consumers.learner.identity import Identity, differing, shown_by
 from consumers.learner.order import Batch
 from consumers.learner.parts import Parts
 from consumers.learner.publish import Leader, Step
-from consumers.learner.reading import REASONS, Share, ages, read
+from consumers.learner.reading import REASONS, ages, read
 from consumers.learner.rendezvous import Meeting
 from consumers.learner.verdict import Regroup, Stop, Train, Verdict, Wait
-from consumers.ledger import Head
 from infra import faults
 from infra.bus.base import MemberToken
-from infra.errors import RefusedMember, RegroupError
+from infra.errors import RegroupError
 from trainers import checkpoint
 
 IDLE_S = 0.03
@@ -45,6 +43,8 @@ class Generation:
         self.stepped = False
         """whether it came past a step"""
         self._batch: Batch | None = None
+        self._cells: list[int] = []
+        """by rank"""
 
     def run(self) -> Regroup | Stop:
         """Work until a verdict ends this generation.
@@ -70,6 +70,7 @@ class Generation:
 
     def _start(self) -> None:
         p = self._parts
+        alike.refuse(p, self._roster)
         meeting = Meeting(self._roster, p.store, lambda: p.membership.wait(self._roster))
         if self._rank == 0:
             try:
@@ -82,29 +83,15 @@ class Generation:
                 raise
         else:
             head = meeting.follow()
-        self._refuse(head)
         p.at("met")
         p.backend.form(self._rank, self._roster.world, meeting.store, p.timeout_s)
         p.at("formed")
+        self._cells = channel.by_rank(p.backend.data_rank, self._rank, self._roster.world)
         p.trainer.load(checkpoint.read(Path(head.weights["uri"]), digest=head.weights["digest"]))
         self.version = head.version
         p.holds(self.version)
         p.backend.clock.drain()
         p.at("loaded")
-
-    def _refuse(self, head: Head) -> None:
-        entry = head.entry
-        theirs = Identity(entry["config_hash"], entry["code_hash"], entry["libraries"], entry["cpu"]).shown
-        peers = self._roster.peers
-        wrong = differing([shown_by(peer.client_id) for peer in peers], theirs)
-        if self._rank in wrong:
-            raise RefusedMember(
-                f"learner {self._token.member_id} differs from the others in {wrong[self._rank]}: "
-                "make it equal, then start it again"
-            )
-        if wrong:
-            names = ", ".join(f"{peers[rank].member_id} (its {what})" for rank, what in wrong.items())
-            raise RegroupError(f"refused {names}")
 
     # ---- boundary
 
@@ -135,7 +122,7 @@ class Generation:
         if batch is None:
             return Wait()
         oldest = version - batch.eta if leader.log.order.masks_head(batch.seq_lo) else None
-        return verdict.manifest(batch, self._roster, version, p.trainer.algorithm.minibatches, oldest)
+        return verdict.manifest(batch, self._roster, self._cells, version, p.trainer.algorithm.minibatches, oldest)
 
     # ---- step
 
@@ -144,15 +131,17 @@ class Generation:
         if train.version != self.version:
             raise RegroupError(f"this rank holds version {self.version}, rank 0 trains {train.version}")
         with clock.phase("fetch"):
-            share = read(p.reader, train.shares[self._rank], vocabulary=p.backend.vocabulary, longest=p.backend.longest)
+            parts = train.shares[self._cells[self._rank]]
+            share = read(p.reader, parts, vocabulary=p.backend.vocabulary, longest=p.backend.longest)
+            codes = channel.worst(verdict.lost_codes(train, share.lost), self._roster.world)
+            lost = {seq: REASONS[code] for seq, code in enumerate(codes, train.seq_lo) if code}
+            samples = [sample for sample in share.samples if sample.seq not in lost]
         for detail in share.details:
             p.note(detail)
         before = clock.drain()
-        report = p.trainer.train(
-            share.samples, minibatches=train.minibatches, version=train.version, oldest=train.oldest
-        )
+        report = p.trainer.train(samples, minibatches=train.minibatches, version=train.version, oldest=train.oldest)
         faults.point("learner.after_step")
-        lost, by_age = self._compare(train, share)
+        by_age = p.backend.sum(ages(samples, train.version))
         state = p.backend.gather()
         faults.point("learner.after_gather")
         self.version += 1
@@ -165,11 +154,4 @@ class Generation:
         for name, seconds in before.items():
             key = f"timings_{name}"
             report.metrics[key] = report.metrics.get(key, 0.0) + seconds
-        self._leader.publish(Step(self._batch, state, report, lost))
-
-    def _compare(self, train: Train, share: Share) -> tuple[dict[int, str], list[float]]:
-        """What all ranks together lost (reason by seq), and their trainable tokens by age."""
-        codes = verdict.lost_codes(train, self._rank, share.lost)
-        summed = self._parts.backend.sum([*codes, *ages(share.samples, train.version)])
-        seqs = range(train.seq_lo, train.seq_hi)
-        return {seq: REASONS[int(code)] for seq, code in zip(seqs, summed, strict=False) if code}, summed[len(codes) :]
+        self._leader.publish(Step(self._batch, state, report, lost, self._cells))

@@ -16,6 +16,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from consumers.learner import layouts
 from infra.config import Settings
 
 LIBRARIES = ("torch", "transformers", "peft", "safetensors", "numpy", "fastavro", "confluent-kafka")
@@ -60,6 +61,7 @@ def library_hash(libraries: Mapping[str, str]) -> str:
 def identify(settings: Settings) -> Identity:
     """Of this process."""
     training = {k: v for k, v in settings.learner.model_dump(mode="json").items() if k not in NOT_TRAINING}
+    training["backend"] = layouts.canonical(settings.learner)
     return Identity(
         config=_digest({"learner": training, "policy": settings.policy.name, "release": settings.policy.release}),
         code=code_hash(),

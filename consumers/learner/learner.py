@@ -1,4 +1,4 @@
-"""The learner's state machine: agree, run a generation, tear it down, agree again.
+"""The learner's state machine: agree, run a generation (or wait aside as a spare), tear it down, agree again.
 
 Invariants: a learner never leaves a formed group except by closing the group's sockets; no exception object of a broken
 generation is kept (its traceback would hold the group's sockets open); whatever breaks a generation is answered the
@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 
+from consumers.learner import alike, aside, layouts
 from consumers.learner.agreement import Roster
 from consumers.learner.generation import Generation
 from consumers.learner.parts import Parts
@@ -41,7 +42,7 @@ class Learner:
         try:
             while not p.stopping():
                 roster = self._settle()
-                if roster is not None and self._together(roster):
+                if roster is not None and (self._together(roster) if roster.trains else self._aside(roster)):
                     return
         finally:
             self._watchdog.rest()
@@ -60,6 +61,22 @@ class Learner:
         p.note(f"the log does not answer: {reason}")
         time.sleep(RETRY_S)
         return None
+
+    def _aside(self, roster: Roster) -> bool:
+        """Wait while others train, or until enough are here; whether learning is over for this process."""
+        p = self._parts
+        say = layouts.spare if roster.world else layouts.awaited
+        why = say(p.settings.learner, len(roster.members))
+        p.at("aside")
+        p.waits(why)
+        p.note(why)
+        try:
+            alike.refuse(p, roster)
+            return aside.wait(p, roster)
+        except (RegroupError, UnreachableError) as error:
+            reason = _first_line(error)
+        p.note(f"it waits no longer so: {reason}")
+        return False
 
     def _together(self, roster: Roster) -> bool:
         """Run one generation; whether learning is over for this process."""

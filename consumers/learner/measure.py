@@ -44,6 +44,8 @@ def line(entry: LedgerEntry) -> str:
         f"step {m.get('timings_step', 0.0):.2f} s",
         f"ranks {len(entry['ranks'])}",
     ]
+    if m.get("spares"):
+        parts.append(f"spares {m['spares']:.0f}")
     lost = sum(group["lost"] is not None for group in entry["groups"])
     if lost:
         parts.append(f"{lost} groups lost")

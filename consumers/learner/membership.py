@@ -36,12 +36,15 @@ FOREVER_S = 86_400.0
 class Membership:
     """One learner's place in the group. Not thread-safe."""
 
-    def __init__(self, bus: Bus, group: str, topic: str, client_id: str, session_timeout_s: float) -> None:
+    def __init__(
+        self, bus: Bus, group: str, topic: str, client_id: str, session_timeout_s: float, unit: int = 1
+    ) -> None:
         self._bus = bus
         self._group = group
         self._topic = topic
         self._client_id = client_id
         self._session_timeout_s = session_timeout_s
+        self._unit = unit
         self._shards = bus.partitions(topic)
         self._used = ""
         self._probed = 0.0
@@ -70,8 +73,8 @@ class Membership:
             member.close()
 
     def settle(self, stopping: Callable[[], bool]) -> Roster | None:
-        """Poll until the members agree on a generation that was not used before, with this one among its ranks; None
-        when asked to stop meanwhile. A member without a partition stands by, here."""
+        """Poll until the members agree on a generation that was not used before, with this one among its ranks or its
+        spares; None when asked to stop meanwhile. A member without a partition stands by, here."""
         started = time.monotonic()
         candidate: Roster | None = None
         look = LOOK_S
@@ -103,8 +106,7 @@ class Membership:
     def holds(self, roster: Roster) -> bool:
         """Whether this member still is where the roster says, as of its last poll."""
         token, own = self._now()
-        mine = set(roster.peers[roster.rank].partitions)
-        return token is not None and token.generation == roster.generation and own == mine
+        return token is not None and token.generation == roster.generation and own == set(roster.me.partitions)
 
     def poll(self, timeout_s: float = 0.0) -> None:
         """Let callbacks run and the group make progress; whatever is fetched is not ours to use."""
@@ -148,7 +150,7 @@ class Membership:
 
     def _roster(self, view: GroupView) -> Roster | None:
         token, own = self._now()
-        return agree(view, token, own, self._topic, self._shards) if token is not None else None
+        return agree(view, token, own, self._topic, self._shards, self._unit) if token is not None else None
 
     def _expel_dead(self, view: GroupView) -> None:
         token, _ = self._now()

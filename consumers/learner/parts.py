@@ -25,8 +25,8 @@ class Parts:
     """group: of the policy's learners; url: where this one's store listens; topics: full names by last word; root: the
     directory of versions; timeout_s: longest wait of a collective; stopping: whether this process was asked to stop;
     note: hears what an operator should know; at: hears where the state machine is; said: hears each entry that this
-    process committed; holds: hears each version whose weights it has; log: kept once this process has led;
-    sender: sends versions to engines, where they take broadcasts."""
+    process committed; holds: hears each version whose weights it has; waits: hears why it does not train; log: kept
+    once this process has led; sender: sends versions to engines, where they take broadcasts."""
 
     settings: Settings
     bus: Bus
@@ -47,6 +47,7 @@ class Parts:
     at: Callable[[str], None]
     said: Callable[[LedgerEntry], None]
     holds: Callable[[int], None]
+    waits: Callable[[str], None]
     log: Log | None = None
     sender: Sender | None = None
 

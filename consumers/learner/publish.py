@@ -7,7 +7,7 @@ group forms again and trains the same batch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from consumers import ledger
 from consumers.learner.agreement import Roster
 from consumers.learner.collect import collect, serving_versions
 from consumers.learner.commit import checkpoint_fault, commit_version
-from consumers.learner.entry import Written, ledger_entry, weight_event
+from consumers.learner.entry import Written, ledger_entry, rank_shares, weight_event
 from consumers.learner.log import Log
 from consumers.learner.order import Batch
 from consumers.learner.parts import Parts
@@ -37,12 +37,14 @@ SPARE = 4
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What the ranks made of a batch: the full state, the trainer's report, and why groups were lost (by seq)."""
+    """What the ranks made of a batch: the full state, the trainer's report, why groups were lost (by seq), and to which
+    cell each rank belongs."""
 
     batch: Batch
     state: State
     report: Report
     lost: Mapping[int, str]
+    cells: Sequence[int]
 
 
 class Leader:
@@ -81,8 +83,20 @@ class Leader:
         step.report.metrics.update(flops.utilisation(step.state, step.report.metrics, self._roster.world))
         now = now_micros()
         event = weight_event(self.head, step.batch, written, now)
+        ranks = rank_shares(self._roster, step.cells, step.report.shares)
+        if self._roster.spares:
+            step.report.metrics["spares"] = float(len(self._roster.spares))
         entry = ledger_entry(
-            self.head, step.batch, written, step.report, step.lost, self._roster, p.backend.layout, p.identity, now
+            self.head,
+            step.batch,
+            written,
+            step.report,
+            step.lost,
+            self._roster,
+            ranks,
+            p.backend.layout,
+            p.identity,
+            now,
         )
         with clock.phase("commit"):
             self.failure = self._commit(event, entry)

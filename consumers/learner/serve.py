@@ -72,6 +72,7 @@ def _serve(settings: Settings, bus: Bus, stop: _Stop, at: Callable[[str], None] 
 
     parts.said = said
     parts.holds = lambda version: heartbeat.say("serving", version)
+    parts.waits = lambda why: heartbeat.say("starting", None, why)
     error: str | None = None
     try:
         with screen:

@@ -6,13 +6,14 @@ rebalance or a stop is seen before new work is begun. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 import msgspec
 
 from consumers.learner.agreement import Roster
 from consumers.learner.order import Batch
+from schemas.records import Resolution
 from trainers.batches.allocation import Group, plan
 
 
@@ -25,8 +26,9 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Train(msgspec.Struct, frozen=True, tag=True):
-    """Train version `version` into the next. `minibatches`: seqs of the whole batch in training order; `shares[rank]`:
-    the groups a rank fetches; `oldest`: tokens of an older version are masked, when the release policy says so."""
+    """Train version `version` into the next. `minibatches`: seqs of the whole batch in training order; `shares[cell]`:
+    the groups that each rank of a cell fetches; `oldest`: tokens of an older version are masked, when the release
+    policy says so."""
 
     version: int
     seq_lo: int
@@ -86,13 +88,18 @@ def interrupt(*, moved: bool, stopping: int, world: int, failure: str | None, do
     return None
 
 
-def manifest(batch: Batch, roster: Roster, version: int, minibatches: int, oldest: int | None) -> Train:
-    """Who trains on what of a batch: balanced by tokens, preferring the rank that owns a group's partition."""
+def manifest(
+    batch: Batch, roster: Roster, cells: Sequence[int], version: int, minibatches: int, oldest: int | None
+) -> Train:
+    """Who trains on what of a batch: balanced by tokens, preferring the cell of the rank that owns a group's partition.
+
+    cells: by rank."""
+    many = max(cells) + 1
     groups = [
         Group(
             seq=_seq(resolution["seq"]),
             tokens=sum(resolution["tokens"]),
-            owner=roster.owner(resolution["trajectories"][0]["partition"]) if resolution["trajectories"] else None,
+            owner=_owner(resolution, roster, cells),
         )
         for resolution in batch.groups
     ]
@@ -104,8 +111,8 @@ def manifest(batch: Batch, roster: Roster, version: int, minibatches: int, oldes
         )
         for resolution in batch.groups
     }
-    planned = plan(groups, roster.world, minibatches)
-    shares = [[parts[seq] for minibatch in planned for seq in minibatch[rank]] for rank in range(roster.world)]
+    planned = plan(groups, many, minibatches)
+    shares = [[parts[seq] for minibatch in planned for seq in minibatch[cell]] for cell in range(many)]
     return Train(
         version=version,
         seq_lo=batch.seq_lo,
@@ -116,12 +123,19 @@ def manifest(batch: Batch, roster: Roster, version: int, minibatches: int, oldes
     )
 
 
+def _owner(resolution: Resolution, roster: Roster, cells: Sequence[int]) -> int | None:
+    """The cell of the rank that owns the partition of a group."""
+    if not resolution["trajectories"]:
+        return None
+    rank = roster.owner(resolution["trajectories"][0]["partition"])
+    return None if rank is None else cells[rank]
+
+
 def _seq(seq: int | None) -> int:
     assert seq is not None, "a batch holds ready groups"
     return seq
 
 
-def lost_codes(train: Train, rank: int, lost: dict[int, int]) -> Sequence[float]:
-    """One number a group of the batch, 0 or the code of why this rank could not read it; ranks add them up."""
-    mine = {part.seq for part in train.shares[rank]}
-    return [float(lost.get(seq, 0)) if seq in mine else 0.0 for seq in range(train.seq_lo, train.seq_hi)]
+def lost_codes(train: Train, lost: Mapping[int, int]) -> list[int]:
+    """One number a group of the batch, 0 or the code of why this rank could not read it."""
+    return [lost.get(seq, 0) for seq in range(train.seq_lo, train.seq_hi)]

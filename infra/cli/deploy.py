@@ -79,8 +79,10 @@ def demo(
 
 def _deployment(context: typer.Context) -> Deployment:
     made = call(context)
-    settings: Settings = made.settings()
-    return Deployment(settings, made.environment())
+    settings = made.settings()
+    learners = entry("consumers.learner.layouts:started")(settings.learner)
+    whole = settings.model_copy(update={"learner": settings.learner.model_copy(update={"learners": learners})})
+    return Deployment(whole, made.environment())
 
 
 def _watch(settings: Settings, held: ExitStack) -> Watch | str:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from infra.config.base import Positive, Seconds, Section
+
+BACKENDS = ("torch", "fsdp", "archon", "deepspeed", "megatron")
+"""what `[learner] backend` may begin with; the second and third are other names of the first"""
 
 
 class Lora(Section):
@@ -33,8 +36,22 @@ class Learner(Section):
     knobs: dict[str, Any] = Field(
         default={}, description='overrides of its preset: { clip_high = 0.3, reward_norm = "group/none" }'
     )
-    backend: Literal["torch", "deepspeed", "megatron"] = Field(
-        default="torch", description="what computes; the others come with `pip install 'millrace[backends]'`"
+    backend: str = Field(
+        default="torch",
+        description='what computes, and how a model is spread over learners: torch, "torch:t2", "megatron:t2p2", ...; '
+        "deepspeed and megatron come with `pip install 'millrace[backends]'`",
+    )
+    zero_stage: Annotated[int, Field(ge=0, le=3)] = Field(
+        default=1, description="of DeepSpeed: what is cut over learners; 1 moments, 2 gradients too, 3 weights too"
+    )
+    zero_offload: bool = Field(
+        default=False, description="of DeepSpeed from stage 1 on: moments and fp32 weights live in main memory"
+    )
+    reshard: bool = Field(
+        default=False, description="of torch: gathered layers are freed between forward and backward, to save memory"
+    )
+    pipeline_schedule: Literal["1f1b", "gpipe", "interleaved"] = Field(
+        default="1f1b", description="of torch with pipeline stages (p): in which order they work on micro-batches"
     )
     reference: str = Field(default="", description="directory of the frozen model that a KL penalty compares with")
     teacher: str = Field(default="", description="directory of the model that distillation learns from")
@@ -70,15 +87,20 @@ class Learner(Section):
         default=False, description="compute tokens once that samples of a group begin with alike, its prompt above all"
     )
     precision: Literal["fp32", "bf16"] = Field(
-        default="fp32", description="what layers compute in; weights, moments, gradients and losses are fp32 always"
+        default="fp32",
+        description="what layers compute in, with torch or deepspeed at stage 2 or 3; weights, moments, gradients and "
+        "losses are fp32 always",
     )
     activation_checkpointing: bool = Field(
-        default=False, description="layers keep their input alone and compute the rest again in the backward pass"
+        default=False,
+        description="of torch: layers keep their input alone and compute the rest again in the backward pass",
     )
     offload: tuple[Literal["actor", "critic", "reference", "teacher", "reward_model"], ...] = Field(
         default=(), description="roles whose tensors leave the device between their uses; torch alone"
     )
-    learners: Annotated[int, Field(ge=0)] = Field(default=1, description="processes that `millrace up` starts")
+    learners: Annotated[int, Field(ge=0)] = Field(
+        default=1, description="processes that `millrace up` starts, or as many as backend needs; 0: none"
+    )
     threads: Positive = Field(default=1, description="CPU threads of each")
     host: str = Field(default="127.0.0.1", description="address other learners reach this one at")
     keep: Positive = Field(default=3, description="newest versions whose files are kept")
@@ -94,3 +116,11 @@ class Learner(Section):
     trackers: tuple[Literal["jsonl", "tensorboard", "mlflow", "wandb"], ...] = Field(
         default=(), description="where the numbers of each version go besides the ledger and telemetry: under home"
     )
+
+    @field_validator("backend")
+    @classmethod
+    def _known(cls, value: str) -> str:
+        name = value.partition(":")[0]
+        if name not in BACKENDS:
+            raise ValueError(f"no backend {name}; choose {', '.join(BACKENDS)}, or a layout such as torch:t2")
+        return value

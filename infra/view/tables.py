@@ -11,6 +11,7 @@ from rich.text import Text
 from infra.services.supervisor import State
 from infra.view.watch import Watch
 from schemas.ids import Micros
+from schemas.records import LedgerEntry
 
 COLOURS = {"RUNNING": "green", "STARTING": "yellow", "BACKOFF": "red", "FATAL": "bold red", "EXITED": "dim"}
 BARS = "▁▂▃▄▅▆▇█"
@@ -39,14 +40,25 @@ def learning(watch: Watch, target: int | None = None) -> Table:
         table.add_row("reward", f"{watch.rewards[-1]:.3f}  {spark(watch.rewards[-WIDE:])}")
         most = metrics.get("staleness_max", 0.0)
         table.add_row("staleness", f"mean {metrics.get('staleness_mean', 0.0):.2f}, max {most:.0f} versions")
-        shares = ", ".join(f"rank {share['rank']}: {share['samples']}" for share in last["ranks"])
-        table.add_row("learners", f"{len(last['ranks'])} ({shares} samples)")
+        table.add_row("learners", _learners(last))
         speed = f"{watch.rate('samples'):.0f} samples/s, {watch.rate('tokens_computed'):.0f} tokens/s"
         table.add_row("speed", f"{speed} over the newest versions")
     table.add_row("waiting", f"{watch.lag} ready groups")
     groups = ", ".join(f"{count} {kind}" for kind, count in sorted(watch.resolved.items()) if kind != "setting")
     table.add_row("groups", groups or "none yet")
     return table
+
+
+def _learners(entry: LedgerEntry) -> str:
+    """How many trained a version, and on what: of the ranks of one cell, the first has its samples."""
+    ranks = entry["ranks"]
+    first = [
+        r for at, r in enumerate(ranks) if r["cell"] < 0 or r["cell"] not in [other["cell"] for other in ranks[:at]]
+    ]
+    shares = ", ".join(f"rank {share['rank']}: {share['samples']}" for share in first)
+    layout = f" as {entry['layout']}" if len(first) < len(ranks) else ""
+    spares = entry["metrics"].get("spares", 0.0)
+    return f"{len(ranks)}{layout} ({shares} samples)" + (f", {spares:.0f} spare" if spares else "")
 
 
 def workers(watch: Watch, now: Micros) -> Table:

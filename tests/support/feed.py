@@ -4,7 +4,9 @@ Groups are the same for the same seq, wherever and whenever they are written: tw
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -48,13 +50,16 @@ collective_timeout_s = 60
     return load(file, flags), file
 
 
-def start_policy(settings: Settings, bus: Bus, folder: Path, seed: int = 0) -> WeightVersion:
-    """Create topics and version 0 from a tiny random model."""
+def start_policy(settings: Settings, bus: Bus, folder: Path, seed: int = 0, heads: int = 3) -> WeightVersion:
+    """Create topics and version 0 from a tiny random model with so many attention heads."""
     from trainers import checkpoint, tiny
 
     bus.ensure_topics(settings.layout.specs())
     model = folder / "model"
-    checkpoint.export(model, tiny.random_state(seed))
+    state = tiny.random_state(seed)
+    config = {**json.loads(state.assets["config.json"]), "num_attention_heads": heads, "num_key_value_heads": heads}
+    assets = {**state.assets, "config.json": json.dumps(config).encode()}
+    checkpoint.export(model, state if heads == 3 else replace(state, assets=assets))
     return policy.create(settings, model, bus)
 
 

@@ -22,6 +22,9 @@ from tests.support.feed import settings_for, start_policy
 ROOT = Path(__file__).parent.parent.parent
 PROGRAM = """
 import json, logging, os, signal, sys, time
+if os.environ.get("MEGATRON_SHIM"):
+    from tests.support import megatron_shim
+    megatron_shim.install()
 logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
 from infra import faults
 from infra.config import load
@@ -120,12 +123,12 @@ class Learners:
 class Place:
     """One learner process's worth of work, in this thread, over a bus in memory."""
 
-    def __init__(self, folder: Path, **flags: Any) -> None:
+    def __init__(self, folder: Path, heads: int = 3, **flags: Any) -> None:
         self.settings: Settings = settings_for(folder, "127.0.0.1:1", "t", **flags)[0]
         self.bus = MemoryBus()
         self.notes: list[str] = []
         self.said: list[Any] = []
-        start_policy(self.settings, self.bus, folder)
+        start_policy(self.settings, self.bus, folder, heads=heads)
 
     def learn(self, versions: int, bus: Any = None) -> None:
         """Run a learner until `versions` are committed."""

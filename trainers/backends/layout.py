@@ -12,6 +12,7 @@ Invariant: `parse(str(x)) == x` for every layout and allocation that passes `che
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, replace
 
@@ -54,6 +55,12 @@ class Layout:
     def cell(self) -> int:
         """Ranks that train one micro-batch together."""
         return self.t * self.p * self.c
+
+    @property
+    def unit(self) -> int:
+        """The fewest ranks that can train so; any multiple of them can too, and no other number."""
+        experts, together = self.e * self.etp, self.c * self.t
+        return self.cell * (experts // math.gcd(together, experts))
 
     @property
     def split(self) -> str:

@@ -26,6 +26,7 @@ from trainers import checkpoint, tiny
 from trainers.algorithms.registry import algorithm, names, policy
 from trainers.algorithms.repair import Rejection
 from trainers.backends.compute import Compute
+from trainers.backends.deepspeed_engine import Zero
 from trainers.backends.models import SCORE, with_scalar_head
 from trainers.schedule import Schedule
 
@@ -53,6 +54,18 @@ def test_every_algorithm_by_name(tmp_path: Path, name: str) -> None:
 def test_one_line_takes_another_backend(tmp_path: Path, name: str, kind: str) -> None:
     backend = built(tmp_path, learner__backend=name, learner__weight_decay=0.5).backend
     assert (type(backend).__name__, backend.adam.weight_decay) == (kind, 0.5)
+
+
+def test_one_line_takes_a_layout_and_its_options(tmp_path: Path) -> None:
+    lean = {"learner__reshard": True, "learner__pipeline_schedule": "gpipe", "learner__precision": "bf16"}
+    torch = built(tmp_path / "torch", learner__backend="torch:t2p2", **lean).backend
+    assert (str(torch.parallel), torch.compute.bf16) == ("torch:d1t2p2", True)
+    assert (torch._reshard, torch._schedule) == (True, "gpipe")
+    zero = {"learner__zero_stage": 3, "learner__zero_offload": True, "learner__precision": "bf16"}
+    sharded = built(tmp_path / "zero", learner__backend="deepspeed", **zero).backend
+    assert sharded.zero == Zero(stage=3, offload=True, bf16=True)
+    megatron = built(tmp_path / "megatron", learner__backend="megatron:t2p2").backend
+    assert str(megatron.parallel) == "megatron:d1t2p2"
 
 
 def test_knobs_override(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,11 +101,21 @@ def test_the_learning_rate_and_how_passes_are_computed(tmp_path: Path) -> None:
         ({"learner__knobs": '{"minibatches": 4}'}, "a setting of its own"),
         ({"learner__knobs": '{"temperature": 0.7}'}, "only tokens that were drawn at 1"),
         ({"learner__knobs": '{"behave_imp_weight_cap": 5}'}, "no longer exists"),
-        ({"learner__backend": "megatron", "learner__precision": "bf16"}, "precision and activation_checkpointing are"),
+        ({"learner__backend": "megatron", "learner__precision": "bf16"}, r"\[learner\] precision: backend megatron"),
+        ({"learner__backend": "deepspeed", "learner__activation_checkpointing": True}, "only torch"),
+        ({"learner__backend": "deepspeed", "learner__precision": "bf16"}, "bf16 needs ZeRO 2 or 3"),
+        ({"learner__backend": "deepspeed", "learner__zero_stage": 0, "learner__zero_offload": True}, "ZeRO 0 keeps"),
+        ({"learner__zero_stage": 3}, r"\[learner\] zero_stage: backend torch has no such option, only deepspeed"),
+        ({"learner__zero_offload": True}, "only deepspeed"),
+        ({"learner__backend": "megatron:p2", "learner__pipeline_schedule": "gpipe"}, "only torch"),
         (
             {"learner__backend": "megatron", "learner__offload": '["reference"]'},
-            "megatron keeps every role on the device",
+            r"offload: backend megatron has no such",
         ),
+        ({"learner__backend": "deepspeed:d2t2"}, "deepspeed has no dimension t"),
+        ({"learner__backend": "torch:t"}, r"\[learner\] backend: torch:t: t is no list of sizes"),
+        ({"learner__backend": "torch:t8"}, r"trains with 8 learners, and \[topics\] shards = 4"),
+        ({"learner__backend": "torch:t2", "learner__lora": '{"rank": 4}'}, "an adapter trains with data parallelism"),
         ({"learner__algorithm": "reinforce++"}, "name the model to hold as reference"),
         ({"policy__group_size": 1}, "erases what a group of one earns"),
         ({"learner__algorithm": "dapo", "rollout__sampling": '{"max_tokens": 512}'}, "make them equal"),
@@ -101,6 +124,13 @@ def test_the_learning_rate_and_how_passes_are_computed(tmp_path: Path) -> None:
 def test_what_no_trainer_can_do_is_refused(tmp_path: Path, flags: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         built(tmp_path, **flags)
+
+
+def test_a_model_that_does_not_divide_is_refused_before_anybody_is_met(place: Make) -> None:
+    it = place(**{"learner.backend": "torch:t2"})
+    with pytest.raises(ConfigError, match="torch:d1t2: 3 attention heads do not divide over t2"):
+        it.learn(1)
+    assert not it.bus.groups
 
 
 def test_a_learner_keeps_its_critic_from_start_to_start(place: Make) -> None:

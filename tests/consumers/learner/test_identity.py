@@ -9,6 +9,7 @@ def test_only_what_changes_training_changes_the_identity() -> None:
     plain = identify(load())
     assert identify(load(flags={"learner.keep": 9, "learner.host": "10.0.0.1", "learner.max_versions": 3})) == plain
     assert identify(load(flags={"learner.lr": 1e-3})).config != plain.config
+    assert identify(load(flags={"learner.backend": "torch:t2"})).config != plain.config
     assert identify(load(flags={"policy.release": "soft"})).config != plain.config
 
 
@@ -27,3 +28,8 @@ def test_the_one_that_differs_is_named_with_what_it_differs_in() -> None:
 def test_the_ledger_decides_who_is_right_where_somebody_has_its_identity() -> None:
     assert differing(["x-b-c", "a-b-c"], "a-b-c") == {0: "configuration"}
     assert differing(["x-b-c", "x-b-c"], "a-b-c") == {}
+
+
+def test_how_many_share_a_batch_is_no_difference() -> None:
+    for one, two in (("torch", "fsdp:d4"), ("torch:t2", "torch:d3t2"), ("torch:d2e2", "torch:d4e2")):
+        assert identify(load(flags={"learner.backend": one})) == identify(load(flags={"learner.backend": two}))

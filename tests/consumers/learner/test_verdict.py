@@ -50,7 +50,7 @@ def test_what_interrupts(said: dict[str, Any], expected: type) -> None:
 @pytest.mark.parametrize("world", [1, 2, 3, 5])
 def test_every_group_is_trained_once_by_one_rank(world: int) -> None:
     owned = [tuple(p for p in range(4) if p % world == rank) for rank in range(world)]
-    train = manifest(batch(8, 16), roster(*owned), version=4, minibatches=2, oldest=None)
+    train = manifest(batch(8, 16), roster(*owned), range(world), version=4, minibatches=2, oldest=None)
     shares = [part.seq for share in train.shares for part in share]
     assert sorted(shares) == list(range(16, 24))
     assert [seq for minibatch in train.minibatches for seq in minibatch] == list(range(16, 24))
@@ -60,17 +60,27 @@ def test_every_group_is_trained_once_by_one_rank(world: int) -> None:
 
 
 def test_a_group_goes_to_the_owner_of_its_partition_when_that_is_fair() -> None:
-    train = manifest(batch(4, partitions=2), roster((0,), (1,)), version=0, minibatches=1, oldest=None)
+    train = manifest(batch(4, partitions=2), roster((0,), (1,)), [0, 1], version=0, minibatches=1, oldest=None)
     assert [[part.places[0][1] for part in share] for share in train.shares] == [[0, 0], [1, 1]]
 
 
 def test_verdicts_survive_the_wire() -> None:
-    train = manifest(batch(3), roster((0, 1, 2, 3)), version=0, minibatches=1, oldest=-2)
+    train = manifest(batch(3), roster((0, 1, 2, 3)), [0], version=0, minibatches=1, oldest=-2)
     for one in (train, Wait(), Regroup("the group changed"), Stop("done")):
         assert decode(encode(one)) == one
 
 
-def test_each_rank_reports_only_its_own_losses() -> None:
-    train = manifest(batch(4), roster((0, 1), (2, 3)), version=0, minibatches=1, oldest=None)
-    codes = [lost_codes(train, rank, dict.fromkeys(range(4), 3)) for rank in (0, 1)]
-    assert [a + b for a, b in zip(*codes, strict=True)] == [3.0] * 4
+def test_the_ranks_of_a_cell_share_its_groups() -> None:
+    """Pipeline first, as `p2` with two cells lies: ranks 0 and 2 are one cell. A spare owns the partitions 4 and 5."""
+    ranks = tuple(Peer(f"m{rank}", "", "h", 1, (rank,)) for rank in range(4))
+    here = Roster("key", 1, ranks, 0, (Peer("m4", "", "h", 1, (4, 5)),))
+    train = manifest(batch(12, partitions=6), here, [0, 1, 0, 1], version=0, minibatches=1, oldest=None)
+    assert len(train.shares) == 2
+    assert sorted(part.seq for share in train.shares for part in share) == list(range(12))
+    owned = [{place[1] for part in share for place in part.places} - {4, 5} for share in train.shares]
+    assert owned == [{0, 2}, {1, 3}]
+
+
+def test_a_rank_reports_what_it_lost_by_seq() -> None:
+    train = manifest(batch(4, 8), roster((0, 1), (2, 3)), [0, 1], version=0, minibatches=1, oldest=None)
+    assert lost_codes(train, {9: 3}) == [0, 3, 0, 0]

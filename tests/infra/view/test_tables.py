@@ -27,7 +27,7 @@ def watch() -> Iterator[Watch]:
 
 def entry(version: int, reward: float = 0.5) -> Any:
     metrics = {"reward_mean": reward, "samples": 100.0, "tokens_computed": 1000.0, "staleness_max": 1.0}
-    ranks = [{"rank": 0, "samples": 60}, {"rank": 1, "samples": 40}]
+    ranks = [{"rank": 0, "samples": 60, "cell": 0}, {"rank": 1, "samples": 40, "cell": 1}]
     return {"version": version, "time": version * 2 * SECOND, "metrics": metrics, "ranks": ranks, "seq_hi": 8 * version}
 
 
@@ -54,6 +54,14 @@ def test_a_policy_at_work(watch: Watch) -> None:
     for part in ("2 of 60", "1.000  ▁█", "2 (rank 0: 60, rank 1: 40 samples)", "4 ready groups", "3 expired, 20 ready"):
         assert part in text
     assert "setting" not in text
+
+
+def test_the_ranks_of_a_cell_count_its_samples_once(watch: Watch) -> None:
+    last = entry(1, 0.0)
+    last["ranks"] = [{"rank": 0, "samples": 60, "cell": 0}, {"rank": 1, "samples": 0, "cell": 0}]
+    last["layout"], last["metrics"] = "torch:d1t2", {**last["metrics"], "spares": 1.0}
+    watch.versions.append(last)
+    assert "2 as torch:d1t2 (rank 0: 60 samples), 1 spare" in shown(learning(watch))
 
 
 def test_only_those_whose_word_holds_are_alive(watch: Watch) -> None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from trainers.errors import BadConfiguration
 
@@ -68,18 +68,24 @@ def name_of(model: PreTrainedModel, own: str) -> str:
     return own if match is None else f"{match[1]}{int(match[2]) + first}{match[3]}"
 
 
-def cut(model: PreTrainedModel, stage: Stage) -> None:
-    """Leaves of a whole model what `stage` has, in place. BadConfiguration, with the reason, where it cannot be cut."""
-    if stage.count == 1:
-        return
-    total = int(model.config.num_hidden_layers)
-    if total < stage.count:
-        raise BadConfiguration(f"{total} layers make no {stage.count} pipeline stages; each needs one")
-    if model.config.tie_word_embeddings:
+def check(config: PretrainedConfig, count: int) -> None:
+    """BadConfiguration, with the reason, unless a model of `config` makes `count` stages."""
+    total = int(config.num_hidden_layers)
+    if total < count:
+        raise BadConfiguration(f"{total} layers make no {count} pipeline stages; each needs one")
+    if config.tie_word_embeddings:
         raise BadConfiguration(
             "the model ties its output to its input embeddings, which lie on the first and the last pipeline stage; "
             "choose p1, or a model with a head of its own"
         )
+
+
+def cut(model: PreTrainedModel, stage: Stage) -> None:
+    """Leaves of a whole model what `stage` has, in place. BadConfiguration, with the reason, where it cannot be cut."""
+    if stage.count == 1:
+        return
+    check(model.config, stage.count)
+    total = int(model.config.num_hidden_layers)
     base: Any = model.base_model
     mine = stage.layers(total)
     config = copy.deepcopy(model.config)
