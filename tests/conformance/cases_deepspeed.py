@@ -12,6 +12,7 @@ CASES = [
         model,
         ci=(layout, stage, model) in CI,
         options={"stage": stage, "device": "cpu"},
+        called=f"stage={stage}",
     )
     for layout, stages in (("deepspeed:d2", (0, 1, 2, 3)), ("deepspeed:d4", (1, 3)))
     for stage in stages

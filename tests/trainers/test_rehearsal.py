@@ -31,6 +31,14 @@ def test_sampled_reward_rises(model: Path, name: str) -> None:
     assert done.state.step == 100
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", ["rloo", "reinforce++", "gspo", "cispo"])
+def test_sampled_reward_rises_in_small_batches_too(model: Path, name: str) -> None:
+    done = rehearse(checkpoint.adopt(model), algorithm(name), Schedule(3e-4, 10), steps=50, groups=24, refill=True)
+    assert done.gain() >= 0.1
+
+
 def test_a_short_rehearsal_fills_its_batches(tmp_path: Path) -> None:
     """The untrained model solves nothing: no group teaches anything, and no weight moves."""
     begin = tiny.random_state(0)

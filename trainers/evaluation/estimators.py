@@ -2,9 +2,9 @@
 
     pass@k = mean over questions of 1 - C(n - c, k) / C(n, k)         n answers, c of them right; unbiased
 
-An interval is the percentile bootstrap over questions, seeded; with one answer a question pass@1 has Wilson's interval
-instead, which is not empty when all are right or all are wrong. Questions are drawn whole: answers to one question are
-not independent.
+An interval is the percentile bootstrap over questions, seeded; with k answers a question pass@k is a plain share and
+has Wilson's interval instead, which is not empty when all are right or all are wrong. Questions are drawn whole:
+answers to one question are not independent.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def bootstrap(values: Sequence[float], seed: int, level: float = LEVEL, draws: i
 
 
 def wilson(right: int, questions: int, level: float = LEVEL) -> Estimate:
-    """The share of `questions` that were answered right, one answer each."""
+    """The share of `questions` that count as answered right."""
     if not questions:
         return Estimate(math.nan, math.nan, math.nan, 0)
     z, share = NormalDist().inv_cdf((1 + level) / 2), right / questions
@@ -70,8 +70,8 @@ def summary(
     out = {"mean": bootstrap([math.fsum(values) / len(values) for values in judged], seed)}
     for k in ks:
         enough = [(len(values), sum(value >= success for value in values)) for values in judged if len(values) >= k]
-        if k == 1 and all(n == 1 for n, _ in enough):
-            out["pass@1"] = wilson(sum(right for _, right in enough), len(enough))
+        if all(n == k for n, _ in enough):
+            out[f"pass@{k}"] = wilson(sum(right > 0 for _, right in enough), len(enough))
         else:
             out[f"pass@{k}"] = bootstrap([pass_at_k(n, right, k) for n, right in enough], seed)
     return out

@@ -50,7 +50,7 @@ def table(rows: Sequence[tuple[Case, Errors | str]]) -> str:
         "|---|---|---|---|---|",
     ]
     for case, found in sorted(rows, key=lambda row: (row[0].backend, row[0].world, str(row[0]))):
-        name = str(case).rpartition("-")[0]
+        name = str(case).rpartition("-")[0].replace("|", "\\|")
         if isinstance(found, str):
             lines.append(f"| {name} | {case.model} | cannot run on a CPU: {found} | | |")
             continue
