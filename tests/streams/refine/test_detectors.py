@@ -23,7 +23,7 @@ def vectorscan():
     return Vectorscan()
 
 
-@pytest.fixture(scope="module", params=["vectorscan", "kingfisher", "guarded"])
+@pytest.fixture(scope="module", params=["vectorscan", pytest.param("kingfisher", marks=pytest.mark.slow), "guarded"])
 def detector(request, vectorscan, tmp_path_factory):
     if request.param == "vectorscan":
         yield vectorscan

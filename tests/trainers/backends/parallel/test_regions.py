@@ -26,12 +26,12 @@ def test_axes_number_the_ranks(grid: Grid) -> None:
         seen = {tuple(grid.index(axis, rank) for axis in axes) for rank in range(grid.world)}
         assert len(seen) == grid.world
     for axis in AXES:
-        for rank in range(grid.world):
-            peers = grid.peers(axis, rank)
+        along = [grid.peers(axis, rank) for rank in range(grid.world)]
+        for rank, peers in enumerate(along):
             assert len(peers) == grid.size(axis)
             assert [grid.index(axis, peer) for peer in peers] == list(range(grid.size(axis)))
             assert peers[grid.index(axis, rank)] == rank
-            assert all(grid.peers(axis, peer) == peers for peer in peers)
+            assert all(along[peer] == peers for peer in peers)
     leaders = [rank for rank in range(grid.world) if grid.leads(rank)]
     assert sorted(grid.index(DP, rank) for rank in leaders) == list(range(grid.layout.d))
 
