@@ -17,6 +17,11 @@
     │   ├── EngineTimeout        no byte came for too long
     │   └── EngineRejected       it refused the request as such; the same request will be refused again
     ├── GatewayError             the capture gateway refused or failed
+    │   ├── ApiError             it refuses a request, with its HTTP status
+    │   ├── RenderError          the chat template refuses the messages
+    │   ├── LogFull              the local log can take no more
+    │   ├── GatewayUnreachable   the client got no answer
+    │   └── GatewayRefused       the client was refused
     ├── RolloutError             a rollout worker could not do its part
     ├── DetectorError            a detector of secrets failed; what it was given must not be learned from
     ├── RewardError              a verifier could not be loaded or run
@@ -29,6 +34,7 @@
     ├── ServiceError             a local process (broker, engine, supervisor) did not come up or go down
     └── AuditError               the topics cannot be audited at all
 
+What only the gateway and its client raise is defined beside them, in `producers`.
 `schemas` and `trainers` know nothing of `infra` and have roots of their own (`schemas.errors.SchemaError`,
 `trainers.errors`).
 

@@ -38,6 +38,11 @@ def test_every_link_leads_somewhere(page: Path) -> None:
         assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
+def test_the_index_leads_to_every_page() -> None:
+    linked = set(re.findall(r"\]\(([^)#]+)", TEXT[ROOT / "docs" / "README.md"]))
+    assert {page.name for page in PAGES if page.parent.name == "docs" and page.name != "README.md"} <= linked
+
+
 def test_the_page_of_settings_is_what_init_writes() -> None:
     assert render("dev", "policy") in TEXT[ROOT / "docs" / "configuration.md"], "write the output of render() into it"
 
