@@ -86,6 +86,13 @@ class Trainer:
                 raise BadConfiguration(f"{algorithm.name} compares with a {role}: name the model to hold as {role}")
         if lora is not None and not backend.adapters:
             raise BadConfiguration(f"{type(backend).__name__} trains no adapters: leave lora out, or train with torch")
+        for role in algorithm.holds:
+            if role not in algorithm.needs and backend.apart(role):
+                raise BadConfiguration(
+                    f"{algorithm.name} compares whole distributions with the {role}, a number for each word of the "
+                    f"vocabulary at each token, which is too much to send: give the {role} the actor's ranks, "
+                    f"...[actor]:d1|...[{role}]:d1"
+                )
         self.backend = backend
         self.algorithm = algorithm
         self.schedule = schedule
@@ -104,7 +111,7 @@ class Trainer:
         elif state.critic is None:
             state = replace(state, critic=with_scalar_head(merged(state)))
         fits(state)
-        held = {role: self.held[role]() for role in self.algorithm.holds}
+        held = {role: self.held[role]() for role in self.algorithm.holds if self.backend.plays(role)}
         for role, other in held.items():
             right_head(other, role)
             same_vocabulary(state, other, role, equal=role not in self.algorithm.needs)
@@ -139,6 +146,7 @@ class Trainer:
     def _train(
         self, samples: Sequence[Sample], minibatches: Sequence[Sequence[int]], version: int, oldest: int | None
     ) -> Report:
+        samples = samples if self.backend.acts else []
         check(samples, vocabulary=self.backend.vocabulary, longest=self.backend.longest)
         stray = {sample.seq for sample in samples} - {seq for seqs in minibatches for seq in seqs}
         if stray:

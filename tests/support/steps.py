@@ -15,7 +15,9 @@ from tests.support.ranks import descriptors, gloo_threads
 from tests.support.samples import groups_of, random_samples, small_state
 from trainers.algorithms.base import Algorithm
 from trainers.algorithms.registry import policy
+from trainers.backends.base import Backend
 from trainers.backends.compute import Compute
+from trainers.backends.factory import make_backend
 from trainers.backends.fsdp import TorchBackend
 from trainers.backends.layout import parse
 from trainers.backends.models import SCORE, with_scalar_head
@@ -55,7 +57,7 @@ def train_share(
 
 
 def train(
-    backend: TorchBackend,
+    backend: Backend,
     rank: int,
     world: int,
     store: Store,
@@ -178,3 +180,54 @@ def train_in_cell(
     """`train` on a backend whose ranks form cells; the process's own stays idle."""
     backend = TorchBackend(parallel=parse(layout), device="cpu", **options)
     return train(backend, rank, world, store, state, algorithm, batches, budget)
+
+
+def train_in_allocation(
+    idle: TorchBackend,
+    rank: int,
+    world: int,
+    store: Store,
+    allocation: str,
+    state: State,
+    algorithm: Algorithm,
+    batches: Sequence[Sequence[Sample]],
+) -> tuple[list[Report], State | None]:
+    """`train` where roles have ranks of their own."""
+    return train(make_backend(allocation, device="cpu"), rank, world, store, state, algorithm, batches)
+
+
+def train_until_it_breaks(
+    idle: TorchBackend, rank: int, world: int, store: Store, allocation: str, state: State, timeout: float
+) -> str:
+    """PPO where roles have ranks of their own, until a peer is gone; says how it failed."""
+    backend = make_backend(allocation, device="cpu")
+    backend.form(rank, world, store, timeout)
+    trainer = Trainer(backend, policy("ppo"), Schedule(1e-3))
+    trainer.load(state)
+    message = ""
+    try:
+        for index in range(10**6):
+            train_share(trainer, random_samples(index % 8), backend.data_rank, backend.data_world)
+            store.set(f"looping/{rank}", "yes")
+    except RuntimeError as error:
+        message = str(error)
+    backend.tear_down()
+    return message
+
+
+def allocate_again(
+    idle: TorchBackend, rank: int, world: int, store: Store, allocation: str, state: State, times: int
+) -> list[tuple[int, int]]:
+    """Form with roles, train and tear down `times` times in one process; open descriptors and gloo's threads after
+    each."""
+    seen = []
+    backend = make_backend(allocation, device="cpu")
+    for index in range(times):
+        backend.form(rank, world, dist.PrefixStore(str(index), store), 30.0)
+        trainer = Trainer(backend, policy("ppo"), Schedule())
+        trainer.load(state)
+        train_share(trainer, random_samples(index), backend.data_rank, backend.data_world)
+        backend.gather()
+        backend.tear_down()
+        seen.append((descriptors(), gloo_threads()))
+    return seen

@@ -61,6 +61,18 @@ class Backend(ABC):
     world: int = 1
     parallel: Layout
     clock: Clock
+    first: int = 0
+    """Ranks of the world before this backend's, where it has a part of one; devices are counted over all."""
+    acts: bool = True
+    """Whether this rank trains a share of each batch; one that serves another role has none."""
+
+    def plays(self, role: str) -> bool:
+        """Whether this rank holds a part of a role's model, so that `hold` wants its state here."""
+        return True
+
+    def apart(self, role: str) -> bool:
+        """Whether a role has ranks of its own, beside the actor's."""
+        return False
 
     @property
     def data_rank(self) -> int:

@@ -77,7 +77,7 @@ class DeepSpeedBackend(Backend):
         torch.use_deterministic_algorithms(self._deterministic)
         local = 0
         if self.cuda:
-            local = rank % torch.cuda.device_count()
+            local = (self.first + rank) % torch.cuda.device_count()
             self.device = torch.device("cuda", local)
             torch.cuda.set_device(self.device)
         os.environ["LOCAL_RANK"] = str(local)  # DeepSpeed has no other way to be told its device

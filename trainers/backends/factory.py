@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from trainers.backends.base import Backend
-from trainers.backends.layout import DEEPSPEED, ENGINES, MEGATRON, TORCH, Layout, parse
+from trainers.backends.layout import DEEPSPEED, ENGINES, MEGATRON, TORCH, Allocation, Layout, parse, parse_allocation
 from trainers.errors import BadConfiguration
 
 if TYPE_CHECKING:
@@ -24,9 +24,14 @@ SIBLINGS = {
 def make_backend(
     layout: Layout | str, adam: Adam | None = None, *, offload: Sequence[str] = (), **options: Any
 ) -> Backend:
-    """An unformed backend for `layout`, such as torch:d2t2. How many ranks come decides d. BadConfiguration where the
-    layout is none, its backend does not train, or it keeps on the device what `offload` names (roles that leave it
-    between their uses); `options`: the sibling's own."""
+    """An unformed backend for `layout`, such as torch:d2t2, or for an allocation whose components are roles. How many
+    ranks come decides the d of what trains. BadConfiguration where the layout is none, its backend does not train, or
+    it keeps on the device what `offload` names (roles that leave it between their uses); `options`: the sibling's
+    own."""
+    if isinstance(layout, str):
+        allocation = parse_allocation(layout)
+        if any(component.name for component in allocation.components):
+            return _with_roles(allocation, adam, offload, options)
     made = parse(layout) if isinstance(layout, str) else layout
     made.check()
     if made.backend not in SIBLINGS:
@@ -39,3 +44,18 @@ def make_backend(
     module, _, name = SIBLINGS[made.backend].partition(":")
     backend: Backend = getattr(import_module(module), name)(adam, parallel=made, **options)
     return backend
+
+
+def _with_roles(
+    allocation: Allocation, adam: Adam | None, offload: Sequence[str], options: Mapping[str, Any]
+) -> Backend:
+    """`options` are for places of the actor's kind."""
+    from trainers.backends.places import places_of
+    from trainers.backends.roles import RolesBackend
+
+    actor, *others = places_of(allocation)
+
+    def make(layout: Layout, idle: Sequence[str]) -> Backend:
+        return make_backend(layout, adam, offload=idle, **(options if layout.backend == actor.layout.backend else {}))
+
+    return RolesBackend(allocation, make, offload) if others else make(actor.layout, offload)

@@ -91,7 +91,7 @@ class TorchBackend(Backend):
         self.tear_down()
         torch.use_deterministic_algorithms(self._deterministic)
         if self.cuda:
-            self.device = torch.device("cuda", rank % torch.cuda.device_count())
+            self.device = torch.device("cuda", (self.first + rank) % torch.cuda.device_count())
             torch.cuda.set_device(self.device)
         if world > 1:
             self._group.join(rank, world, store, timeout, partial(self._split, Grid(layout), rank, timeout))

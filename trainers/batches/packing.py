@@ -77,6 +77,8 @@ class Packed:
     v_prox: float = 0.0
     v_theta: float = 0.0
     paths: torch.Tensor | None = None
+    shared: bool = False
+    """whether beginnings that samples have in common were looked for"""
 
     @property
     def trainable(self) -> int:
@@ -208,6 +210,7 @@ def pack(samples: Sequence[Sample], *, share: bool = False) -> Packed:
         ends=torch.tensor([int(places[-1]) for places in row.places]),
         groups=torch.tensor([local[sample.seq] for sample in ordered]),
         paths=None if row.paths is None else torch.from_numpy(row.paths),
+        shared=share,
     )
 
 

@@ -61,7 +61,7 @@ class MegatronBackend(Backend):
         check(rank, world, store)
         layout = self.parallel.within(world)
         self.tear_down()
-        self.device = _device(rank)
+        self.device = _device(self.first + rank)
         self.clock = Clock(torch.cuda.synchronize) if self.device.type == "cuda" else Clock()
         torch.use_deterministic_algorithms(self._deterministic)
         self._group = Group(self.clock, cuda=self.device.type == "cuda")

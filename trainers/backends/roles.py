@@ -1,0 +1,322 @@
+"""An allocation with roles: the ranks of one world, of which some play the actor and others serve it.
+
+    torch[actor]:d2+torch[critic]:d1|torch[reference]:d1      two ranks train, a third is critic and reference
+
+Components joined by | share ranks, + gives them ranks of their own. Roles that the allocation does not name live with
+the actor. Each place is a backend of any kind over its own ranks; between places samples, scores, values and the
+results of steps cross a `Bridge`.
+
+    actor's ranks      samples -> send -> wait            -> scores, values, results of the critic's steps
+    a role's ranks     receive -> score, value or step    -> send
+
+Why one world instead of a consumer group for each role: `gather` brings actor and critic together into one State, so a
+version stays one atomic checkpoint; and a rank that dies makes all of them fail and form again together, from the same
+version.
+
+Invariants: every rank calls the same methods in the same order, as on any backend; ranks that serve have no share of a
+batch and count in no sum; the actor's ranks come first, so rank 0 gathers. Results are those of colocated roles, up to
+the order of sums.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+from torch.distributed.distributed_c10d import PrefixStore, Store
+
+from trainers.algorithms.base import Algorithm
+from trainers.backends.base import ACTOR, CRITIC, Backend, StepResult
+from trainers.backends.bridge import Bridge
+from trainers.backends.group import check
+from trainers.backends.layout import Allocation, Component, Layout
+from trainers.backends.places import by_cell, places_of, within
+from trainers.batches import wire
+from trainers.batches.packing import Packed, pack
+from trainers.errors import BadConfiguration, NotFormed
+from trainers.state import State
+
+Compute = Callable[[Sequence[Packed]], list[torch.Tensor]]
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+class RolesBackend(Backend):
+    """See the seam. `make`: an unformed backend for a layout whose roles (as it will know them) may be offloaded."""
+
+    def __init__(
+        self, allocation: Allocation, make: Callable[[Layout, Sequence[str]], Backend], offload: Sequence[str] = ()
+    ) -> None:
+        self._allocation = allocation
+        self._places = places_of(allocation)
+        self._backends = [
+            make(place.layout, [within(index, role) for role in offload if role in place.roles])
+            for index, place in enumerate(self._places)
+        ]
+        self._inner, self._at = self._backends[0], 0
+        self._bridge: Bridge | None = None
+        self.parallel = self._places[0].layout
+        self.clock = self._inner.clock
+        self.adapters = self._inner.adapters
+        self.shares_prefixes = all(backend.shares_prefixes for backend in self._backends)
+        self._about: State | None = None
+        self._steps = 0
+
+    def _where(self, role: str) -> int:
+        """The place of a role."""
+        return next((index for index, place in enumerate(self._places) if role in place.roles), 0)
+
+    def plays(self, role: str) -> bool:
+        return self._where(role) == self._at
+
+    def apart(self, role: str) -> bool:
+        return self._where(role) > 0
+
+    # ---- the group
+
+    def form(self, rank: int, world: int, store: Store | None, timeout: float) -> None:
+        check(rank, world, store)
+        actor, *others = self._places
+        served = sum(place.layout.world for place in others)
+        if world <= served or store is None:
+            raise BadConfiguration(
+                f"too few ranks for a layout: {world} of them, and {self._allocation} has {served} that serve"
+            )
+        layouts = [actor.layout.within(world - served), *(place.layout for place in others)]
+        self.tear_down()
+        ends = [sum(layout.world for layout in layouts[: index + 1]) for index in range(len(layouts))]
+        self._at = next(index for index, end in enumerate(ends) if rank < end)
+        self._inner = self._backends[self._at]
+        first = ends[self._at] - layouts[self._at].world
+        try:
+            self._bridge = Bridge(rank, world, store, timeout, self._inner.clock)
+            self._inner.first = first
+            self._inner.form(rank - first, layouts[self._at].world, PrefixStore(f"place-{self._at}", store), timeout)
+            mine = [float(self._inner.data_rank) if rank == other else 0.0 for other in range(world)]
+            cells = [int(cell) for cell in self._bridge.sum(mine)]
+        except BaseException:
+            self.tear_down()
+            raise
+        starts = [end - layout.world for end, layout in zip(ends, layouts, strict=True)]
+        self._places = [
+            replace(place, first=start, cells=by_cell(cells[start:end], start))
+            for place, start, end in zip(self._places, starts, ends, strict=True)
+        ]
+        self.clock = self._inner.clock
+        self.acts = self._at == 0
+        self.rank, self.world, self.layout = rank, world, self._named(layouts)
+
+    def _named(self, layouts: Sequence[Layout]) -> str:
+        named = [
+            tuple(Component(role, layout) for role in place.roles)
+            for place, layout in zip(self._places, layouts, strict=True)
+        ]
+        return str(Allocation(tuple(named)))
+
+    @property
+    def data_rank(self) -> int:
+        return self._inner.data_rank if self.acts else 0
+
+    @property
+    def data_world(self) -> int:
+        return max(1, len(self._places[0].cells))
+
+    def abort(self) -> None:
+        bridge = self._bridge
+        self._inner.abort()
+        if bridge is not None:
+            bridge.abort()
+
+    def tear_down(self) -> None:
+        bridge, self._bridge = self._bridge, None
+        if bridge is not None:
+            bridge.leave()
+        self._inner.tear_down()
+        self._about = None
+        self._places = [replace(place, cells=()) for place in self._places]
+        self.acts = True
+        self.rank, self.world, self.layout = 0, 1, ""
+
+    @property
+    def _over(self) -> Bridge:
+        if self._bridge is None:
+            raise NotFormed("no group yet; call form, then load")
+        return self._bridge
+
+    def sum(self, values: Sequence[float]) -> list[float]:
+        leads = self.acts and self.rank in self._places[0].leaders
+        return self._over.sum(values if leads else [0.0] * len(values))
+
+    def max(self, values: Sequence[float]) -> list[float]:
+        return self._over.max(values)
+
+    # ---- the models
+
+    def load(self, state: State) -> None:
+        critic = state.critic
+        self._about, self._steps = _outline(state), state.step
+        if self.acts:
+            self._inner.load(replace(state, critic=None) if self.apart(CRITIC) else state)
+        elif critic is not None and self.plays(CRITIC):
+            self._inner.load(critic)
+
+    def hold(self, role: str, state: State) -> None:
+        if self.plays(role):
+            self._inner.hold(role, state)
+
+    @property
+    def _described(self) -> State:
+        if self._about is None:
+            raise NotFormed("no actor yet; call form, then load")
+        return self._about
+
+    @property
+    def steps(self) -> int:
+        assert self._described
+        return self._steps
+
+    @property
+    def vocabulary(self) -> int:
+        return int(json.loads(self._described.assets["config.json"])["vocab_size"])
+
+    @property
+    def longest(self) -> int:
+        return int(json.loads(self._described.assets["config.json"])["max_position_embeddings"])
+
+    # ---- the step
+
+    def score(self, micros: Sequence[Packed], temperature: float, role: str = ACTOR) -> list[torch.Tensor]:
+        inner = within(self._at, role)
+        sizes = [micro.trainable for micro in micros]
+        return self._asked(role, micros, lambda mine: self._inner.score(mine, temperature, inner), sizes)
+
+    def values(self, micros: Sequence[Packed], role: str = CRITIC) -> list[torch.Tensor]:
+        inner = within(self._at, role)
+        sizes = [micro.tokens.shape[1] for micro in micros]
+        return self._asked(role, micros, lambda mine: self._inner.values(mine, inner), sizes)
+
+    def _asked(self, role: str, micros: Sequence[Packed], compute: Compute, sizes: Sequence[int]) -> list[torch.Tensor]:
+        """What a role computes of the actor's micro-batches; nothing, on ranks that serve."""
+        nothing = [torch.zeros(0) for _ in micros]
+        place = self._where(role)
+        if place == 0:
+            return compute(micros) if self.acts else nothing
+        if self.acts:
+            self._send(micros, place)
+            return self._hear(place, sizes)
+        if place == self._at:
+            self._answer(len(micros), compute)
+        return nothing
+
+    def step(
+        self, micros: Sequence[Packed], algorithm: Algorithm, denominator: float, lr: float, role: str = ACTOR
+    ) -> StepResult:
+        place = self._where(role)
+        mine: Sequence[Packed] = micros
+        if place > 0:
+            if self.acts:
+                self._send(micros, place)
+            elif place == self._at:
+                mine = self._received(len(micros))
+        found = [0.0] * (3 + len(algorithm.measures))
+        if place == self._at:
+            result = self._inner.step(mine, algorithm, denominator, lr, within(place, role))
+            found = [
+                result.loss,
+                result.grad_norm,
+                float(result.applied),
+                *(result.sums[n] for n in algorithm.measures),
+            ]
+        loss, norm, applied, *sums = self._over.tell(found, self._places[place].first)
+        if role == ACTOR:
+            self._steps += int(applied)
+        return StepResult(
+            loss=loss,
+            grad_norm=norm,
+            sums=dict(zip(algorithm.measures, sums, strict=True)),
+            applied=bool(applied),
+            tokens=sum(micro.length for micro in micros),
+            samples=sum(micro.samples for micro in micros),
+        )
+
+    # ---- between places
+
+    def _send(self, micros: Sequence[Packed], place: int) -> None:
+        if self.rank not in self._places[0].leaders:
+            return
+        dealt = self._places[place].dealt(self.data_rank, len(micros))
+        for ranks, chosen in zip(self._places[place].cells, dealt, strict=True):
+            tensors = [tensor for m in chosen for tensor in wire.encode(micros[m])]
+            for to in ranks if chosen else ():
+                self._over.send(tensors, to)
+
+    def _received(self, count: int) -> list[Packed]:
+        """This cell's micro-batches, as many as every cell's of this place."""
+        mine = self._inner.data_rank
+        micros: list[Packed] = []
+        for cell, leader in enumerate(self._places[0].leaders):
+            if self._places[self._at].dealt(cell, count)[mine]:
+                tensors = self._over.receive(leader)
+                starts = range(0, len(tensors), wire.TENSORS)
+                micros += [wire.decode(tensors[start : start + wire.TENSORS]) for start in starts]
+        every = count * len(self._places[0].leaders)
+        most = -(-every // len(self._places[self._at].leaders))
+        return [*micros, *(pack([]) for _ in range(most - len(micros)))]
+
+    def _answer(self, count: int, compute: Compute) -> None:
+        answers = iter(compute(self._received(count)))
+        if self.rank not in self._places[self._at].leaders:
+            return
+        for cell, ranks in enumerate(self._places[0].cells):
+            chosen = self._places[self._at].dealt(cell, count)[self._inner.data_rank]
+            found = [next(answers).float() for _ in chosen]
+            for to in ranks if chosen else ():
+                self._over.send(found, to)
+
+    def _hear(self, place: int, sizes: Sequence[int]) -> list[torch.Tensor]:
+        heard: dict[int, torch.Tensor] = {}
+        dealt = self._places[place].dealt(self.data_rank, len(sizes))
+        for leader, chosen in zip(self._places[place].leaders, dealt, strict=True):
+            if chosen:
+                heard |= zip(chosen, self._over.receive(leader), strict=True)
+        return [heard[m][:size] for m, size in enumerate(sizes)]
+
+    # ---- the state
+
+    def gather(self) -> State | None:
+        about = self._described
+        gathered = self._inner.gather() if self.acts or (about.critic and self.plays(CRITIC)) else None
+        if about.critic is None or not self.apart(CRITIC):
+            return gathered if self.acts else None
+        sender = self._places[self._where(CRITIC)].first
+        if self.rank == sender:
+            assert gathered is not None, "the first rank of a place gathers"
+            self._send_state(gathered)
+        if self.rank != 0:
+            return None
+        assert gathered is not None, "rank 0 gathers"
+        return replace(gathered, critic=self._receive_state(about.critic, sender))
+
+    def _send_state(self, state: State) -> None:
+        self._over.send([torch.tensor([state.step, len(state.moments)])], 0)
+        for tensors in (state.weights, *(state.moments[slot] for slot in MOMENTS if slot in state.moments)):
+            for name in sorted(tensors):
+                self._over.send([tensors[name]], 0)
+
+    def _receive_state(self, like: State, sender: int) -> State:
+        step, slots = self._over.receive(sender)[0].tolist()
+        found = [{name: self._over.receive(sender)[0] for name in sorted(like.weights)} for _ in range(1 + slots)]
+        weights = {name: found[0][name] for name in like.weights}
+        moments = {
+            slot: {name: tensors[name] for name in like.weights}
+            for slot, tensors in zip(MOMENTS, found[1:], strict=False)
+        }
+        return State(weights, like.assets, moments, step, like.seed)
+
+
+def _outline(state: State) -> State:
+    """The same without its numbers: names and shapes, of the critic too."""
+    weights = {name: tensor.to("meta") for name, tensor in state.weights.items()}
+    critic = None if state.critic is None else _outline(state.critic)
+    return State(weights, state.assets, {}, state.step, state.seed, critic)
