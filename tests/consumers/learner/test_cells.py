@@ -38,7 +38,13 @@ class Cells:
         self.bus = KafkaBus(bootstrap)
         start_policy(self.settings, self.bus, folder, heads=HEADS)
         self.learners = Learners(folder, file)
-        self._environment = {"MILLRACE_LEARNER__BACKEND": backend, **environment}
+        self._armed = folder / "armed"
+        self._armed.mkdir()
+        self._environment = {
+            "MILLRACE_LEARNER__BACKEND": backend,
+            "MILLRACE_KILL_DIR": str(self._armed),
+            **environment,
+        }
         self._fed = 0
 
     def start(self, count: int = 1) -> None:
@@ -57,9 +63,19 @@ class Cells:
         until(lambda: version(self.bus, self.settings) >= self._fed, self.learners)
         return self.ledger()[-1]
 
-    def says(self, number: int, text: str, times: int = 1) -> None:
-        """Wait until a learner has said something so many times."""
-        until(lambda: self.learners.output(number).count(text) >= times, self.learners)
+    def dies(self, point: str) -> None:
+        """Feed a batch, and wait until the first learner that passes `point` with it is killed there."""
+        before = len(self.alive())
+        (self._armed / point).touch()
+        self.feed()
+        until(lambda: len(self.alive()) < before, self.learners)
+
+    def alive(self) -> list[int]:
+        return [number for number in range(len(self.learners.processes)) if self.learners.alive(number)]
+
+    def says(self, number: int, text: str) -> None:
+        """Wait until a learner has said something."""
+        until(lambda: text in self.learners.output(number), self.learners)
 
     def members(self) -> int:
         """Of the group, once it is stable; 0 before."""
@@ -69,8 +85,7 @@ class Cells:
     def trainer(self) -> int:
         """The learner that was the last rank of the newest version."""
         member = entries(self.bus, self.settings)[-1]["ranks"][-1]["member"]
-        alive = [n for n in range(len(self.learners.processes)) if self.learners.alive(n)]
-        return next(n for n in alive if f":{self.learners.port(n)}-" in member)
+        return next(n for n in self.alive() if f":{self.learners.port(n)}-" in member)
 
     def waits(self) -> list[str]:
         """What the workers that are alive say they wait for."""
@@ -131,15 +146,14 @@ def test_cells_of_two_wait_train_lose_one_and_go_on(tmp_path: Path, broker: str,
         it.start()
         assert layout_of(it.step()) == ("torch:d1t2", [0, 0], 0)
 
-        it.learners.kill(1)
-        it.feed()
-        it.says(0, alone, times=2)
+        it.dies("learner.after_step")
+        until(lambda: it.waits() == [alone], it.learners)
         assert version(it.bus, it.settings) == 1
         it.start()
         assert layout_of(it.step()) == ("torch:d1t2", [0, 0], 0)
 
         it.start()
-        until(lambda: any(spare in it.learners.output(n) for n in (0, 2, 3)), it.learners)
+        until(lambda: any(spare in it.learners.output(n) for n in it.alive()), it.learners)
         until(lambda: it.waits() == [spare], it.learners)
         assert layout_of(it.step()) == ("torch:d1t2", [0, 0], 1)
 
@@ -152,7 +166,7 @@ def test_cells_of_two_wait_train_lose_one_and_go_on(tmp_path: Path, broker: str,
         assert layout_of(last) == ("torch:d2t2", [0, 0, 1, 1], 0)
         assert [share["samples"] > 0 for share in last["ranks"]] == [True, False, True, False]
 
-        alive = [n for n in range(len(it.learners.processes)) if it.learners.alive(n)]
+        alive = it.alive()
         for number in alive:
             it.learners.signal(number, signal.SIGTERM)
         assert [it.learners.wait(number) for number in alive] == [0, 0, 0, 0]
@@ -172,8 +186,20 @@ def test_one_line_takes_the_loop_to_megatron(tmp_path: Path, broker: str, place:
     with Cells(tmp_path, broker, "megatron:p2", MEGATRON_SHIM="1") as it:
         it.start(2)
         assert layout_of(it.step()) == ("megatron:d1p2", [0, 0], 0)
-        it.learners.kill(1)
+        it.dies("checkpoint.after_rename")
+        assert version(it.bus, it.settings) == 1
         it.start()
         it.step()
         assert layout_of(it.step()) == ("megatron:d1p2", [0, 0], 0)
+        assert it.drift(place) < DRIFT
+
+
+def test_zero_cuts_the_weights_over_learners(tmp_path: Path, broker: str, place: Callable[..., Place]) -> None:
+    """Stage 3 over two learners, then over the one that is left."""
+    with Cells(tmp_path, broker, "deepspeed", MILLRACE_LEARNER__ZERO_STAGE="3") as it:
+        it.start(2)
+        until(lambda: it.members() == 2, it.learners)
+        assert layout_of(it.step()) == ("deepspeed:d2", [0, 1], 0)
+        it.dies("learner.after_step")
+        assert layout_of(it.step()) == ("deepspeed:d1", [0], 0)
         assert it.drift(place) < DRIFT
