@@ -48,7 +48,7 @@ async def _run(settings: Settings, url: str) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     bus = connect(settings)
-    control = VllmControl(url)
+    control = VllmControl(url, key=settings.engine.key.get_secret_value())
     try:
         reloader = Reloader(
             bus,

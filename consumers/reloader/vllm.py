@@ -32,12 +32,16 @@ IDLE_S = 2.0
 
 
 class VllmControl(EngineControl):
-    """Controls the server at `url`. `load_timeout_s` bounds one load, `timeout_s` every other call."""
+    """Controls the server at `url`, which may ask for a `key`. `load_timeout_s` bounds one load, `timeout_s` every
+    other call."""
 
-    def __init__(self, url: str, *, timeout_s: float = 30.0, load_timeout_s: float = 600.0) -> None:
+    def __init__(self, url: str, *, key: str = "", timeout_s: float = 30.0, load_timeout_s: float = 600.0) -> None:
         self.url = url.rstrip("/")
         self._client = httpx.AsyncClient(
-            base_url=self.url, timeout=timeout_s, limits=httpx.Limits(keepalive_expiry=IDLE_S)
+            base_url=self.url,
+            headers={"authorization": f"Bearer {key}"} if key else {},
+            timeout=timeout_s,
+            limits=httpx.Limits(keepalive_expiry=IDLE_S),
         )
         self._load_timeout_s = load_timeout_s
         self._known: tuple[str, str] | None = None  # (incarnation, label seen or set with it)

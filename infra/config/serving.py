@@ -46,6 +46,11 @@ class Engine(Section):
     )
     url: str = Field(default="http://127.0.0.1:8901", description="where it answers")
     local: bool = Field(default=True, description="`millrace up` starts it there; false: bring your own")
+    key: SecretStr = Field(
+        default=SecretStr(""),
+        description="bearer key that gateway and reloader bring and that our engine asks for; an engine that listens "
+        "beyond this machine needs one",
+    )
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="what the local engine runs on")
     max_model_len: Annotated[int, Field(ge=0)] = Field(
         default=0, description="longest sequence of the local engine, in tokens; 0: as long as the model takes"

@@ -11,9 +11,10 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from infra.bus.connect import connect
-from infra.config import Settings
-from infra.errors import TopicError, UnreachableError
+from infra.config import Settings, is_local
+from infra.errors import ConfigError, TopicError, UnreachableError
 from infra.services.broker import Broker
+from infra.services.keyed import KEY
 from infra.services.process import inherited
 from infra.services.vllm import RECEIVE, Vllm
 from infra.topics import full_name
@@ -41,15 +42,20 @@ def run_broker(settings: Settings) -> None:
 
 
 def run_engine(settings: Settings) -> None:
-    """Become the engine, on the newest version of the policy, once there is one; never returns."""
+    """Become the engine, on the newest version of the policy, once there is one; never returns. Raises ConfigError for
+    one that would listen beyond this machine without a key."""
+    engine, key = settings.engine, settings.engine.key.get_secret_value()
+    if not key and engine.kind == "vllm" and not is_local(urlsplit(engine.url).hostname or ""):
+        raise ConfigError(f"[engine] url {engine.url} is reachable from other machines: set [engine] key")
     model = _newest(settings)
-    engine = settings.engine
     if engine.kind == "inprocess":
         port = str(urlsplit(engine.url).port or 8901)
         module = "producers.engines.inprocess_server"
         command = [sys.executable, "-m", module, "--model", model, "--port", port]
         command += INPROCESS_RECEIVE if engine.weights == "broadcast" else ()
-        _become([*command, "--served-model-name", settings.policy.name, *engine.args], {"OMP_NUM_THREADS": "1"})
+        _become(
+            [*command, "--served-model-name", settings.policy.name, *engine.args], {"OMP_NUM_THREADS": "1", KEY: key}
+        )
     service = Vllm(
         settings.home / "engine",
         engine.url,
@@ -61,6 +67,7 @@ def run_engine(settings: Settings) -> None:
         kv_cache_mb=engine.kv_cache_mb,
         args=(*(RECEIVE if engine.weights == "broadcast" else ()), *lora_arguments(settings), *engine.args),
         adapters=settings.adapters,
+        key=key,
     )
     service.prepare()
     _become(service.command(), service.environment())

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from infra.errors import ServiceError
+from infra.services.keyed import KEY
 from infra.services.net import socket_dir
 from infra.services.process import Service
 
@@ -52,6 +53,7 @@ class Vllm(Service):
         kv_cache_mb: int = 256,
         args: Sequence[str] = (),
         adapters: bool = False,
+        key: str = "",
     ) -> None:
         super().__init__(home)
         self.url = url.rstrip("/")
@@ -61,6 +63,7 @@ class Vllm(Service):
         self.limits = (max_model_len, max_num_seqs, kv_cache_mb)
         self.args = tuple(args)
         self.adapters = adapters
+        self.key = key
 
     def prepare(self) -> None:
         """Make its directories. Raises ServiceError when the model is not a directory with a configuration."""
@@ -75,6 +78,8 @@ class Vllm(Service):
         command += ["--served-model-name", self.served, "--host", address.hostname or "127.0.0.1"]
         command += ["--port", str(address.port or 8000), "--max-num-seqs", str(seqs)]
         command += ["--enable-scale-out", "--uvicorn-log-level", "warning"]
+        if self.key:
+            command += ["--middleware", "infra.services.keyed.Keyed"]
         if length:
             command += ["--max-model-len", str(length)]
         if self.device == "cpu":
@@ -93,6 +98,8 @@ class Vllm(Service):
             "VLLM_CACHE_ROOT": str(self.home / "cache"),
             "VLLM_CONFIG_ROOT": str(self.home / "config"),
         }
+        if self.key:
+            common |= {KEY: self.key}
         if self.adapters:
             common |= {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
         if self.device == "cpu":

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import pkgutil
 import signal
 import sys
@@ -29,7 +30,9 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
+from infra.config import is_local
 from infra.errors import EngineError, EngineRejected, EngineUnavailable
+from infra.services.keyed import KEY, Keyed
 from producers.engines.base import Chunk, Sampling
 from producers.engines.inprocess import PAUSE_MODES, InprocessEngine
 
@@ -333,7 +336,9 @@ async def serve(
 ) -> int:
     """Serve until SIGTERM or SIGINT (0) or until the engine dies (1)."""
     engine = InprocessEngine(model, max_rows=max_rows, seed=seed)
-    app = build_app(engine, name, receiver)
+    app: Any = build_app(engine, name, receiver)
+    if os.environ.get(KEY):
+        app = Keyed(app)
     server: Any = Server(app, address=host, port=port, interface=Interfaces.ASGI, log_enabled=False)
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -356,7 +361,7 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description="Serve a small transformers model on the CPU, speaking vLLM's wire.")
     parser.add_argument("--model", type=Path, required=True, help="Hugging Face directory")
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on; the control routes have no key")
+    parser.add_argument("--host", default="127.0.0.1", help=f"address to listen on; elsewhere only with {KEY} set")
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--served-model-name", default="policy")
     parser.add_argument("--max-rows", type=int, default=64, help="choices sampled at a time")
@@ -364,6 +369,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, help="of requests that bring none; default: fresh entropy")
     parser.add_argument("--receiver", default="", help="module:function that takes weights from a process group")
     given = parser.parse_args()
+    if not is_local(given.host) and not os.environ.get(KEY):
+        parser.error(f"--host {given.host} is reachable from other machines: set {KEY}")
     torch.set_num_threads(given.threads)
     name, receiver = given.served_model_name, pkgutil.resolve_name(given.receiver) if given.receiver else None
     sys.exit(asyncio.run(serve(given.model, given.host, given.port, name, given.max_rows, given.seed, receiver)))

@@ -82,7 +82,8 @@ async def _run(settings: Settings, bus: Bus) -> None:
     sessions = Sessions(log.folder, options.policy)
     live = sessions.rebuild(log)
     logger.info("%s: %d live sessions, %d bytes to send", log.source, live, log.waiting)
-    fleet = Fleet(options.policy, partial(make_engine, resubmits=settings.engine.interrupt == "abort"), urls)
+    resubmits, key = settings.engine.interrupt == "abort", settings.engine.key.get_secret_value()
+    fleet = Fleet(options.policy, partial(make_engine, resubmits=resubmits, key=key), urls)
     gateway = Gateway(options, sessions, Recorder(log), fleet, renderer)
     forwarder = Forwarder(
         log,
@@ -254,13 +255,14 @@ class WorkersWatch:
                 self._loop.call_soon_threadsafe(self._observe, status)
 
 
-def make_engine(url: str, *, resubmits: bool) -> Engine:
+def make_engine(url: str, *, resubmits: bool, key: str = "") -> Engine:
     """The engine at `url`; where it ends requests to change its weights, one that asks for the rest of them."""
     from producers.engines.vllm import VllmEngine
 
     if urlsplit(url).scheme not in ("http", "https"):
         raise ConfigError(f"[gateway] engine_url {url!r} must begin with http:// or https://")
-    return ResubmittingEngine(VllmEngine(url)) if resubmits else VllmEngine(url)
+    engine = VllmEngine(url, api_key=key)
+    return ResubmittingEngine(engine) if resubmits else engine
 
 
 def _make_upstream(settings: Settings) -> TextUpstream | None:
