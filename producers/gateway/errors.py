@@ -45,8 +45,12 @@ def bad_request(message: str, *, param: str | None = None, code: str | None = No
 
 
 def of_engine(error: EngineError) -> ApiError:
-    """What an engine's failure means to the client: its own mistake (4xx), or try again (502, 503, 504)."""
+    """What an engine's failure means to the client: its own mistake (4xx), or try again (502, 503, 504). A key that the
+    engine refuses is never the client's."""
     match error:
+        case EngineRejected(status=401 | 403):
+            said = "The engine does not let the gateway in: its operator should look at [engine] key"
+            return ApiError(502, said, type="server_error", code="engine_unauthorized")
         case EngineRejected():
             status = error.status if 400 <= error.status < 500 else 400
             return ApiError(status, str(error), code="engine_rejected")

@@ -197,6 +197,7 @@ async def test_only_what_the_policy_itself_drew_trains(w: World, asked: dict[str
     ("error", "status", "code"),
     [
         (EngineRejected("too long", 400), 400, "engine_rejected"),
+        (EngineRejected("wrong key", 401), 502, "engine_unauthorized"),
         (EngineUnavailable("down"), 502, "engine_unavailable"),
         (EngineTimeout("silent"), 504, "engine_timeout"),
     ],
