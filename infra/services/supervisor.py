@@ -79,16 +79,21 @@ class Supervisor:
         return socket_dir(self.home) / "supervisor"
 
     def running(self) -> bool:
-        """Whether a supervisor answers."""
+        """Whether the supervisor of this deployment answers."""
+        return self._who() == self.deployment
+
+    def _who(self) -> str:
+        """The deployment of the supervisor that answers from this home, empty when none does."""
         try:
-            return bool(self._call("supervisor.getIdentification") == self.deployment)
+            return str(self._call("supervisor.getIdentification"))
         except OSError:
-            return False
+            return ""
 
     def up(self, programs: Sequence[Program]) -> list[int]:
         """Bring exactly these programs up, starting the supervisor first where none runs.
 
-        Gives the ids of leftover processes that were stopped. Raises ServiceError when the supervisor cannot start."""
+        Gives the ids of leftover processes that were stopped. Raises ServiceError when the supervisor cannot start, or
+        that of another deployment runs from the same home."""
         # Flags may hold what others must not see, and so may what programs print.
         for folder in (self.folder, self.logs):
             try:
@@ -96,6 +101,11 @@ class Supervisor:
             except OSError as error:
                 raise ServiceError(f"{folder} cannot be made: {error.strerror}: choose another home") from None
         with self._only_one():
+            if (other := self._who()) not in ("", self.deployment):
+                raise ServiceError(
+                    f"deployment {other.partition(':')[0]} runs from {self.home}: choose another home for one beside "
+                    f"it, for one in its place run `millrace down` first"
+                )
             if self.running():
                 if self._settled():
                     self._apply(programs)

@@ -77,6 +77,18 @@ def test_up_again_touches_only_what_changed(supervisor: Supervisor) -> None:
 
 
 @pytest.mark.slow
+def test_a_home_is_one_deployments(supervisor: Supervisor) -> None:
+    supervisor.up([sleeper("a")])
+    poll(lambda: state(supervisor, "a").state == "RUNNING")
+    pid, written = supervisor.pid("a"), (supervisor.folder / "supervisord.conf").read_text()
+    other = Supervisor(supervisor.home, leftovers.deployment_id("other", supervisor.home))
+    with pytest.raises(ServiceError, match=r"deployment test runs from .*: choose another home"):
+        other.up([sleeper("b")])
+    assert (supervisor.folder / "supervisord.conf").read_text() == written
+    assert supervisor.pid("a") == pid
+
+
+@pytest.mark.slow
 def test_settings_in_the_environment_reach_programs_that_run_already(supervisor: Supervisor) -> None:
     def up(eta: str) -> int | None:
         one = Supervisor(supervisor.home, supervisor.deployment, {"MILLRACE_POLICY__ETA": eta})
