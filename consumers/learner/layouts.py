@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from infra import config
 from infra.errors import ConfigError
-from trainers.backends.layout import DEEPSPEED, ENGINES, TORCH, Layout, parse
+from trainers.backends.layout import DEEPSPEED, ENGINES, TORCH, Layout, parse, parse_allocation
 from trainers.errors import BadConfiguration
 
 if TYPE_CHECKING:
@@ -33,8 +33,15 @@ OF: Mapping[str, tuple[str, ...]] = {
 def chosen(learner: config.Learner) -> Layout:
     """The layout that `[learner] backend` names; as many learners as there are decide its d. ConfigError, with the
     reason, where it is none."""
+    text = learner.backend if ":" in learner.backend else f"{learner.backend}:d1"
     try:
-        layout = parse(learner.backend if ":" in learner.backend else f"{learner.backend}:d1")
+        components = parse_allocation(text).components
+        if any(component.name for component in components):
+            actor = next((component for component in components if component.name == "actor"), components[0])
+            raise BadConfiguration(
+                f"{text}: in the loop all roles share the learners' ranks; write one layout, {actor.layout}"
+            )
+        layout = parse(text)
     except BadConfiguration as error:
         raise ConfigError(f"[learner] backend: {error}") from None
     if layout.backend in ENGINES:

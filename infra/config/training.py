@@ -120,7 +120,7 @@ class Learner(Section):
     @field_validator("backend")
     @classmethod
     def _known(cls, value: str) -> str:
-        name = value.partition(":")[0]
+        name = value.partition(":")[0].partition("[")[0]
         if name not in BACKENDS:
             raise ValueError(f"no backend {name}; choose {', '.join(BACKENDS)}, or a layout such as torch:t2")
         return value

@@ -114,6 +114,7 @@ def test_the_learning_rate_and_how_passes_are_computed(tmp_path: Path) -> None:
         ),
         ({"learner__backend": "deepspeed:d2t2"}, "deepspeed has no dimension t"),
         ({"learner__backend": "torch:t"}, r"\[learner\] backend: torch:t: t is no list of sizes"),
+        ({"learner__backend": "torch[actor]:t2+torch[critic]:d1"}, "all roles share .* write one layout, torch:d1t2"),
         ({"learner__backend": "torch:t8"}, r"trains with 8 learners, and \[topics\] shards = 4"),
         ({"learner__backend": "torch:t2", "learner__lora": '{"rank": 4}'}, "an adapter trains with data parallelism"),
         ({"learner__algorithm": "reinforce++"}, "name the model to hold as reference"),
