@@ -222,3 +222,4 @@ class Ends:
                 continue
             if all(parse_label(label) for label, _, _ in reply.spans):  # an engine that has just started serves nobody
                 self.replies.append(reply)
+            self._over.wait(0.1)
