@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from consumers import policy
 from consumers.reloader.serve import cache_of
 from tests.chaos.ways import points_of
 from tests.support.ends import FLAGS, Ends
@@ -70,6 +71,14 @@ def test_deltas(deploy: Deploy, tmp_path: Path) -> None:
     cache = cache_of(it.settings, it.settings.engine.url)
     assert cache is not None
     assert sorted(path.name.partition("-")[0] for path in cache.iterdir()) == [f"v{it.fed - 1}", f"v{it.fed}"]
+
+    root = policy.weights_root(it.settings)
+    assert list(root.glob("deltas/.tmp-*")), "one was killed over its draft"
+    it.change(**{"learner.keep": 1})
+    it.kill("learner")
+    it.step()
+    it.until(lambda: not [*root.glob(".tmp-*"), *root.glob("deltas/.tmp-*")])
+    assert it.serves(it.fed)
 
 
 def test_broadcasts(deploy: Deploy, tmp_path: Path) -> None:

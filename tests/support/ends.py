@@ -93,6 +93,10 @@ class Ends:
                     command, stdout=log, stderr=log, env=self._environment, cwd=ROOT
                 )
 
+    def change(self, **flags: Any) -> None:
+        """Settings of what is started from now on."""
+        self._environment |= variables(flags)
+
     def kill(self, role: str) -> None:
         """kill -9, and wait until it is gone. It is started again by whoever waits next."""
         self.processes[role].kill()
