@@ -47,7 +47,7 @@ format: setup ## format and fix what can be fixed
 test: check ## everything that CI runs, services included
 	$(BIN)/pytest
 
-unit: setup ## the tests that start no service, in about a minute
+unit: setup ## the tests that start no service, in two minutes
 	$(BIN)/pytest -m "not slow"
 
 demo: setup ## the main job: train a tiny model through the whole loop, with kills on the way
