@@ -29,7 +29,9 @@ from infra.bus.base import (
     TopicSpec,
     Transactor,
 )
-from infra.bus.memory_clients import Group, Log, MemoryMember, MemoryPublisher, MemoryTail, MemoryTransactor
+from infra.bus.memory_read import MemoryMember, MemoryTail
+from infra.bus.memory_state import Group, Log
+from infra.bus.memory_write import MemoryPublisher, MemoryTransactor
 from infra.bus.specs import compare
 from infra.errors import TooLargeError, TopicError
 from infra.topics import partition_of
