@@ -16,6 +16,7 @@ from trainers.algorithms.base import Algorithm
 from trainers.algorithms.distill import Distill
 from trainers.algorithms.registry import policy
 from trainers.backends.adam import Adam
+from trainers.backends.base import ROLES
 from trainers.backends.fsdp import TorchBackend
 from trainers.backends.layout import parse_allocation
 
@@ -72,6 +73,17 @@ def test_roles_apart_equal_one_process(
         for slot, moments in alone.state.critic.moments.items():
             for name, moment in moments.items():
                 torch.testing.assert_close(together.critic.moments[slot][name], moment, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("layout", "model"), [("torch:t2", QWEN3), ("torch:p2", QWEN2), ("torch:c2", QWEN2), ("torch:d2e2", MOE)]
+)
+def test_every_split_gives_the_same_bytes_with_idle_roles_off_the_device(pool: Pool, layout: str, model: str) -> None:
+    for algorithm in (CRITIC, FROZEN, Distill()):
+        kept, moved = (run(pool, layout, model, algorithm, offload=roles)[0].state for roles in ((), ROLES))
+        assert kept is not None
+        assert moved is not None
+        assert checkpoint.fingerprint(moved) == checkpoint.fingerprint(kept)
 
 
 def test_the_same_allocation_gives_the_same_bytes(pool: Pool) -> None:
