@@ -163,7 +163,7 @@ class DeepSpeedBackend(Backend):
             return [self._passes(role, micro).tokens(temperature)[0].cpu() for micro in micros]
 
     def values(self, micros: Sequence[Packed], role: str = CRITIC) -> list[torch.Tensor]:
-        with self.clock.phase("forward"), at_rest(self._models(CRITIC)):
+        with self.clock.phase("forward"), at_rest(self._models(role)):
             return [self._passes(role, micro).values().cpu() for micro in micros]
 
     def step(

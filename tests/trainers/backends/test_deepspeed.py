@@ -12,13 +12,13 @@ from torch._C._distributed_c10d import HashStore
 from tests.support import zero_steps
 from tests.support.ranks import Ranks
 from tests.support.samples import random_samples, small_state
-from tests.support.steps import HELD, train_share
+from tests.support.steps import HELD, reward_model, train_share
 from tests.support.zero_steps import ADAM
 from trainers import checkpoint
 from trainers.algorithms.base import Algorithm
 from trainers.algorithms.registry import policy
 from trainers.algorithms.sft import Sft
-from trainers.backends.base import REFERENCE
+from trainers.backends.base import REFERENCE, REWARD_MODEL
 from trainers.backends.deepspeed import DeepSpeedBackend
 from trainers.backends.factory import make_backend
 from trainers.backends.fsdp import TorchBackend
@@ -186,6 +186,19 @@ def test_frozen_models_score_and_do_not_learn() -> None:
     torch.testing.assert_close(backend.score([micro], 1.0, REFERENCE), plain.score([micro], 1.0), rtol=0, atol=1e-6)
     with pytest.raises(NotFormed, match="frozen"):
         backend.step([micro], Sft(), 1.0, 1e-3, REFERENCE)
+    backend.tear_down()
+
+
+def test_a_reward_model_says_what_it_says_elsewhere() -> None:
+    micro = pack(random_samples(0))
+    backend = formed(small_state())
+    backend.hold(REWARD_MODEL, reward_model())
+    plain = TorchBackend(device="cpu")
+    plain.form(0, 1, None, 60.0)
+    plain.load(small_state())
+    plain.hold(REWARD_MODEL, reward_model())
+    ours, theirs = (of.values([micro], REWARD_MODEL) for of in (backend, plain))
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
     backend.tear_down()
 
 

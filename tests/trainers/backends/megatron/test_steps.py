@@ -170,6 +170,7 @@ def assert_close(ours: Outcome, theirs: Outcome) -> None:
         ("megatron:d1p2", policy("decoupled"), TIED),
         ("megatron:d1t2", Distill(), TIED),
         ("megatron:d1p2", Distill(), {}),
+        ("megatron:d1t2", policy("grpo", reward_model_coef=0.5), {}),
         ("megatron:d1c2", Distill(), {}),
         ("megatron:d1c2", policy("gspo", recompute=True), {}),
         ("megatron:d2", policy("reinforce++-baseline", kl_coef=0.1), {}),
