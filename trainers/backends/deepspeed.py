@@ -30,6 +30,7 @@ from trainers.backends.forward import ForwardPass
 from trainers.backends.group import Group, check
 from trainers.backends.layout import DEEPSPEED, Layout
 from trainers.backends.models import at_rest, build
+from trainers.backends.seeding import repeatable
 from trainers.batches.packing import Packed
 from trainers.clock import Clock
 from trainers.errors import BadConfiguration, NotFormed
@@ -74,7 +75,7 @@ class DeepSpeedBackend(Backend):
     def form(self, rank: int, world: int, store: Store | None, timeout: float) -> None:
         check(rank, world, store)
         self.tear_down()
-        torch.use_deterministic_algorithms(self._deterministic)
+        repeatable(self._deterministic)
         local = 0
         if self.cuda:
             local = (self.first + rank) % torch.cuda.device_count()

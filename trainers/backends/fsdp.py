@@ -26,6 +26,7 @@ from trainers.backends.layout import TORCH, Layout
 from trainers.backends.offload import Shelf, check_roles
 from trainers.backends.parallel.grid import DP, Grid, Groups
 from trainers.backends.parallel.schedules import ONE_F_ONE_B, chunks_of
+from trainers.backends.seeding import repeatable
 from trainers.backends.trainee import Trainee
 from trainers.batches.packing import Packed
 from trainers.clock import Clock
@@ -89,7 +90,7 @@ class TorchBackend(Backend):
         check(rank, world, store)
         layout = self.parallel.within(world)
         self.tear_down()
-        torch.use_deterministic_algorithms(self._deterministic)
+        repeatable(self._deterministic)
         if self.cuda:
             self.device = torch.device("cuda", (self.first + rank) % torch.cuda.device_count())
             torch.cuda.set_device(self.device)

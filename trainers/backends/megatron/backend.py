@@ -23,6 +23,7 @@ from trainers.backends.group import Group, check
 from trainers.backends.head import LOGITS
 from trainers.backends.layout import MEGATRON, Layout
 from trainers.backends.megatron.groups import EXTRA, Groups, close_groups, open_groups
+from trainers.backends.seeding import repeatable
 from trainers.batches.packing import Packed
 from trainers.clock import Clock
 from trainers.errors import BadConfiguration, NotFormed
@@ -63,7 +64,7 @@ class MegatronBackend(Backend):
         self.tear_down()
         self.device = _device(self.first + rank)
         self.clock = Clock(torch.cuda.synchronize) if self.device.type == "cuda" else Clock()
-        torch.use_deterministic_algorithms(self._deterministic)
+        repeatable(self._deterministic)
         self._group = Group(self.clock, cuda=self.device.type == "cuda")
         self._group.join(rank, world, store, timeout, partial(self._split, layout, timeout))
         self.rank, self.world, self.layout = rank, world, str(layout)
