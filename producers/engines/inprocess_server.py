@@ -33,65 +33,14 @@ from starlette.routing import Route
 from infra.config import is_local
 from infra.errors import EngineError, EngineRejected, EngineUnavailable
 from infra.services.keyed import KEY, Keyed
-from producers.engines.base import Chunk, Sampling
+from producers.engines.base import Chunk
 from producers.engines.inprocess import PAUSE_MODES, InprocessEngine
+from producers.engines.inprocess_wire import Abort, Body, Group, NewVersion, Rpc, Update, choice, counted, sampling
 
 VERSION = "inprocess-1"
 
 Receiver = Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, torch.Tensor]]
 """(init_info, update_info) -> the tensors that came, checked; raises when they do not come"""
-
-
-class Params(msgspec.Struct):
-    """`sampling_params` as vLLM names them."""
-
-    max_tokens: int = 16
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    n: int = 1
-    seed: int | None = None
-    stop: list[str] | str | None = None
-    stop_token_ids: list[int] = []
-    ignore_eos: bool = False
-    logprobs: int | None = None
-
-
-class Body(msgspec.Struct):
-    """A generate request."""
-
-    token_ids: list[int]
-    sampling_params: Params
-    model: str | None = None
-    request_id: str = ""
-    stream: bool = False
-
-
-class Rpc(msgspec.Struct):
-    """A collective_rpc request."""
-
-    method: str
-    kwargs: dict[str, str] = {}
-
-
-class NewVersion(msgspec.Struct):
-    new_version: str
-
-
-class Abort(msgspec.Struct):
-    request_ids: list[str] = []
-
-
-class Group(msgspec.Struct):
-    """Where weights will come from."""
-
-    init_info: dict[str, Any]
-
-
-class Update(msgspec.Struct):
-    """Which weights come."""
-
-    update_info: dict[str, Any]
 
 
 _body = msgspec.json.Decoder(Body)
@@ -112,8 +61,8 @@ def build_app(engine: InprocessEngine, name: str, receiver: Receiver | None = No
         body = _body.decode(await request.body())
         if body.model not in (None, name):
             raise EngineRejected(f"The model `{body.model}` does not exist. Valid aliases: {name}.", 404)
-        sampling = _sampling(body.sampling_params)
-        chunks = engine.generate(body.token_ids, sampling, request_id=body.request_id, stream=body.stream)
+        wanted = sampling(body.sampling_params)
+        chunks = engine.generate(body.token_ids, wanted, request_id=body.request_id, stream=body.stream)
         if not body.stream:
             return await _until_disconnect(request, _whole(chunks, body))
         first = await anext(chunks)  # a refusal must be a status, not an event
@@ -238,52 +187,10 @@ def build_app(engine: InprocessEngine, name: str, receiver: Receiver | None = No
     )
 
 
-def _sampling(params: Params) -> Sampling:
-    stop = [params.stop] if isinstance(params.stop, str) else params.stop or []
-    return Sampling(
-        max_tokens=params.max_tokens,
-        temperature=params.temperature,
-        top_p=params.top_p,
-        top_k=max(params.top_k, 0),
-        seed=params.seed,
-        stop=tuple(stop),
-        stop_ids=tuple(params.stop_token_ids),
-        n=params.n,
-        ignore_eos=params.ignore_eos,
-        top_logprobs=min(params.logprobs or 0, 19),
-    )
-
-
-def _choice(chunk: Chunk) -> dict[str, Any]:
-    """A chunk as vLLM writes it: the sampled token stands first among its rivals."""
-    content = []
-    for position, (token, logprob) in enumerate(zip(chunk.token_ids, chunk.logprobs, strict=True)):
-        rivals = [{"token_id": token, "logprob": logprob}]
-        if chunk.tops:
-            rivals += [{"token_id": rival, "logprob": value} for rival, value in chunk.tops[position] if rival != token]
-        content.append({"token_id": token, "logprob": logprob, "top_logprobs": rivals})
-    spans = [{"version": span.label, "start": span.start, "end": span.end} for span in chunk.spans]
-    return {
-        "index": chunk.index,
-        "finish_reason": chunk.finish_reason,
-        "stop_reason": chunk.stop_reason,
-        "token_ids": chunk.token_ids,
-        "weight_versions": spans if chunk.finish_reason else None,
-        "logprobs": {"content": content},
-    }
-
-
-def _usage(chunk: Chunk) -> dict[str, int] | None:
-    if chunk.usage is None:
-        return None
-    prompt, completion, _ = chunk.usage
-    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
-
-
 async def _whole(chunks: AsyncGenerator[Chunk, None], body: Body) -> Response:
     choices = [chunk async for chunk in chunks]
-    message = {"request_id": f"generate-tokens-{body.request_id}", "choices": [_choice(one) for one in choices]}
-    return _json({**message, "usage": _usage(choices[-1])})
+    message = {"request_id": f"generate-tokens-{body.request_id}", "choices": [choice(one) for one in choices]}
+    return _json({**message, "usage": counted(choices[-1])})
 
 
 async def _events(first: Chunk, rest: AsyncGenerator[Chunk, None], body: Body) -> AsyncGenerator[bytes, None]:
@@ -292,8 +199,8 @@ async def _events(first: Chunk, rest: AsyncGenerator[Chunk, None], body: Body) -
     try:
         chunk: Chunk | None = first
         while chunk is not None:
-            usage = _usage(chunk)
-            yield b"data: " + orjson.dumps({"request_id": request_id, "choices": [_choice(chunk)]}) + b"\n\n"
+            usage = counted(chunk)
+            yield b"data: " + orjson.dumps({"request_id": request_id, "choices": [choice(chunk)]}) + b"\n\n"
             chunk = await anext(rest, None)
         yield b"data: " + orjson.dumps({"request_id": request_id, "choices": [], "usage": usage}) + b"\n\n"
         yield b"data: [DONE]\n\n"
