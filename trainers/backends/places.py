@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trainers.backends.base import ACTOR, CRITIC, ROLES
-from trainers.backends.layout import ENGINES, Allocation, Layout
+from trainers.backends.layout import ENGINES, TORCH, Allocation, Layout
 from trainers.errors import BadConfiguration
 
 
@@ -48,6 +48,9 @@ def places_of(allocation: Allocation) -> list[Place]:
                     f"{components[0]}|{component}: roles that share ranks share a layout; make it one"
                 )
         places.append(Place(tuple(component.name for component in components), layout))
+    other = [place.layout.backend for place in places if place.layout.backend != TORCH]
+    if other and len(places) > 1:
+        raise BadConfiguration(f"{allocation}: roles with ranks of their own run on torch, not on {other[0]}")
     mine = [place for place in places if ACTOR in place.roles]
     if not mine:
         raise BadConfiguration(f"{allocation}: nobody is the actor; name one, such as torch[actor]:d1")

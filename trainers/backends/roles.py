@@ -3,7 +3,7 @@
     torch[actor]:d2+torch[critic]:d1|torch[reference]:d1      two ranks train, a third is critic and reference
 
 Components joined by | share ranks, + gives them ranks of their own. Roles that the allocation does not name live with
-the actor. Each place is a backend of any kind over its own ranks; between places samples, scores, values and the
+the actor. Each place is a torch backend over its own ranks; between places samples, scores, values and the
 results of steps cross a `Bridge`.
 
     actor's ranks      samples -> send -> wait            -> scores, values, results of the critic's steps

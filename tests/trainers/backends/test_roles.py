@@ -79,6 +79,7 @@ def test_what_the_page_shows_makes_a_backend() -> None:
     [
         ("torch[critic]:d1+torch[reference]:d1", "nobody is the actor"),
         ("torch[actor]:d1+torch[actress]:d1", "no role actress: choose actor, critic"),
+        ("torch[actor]:d2+deepspeed[critic]:d2", "run on torch, not on deepspeed"),
         ("torch[actor]:d1+vllm[critic]:d1", "engines are processes of their own"),
         ("torch[actor]:d4|torch[critic]:t4", "share a layout"),
         ("torch[actor]:d1+torch:d1", "no role : choose actor"),
