@@ -14,6 +14,7 @@ from consumers import policy
 from infra.bus.kafka import KafkaBus
 from infra.topics import full_name
 from schemas import codec
+from schemas.ids import now_micros
 from tests.support.feed import feed, settings_for, start_policy
 from tests.support.learners import Learners, Place, entries, until, version
 from trainers import checkpoint
@@ -95,7 +96,8 @@ class Cells:
             for record in self.bus.read(topic, 0)
             if record.value is not None
         }
-        return [row["error"] for row in newest.values() if row["state"] == "starting" and row["error"]]
+        alive = [row for row in newest.values() if row["expires_at"] > now_micros()]
+        return [row["error"] for row in alive if row["state"] == "starting" and row["error"]]
 
     def ledger(self) -> list[Mapping[str, Any]]:
         """The ledger: every group trained once, every sample and token counted once."""
