@@ -1,5 +1,7 @@
-"""Whole deployments whose versions reach the engine on another way than whole directories, each with processes killed
-on that way; then the audit."""
+"""Every kill point lies on a way that is killed on; and a whole deployment whose versions are adapters, served by vLLM,
+with a kill at each point of that way; then the audit.
+
+Deltas and broadcasts are killed on in `tests/consumers/test_kills.py`, and in whole deployments by `make chaos`."""
 
 from __future__ import annotations
 
@@ -12,9 +14,6 @@ from tests.chaos.__main__ import ELSEWHERE, kill_points, points, suffer
 from tests.chaos.deploy import deploy
 from tests.chaos.ways import WAYS, every_point, points_of
 
-KILLED = {"deltas": "delta.after_rename", "broadcast": "receiver.between_pieces"}
-"""where one process of the deployment dies; `tests/consumers/test_kills.py` kills at every other point"""
-
 
 def test_every_point_is_killed_at_somewhere() -> None:
     ways = [points_of(way) for way in WAYS]
@@ -22,16 +21,6 @@ def test_every_point_is_killed_at_somewhere() -> None:
     known = [*points(""), *(name for way in ways for name in way)]
     assert len(set(known)) == len(known), "a point lies on one way"
     assert set(every_point()) - set(known) == {name for name in every_point() if name.startswith(ELSEWHERE)}
-    assert set(KILLED.values()) <= set(known)
-
-
-@pytest.mark.slow
-@pytest.mark.kafka
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize("way", [*KILLED])
-def test_a_deployment_survives_a_kill_on_its_way(tmp_path: Path, way: str) -> None:
-    arena = deploy(tmp_path / "home", seed=0, engine="inprocess", way=way)
-    assert suffer(arena, partial(kill_points, names=[KILLED[way]], times=1, timeout_s=300), way)
 
 
 @pytest.mark.slow

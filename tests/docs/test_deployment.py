@@ -26,6 +26,8 @@ LOCAL, MANY = "dev", "many"
 ROLE_COMMANDS = {f"millrace {role.name}" for role in ROLES}
 MODULES = {"README.md": "my_agent", "tasks.md": "my_tools"}
 """page -> what the module with its agent is called"""
+ALONE = {"training.md", "backends.md"}
+"""pages whose Python needs no deployment: `test_training.py` and `test_docs.py` run it"""
 TASKS = 2000
 
 
@@ -70,8 +72,8 @@ class Walk:
     # ------------------------------------------------------------------ Python
 
     def python(self, block: Block) -> None:
-        if block.page == "training.md":
-            return  # needs no deployment: `test_training.py` runs it
+        if block.page in ALONE:
+            return
         names = {
             node.name for node in ast.parse(block.text).body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         }

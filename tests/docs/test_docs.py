@@ -9,6 +9,7 @@ import re
 import subprocess
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,7 @@ from producers.tasks.source import open_tasks
 from schemas.codec import BODIES
 from schemas.registry import current
 from tests.support.documents import CI, HERE, PAGES, ROOT, RUN_BY, Block, all_blocks, reading, spoken
+from trainers.backends.base import ROLES
 
 TEXT = {page: page.read_text() for page in PAGES}
 LANGUAGES = {"sh", "python", "toml", "json"}
@@ -102,6 +104,14 @@ def test_every_piece_of_settings_loads(block: Block, tmp_path: Path) -> None:
     file = tmp_path / "millrace.toml"
     file.write_text(block.text)
     assert set(tomllib.loads(block.text)) <= load(file).model_fields_set
+
+
+def test_the_python_of_backends_makes_what_the_page_says() -> None:
+    (block,) = [block for block in all_blocks("python") if block.page == "backends.md"]
+    names: dict[str, Any] = {}
+    exec(block.text, names)
+    backend = names["backend"]
+    assert [role for role in ROLES if backend.apart(role)] == ["critic", "reference"]
 
 
 def test_every_setting_that_is_named_exists() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Literal
@@ -11,19 +10,18 @@ import pytest
 
 from consumers.reloader.vllm import VllmControl
 from infra.bus.memory import MemoryBus
-from producers.engines.base import Chunk, Sampling
+from producers.engines.base import Sampling
 from producers.engines.resubmit import ResubmittingEngine
 from producers.engines.vllm import VllmEngine
 from producers.gateway.serve import make_engine
 from tests.consumers.reloader.conftest import ScriptedEngine, Start
 from tests.support.announced import announce, weight_event
-from tests.support.engines import LightEngine, differences, join, until
+from tests.support.crowd import Crowd, check_versions
+from tests.support.engines import LightEngine, until
 
 PROMPT = [22, 10, 14, 40]
 EXACT = 1e-5
 LENGTH = 400
-CROWD = {"keep": 8, "abort": 4}
-"""Requests at once, so that they take longer than this process may have to wait for a core."""
 CHECKED = 4
 
 
@@ -77,57 +75,22 @@ async def control(request: pytest.FixtureRequest, folders: list[Path]) -> AsyncI
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("mode", ["keep", "abort"])
 async def test_tokens_keep_their_versions(
-    control: VllmControl,
-    bus: MemoryBus,
-    folders: list[Path],
-    start: Start,
-    monkeypatch: pytest.MonkeyPatch,
-    mode: str,
-    stream: bool,
+    control: VllmControl, bus: MemoryBus, folders: list[Path], start: Start, mode: str, stream: bool
 ) -> None:
     engine = make_engine(control.url, resubmits=mode == "abort")
-    asked: list[asyncio.Task[Chunk]] = []
-    version, pause = 0, control.pause
-
-    async def ask(number: int, begun: asyncio.Event) -> Chunk:
-        chunks = []
-        sampling = Sampling(LENGTH, ignore_eos=True, seed=number)
-        async for chunk in engine.generate(PROMPT, sampling, request_id=f"{mode}-{stream}-{number}", stream=stream):
-            chunks.append(chunk)
-            begun.set()
-        return join(chunks)
-
-    async def pause_in_the_midst(how: Literal["abort", "wait", "keep"] = "keep") -> None:
-        if version and not asked:
-            begun = asyncio.Event()
-            asked.extend(asyncio.create_task(ask(100 * version + n, begun)) for n in range(CROWD[mode]))
-            if stream:
-                await begun.wait()
-            else:
-                await asyncio.sleep(0.1)
-        await pause(how)
-
-    monkeypatch.setattr(control, "pause", pause_in_the_midst)
     announce(bus, weight_event(0, folders[0]))
     async with start(control, interrupt=mode) as reloader:
         await until(lambda: reloader.served == 0)
-        for version in range(1, 9):  # on a busy machine some may not have begun, or have ended: then the next version
-            asked.clear()
-            announce(bus, weight_event(version, folders[version % 2]))
-            await until(lambda version=version: reloader.served == version)
-            replies = (await asyncio.gather(*asked))[:CHECKED]
-            if all(len(reply.spans) == 2 for reply in replies):
-                break
-        for reply in replies:
-            assert (len(reply.token_ids), reply.finish_reason) == (LENGTH, "length")
-            assert [span.label for span in reply.spans] == [f"policy@{version - 1}", f"policy@{version}"]
-            cut = reply.spans[1].start
-            assert reply.spans[0] == (f"policy@{version - 1}", 0, cut)
-            assert reply.spans[1].end == LENGTH
-            before, after = (
-                differences(folders[v % 2], PROMPT, reply.token_ids, reply.logprobs) for v in (version - 1, version)
-            )
-            assert max(before[:cut]) < EXACT
-            assert max(after[cut:]) < EXACT
-            assert max(after[:cut]) > 1e-2 < max(before[cut:]), "the versions differ"
+        async with Crowd(engine, PROMPT, Sampling(LENGTH, ignore_eos=True), stream=stream) as crowd:
+            for version in range(1, 9):  # a busy engine's answers come late: all may have been complete
+                await crowd.round()
+                announce(bus, weight_event(version, folders[version % 2]))
+                await until(lambda version=version: reloader.served == version, 240)
+                await crowd.round()
+                if crowd.swapped:
+                    break
+    assert crowd.swapped
+    for reply in [*crowd.swapped[:CHECKED], *crowd.replies[-CHECKED:]]:
+        assert (len(reply.token_ids), reply.finish_reason) == (LENGTH, "length")
+        check_versions(reply, PROMPT, folders[:2], EXACT)
     await engine.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
@@ -13,14 +12,14 @@ from pathlib import Path
 import pytest
 
 from consumers.reloader import compose
-from consumers.reloader.control import PauseMode
 from consumers.reloader.restart import end_engine
 from consumers.reloader.vllm import VllmControl
 from infra.bus.memory import MemoryBus
-from producers.engines.base import Chunk, Sampling
+from producers.engines.base import Sampling
 from producers.engines.vllm import VllmEngine
 from tests.consumers.reloader.conftest import Start
 from tests.support.announced import announce, statuses, weight_event
+from tests.support.crowd import Crowd, check_versions
 from tests.support.engines import LightEngine, complete, differences, join, until
 
 pytestmark = pytest.mark.slow
@@ -34,8 +33,6 @@ class Rig:
 
     engine: VllmEngine
     control: VllmControl
-    crowd: int
-    """Requests at once: so many that they take longer than this process may have to wait for a core."""
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +46,7 @@ def light(folders: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Iter
 @pytest.fixture(params=["light", pytest.param("vllm", marks=pytest.mark.vllm)])
 async def rig(request: pytest.FixtureRequest, folders: list[Path]) -> AsyncIterator[Rig]:
     url = request.getfixturevalue(request.param).url
-    rig = Rig(VllmEngine(url), VllmControl(url), {"vllm": 8, "light": 1}[request.param])
+    rig = Rig(VllmEngine(url), VllmControl(url))
     yield rig
     await rig.control.pause("abort")
     await rig.control.load(folders[0])
@@ -60,14 +57,6 @@ async def rig(request: pytest.FixtureRequest, folders: list[Path]) -> AsyncItera
     await rig.engine.close()
 
 
-async def _all(chunks: AsyncIterator[Chunk], begun: asyncio.Event) -> list[Chunk]:
-    found = []
-    async for chunk in chunks:
-        found.append(chunk)
-        begun.set()
-    return found
-
-
 async def test_versions_follow_events_in_mid_generation(
     rig: Rig, bus: MemoryBus, folders: list[Path], start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -76,32 +65,17 @@ async def test_versions_follow_events_in_mid_generation(
         await until(lambda: reloader.served == 0)
         (choice,) = await complete(rig.engine, PROMPT, Sampling(20, ignore_eos=True))
         assert max(differences(folders[0], PROMPT, choice.token_ids, choice.logprobs)) < EXACT
-        pause = rig.control.pause
-        for number in range(1, 7):  # on a busy machine a reply may end before the swap: then the next version
-            asked: list[asyncio.Task[list[Chunk]]] = []
-
-            async def pause_in_the_midst(
-                how: PauseMode = "keep", number: int = number, asked: list[asyncio.Task[list[Chunk]]] = asked
-            ) -> None:
-                if not asked:
-                    sampling = Sampling(450, ignore_eos=True)
-                    for n in range(rig.crowd):
-                        generated = rig.engine.generate(PROMPT, sampling, request_id=f"r{number}.{n}")
-                        asked.append(asyncio.create_task(_all(generated, begun := asyncio.Event())))
-                    await begun.wait()
-                await pause(how)
-
-            monkeypatch.setattr(rig.control, "pause", pause_in_the_midst)
-            announce(bus, weight_event(number, folders[number % 2]))
-            await until(lambda number=number: reloader.served == number)
-            whole = join((await asyncio.gather(*asked))[-1])
-            if len(whole.spans) == 2:
-                break
-        assert [span.label for span in whole.spans] == [f"policy@{number - 1}", f"policy@{number}"]
-        before, after = folders[(number - 1) % 2], folders[number % 2]
-        cut = whole.spans[1].start
-        assert max(differences(before, PROMPT, whole.token_ids, whole.logprobs)[:cut]) < EXACT
-        assert max(differences(after, PROMPT, whole.token_ids, whole.logprobs)[cut:]) < EXACT
+        async with Crowd(rig.engine, PROMPT, Sampling(450, ignore_eos=True)) as crowd:
+            for number in range(1, 9):  # a busy engine's answers come late: all may have been complete
+                await crowd.round()
+                announce(bus, weight_event(number, folders[number % 2]))
+                await until(lambda number=number: reloader.served == number, 240)
+                await crowd.round()
+                if crowd.swapped:
+                    break
+    assert crowd.swapped
+    for reply in crowd.swapped:
+        check_versions(reply, PROMPT, folders[:2], EXACT)
 
 
 @pytest.mark.parametrize("damage", ["vanished", "truncated"])
