@@ -14,6 +14,7 @@ from infra.cli.roles import ROLES
 CALLS = {
     "consumers.policy:create": ["settings", Path(), "bus"],
     "streams.seal.policies:announce": ["settings", "bus"],
+    "consumers.learner.layouts:started": ["learner"],
     "consumers.audit.command:run": ["settings", False, False],
     "consumers.report:write": ["settings", Path()],
     "consumers.why:explain": ["settings", "id"],
