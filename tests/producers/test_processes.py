@@ -87,6 +87,11 @@ class Deployment:
                     out.append(codec.decode_as("Event", record.value or b""))
         return out
 
+    def beats(self) -> int:
+        """How often rollout workers have said that they live."""
+        told = (codec.decode_as("WorkerStatus", r.value) for r in self.bus.read(f"{NS}.workers", 0) if r.value)
+        return sum(status["role"] == "rollout" for status in told)
+
     @contextmanager
     def process(self, entry: str, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
         code = f"from infra.config import load; from {entry} import run; run(load())"
@@ -150,7 +155,9 @@ async def test_killed_gateways_and_workers_lose_and_double_nothing(broker: str, 
             with d.process("producers.rollout.serve", MILLRACE_ROLE="rollout-0") as worker:
                 await until(lambda: sum(e["kind"] == "episode_ended" for e in d.raw()) >= 2)
                 worker.kill()
+            beats = d.beats()
             with d.process("producers.rollout.serve", MILLRACE_ROLE="rollout-0") as worker:
+                await until(lambda: d.beats() > beats)  # from then on it ends well when asked to
                 await until(lambda: len(ended(d)) == 8)
                 await until(lambda: d.bus.ends(f"{NS}.policy.prompts")[0] > 4)
                 worker.send_signal(signal.SIGTERM)
