@@ -18,7 +18,7 @@ class Crowd:
     which ends when the last requests have."""
 
     def __init__(
-        self, engine: Engine, prompt: Sequence[int], sampling: Sampling, *, size: int = 4, stream: bool = True
+        self, engine: Engine, prompt: Sequence[int], sampling: Sampling, *, size: int = 3, stream: bool = True
     ) -> None:
         self.replies: list[Chunk] = []
         self._engine, self._prompt, self._sampling, self._stream = engine, prompt, sampling, stream
@@ -45,8 +45,8 @@ class Crowd:
             self._answered[client] += 1
 
     async def round(self) -> None:
-        """Wait until every client was answered twice more: once to a request that began meanwhile."""
-        wanted = [answered + 2 for answered in self._answered]
+        """Wait until every client was answered once more."""
+        wanted = [answered + 1 for answered in self._answered]
 
         def done() -> bool:
             for client in self._clients:
