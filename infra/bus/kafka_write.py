@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
@@ -132,9 +133,17 @@ class KafkaPublisher(Publisher):
             if not self._gapless:
                 self._producer.flush(LEAVE_S)
             self._producer.purge()  # else closing waits for every record to time out
-            for _ in range(2):  # the first may only say that purging breaks the guarantee, which ends here anyway
-                with suppress(KafkaException):
-                    self._producer.close()
+            self._hear_out()
+            with suppress(KafkaException):
+                self._producer.close()
+
+    def _hear_out(self) -> None:
+        """Every record's answer, that it was purged among them: a future that is never answered waits for ever."""
+        until = time.monotonic() + LEAVE_S
+        while len(self._producer) and time.monotonic() < until:
+            # Purging breaks the guarantee, which the client says first, and once: it ends here anyway.
+            with suppress(KafkaException):
+                self._producer.poll(0.05)
 
 
 class KafkaTransactor(Transactor):

@@ -19,6 +19,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.kafka]
 
 TIMEOUT_MS = 1500
 COUNT = 40
+PUBLISHERS = 12
+"""so many that a close that leaves one record in three unanswered is seen"""
 
 
 @pytest.fixture(scope="module")
@@ -78,16 +80,18 @@ def test_a_broker_that_is_away_for_longer_than_the_client_waits(
     assert numbers(bus, topic) == ([*range(COUNT + 1)] if gapless else [0, COUNT])
 
 
-def test_closing_waits_for_nobody(bus: KafkaBus, own_broker: Broker) -> None:
+def test_closing_waits_for_nobody_and_answers_every_record(bus: KafkaBus, own_broker: Broker) -> None:
     topic = f"t{uuid.uuid4().hex[:12]}"
     bus.ensure_topics([TopicSpec(topic, 1)])
     assert own_broker.pid is not None
-    publisher = bus.publisher(gapless=True)
-    publisher.publish(Outgoing(topic, b"k", b"0")).result(30)
+    publishers = [bus.publisher(gapless=True) for _ in range(PUBLISHERS)]
+    for publisher in publishers:
+        publisher.publish(Outgoing(topic, b"k", b"0")).result(30)
     os.kill(own_broker.pid, signal.SIGSTOP)
     try:
-        left = publisher.publish(Outgoing(topic, b"k", b"1"))
-        publisher.close()
-        assert isinstance(left.exception(30), BusError)
+        for publisher in publishers:
+            left = publisher.publish(Outgoing(topic, b"k", b"1"))
+            publisher.close()
+            assert isinstance(left.exception(0), BusError)
     finally:
         os.kill(own_broker.pid, signal.SIGCONT)
