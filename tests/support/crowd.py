@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -30,9 +30,12 @@ class Crowd:
         self._clients = [asyncio.create_task(self._ask(client)) for client in range(len(self._answered))]
         return self
 
-    async def __aexit__(self, *_: object) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._over = True
-        await asyncio.gather(*self._clients)
+        if kind is not None:  # an engine that was left paused would never answer
+            for client in self._clients:
+                client.cancel()
+        await asyncio.gather(*self._clients, return_exceptions=kind is not None)
 
     async def _ask(self, client: int) -> None:
         for number in count():
@@ -55,6 +58,17 @@ class Crowd:
             return all(now >= then for now, then in zip(self._answered, wanted, strict=True))
 
         await until(done, 240)
+
+    async def meet(self, swap: Callable[[int], Awaitable[None]]) -> None:
+        """Swap to versions 1, 2, ... until one met a request that ran. A busy engine's answers come late, so at one
+        swap all may have been complete. AssertionError when none of twelve met any."""
+        for version in range(1, 13):
+            await self.round()
+            await swap(version)
+            await self.round()
+            if self.swapped:
+                return
+        raise AssertionError("no swap met a request that ran")
 
     @property
     def swapped(self) -> list[Chunk]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,10 +14,10 @@ from infra.bus.base import TopicSpec
 from infra.bus.kafka import KafkaBus
 from tests.support.announced import NAMESPACE, POLICY, WEIGHTS, WORKERS, announce, statuses, weight_event
 from tests.support.engines import LightEngine, until
+from tests.support.reloading import spawn
 
 pytestmark = [pytest.mark.slow, pytest.mark.kafka]
 POINTS = [point for point in faults.names(["consumers"]) if point.startswith("reloader.")]
-RUN = "from infra.config import load; from consumers.reloader.serve import run; run(load())"
 
 
 @pytest.fixture
@@ -33,17 +31,8 @@ def light(folders: list[Path], tmp_path: Path) -> Iterator[LightEngine]:
 async def test_killed_at_every_point_the_next_start_finishes(
     broker: str, light: LightEngine, folders: list[Path], tmp_path: Path
 ) -> None:
-    environment = {
-        **os.environ,
-        "MILLRACE_NAMESPACE": NAMESPACE,
-        "MILLRACE_KAFKA__BOOTSTRAP": broker,
-        "MILLRACE_POLICY__NAME": POLICY,
-        "MILLRACE_ENGINE__KIND": "inprocess",
-        "MILLRACE_ENGINE__URL": light.url,
-    }
-
-    def spawn(point: str = "") -> subprocess.Popen[bytes]:
-        return subprocess.Popen([sys.executable, "-c", RUN], env={**environment, "MILLRACE_KILL": point})
+    def run(point: str = "") -> subprocess.Popen[bytes]:
+        return spawn(broker, NAMESPACE, POLICY, light.url, KILL=point)
 
     async def serves(version: int) -> bool:
         label = httpx.get(f"{light.url}/weight_info").json()["weight_version"]
@@ -54,10 +43,10 @@ async def test_killed_at_every_point_the_next_start_finishes(
         bus.ensure_topics([TopicSpec(WEIGHTS, 1), TopicSpec(WORKERS, 1, {"cleanup.policy": "compact"})])
         for version, point in enumerate(POINTS):
             announce(bus, weight_event(version, folders[version % 3]))
-            doomed = spawn(point)
+            doomed = run(point)
             await until(lambda doomed=doomed: doomed.poll() is not None)
             assert doomed.returncode == -9, point
-        last = spawn()
+        last = run()
         try:
             await until(lambda: serves(len(POINTS) - 1))
             await until(lambda: any(s is not None and s["state"] == "serving" for s in statuses(bus)))

@@ -3,9 +3,7 @@ that must outlive both."""
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,11 +21,11 @@ from producers.engines.base import Sampling
 from producers.engines.vllm import VllmEngine
 from tests.support.announced import announce, weight_event
 from tests.support.engines import LightEngine, complete, differences, until
+from tests.support.reloading import spawn
 
 pytestmark = [pytest.mark.slow, pytest.mark.kafka]
 NAMESPACE, POLICY = "midway", "policy"
 WEIGHTS, WORKERS = f"{NAMESPACE}.{POLICY}.weights", f"{NAMESPACE}.workers"
-RUN = "from infra.config import load; from consumers.reloader.serve import run; run(load())"
 PROMPT = [22, 10, 14, 40]
 EXACT = 2e-5
 
@@ -92,18 +90,8 @@ async def test_the_others_outlive_who_dies_in_the_middle(
     folders: list[Path],
     midway: Callable[[Callable[[], None]], list[str]],
 ) -> None:
-    environment = {
-        **os.environ,
-        "MILLRACE_NAMESPACE": NAMESPACE,
-        "MILLRACE_KAFKA__BOOTSTRAP": broker,
-        "MILLRACE_POLICY__NAME": POLICY,
-        "MILLRACE_ENGINE__KIND": "inprocess",
-        "MILLRACE_ENGINE__URL": light.url,
-        "MILLRACE_ENGINE__WEIGHTS": "broadcast",
-    }
-
-    def spawn() -> subprocess.Popen[bytes]:
-        return subprocess.Popen([sys.executable, "-c", RUN], env=environment)
+    def run() -> subprocess.Popen[bytes]:
+        return spawn(broker, NAMESPACE, POLICY, light.url, ENGINE__WEIGHTS="broadcast")
 
     def publish(bus: KafkaBus, version: int) -> None:
         event = {**weight_event(version, folders[version % 3]), "broadcast": sender.url}
@@ -112,14 +100,14 @@ async def test_the_others_outlive_who_dies_in_the_middle(
 
     with KafkaBus(broker) as bus:
         bus.ensure_topics([TopicSpec(WEIGHTS, 1), TopicSpec(WORKERS, 1, {"cleanup.policy": "compact"})])
-        reloader = spawn()
+        reloader = run()
         try:
             done = midway(reloader.kill)  # the engine receives the rest, and nobody tells it to go on
             publish(bus, 1)
             await until(lambda: bool(done) and reloader.poll() is not None and not sending())
             assert httpx.get(f"{light.url}/is_paused").json()["is_paused"], "nothing is sampled meanwhile"
             assert httpx.get(f"{light.url}/weight_info").json()["weight_version"] == "loading"
-            reloader = spawn()
+            reloader = run()
             await until(lambda: serves(light, 1, folders[1]))
 
             done = midway(light.kill)

@@ -58,22 +58,20 @@ async def rig(request: pytest.FixtureRequest, folders: list[Path]) -> AsyncItera
 
 
 async def test_versions_follow_events_in_mid_generation(
-    rig: Rig, bus: MemoryBus, folders: list[Path], start: Start, monkeypatch: pytest.MonkeyPatch
+    rig: Rig, bus: MemoryBus, folders: list[Path], start: Start
 ) -> None:
     announce(bus, weight_event(0, folders[0]))
     async with start(rig.control) as reloader:
         await until(lambda: reloader.served == 0)
         (choice,) = await complete(rig.engine, PROMPT, Sampling(20, ignore_eos=True))
         assert max(differences(folders[0], PROMPT, choice.token_ids, choice.logprobs)) < EXACT
+
+        async def swap(version: int) -> None:
+            announce(bus, weight_event(version, folders[version % 2]))
+            await until(lambda: reloader.served == version, 240)
+
         async with Crowd(rig.engine, PROMPT, Sampling(450, ignore_eos=True)) as crowd:
-            for number in range(1, 13):  # a busy engine's answers come late: all may have been complete
-                await crowd.round()
-                announce(bus, weight_event(number, folders[number % 2]))
-                await until(lambda number=number: reloader.served == number, 240)
-                await crowd.round()
-                if crowd.swapped:
-                    break
-    assert crowd.swapped
+            await crowd.meet(swap)
     for reply in crowd.swapped:
         check_versions(reply, PROMPT, folders[:2], EXACT)
 
