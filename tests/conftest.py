@@ -12,6 +12,8 @@ from infra.services.broker import Broker
 from infra.services.net import LOCALHOST, free_ports
 from infra.services.vllm import RECEIVE, Vllm
 
+pytest_plugins = ["tests.support.summary"]
+
 # Models are tiny here: threads of one operation would only wait for each other. Before anything loads torch.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 

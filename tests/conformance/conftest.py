@@ -1,7 +1,7 @@
-"""Processes and references that all cases share, and the table at the end.
+"""Processes and references that all cases share.
 
 Processes of a backend start once and rebuild their groups in place for each layout. `MILLRACE_CONFORMANCE=all` runs
-every case, else those that are marked `ci` run; `MILLRACE_CONFORMANCE_TABLE` names a file for the table."""
+every case, else those that are marked `ci` run."""
 
 from __future__ import annotations
 
@@ -15,14 +15,13 @@ import pytest
 import torch
 
 from tests.support.conformance.cases import Case, model_state
-from tests.support.conformance.compare import Errors, table
+from tests.support.conformance.compare import Errors, row
 from tests.support.conformance.run import CLIP, Outcome, steps, train
 from tests.support.ranks import Ranks
+from tests.support.summary import CONFORMANCE
 from trainers.backends.fsdp import Adam, TorchBackend
 
 PROCESSES = 4
-Rows = list[tuple[Case, Errors | str]]
-ROWS: Rows = []
 
 
 def cases() -> list[Case]:
@@ -31,7 +30,7 @@ def cases() -> list[Case]:
     for file in sorted(Path(__file__).parent.glob("cases_*.py")):
         found += import_module(f"tests.conformance.{file.stem}").CASES
     everything = os.environ.get("MILLRACE_CONFORMANCE") == "all"
-    return sorted((case for case in found if case.ci or everything), key=lambda case: (case.backend, case.world))
+    return sorted((c for c in found if c.ci or everything), key=lambda case: (case.backend, case.world, str(case)))
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -74,16 +73,6 @@ def reference() -> Callable[[str], Outcome]:
 
 
 @pytest.fixture
-def record() -> Callable[[Case, Errors | str], None]:
-    """Adds a row to the table."""
-    return lambda case, found: ROWS.append((case, found))
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    if not ROWS:
-        return
-    text = table(ROWS)
-    terminalreporter.write_sep("=", "conformance with one process of torch")
-    terminalreporter.write_line(text)
-    if target := os.environ.get("MILLRACE_CONFORMANCE_TABLE"):
-        Path(target).write_text(text)
+def record(record_property: Callable[[str, object], None]) -> Callable[[Case, Errors | str], None]:
+    """Adds a row to the table that the run ends with."""
+    return lambda case, found: record_property(CONFORMANCE, row(case, found))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tests.support.conformance.cases import Case, Tolerance
@@ -43,19 +42,12 @@ def check(found: Errors, allowed: Tolerance) -> None:
     assert found.weight <= allowed.weight, found
 
 
-def table(rows: Sequence[tuple[Case, Errors | str]]) -> str:
-    """Markdown: backend, layout and model against the errors, or the message of a layout that cannot run."""
-    lines = [
-        "| layout | model | loss, relative (absolute) | gradient norm, relative | weight, absolute |",
-        "|---|---|---|---|---|",
-    ]
-    for case, found in sorted(rows, key=lambda row: (row[0].backend, row[0].world, str(row[0]))):
-        name = str(case).rpartition("-")[0].replace("|", "\\|")
-        if isinstance(found, str):
-            lines.append(f"| {name} | {case.model} | cannot run on a CPU: {found} | | |")
-            continue
-        lines.append(
-            f"| {name} | {case.model} | {found.relative_loss:.1e} ({found.loss:.1e}) | {found.norm:.1e} | "
-            f"{found.weight:.1e} |"
-        )
-    return "\n".join(lines) + "\n"
+def row(case: Case, found: Errors | str) -> str:
+    """Of a table in Markdown: layout and model against the errors, or the message of a layout that cannot run."""
+    name = str(case).rpartition("-")[0].replace("|", "\\|")
+    if isinstance(found, str):
+        return f"| {name} | {case.model} | cannot run on a CPU: {found} | | |"
+    return (
+        f"| {name} | {case.model} | {found.relative_loss:.1e} ({found.loss:.1e}) | {found.norm:.1e} | "
+        f"{found.weight:.1e} |"
+    )
