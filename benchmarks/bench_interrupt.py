@@ -18,16 +18,14 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from benchmarks.serving import KINDS, served
 from consumers.reloader.control import PauseMode
 from consumers.reloader.swap import freeze, swap
 from consumers.reloader.vllm import VllmControl
 from infra.labels import make_label
-from infra.services.net import LOCALHOST, free_ports
-from infra.services.vllm import Vllm
 from producers.engines.base import Engine, Sampling
 from producers.engines.resubmit import ResubmittingEngine
 from producers.engines.vllm import VllmEngine
-from tests.support.engines import LightEngine
 from tests.support.tiny_model import write_model
 
 MODES: tuple[PauseMode, ...] = ("keep", "abort")
@@ -128,7 +126,7 @@ async def measure(url: str, folders: list[Path], rounds: int, load: int, tokens:
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--engine", choices=("light", "vllm"), default="vllm")
+    parser.add_argument("--engine", choices=KINDS, default="vllm")
     parser.add_argument("--load", type=int, default=16, help="requests at once")
     parser.add_argument("--tokens", type=int, default=300, help="of each reply")
     parser.add_argument("--rounds", type=int, default=10)
@@ -136,16 +134,7 @@ def main() -> None:
     with ExitStack() as stack:
         root = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         folders = [write_model(root / f"v{seed}", seed) for seed in range(2)]
-        if given.engine == "light":
-            light = LightEngine(folders[0], root / "log")
-            stack.callback(light.kill)
-            light.start()
-            url = light.url
-        else:
-            address = f"http://{LOCALHOST}:{free_ports(1)[0]}"
-            vllm = stack.enter_context(Vllm(root, address, str(folders[0]), "tiny", max_model_len=512, kv_cache_mb=64))
-            vllm.start()
-            url = vllm.url
+        url = stack.enter_context(served(given.engine, folders[0], root))
         asyncio.run(measure(url, folders, given.rounds, given.load, given.tokens))
 
 

@@ -17,6 +17,7 @@ from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 
+from benchmarks.serving import KINDS, served
 from consumers.reloader.control import PauseMode
 from consumers.reloader.shell import Reloader
 from consumers.reloader.vllm import VllmControl
@@ -24,13 +25,11 @@ from infra.bus.base import Outgoing, TopicSpec
 from infra.bus.kafka import KafkaBus
 from infra.labels import make_label
 from infra.services.broker import Broker
-from infra.services.net import LOCALHOST, free_ports
-from infra.services.vllm import Vllm
 from producers.engines.base import Sampling
 from producers.engines.vllm import VllmEngine
 from schemas import codec
 from tests.support.announced import POLICY, announce, weight_event
-from tests.support.engines import LightEngine, until
+from tests.support.engines import until
 from tests.support.tiny_model import write_model
 
 NAMESPACE = "bench-reload"
@@ -123,7 +122,7 @@ async def measure(bus: KafkaBus, url: str, folders: list[Path], versions: int, c
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--engine", choices=("light", "vllm"), default="vllm")
+    parser.add_argument("--engine", choices=KINDS, default="vllm")
     parser.add_argument("--load", type=int, default=8, help="requests in flight")
     parser.add_argument("--versions", type=int, default=20)
     given = parser.parse_args()
@@ -131,16 +130,7 @@ def main() -> None:
     with ExitStack() as stack:
         root = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         folders = [write_model(root / f"v{seed}", seed) for seed in range(2)]
-        if given.engine == "light":
-            light = LightEngine(folders[0], root / "log")
-            stack.callback(light.kill)
-            light.start()
-            url = light.url
-        else:
-            address = f"http://{LOCALHOST}:{free_ports(1)[0]}"
-            vllm = stack.enter_context(Vllm(root, address, str(folders[0]), "tiny", max_model_len=512, kv_cache_mb=64))
-            vllm.start()
-            url = vllm.url
+        url = stack.enter_context(served(given.engine, folders[0], root))
         broker = stack.enter_context(Broker(root / "broker"))
         broker.start()
         bus = stack.enter_context(KafkaBus(broker.bootstrap))

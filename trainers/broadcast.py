@@ -42,20 +42,6 @@ def _no_fault(_: str) -> None:
     """The default fault point: nothing happens."""
 
 
-def listen(host: str, timeout_s: float) -> TCPStore:
-    """The store at which one group meets, on a free port of `host` and no other address."""
-    listener = socket.create_server((host, 0))
-    port = listener.getsockname()[1]
-    return TCPStore(
-        host,
-        port,
-        is_master=True,
-        wait_for_workers=False,
-        timeout=timedelta(seconds=timeout_s),
-        master_listen_fd=listener.detach(),
-    )
-
-
 def send(store: TCPStore, host: str, ranks: int, path: Path, timeout_s: float, *, fault: Fault = _no_fault) -> None:
     """Give the tensors of the safetensors file `path` to ranks 1 to `ranks`. Blocks until all have them. Raises
     RuntimeError when one does not come or goes, CorruptCheckpoint when the file is not whole."""

@@ -14,7 +14,7 @@ from consumers.learner.agreement import client_id
 from consumers.learner.identity import identify
 from consumers.learner.membership import Membership
 from consumers.learner.parts import Parts
-from consumers.learner.rendezvous import daemon
+from consumers.learner.rendezvous import STORE_TIMEOUT_S
 from consumers.learner.sender import Sender
 from consumers.places import PlaceReader
 from infra import config
@@ -30,6 +30,7 @@ from trainers.backends import fits
 from trainers.backends.adam import Adam
 from trainers.backends.base import FROZEN
 from trainers.backends.layout import Layout
+from trainers.backends.stores import own_store
 from trainers.batches.sample import Sample
 from trainers.errors import BadConfiguration
 from trainers.learning import Schedule, Trainer
@@ -59,7 +60,7 @@ def build(
     else:
         rehearse(settings.learner, trainer.backend.parallel, head.weights)
     host, group, identity = settings.learner.host, policy.group(settings), identify(settings)
-    store = daemon(host)
+    store = own_store(host, STORE_TIMEOUT_S)
     me = client_id(f"learner/{identity.shown}", host, store.port)
     return Parts(
         settings=settings,

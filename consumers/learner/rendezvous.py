@@ -1,6 +1,6 @@
 """Where the ranks of one generation meet before their process group exists: the leader's store, under the roster's key.
 
-Invariants: every process keeps its own store daemon on its advertised port for as long as it lives, so a refused
+Invariants: every process keeps its own store on its advertised port for as long as it lives, so a refused
 connection there proves its death; nothing here blocks while the consumer must be polled: waits look every 20 ms and
 poll between looks; nobody begins to form before everybody is here; whether they form is said by the leader alone, since
 it may have said so when another sees that the group changes: who left then would keep the others waiting in vain.
@@ -9,7 +9,6 @@ it may have said so when another sees that the group changes: who left then woul
 from __future__ import annotations
 
 import base64
-import socket
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -25,20 +24,6 @@ from infra.errors import RegroupError
 
 STORE_TIMEOUT_S = 10.0
 LOOK_S = 0.02
-
-
-def daemon(host: str) -> TCPStore:
-    """This process's own store, on a free port of `host` and no other address (torch alone would bind to all)."""
-    listener = socket.create_server((host, 0))
-    port = listener.getsockname()[1]
-    return TCPStore(
-        host,
-        port,
-        is_master=True,
-        wait_for_workers=False,
-        timeout=timedelta(seconds=STORE_TIMEOUT_S),
-        master_listen_fd=listener.detach(),
-    )
 
 
 class Meeting:

@@ -18,6 +18,7 @@ from typing import Any
 
 from infra import faults
 from trainers import broadcast
+from trainers.backends.stores import own_store
 from trainers.errors import CorruptCheckpoint
 from trainers.tensorfile import open_file
 
@@ -63,7 +64,7 @@ class Sender:
             log.warning("version %d is not sent: %s", version, error)
             return None
         faults.point("sender.before_offer")
-        store = broadcast.listen(self._host, self._timeout_s)
+        store = own_store(self._host, self._timeout_s)
 
         def give() -> None:
             try:

@@ -9,10 +9,11 @@ import pytest
 from torch.distributed import TCPStore
 
 from consumers.learner.agreement import Peer, Roster
-from consumers.learner.rendezvous import Meeting, daemon
+from consumers.learner.rendezvous import STORE_TIMEOUT_S, Meeting
 from consumers.ledger import Head
 from infra.errors import RegroupError
 from tests.support.versions import entry, weights
+from trainers.backends.stores import own_store
 
 HEAD = Head(weights(0, "d" * 64), entry(0, 0, 0, b""))
 
@@ -29,7 +30,7 @@ class Table:
     """Learners that agreed to meet in the store of the first."""
 
     def __init__(self, world: int) -> None:
-        self.store: TCPStore = daemon("127.0.0.1")
+        self.store: TCPStore = own_store("127.0.0.1", STORE_TIMEOUT_S)
         self.peers = tuple(Peer(f"m{n}", "", "127.0.0.1", self.store.port, (n,)) for n in range(world))
 
     def sit(self, rank: int, wait: Callable[[], None]) -> Meeting:

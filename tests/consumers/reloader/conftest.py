@@ -18,6 +18,7 @@ from infra import faults
 from infra.bus.memory import MemoryBus
 from infra.errors import EngineError, EngineUnavailable
 from tests.support.announced import NAMESPACE, POLICY, WEIGHTS, WORKERS
+from tests.support.engines import LightEngine
 from tests.support.tiny_model import write_model
 
 Start = Callable[..., contextlib.AbstractAsyncContextManager[Reloader]]
@@ -111,6 +112,15 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     root = tmp_path_factory.mktemp("versions")
     same = [write_model(root / f"v{seed}", seed) for seed in range(3)]
     return [*same, write_model(root / "wide", 3, hidden=96)]
+
+
+@pytest.fixture(scope="module")
+def light(folders: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[LightEngine]:
+    """A process of the in-process engine, on the first directory."""
+    server = LightEngine(folders[0], tmp_path_factory.mktemp("light") / "log")
+    server.start()
+    yield server
+    server.kill()
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Literal
 
@@ -17,7 +17,7 @@ from producers.gateway.serve import make_engine
 from tests.consumers.reloader.conftest import ScriptedEngine, Start
 from tests.support.announced import announce, weight_event
 from tests.support.crowd import Crowd, check_versions
-from tests.support.engines import LightEngine, until
+from tests.support.engines import until
 
 PROMPT = [22, 10, 14, 40]
 EXACT = 1e-5
@@ -49,14 +49,6 @@ async def test_the_gateway_goes_on_where_requests_are_ended() -> None:
     assert isinstance(kept, VllmEngine)
     assert isinstance(ended, ResubmittingEngine)
     assert ended.kind == kept.kind == "vllm"
-
-
-@pytest.fixture(scope="module")
-def light(folders: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[LightEngine]:
-    server = LightEngine(folders[0], tmp_path_factory.mktemp("light") / "log")
-    server.start()
-    yield server
-    server.kill()
 
 
 @pytest.fixture(params=["light", pytest.param("vllm", marks=pytest.mark.vllm)])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
@@ -33,14 +33,6 @@ class Rig:
 
     engine: VllmEngine
     control: VllmControl
-
-
-@pytest.fixture(scope="module")
-def light(folders: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[LightEngine]:
-    server = LightEngine(folders[0], tmp_path_factory.mktemp("light") / "log")
-    server.start()
-    yield server
-    server.kill()
 
 
 @pytest.fixture(params=["light", pytest.param("vllm", marks=pytest.mark.vllm)])

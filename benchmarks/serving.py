@@ -1,0 +1,30 @@
+"""A real engine process for benchmarks of weights that change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from infra.services.net import LOCALHOST, free_ports
+from infra.services.vllm import Vllm
+from tests.support.engines import LightEngine
+
+KINDS = ("light", "vllm")
+
+
+@contextmanager
+def served(kind: str, folder: Path, root: Path) -> Iterator[str]:
+    """The URL of an engine on the weights in `folder`: Millrace's own of one process, or vLLM. root: for its files."""
+    if kind == "light":
+        light = LightEngine(folder, root / "log")
+        try:
+            light.start()
+            yield light.url
+        finally:
+            light.kill()
+    else:
+        address = f"http://{LOCALHOST}:{free_ports(1)[0]}"
+        with Vllm(root, address, str(folder), "tiny", max_model_len=512, kv_cache_mb=64) as vllm:
+            vllm.start()
+            yield vllm.url
