@@ -11,8 +11,7 @@ import random
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -86,35 +85,47 @@ class Arena:
         beyond = self.watch.version + versions
         self.wait(lambda: self.watch.version >= beyond, f"version {beyond}", timeout_s)
 
-    def after(self, fault: str) -> None:
-        """Count a fault and wait until learning has gone on."""
+    def after(self, *faults: str) -> None:
+        """Wait until learning has gone on, and count the faults that it went on after."""
         at = time.monotonic()
         self.settle()
         took = time.monotonic() - at
-        self.faults[fault] += 1
-        self.slowest[fault] = max(took, self.slowest.get(fault, 0.0))
-        self._say(f"{fault}: version {self.watch.version} {took:.1f} s later")
+        for fault in faults:
+            self.faults[fault] += 1
+            self.slowest[fault] = max(took, self.slowest.get(fault, 0.0))
+        self._say(f"{', '.join(faults)}: version {self.watch.version} {took:.1f} s later")
 
     # ---- faults
 
-    def kill_point(self, name: str, timeout_s: float) -> bool:
-        """Kill -9 the first process that passes the named point. False when none passed it in time.
+    def kill_points(self, names: Sequence[str], timeout_s: float) -> list[str]:
+        """Kill -9 the first process that passes each of the named points, all in one round. Gives those that no process
+        passed in time.
 
         Some points are passed at a start only: after a while a process of that kind is made to start."""
-        file, program = self.kill_dir / name, PASSED_BY.get(name.partition(".")[0])
-        file.touch()
+        armed = {name: self.kill_dir / name for name in names}
+        for file in armed.values():
+            file.touch()
         deadline = time.monotonic() + timeout_s
         nudge = time.monotonic() + NUDGE_S
-        while file.exists() and time.monotonic() < deadline:
+        while (left := [name for name in names if armed[name].exists()]) and time.monotonic() < deadline:
             self.watch.poll(0.1)
-            if program is not None and time.monotonic() > nudge and file.exists():
-                self._signal(program, signal.SIGKILL)
+            if time.monotonic() > nudge:
+                programs = {PASSED_BY.get(name.partition(".")[0]) for name in left if armed[name].exists()}
+                for program in sorted(filter(None, programs)):
+                    self._signal(program, signal.SIGKILL)
                 nudge = time.monotonic() + 3 * NUDGE_S
-        if file.exists():
-            with suppress(FileNotFoundError):
-                file.unlink()
-                return False
-        self.after(f"point {name}")
+        missed = [name for name in left if self._disarmed(armed[name])]
+        passed = [name for name in names if name not in missed]
+        if passed:
+            self.after(*(f"point {name}" for name in passed))
+        return missed
+
+    def _disarmed(self, file: Path) -> bool:
+        """Whether a point was still armed."""
+        try:
+            file.unlink()
+        except FileNotFoundError:
+            return False
         return True
 
     def kill(self, program: str) -> None:
