@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -20,7 +22,9 @@ from infra.view.tables import learning, processes, workers
 from infra.view.watch import Watch
 from schemas.ids import now_micros
 
-FOLLOW_S = 2.0
+LOOK_S = 0.5
+"""between two looks at a deployment that is followed"""
+RETRY_S = 2.0
 """between two looks for topics that are not there yet"""
 
 
@@ -47,7 +51,7 @@ def down(context: typer.Context) -> None:
 
 def status(
     context: typer.Context,
-    follow: Annotated[bool, typer.Option("--watch", "-w", help="stay and follow")] = False,
+    follow: Annotated[bool, typer.Option("--watch", "-w", help="stay and follow, until ^C")] = False,
 ) -> None:
     """Show how the policy does, who is alive anywhere, and this machine's processes. Exit code 1 when one does not
     run.
@@ -56,16 +60,31 @@ def status(
     with ExitStack() as held:
         watch = _watch(deployment.settings, held)
         if follow:
-            with Live(console=console, refresh_per_second=2) as live:
-                while True:
-                    live.update(_status(deployment, watch))
-                    if isinstance(watch, str):
-                        time.sleep(FOLLOW_S)
-                        watch = _watch(deployment.settings, held)
+            _follow(deployment, watch, held)
+            return
         console.print(_status(deployment, watch), highlight=False)
     states = deployment.supervisor.states()
     if not states or any(state.state not in ("RUNNING", "STARTING", "EXITED") for state in states):
         raise typer.Exit(1)
+
+
+def _follow(deployment: Deployment, watch: Watch | str, held: ExitStack) -> None:
+    """Until ^C, which is noticed between two looks: an exception raised anywhere can be lost in a client's callback."""
+    over = threading.Event()
+    former = signal.signal(signal.SIGINT, lambda *_: over.set())
+    try:
+        with Live(console=console, refresh_per_second=2) as live:
+            while not over.is_set():
+                live.update(_status(deployment, watch))
+                if isinstance(watch, str):
+                    over.wait(RETRY_S)
+                    watch = _watch(deployment.settings, held)
+                    continue
+                next_look = time.monotonic() + LOOK_S
+                while not over.is_set() and (left := next_look - time.monotonic()) > 0:
+                    watch.poll(left)
+    finally:
+        signal.signal(signal.SIGINT, former)
 
 
 def demo(
@@ -105,6 +124,7 @@ def _watch(settings: Settings, held: ExitStack) -> Watch | str:
         )
     held.callback(bus.close)
     held.callback(watch.close)
+    watch.catch_up()
     return watch
 
 
@@ -113,9 +133,6 @@ def _status(deployment: Deployment, watch: Watch | str) -> RenderableType:
     if isinstance(watch, str):
         parts.append(watch)
     else:
-        seen = None
-        while seen != (seen := (watch.version, watch.resolved.total(), len(watch.workers))):
-            watch.poll(1)
         parts += [learning(watch), "", workers(watch, now_micros())]
     states = deployment.supervisor.states()
     parts += ["", processes(states) if states else "nothing runs here"]

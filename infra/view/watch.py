@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
-from infra.bus.base import EARLIEST, Bus
+from infra.bus.base import EARLIEST, Bus, Record
 from infra.topics import full_name
 from schemas import codec
 from schemas.records import LedgerEntry, WorkerStatus
@@ -36,7 +36,19 @@ class Watch:
     def poll(self, timeout_s: float) -> bool:
         """Reads what came within `timeout_s`; True when there was a new version."""
         before = len(self.versions)
-        records = self._tail.poll(2000, timeout_s)
+        self._fold(self._tail.poll(2000, timeout_s))
+        return len(self.versions) > before
+
+    def catch_up(self) -> None:
+        """Reads all that was written before this call, however fast more comes."""
+        for (topic, partition), start in self._tail.positions().items():
+            end = start
+            for record in self.bus.read(topic, partition, start):
+                self._fold([record])
+                end = record.offset + 1
+            self._tail.seek(topic, partition, end)
+
+    def _fold(self, records: Iterable[Record]) -> None:
         now = time.monotonic()
         for record in records:
             if record.value is None:
@@ -52,7 +64,6 @@ class Watch:
                         self.ready = max(self.ready, value["seq"] + 1)
                 case "WorkerStatus" if value["policy"] in (None, self.policy):
                     self.workers[value["worker"]] = cast(WorkerStatus, value)
-        return len(self.versions) > before
 
     @property
     def version(self) -> int:

@@ -79,11 +79,13 @@ class Newcomer:
                 assert time.monotonic() < deadline, f"{command} shows:\n{shown[-3000:]}"
                 shown += os.read(master, 65536).decode(errors="replace")
             process.send_signal(signal.SIGINT)
+            deadline = time.monotonic() + PATIENCE_S
             while process.poll() is None:  # it still has a last word, and a terminal that nobody reads is soon full
                 assert time.monotonic() < deadline, f"{command} does not end at ^C"
                 if select.select([master], [], [], 0.1)[0]:
                     with suppress(OSError):
                         os.read(master, 65536)
+            assert process.returncode == 0, f"{command} ends with {process.returncode} at ^C"
         finally:
             process.kill()
             process.wait()
