@@ -24,14 +24,22 @@ from torch.distributed.distributed_c10d import Store
 
 from trainers.algorithms.base import Algorithm
 from trainers.backends.layout import Layout
+from trainers.backends.names import ACTOR, CRITIC, FROZEN, REFERENCE, REWARD_MODEL, ROLES, TEACHER
 from trainers.batches.packing import Packed
 from trainers.clock import Clock
 from trainers.state import State
 
-ACTOR, CRITIC, REFERENCE, TEACHER, REWARD_MODEL = "actor", "critic", "reference", "teacher", "reward_model"
-FROZEN = (REFERENCE, TEACHER, REWARD_MODEL)
-ROLES = (ACTOR, CRITIC, *FROZEN)
-"""Roles that a backend's models play. The first two learn."""
+__all__ = [
+    "ACTOR",
+    "CRITIC",
+    "FROZEN",
+    "REFERENCE",
+    "REWARD_MODEL",
+    "ROLES",
+    "TEACHER",
+    "Backend",
+    "StepResult",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +129,11 @@ class Backend(ABC):
 
     @abstractmethod
     def max(self, values: Sequence[float]) -> list[float]:
-        """The largest of each value over the ranks."""
+        """The largest of each value over all ranks of the world, those that serve a role too."""
+
+    @abstractmethod
+    def announce(self, message: bytes | None) -> bytes:
+        """Rank 0's message, of any length, on all ranks of the world; the others give None."""
 
     @abstractmethod
     def gather(self) -> State | None:

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from trainers.backends.comms import COLLECTIVES
-from trainers.backends.group import FORM_S
+from trainers.backends.group import FORM_S, announced
 from trainers.backends.sockets import GroupSockets
 from trainers.clock import Clock
 
@@ -26,7 +26,7 @@ DTYPES = (torch.float64, torch.float32, torch.int64, torch.int32, torch.uint8)
 
 
 class Bridge:
-    """All ranks of a world call `sum`, `max` and `tell` together. Not thread-safe, except `abort`."""
+    """All ranks of a world call `sum`, `max`, `tell` and `announce` together. Not thread-safe, except `abort`."""
 
     def __init__(self, rank: int, world: int, store: Store, timeout: float, clock: Clock) -> None:
         """Meets the others in `store`; no wait after that is longer than `timeout` seconds."""
@@ -78,6 +78,11 @@ class Bridge:
         with self._clock.phase(COLLECTIVES):
             self._open.broadcast(vector, root, self._timeout).wait()
         return [float(value) for value in vector]
+
+    def announce(self, message: bytes | None) -> bytes:
+        """Rank 0's message on every rank; the others give None."""
+        with self._clock.phase(COLLECTIVES):
+            return announced(message, lambda tensor: self._open.broadcast(tensor, 0, self._timeout).wait())
 
     def send(self, tensors: Sequence[torch.Tensor], to: int) -> None:
         """Host tensors of DTYPES to one rank, which calls `receive`."""

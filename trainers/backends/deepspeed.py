@@ -110,6 +110,9 @@ class DeepSpeedBackend(Backend):
     def max(self, values: Sequence[float]) -> list[float]:
         return self._group.max(values)
 
+    def announce(self, message: bytes | None) -> bytes:
+        return self._group.announce(message)
+
     # ---- the models
 
     def load(self, state: State) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -89,9 +90,16 @@ class Group:
         """Adds each value up over the ranks (of the group inside this one, if given), in float64."""
         return self._reduce(values, dist.ReduceOp.SUM, over)
 
-    def max(self, values: Sequence[float], over: dist.ProcessGroup | None = None) -> list[float]:
+    def max(self, values: Sequence[float]) -> list[float]:
         """The largest of each value over the ranks."""
-        return self._reduce(values, dist.ReduceOp.MAX, over)
+        return self._reduce(values, dist.ReduceOp.MAX, None)
+
+    def announce(self, message: bytes | None) -> bytes:
+        """Rank 0's message on every rank; the others give None."""
+        if self.world == 1:
+            return message or b""
+        with self._clock.phase(COLLECTIVES):
+            return announced(message, partial(dist.broadcast, src=0))
 
     def _reduce(
         self, values: Sequence[float], op: dist.ReduceOp.RedOpType, over: dist.ProcessGroup | None
@@ -109,6 +117,20 @@ def check(rank: int, world: int, store: Store | None) -> None:
         raise BadConfiguration(f"rank {rank} is not in a world of {world}")
     if world > 1 and store is None:
         raise BadConfiguration(f"{world} ranks need a store to meet in")
+
+
+def announced(message: bytes | None, broadcast: Callable[[torch.Tensor], object]) -> bytes:
+    """The message of whose tensors `broadcast` overwrites those of all others."""
+    size = torch.tensor([len(message or b"")])
+    broadcast(size)
+    data = (
+        torch.frombuffer(bytearray(message), dtype=torch.uint8)
+        if message
+        else torch.empty(int(size), dtype=torch.uint8)
+    )
+    if int(size):
+        broadcast(data)
+    return bytes(data.numpy().tobytes())
 
 
 def collect() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trainers.backends.base import ACTOR, CRITIC, ROLES
-from trainers.backends.layout import ENGINES, TORCH, Allocation, Layout
+from trainers.backends.layout import ENGINES, TORCH, Allocation, Component, Layout
+from trainers.backends.names import ACTOR, CRITIC, ROLES
 from trainers.errors import BadConfiguration
 
 
@@ -55,6 +55,11 @@ def places_of(allocation: Allocation) -> list[Place]:
     if not mine:
         raise BadConfiguration(f"{allocation}: nobody is the actor; name one, such as torch[actor]:d1")
     return [*mine, *(place for place in places if ACTOR not in place.roles)]
+
+
+def written(places: Sequence[Place]) -> str:
+    """The allocation that these places are, in its grammar."""
+    return str(Allocation(tuple(tuple(Component(role, place.layout) for role in place.roles) for place in places)))
 
 
 def within(place: int, role: str) -> str:

@@ -31,8 +31,8 @@ from trainers.algorithms.base import Algorithm
 from trainers.backends.base import ACTOR, CRITIC, Backend, StepResult
 from trainers.backends.bridge import Bridge
 from trainers.backends.group import check
-from trainers.backends.layout import Allocation, Component, Layout
-from trainers.backends.places import by_cell, places_of, within
+from trainers.backends.layout import Allocation, Layout
+from trainers.backends.places import by_cell, places_of, within, written
 from trainers.batches import wire
 from trainers.batches.packing import Packed, pack
 from trainers.errors import BadConfiguration, NotFormed
@@ -105,14 +105,8 @@ class RolesBackend(Backend):
         ]
         self.clock = self._inner.clock
         self.acts = self._at == 0
-        self.rank, self.world, self.layout = rank, world, self._named(layouts)
-
-    def _named(self, layouts: Sequence[Layout]) -> str:
-        named = [
-            tuple(Component(role, layout) for role in place.roles)
-            for place, layout in zip(self._places, layouts, strict=True)
-        ]
-        return str(Allocation(tuple(named)))
+        named = [replace(place, layout=layout) for place, layout in zip(self._places, layouts, strict=True)]
+        self.rank, self.world, self.layout = rank, world, written(named)
 
     @property
     def data_rank(self) -> int:
@@ -150,6 +144,9 @@ class RolesBackend(Backend):
 
     def max(self, values: Sequence[float]) -> list[float]:
         return self._over.max(values)
+
+    def announce(self, message: bytes | None) -> bytes:
+        return self._over.announce(message)
 
     # ---- the models
 

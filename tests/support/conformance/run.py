@@ -54,6 +54,7 @@ def train(
     try:
         Trainer(backend, wanted[0][0], Schedule(LR), held=HELD).load(state)
         layout, data_rank = backend.layout, backend.data_rank
+        speak(backend)
         for algorithm, seed in wanted:
             trainer = Trainer(backend, algorithm, Schedule(LR), budget=BUDGET, held=HELD)
             samples = random_samples(seed, groups=6, group_size=3, longest=24)
@@ -66,6 +67,14 @@ def train(
     finally:
         backend.tear_down()
     return Outcome(losses, norms, layout, data_rank, gathered)
+
+
+def speak(backend: Backend) -> None:
+    """All ranks of the world hear rank 0, and of every rank its largest number, whatever they play."""
+    for message in (b"", bytes(range(256)) * 300):
+        assert backend.announce(message if backend.rank == 0 else None) == message
+    mine = [float(rank == backend.rank) for rank in range(backend.world)]
+    assert backend.max(mine) == [1.0] * backend.world
 
 
 def train_layout(

@@ -26,7 +26,8 @@ def test_one_rank_needs_no_store_and_adds_up_alone(group: Group) -> None:
     group.join(0, 1, None, 5.0)
     assert (group.rank, group.world, group.formed) == (0, 1, True)
     assert group.sum([1.5, 2.0]) == [1.5, 2.0]
-    assert group.max([-1.0], dist.group.WORLD) == [-1.0]
+    assert group.max([-1.0]) == [-1.0]
+    assert (group.announce(b"go"), group.announce(b"")) == (b"go", b"")
     group.leave()
     group.leave()
     assert not group.formed

@@ -87,7 +87,10 @@ class MegatronBackend(Backend):
         return self._group.sum(values, self._cells)
 
     def max(self, values: Sequence[float]) -> list[float]:
-        return self._group.max(values, self._cells)
+        return self._group.max(values)
+
+    def announce(self, message: bytes | None) -> bytes:
+        return self._group.announce(message)
 
     @property
     def _cells(self) -> ProcessGroup | None:
