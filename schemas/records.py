@@ -588,7 +588,7 @@ class RankShare(TypedDict):
     groups: int
     """groups"""
     cell: int
-    """ranks of one cell trained the same samples, which count at the first of them; -1: unknown"""
+    """ranks of one cell trained the same samples, which count at the first of them; -1: none, since it serves another role, or unknown"""
 
 
 class Resolution(TypedDict):

@@ -1,7 +1,7 @@
 """Who trains together, read off the consumer group's table: every member that sees the same table agrees.
 
-A layout trains with multiples of so many ranks (its unit). The largest multiple that is here trains; who is left over
-is a spare, which waits for the group to change.
+A layout trains with multiples of so many ranks (its unit), beside those that serve roles of their own. The largest
+number that is here and fits trains; who is left over is a spare, which waits for the group to change.
 
 Invariants: a roster exists only for a stable table that covers every partition; members are ordered by lowest
 partition, the first of them are the ranks, the others the spares; the key names one generation of one table, so that a
@@ -15,6 +15,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from infra.bus.base import GroupMember, GroupView, MemberToken
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """How many ranks a layout takes: `serving` of them play roles of their own, the others share each batch and come in
+    multiples of `unit`, once at least."""
+
+    unit: int = 1
+    serving: int = 0
+
+    @property
+    def fewest(self) -> int:
+        return self.unit + self.serving
+
+    def most(self, here: int) -> int:
+        """The largest number among so many that can train, 0 where they are too few."""
+        return 0 if here < self.fewest else here - (here - self.serving) % self.unit
+
+
+ANY = Need()
+"""of a layout that any number of ranks makes"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +99,13 @@ def client_id(name: str, host: str, port: int) -> str:
     return f"{name}@{host}:{port}"
 
 
-def agree(view: GroupView, token: MemberToken, own: set[int], topic: str, shards: int, unit: int = 1) -> Roster | None:
+def agree(
+    view: GroupView, token: MemberToken, own: set[int], topic: str, shards: int, need: Need = ANY
+) -> Roster | None:
     """The roster of a group's table as one member sees it, or None while it is not settled or this one stands by.
 
-    view: the table; token: this member's membership; own: partitions it was assigned; shards: S of `topic`; unit: the
-    ranks come in multiples of it."""
+    view: the table; token: this member's membership; own: partitions it was assigned; shards: S of `topic`; need: how
+    many can train."""
     rows = {member.member_id: _partitions(member, topic) for member in view.members}
     if not own or token.generation < 0 or not covered(view, topic, shards):
         return None
@@ -91,7 +114,7 @@ def agree(view: GroupView, token: MemberToken, own: set[int], topic: str, shards
     ranked = sorted((m for m in view.members if rows[m.member_id]), key=lambda m: rows[m.member_id][0])
     peers = tuple(Peer(m.member_id, m.client_id, *address(m.client_id), rows[m.member_id]) for m in ranked)
     rank = next(rank for rank, peer in enumerate(peers) if peer.member_id == token.member_id)
-    train = len(peers) - len(peers) % unit
+    train = need.most(len(peers))
     return Roster(_key(token.generation, view.members, rows), token.generation, peers[:train], rank, peers[train:])
 
 

@@ -28,8 +28,9 @@ from trainers import checkpoint
 from trainers.algorithms.registry import algorithm
 from trainers.backends import fits
 from trainers.backends.adam import Adam
-from trainers.backends.base import FROZEN
+from trainers.backends.base import ACTOR, CRITIC, FROZEN
 from trainers.backends.layout import Layout
+from trainers.backends.places import Place
 from trainers.backends.stores import own_store
 from trainers.batches.sample import Sample
 from trainers.errors import BadConfiguration
@@ -55,10 +56,11 @@ def build(
             f"policy {settings.policy.name} does not exist: `millrace policy create --model DIR` writes version 0"
         )
     trainer = build_trainer(settings)
-    if trainer.backend.parallel.unit == 1:
+    need = layouts.needed(settings.learner)
+    if need.fewest == 1:
         warm_up(trainer, head.weights)
     else:
-        rehearse(settings.learner, trainer.backend.parallel, head.weights)
+        rehearse(settings.learner, head.weights)
     host, group, identity = settings.learner.host, policy.group(settings), identify(settings)
     store = own_store(host, STORE_TIMEOUT_S)
     me = client_id(f"learner/{identity.shown}", host, store.port)
@@ -78,7 +80,7 @@ def build(
             names["trajectories"],
             me,
             settings.learner.session_timeout_s,
-            trainer.backend.parallel.unit,
+            need,
         ),
         reader=PlaceReader(bus, ClaimStore(settings.claims)),
         store=store,
@@ -106,8 +108,10 @@ def build_trainer(settings: Settings) -> Trainer:
             raise BadConfiguration("knobs: temperature: only tokens that were drawn at 1 reach a learner; leave it out")
         limit = settings.rollout.sampling.get("max_tokens")
         suits(chosen, settings.policy.group_size, int(limit) if limit else None)
+        places = layouts.check(learner, settings.topics.shards)
+        layouts.suits(places, [ACTOR, *([CRITIC] if chosen.critic is not None else []), *chosen.holds], chosen.name)
         return Trainer(
-            layouts.made(learner, layouts.check(learner, settings.topics.shards), _adam(learner)),
+            layouts.made(learner, places, _adam(learner)),
             chosen,
             Schedule(learner.lr, learner.warmup, learner.decay, learner.decay_steps, learner.lr_floor),
             budget=learner.tokens_per_pack,
@@ -135,17 +139,22 @@ def warm_up(trainer: Trainer, weights: WeightVersion) -> None:
     backend.tear_down()
 
 
-def rehearse(learner: config.Learner, layout: Layout, weights: WeightVersion) -> None:
+def rehearse(learner: config.Learner, weights: WeightVersion) -> None:
     """The same for a layout that needs peers, whose cells may be all that holds the model: a tiny one, alone. Raises
-    ConfigError where the model does not divide as the layout says."""
+    ConfigError where a model does not divide as its layout says."""
     from trainers import tiny
 
-    configuration = Path(weights["uri"]) / "config.json"
+    actor, *others = layouts.chosen(learner)
     try:
-        fits.check(layout, {configuration.name: configuration.read_bytes()})
+        for place in (actor, *others):
+            for role in place.roles:
+                model = getattr(learner, role) if role in FROZEN else weights["uri"]
+                configuration = Path(model) / "config.json"
+                found = {configuration.name: configuration.read_bytes()} if configuration.is_file() else {}
+                fits.check(place.layout, found)
     except BadConfiguration as error:
         raise ConfigError(f"[learner] backend: {error}") from None
-    alone = layouts.made(learner, Layout(layout.backend), _adam(learner))
+    alone = layouts.made(learner, [Place((ACTOR,), Layout(actor.layout.backend))], _adam(learner))
     alone.form(0, 1, None, 60.0)
     trainer = Trainer(alone, algorithm("grpo", minibatches=1), Schedule(learner.lr))
     trainer.load(tiny.random_state(0))

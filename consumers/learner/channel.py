@@ -1,47 +1,39 @@
-"""What the ranks of a formed group say to each other at a boundary: flags up, one verdict down.
+"""What the ranks of a formed group say to each other in numbers: flags, cells, codes.
 
-Invariant: all ranks call each function together, in the same order; with one rank nothing is sent. Messages go over the
-CPU (gloo), whatever the backend trains on.
+Invariant: all ranks of the world call each function together, in the same order, those that serve a role too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-import torch.distributed as dist
+from trainers.backends.base import Backend
+
+SERVES = -1
+"""in the place of a cell, of a rank that serves a role and trains no share"""
 
 
-def count(flags: Sequence[int], world: int) -> list[int]:
+def by_rank(backend: Backend, numbers: Sequence[int]) -> list[list[int]]:
+    """What each rank says: as many numbers as the others, none below 0."""
+    mine = [0.0] * (backend.world * len(numbers))
+    first = backend.rank * len(numbers)
+    mine[first : first + len(numbers)] = numbers
+    said = iter(backend.max(mine))
+    return [[int(next(said)) for _ in numbers] for _ in range(backend.world)]
+
+
+def count(backend: Backend, flags: Sequence[int]) -> list[int]:
     """How many ranks raised each flag; every rank learns it."""
-    if world == 1:
-        return [int(flag) for flag in flags]
-    vector = torch.tensor([int(flag) for flag in flags], dtype=torch.int64)
-    dist.all_reduce(vector)
-    return [int(value) for value in vector]
+    rows = by_rank(backend, [int(bool(flag)) for flag in flags])
+    return [sum(column) for column in zip(*rows, strict=True)]
 
 
-def worst(codes: list[int], world: int) -> list[int]:
+def cells(backend: Backend) -> list[int]:
+    """The cell of each rank, or SERVES."""
+    rows = by_rank(backend, [backend.data_rank, not backend.acts])
+    return [SERVES if serves else cell for cell, serves in rows]
+
+
+def worst(backend: Backend, codes: Sequence[int]) -> list[int]:
     """The largest of each code over the ranks."""
-    vector = torch.tensor(codes, dtype=torch.int64)
-    if world > 1:
-        dist.all_reduce(vector, op=dist.ReduceOp.MAX)
-    return [int(value) for value in vector]
-
-
-def by_rank(value: int, rank: int, world: int) -> list[int]:
-    """What each rank says."""
-    return count([value if other == rank else 0 for other in range(world)], world)
-
-
-def tell(message: bytes | None, world: int) -> bytes:
-    """Rank 0's message (the others pass None) on every rank."""
-    if world == 1:
-        return message or b""
-    size = torch.tensor([len(message or b"")], dtype=torch.int64)
-    dist.broadcast(size, 0)
-    data = torch.empty(int(size), dtype=torch.uint8)
-    if message is not None:
-        data = torch.frombuffer(bytearray(message), dtype=torch.uint8)
-    dist.broadcast(data, 0)
-    return bytes(data.numpy().tobytes())
+    return [int(code) for code in backend.max(codes)]

@@ -103,10 +103,10 @@ def ledger_entry(
 def rank_shares(roster: Roster, cells: Sequence[int], shares: Sequence[Share]) -> list[RankShare]:
     """Who computed what: the ranks of a cell train the same samples together, which count at the first of them.
 
-    cells: by rank; shares: by cell."""
+    cells: by rank, below 0 where a rank serves a role; shares: by cell."""
     out: list[RankShare] = []
     for rank, (peer, cell) in enumerate(zip(roster.peers, cells, strict=True)):
-        first = cells.index(cell) == rank
+        first = cell >= 0 and cells.index(cell) == rank
         share = shares[cell] if first else Share(0, 0, 0)
         out.append(
             {

@@ -4,7 +4,8 @@
 
 Invariants: all ranks load the same version from its directory, without collectives; the consumer is polled at
 boundaries only; batch k is trained from version k; the ranks of a cell train the same groups, so what one of them
-cannot read is lost to all; a step that was not committed is forgotten with the whole generation.
+cannot read is lost to all; ranks that serve a role read none, since what they compute comes from the others; a step
+that was not committed is forgotten with the whole generation.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Generation:
         """whether it came past a step"""
         self._batch: Batch | None = None
         self._cells: list[int] = []
-        """by rank"""
+        """by rank, SERVES for those that serve a role"""
 
     def run(self) -> Regroup | Stop:
         """Work until a verdict ends this generation.
@@ -86,7 +87,7 @@ class Generation:
         p.at("met")
         p.backend.form(self._rank, self._roster.world, meeting.store, p.timeout_s)
         p.at("formed")
-        self._cells = channel.by_rank(p.backend.data_rank, self._rank, self._roster.world)
+        self._cells = channel.cells(p.backend)
         p.trainer.load(checkpoint.read(Path(head.weights["uri"]), digest=head.weights["digest"]))
         self.version = head.version
         p.holds(self.version)
@@ -96,12 +97,12 @@ class Generation:
     # ---- boundary
 
     def _decide(self) -> Verdict:
-        p, world = self._parts, self._roster.world
+        p = self._parts
         with p.backend.clock.phase("boundary"):
             p.membership.poll()
-            moved, stopping = channel.count([not p.membership.holds(self._roster), p.stopping()], world)
+            moved, stopping = channel.count(p.backend, [not p.membership.holds(self._roster), p.stopping()])
             message = verdict.encode(self._lead(self._leader, moved > 0, stopping)) if self._leader else None
-            decided = verdict.decode(channel.tell(message, world))
+            decided = verdict.decode(p.backend.announce(message))
         if isinstance(decided, Wait):
             with p.backend.clock.phase("wait"):
                 p.membership.poll(IDLE_S)
@@ -131,9 +132,9 @@ class Generation:
         if train.version != self.version:
             raise RegroupError(f"this rank holds version {self.version}, rank 0 trains {train.version}")
         with clock.phase("fetch"):
-            parts = train.shares[self._cells[self._rank]]
+            parts = train.shares[self._cells[self._rank]] if p.backend.acts else []
             share = read(p.reader, parts, vocabulary=p.backend.vocabulary, longest=p.backend.longest)
-            codes = channel.worst(verdict.lost_codes(train, share.lost), self._roster.world)
+            codes = channel.worst(p.backend, verdict.lost_codes(train, share.lost))
             lost = {seq: REASONS[code] for seq, code in enumerate(codes, train.seq_lo) if code}
             samples = [sample for sample in share.samples if sample.seq not in lost]
         for detail in share.details:

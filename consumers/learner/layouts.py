@@ -1,17 +1,21 @@
-"""From `[learner] backend` to a backend: a layout in AReaL's grammar, where a bare name means one rank a cell, and the
-options that the backend which it names takes. Cheap to import.
+"""From `[learner] backend` to a backend: a layout in AReaL's grammar, where a bare name means one rank a cell, or
+several, where roles have ranks of their own; and the options that the backend takes. Cheap to import.
 
 Invariant: an option that the chosen backend does not know is refused, never ignored.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from consumers.learner.agreement import Need
 from infra import config
 from infra.errors import ConfigError
-from trainers.backends.layout import DEEPSPEED, ENGINES, TORCH, Layout, parse, parse_allocation
+from trainers.backends.layout import DEEPSPEED, TORCH, Allocation, parse_allocation
+from trainers.backends.names import ACTOR
+from trainers.backends.places import Place, places_of, written
 from trainers.errors import BadConfiguration
 
 if TYPE_CHECKING:
@@ -30,56 +34,69 @@ OF: Mapping[str, tuple[str, ...]] = {
 """setting -> the backends that have it"""
 
 
-def chosen(learner: config.Learner) -> Layout:
-    """The layout that `[learner] backend` names; as many learners as there are decide its d. ConfigError, with the
-    reason, where it is none."""
+def chosen(learner: config.Learner) -> list[Place]:
+    """What `[learner] backend` names: who plays what on which ranks, the actor first; as many learners as there are
+    decide the d of its layout. ConfigError, with the reason, where it is none."""
     text = learner.backend if ":" in learner.backend else f"{learner.backend}:d1"
     try:
-        components = parse_allocation(text).components
-        if any(component.name for component in components):
-            actor = next((component for component in components if component.name == "actor"), components[0])
-            raise BadConfiguration(
-                f"{text}: in the loop all roles share the learners' ranks; write one layout, {actor.layout}"
-            )
-        layout = parse(text)
+        allocation = parse_allocation(text)
+        first, *more = allocation.components
+        if not first.name and not more:
+            allocation = Allocation(((replace(first, name=ACTOR),),))
+        return places_of(allocation)
     except BadConfiguration as error:
         raise ConfigError(f"[learner] backend: {error}") from None
-    if layout.backend in ENGINES:
-        raise ConfigError(f"[learner] backend: {layout.backend} serves and does not train")
-    return layout
+
+
+def needed(learner: config.Learner) -> Need:
+    """How many learners train so."""
+    actor, *others = chosen(learner)
+    return Need(actor.layout.unit, sum(place.layout.world for place in others))
 
 
 def canonical(learner: config.Learner) -> str:
     """One text for all settings of `backend` that train alike, whatever their d."""
-    layout = chosen(learner)
-    return str(layout.within(layout.unit))
+    actor, *others = chosen(learner)
+    layout = actor.layout.within(actor.layout.unit)
+    return written([replace(actor, layout=layout), *others]) if others else str(layout)
 
 
-def check(learner: config.Learner, shards: int) -> Layout:
-    """The layout, after all that can be said without a model. ConfigError for what cannot be.
+def check(learner: config.Learner, shards: int) -> list[Place]:
+    """The places, after all that can be said without a model. ConfigError for what cannot be.
 
     shards: partitions of the trajectories, one a learner at least."""
-    layout = chosen(learner)
+    actor, *others = chosen(learner)
+    need, backend = needed(learner), actor.layout.backend
     for name, backends in OF.items():
         default = config.Learner.model_fields[name].default
-        if getattr(learner, name) != default and layout.backend not in backends:
-            raise ConfigError(
-                f"[learner] {name}: backend {layout.backend} has no such option, only {', '.join(backends)}"
-            )
-    if layout.unit > shards:
+        if getattr(learner, name) != default and backend not in backends:
+            raise ConfigError(f"[learner] {name}: backend {backend} has no such option, only {', '.join(backends)}")
+    if need.fewest > shards:
         raise ConfigError(
-            f"[learner] backend {learner.backend} trains with {layout.unit} learners, and [topics] shards = {shards} "
+            f"[learner] backend {learner.backend} trains with {need.fewest} learners, and [topics] shards = {shards} "
             f"lets {shards} share a policy: choose a smaller layout, or a new namespace with more shards"
         )
-    if learner.lora.rank and layout.unit > 1:
+    if learner.lora.rank and need.fewest > 1:
         raise ConfigError(
-            f"[learner] lora: an adapter trains with data parallelism alone; backend = {layout.backend!r} does"
+            "[learner] lora: an adapter trains with data parallelism alone and all roles on the same ranks; "
+            f"backend = {learner.backend!r} asks for more"
         )
-    return layout
+    return [actor, *others]
 
 
-def made(learner: config.Learner, layout: Layout, adam: Adam) -> Backend:
-    """An unformed backend for `layout`, with the options of `learner`."""
+def suits(places: Sequence[Place], roles: Sequence[str], algorithm: str) -> None:
+    """ConfigError where somebody would play a role that the algorithm, which has these, does not."""
+    for role in (role for place in places for role in place.roles):
+        if role not in roles:
+            raise ConfigError(
+                f"[learner] backend: it names a {role}, and {algorithm} as configured has none, only "
+                f"{', '.join(roles)}: leave it out"
+            )
+
+
+def made(learner: config.Learner, places: Sequence[Place], adam: Adam) -> Backend:
+    """An unformed backend for `places`, with the options of `learner`."""
+    layout = places[0].layout
     if layout.backend == DEEPSPEED:
         from trainers.backends.deepspeed import DeepSpeedBackend
 
@@ -97,7 +114,7 @@ def made(learner: config.Learner, layout: Layout, adam: Adam) -> Backend:
     from trainers.backends.compute import Compute
 
     return make_backend(
-        layout,
+        written(places),
         adam,
         offload=learner.offload,
         compute=Compute(learner.precision == "bf16", learner.activation_checkpointing),
@@ -108,20 +125,28 @@ def made(learner: config.Learner, layout: Layout, adam: Adam) -> Backend:
 
 def started(learner: config.Learner) -> int:
     """Learners that `millrace up` starts: as many as asked for, and no fewer than the layout as written has ranks."""
-    return max(learner.learners, chosen(learner).world) if learner.learners else 0
+    return max(learner.learners, sum(place.layout.world for place in chosen(learner))) if learner.learners else 0
 
 
 def awaited(learner: config.Learner, here: int) -> str:
     """What so many learners wait for, who are too few."""
-    unit = chosen(learner).unit
-    more = "another" if unit - here == 1 else f"{unit - here} more"
-    return f"{_learners(here)} here, {learner.backend} trains with {unit}: start {more}"
+    need, (actor, *others) = needed(learner), chosen(learner)
+    missing = need.fewest - here
+    more = "another" if missing == 1 else f"{missing} more"
+    whom = f" ({ACTOR} {actor.layout.unit}, {_serving(others)})" if others else ""
+    return f"{_learners(here)} here, {learner.backend} trains with {need.fewest}{whom}: start {more}"
 
 
 def spare(learner: config.Learner, here: int) -> str:
     """Why one of so many learners waits while others train."""
-    unit = chosen(learner).unit
-    return f"{_learners(here)} here, {learner.backend} trains with multiples of {unit}: this one waits as a spare"
+    actor, *others = chosen(learner)
+    beside = f" beside {_serving(others)}" if others else ""
+    many = f"multiples of {actor.layout.unit}{beside}"
+    return f"{_learners(here)} here, {learner.backend} trains with {many}: this one waits as a spare"
+
+
+def _serving(others: Sequence[Place]) -> str:
+    return ", ".join(f"{'|'.join(place.roles)} {place.layout.world}" for place in others)
 
 
 def _learners(count: int) -> str:

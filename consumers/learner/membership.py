@@ -12,7 +12,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 
-from consumers.learner.agreement import Roster, address, agree, covered
+from consumers.learner.agreement import ANY, Need, Roster, address, agree, covered
 from infra.bus.base import LATEST, Bus, GroupView, Member, MemberToken
 from infra.errors import RefusedError, RegroupError
 
@@ -37,14 +37,14 @@ class Membership:
     """One learner's place in the group. Not thread-safe."""
 
     def __init__(
-        self, bus: Bus, group: str, topic: str, client_id: str, session_timeout_s: float, unit: int = 1
+        self, bus: Bus, group: str, topic: str, client_id: str, session_timeout_s: float, need: Need = ANY
     ) -> None:
         self._bus = bus
         self._group = group
         self._topic = topic
         self._client_id = client_id
         self._session_timeout_s = session_timeout_s
-        self._unit = unit
+        self._need = need
         self._shards = bus.partitions(topic)
         self._used = ""
         self._probed = 0.0
@@ -150,7 +150,7 @@ class Membership:
 
     def _roster(self, view: GroupView) -> Roster | None:
         token, own = self._now()
-        return agree(view, token, own, self._topic, self._shards, self._unit) if token is not None else None
+        return agree(view, token, own, self._topic, self._shards, self._need) if token is not None else None
 
     def _expel_dead(self, view: GroupView) -> None:
         token, _ = self._now()

@@ -93,7 +93,7 @@ def manifest(
 ) -> Train:
     """Who trains on what of a batch: balanced by tokens, preferring the cell of the rank that owns a group's partition.
 
-    cells: by rank."""
+    cells: by rank, below 0 where a rank serves a role and trains no share."""
     many = max(cells) + 1
     groups = [
         Group(
@@ -124,11 +124,11 @@ def manifest(
 
 
 def _owner(resolution: Resolution, roster: Roster, cells: Sequence[int]) -> int | None:
-    """The cell of the rank that owns the partition of a group."""
+    """The cell of the rank that owns the partition of a group, where it is in one."""
     if not resolution["trajectories"]:
         return None
     rank = roster.owner(resolution["trajectories"][0]["partition"])
-    return None if rank is None else cells[rank]
+    return None if rank is None or cells[rank] < 0 else cells[rank]
 
 
 def _seq(seq: int | None) -> int:

@@ -40,7 +40,7 @@ def learning(watch: Watch, target: int | None = None) -> Table:
         table.add_row("reward", f"{watch.rewards[-1]:.3f}  {spark(watch.rewards[-WIDE:])}")
         most = metrics.get("staleness_max", 0.0)
         table.add_row("staleness", f"mean {metrics.get('staleness_mean', 0.0):.2f}, max {most:.0f} versions")
-        table.add_row("learners", _learners(last))
+        table.add_row("learners", Text(_learners(last)))
         speed = f"{watch.rate('samples'):.0f} samples/s, {watch.rate('tokens_computed'):.0f} tokens/s"
         table.add_row("speed", f"{speed} over the newest versions")
     table.add_row("waiting", f"{watch.lag} ready groups")
@@ -50,10 +50,13 @@ def learning(watch: Watch, target: int | None = None) -> Table:
 
 
 def _learners(entry: LedgerEntry) -> str:
-    """How many trained a version, and on what: of the ranks of one cell, the first has its samples."""
+    """How many trained a version, and on what: of the ranks of one cell, the first has its samples; those that serve a
+    role have none."""
     ranks = entry["ranks"]
     first = [
-        r for at, r in enumerate(ranks) if r["cell"] < 0 or r["cell"] not in [other["cell"] for other in ranks[:at]]
+        r
+        for at, r in enumerate(ranks)
+        if r["samples"] or (r["cell"] >= 0 and r["cell"] not in [other["cell"] for other in ranks[:at]])
     ]
     shares = ", ".join(f"rank {share['rank']}: {share['samples']}" for share in first)
     layout = f" as {entry['layout']}" if len(first) < len(ranks) else ""

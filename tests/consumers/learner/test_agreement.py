@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from consumers.learner.agreement import address, agree, client_id, covered
+from consumers.learner.agreement import Need, address, agree, client_id, covered
 from infra.bus.base import GroupMember, GroupView, MemberToken
 
 TOPIC = "ns.p.trajectories"
@@ -71,8 +71,11 @@ def test_a_table_of_other_topics_covers_nothing() -> None:
     assert not covered(view(other), TOPIC, 4)
 
 
-@given(st.integers(1, 12), st.sampled_from([1, 2, 3, 4, 6, 8]), st.randoms(use_true_random=False))
-def test_whole_cells_train_and_the_rest_wait(members: int, unit: int, draw: Random) -> None:
+NEEDS = st.builds(Need, unit=st.sampled_from([1, 2, 3, 4, 6, 8]), serving=st.integers(0, 4))
+
+
+@given(st.integers(1, 12), NEEDS, st.randoms(use_true_random=False))
+def test_whole_cells_train_beside_those_that_serve_and_the_rest_wait(members: int, need: Need, draw: Random) -> None:
     """Every member reads the same from the same table, in whatever order it comes."""
     cuts = sorted(draw.sample(range(1, 24), members - 1))
     table = [member(f"m{at}", *range(low, high)) for at, (low, high) in enumerate(pairwise([0, *cuts, 24]))]
@@ -80,11 +83,12 @@ def test_whole_cells_train_and_the_rest_wait(members: int, unit: int, draw: Rand
     for one in table:
         draw.shuffle(others := list(table))
         own = {partition for _, partition in one.partitions}
-        rosters.append(agree(view(*others), MemberToken("g", 3, one.member_id), own, TOPIC, 24, unit))
+        rosters.append(agree(view(*others), MemberToken("g", 3, one.member_id), own, TOPIC, 24, need))
     found = [roster for roster in rosters if roster is not None]
     assert [roster.me.member_id for roster in found] == [one.member_id for one in table]
     assert len({(roster.key, roster.peers, roster.spares) for roster in found}) == 1
-    assert found[0].world == max(n for n in range(members + 1) if n % unit == 0)
+    whole = [need.serving + cells * need.unit for cells in range(1, members + 1)]
+    assert found[0].world == max((n for n in whole if n <= members), default=0)
     assert [roster.trains for roster in found] == [rank < found[0].world for rank in range(members)]
     assert [peer.member_id for peer in found[0].members] == [one.member_id for one in table]
     ranks = {found[0].owner(partition) for partition in range(24)} - {None}

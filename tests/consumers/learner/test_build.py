@@ -68,6 +68,16 @@ def test_one_line_takes_a_layout_and_its_options(tmp_path: Path) -> None:
     assert str(megatron.parallel) == "megatron:d1t2p2"
 
 
+def test_one_line_gives_roles_ranks_of_their_own(tmp_path: Path) -> None:
+    roles = {"learner__algorithm": "ppo", "learner__knobs": '{"kl_coef": 0.1}', "learner__reference": "here"}
+    apart = "torch[actor]:t2+torch[critic]:d1|torch[reference]:d1"
+    backend = built(tmp_path / "apart", learner__backend=apart, learner__offload='["reference"]', **roles).backend
+    assert str(backend.parallel) == "torch:d1t2"
+    assert [backend.apart(role) for role in ("actor", "critic", "reference")] == [False, True, True]
+    together = "torch[actor]:d2|torch[critic]:d2"
+    assert type(built(tmp_path / "together", learner__backend=together, **roles).backend).__name__ == "TorchBackend"
+
+
 def test_knobs_override(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = settings_for(tmp_path, "127.0.0.1:1", "t")[1]
     knobs = "knobs = { clip_high = 0.5, rejection = { upper = 3.0 }, reward_norm = 'group/none', dual_clip = 'none' }"
@@ -114,7 +124,29 @@ def test_the_learning_rate_and_how_passes_are_computed(tmp_path: Path) -> None:
         ),
         ({"learner__backend": "deepspeed:d2t2"}, "deepspeed has no dimension t"),
         ({"learner__backend": "torch:t"}, r"\[learner\] backend: torch:t: t is no list of sizes"),
-        ({"learner__backend": "torch[actor]:t2+torch[critic]:d1"}, "all roles share .* write one layout, torch:d1t2"),
+        (
+            {"learner__backend": "torch[actor]:d1+torch[critic]:d1"},
+            "names a critic, and grpo .* none, only actor: leave",
+        ),
+        ({"learner__backend": "torch[actor]:d1|torch[teacher]:d1"}, "names a teacher, and grpo as configured has none"),
+        ({"learner__backend": "torch[actor]:d1+torch[judge]:d1"}, r"backend: torch\[judge\]:d1: no role judge: choose"),
+        ({"learner__backend": "torch[critic]:d2"}, r"backend: torch\[critic\]:d2: nobody is the actor"),
+        ({"learner__backend": "torch[actor]:d1+deepspeed[critic]:d1"}, "run on torch, not on deepspeed"),
+        ({"learner__backend": "megatron[actor]:d1+megatron[critic]:d1"}, "run on torch, not on megatron"),
+        ({"learner__backend": "torch[actor]:d1+vllm[rollout]:d1"}, "engines are processes of their own; leave it out"),
+        ({"learner__algorithm": "ppo", "learner__backend": "torch[actor]:t2+torch[critic]:d3"}, "with 5 learners, and"),
+        (
+            {"learner__backend": "torch[actor]:d1+torch[critic]:d1", "learner__lora": '{"rank": 4}'},
+            "all roles on the same",
+        ),
+        (
+            {
+                "learner__algorithm": "distill-forward",
+                "learner__teacher": "there",
+                "learner__backend": "torch[actor]:d1+torch[teacher]:d1",
+            },
+            "too much to send",
+        ),
         ({"learner__backend": "torch:t8"}, r"trains with 8 learners, and \[topics\] shards = 4"),
         ({"learner__backend": "torch:t2", "learner__lora": '{"rank": 4}'}, "an adapter trains with data parallelism"),
         ({"learner__algorithm": "reinforce++"}, "name the model to hold as reference"),
@@ -129,6 +161,19 @@ def test_what_no_trainer_can_do_is_refused(tmp_path: Path, flags: dict[str, Any]
 
 def test_a_model_that_does_not_divide_is_refused_before_anybody_is_met(place: Make) -> None:
     it = place(**{"learner.backend": "torch:t2"})
+    with pytest.raises(ConfigError, match="torch:d1t2: 3 attention heads do not divide over t2"):
+        it.learn(1)
+    assert not it.bus.groups
+
+
+def test_a_model_of_a_role_that_does_not_divide_is_refused_too(place: Make, tmp_path: Path) -> None:
+    checkpoint.export(tmp_path / "judge", with_scalar_head(tiny.random_state(1)))
+    flags = {
+        "learner.backend": "torch[actor]:d1+torch[reward_model]:t2",
+        "learner.reward_model": str(tmp_path / "judge"),
+        "learner.knobs": json.dumps({"reward_model_coef": 0.5}),
+    }
+    it = place(**flags)
     with pytest.raises(ConfigError, match="torch:d1t2: 3 attention heads do not divide over t2"):
         it.learn(1)
     assert not it.bus.groups

@@ -30,6 +30,9 @@ def test_the_ledger_decides_who_is_right_where_somebody_has_its_identity() -> No
     assert differing(["x-b-c", "x-b-c"], "a-b-c") == {}
 
 
+APART = ("torch[actor]:d4+torch[critic]:d1", "torch[critic]:d1+torch[actor]:d2")
+
+
 def test_how_many_share_a_batch_is_no_difference() -> None:
-    for one, two in (("torch", "fsdp:d4"), ("torch:t2", "torch:d3t2"), ("torch:d2e2", "torch:d4e2")):
+    for one, two in (("torch", "fsdp:d4"), ("torch:t2", "torch:d3t2"), ("torch:d2e2", "torch:d4e2"), APART):
         assert identify(load(flags={"learner.backend": one})) == identify(load(flags={"learner.backend": two}))

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from consumers.learner import layouts
+from consumers.learner.agreement import Need
 from infra.config import Learner, load
 from infra.errors import ConfigError
 from trainers.backends.layout import Layout
@@ -49,8 +50,30 @@ def test_multiples_of_the_unit_make_layouts_and_no_other_number_does(layout: Lay
     ],
 )
 def test_a_line_names_a_layout(text: str, made: str, unit: int) -> None:
-    layout = layouts.chosen(load(flags={"learner.backend": text}).learner)
-    assert (str(layout), layout.unit) == (made, unit)
+    learner = load(flags={"learner.backend": text}).learner
+    (place,) = layouts.chosen(learner)
+    assert (place.roles, str(place.layout)) == (("actor",), made)
+    assert layouts.needed(learner) == Need(unit)
+
+
+@pytest.mark.parametrize(
+    ("text", "same", "need"),
+    [
+        ("torch[actor]:d2+torch[critic]:d1", "torch[actor]:d1+torch[critic]:d1", Need(1, 1)),
+        ("torch[critic]:d2+fsdp[actor]:d4t2", "torch[actor]:d1t2+torch[critic]:d2", Need(2, 2)),
+        (
+            "torch[actor]:p2+torch[critic]:d1|torch[reference]:d1+torch[teacher]:t2",
+            "torch[actor]:d1p2+torch[critic]:d1|torch[reference]:d1+torch[teacher]:d1t2",
+            Need(2, 3),
+        ),
+        ("torch[actor]:d2|torch[critic]:d2", "torch:d1", Need()),
+        ("megatron[actor]:t2|megatron[critic]:t2", "megatron:d1t2", Need(2)),
+    ],
+)
+def test_a_line_names_roles(text: str, same: str, need: Need) -> None:
+    learner = Learner(backend=text)
+    assert (layouts.canonical(learner), layouts.needed(learner)) == (same, need)
+    assert layouts.canonical(Learner(backend=same)) == same
 
 
 def test_a_backend_that_is_none_is_refused_with_those_that_are() -> None:
@@ -66,6 +89,15 @@ def test_what_is_awaited_is_said_in_the_words_of_the_setting() -> None:
     assert spare == "3 learners here, torch:t2 trains with multiples of 2: this one waits as a spare"
 
 
+def test_what_is_awaited_is_said_for_whom() -> None:
+    text = "torch[actor]:t2+torch[critic]:d1|torch[reference]:d1+torch[teacher]:d2"
+    learner, serving = Learner(backend=text), "critic|reference 1, teacher 2"
+    awaited = f"3 learners here, {text} trains with 5 (actor 2, {serving}): start 2 more"
+    assert layouts.awaited(learner, 3) == awaited
+    spare = f"6 learners here, {text} trains with multiples of 2 beside {serving}: this one waits as a spare"
+    assert layouts.spare(learner, 6) == spare
+
+
 @pytest.mark.parametrize(
     ("backend", "learners", "started"),
     [
@@ -75,6 +107,7 @@ def test_what_is_awaited_is_said_in_the_words_of_the_setting() -> None:
         ("torch:d2t2", 1, 4),
         ("torch:t2", 6, 6),
         ("torch:t2", 0, 0),
+        ("torch[actor]:d2+torch[critic]:d1|torch[reference]:d1", 1, 3),
     ],
 )
 def test_a_deployment_starts_a_cell_at_least(backend: str, learners: int, started: int) -> None:

@@ -81,6 +81,13 @@ def test_the_ranks_of_a_cell_share_its_groups() -> None:
     assert owned == [{0, 2}, {1, 3}]
 
 
+def test_a_rank_that_serves_has_no_share_of_the_batch() -> None:
+    """What lies in the partitions that it owns goes to whoever has the least."""
+    train = manifest(batch(8), roster((0,), (1,), (2, 3)), [0, 1, -1], version=0, minibatches=1, oldest=None)
+    assert [len(share) for share in train.shares] == [4, 4]
+    assert sorted(part.seq for share in train.shares for part in share) == list(range(8))
+
+
 def test_a_rank_reports_what_it_lost_by_seq() -> None:
     train = manifest(batch(4, 8), roster((0, 1), (2, 3)), [0, 1], version=0, minibatches=1, oldest=None)
     assert lost_codes(train, {9: 3}) == [0, 3, 0, 0]

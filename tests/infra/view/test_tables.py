@@ -64,6 +64,14 @@ def test_the_ranks_of_a_cell_count_its_samples_once(watch: Watch) -> None:
     assert "2 as torch:d1t2 (rank 0: 60 samples), 1 spare" in shown(learning(watch))
 
 
+def test_ranks_that_serve_a_role_have_no_samples_to_show(watch: Watch) -> None:
+    last = entry(1, 0.0)
+    last["ranks"] = [{"rank": 0, "samples": 60, "cell": 0}, {"rank": 1, "samples": 0, "cell": -1}]
+    last["layout"] = "torch[actor]:d1+torch[critic]:d1"
+    watch.versions.append(last)
+    assert "2 as torch[actor]:d1+torch[critic]:d1 (rank 0: 60 samples)" in shown(learning(watch))
+
+
 def test_only_those_whose_word_holds_are_alive(watch: Watch) -> None:
     status: Any = {"version": 3, "host": "h", "pid": 7, "url": None, "state": "serving", "error": None}
     watch.workers |= {"old": status | {"expires_at": 10}, "new": status | {"expires_at": 30}}
