@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -18,6 +17,7 @@ from infra.bus.base import Bus
 from infra.bus.memory import MemoryBus
 from infra.config import Settings
 from tests.support.feed import settings_for, start_policy
+from tests.support.forked import Fork
 
 ROOT = Path(__file__).parent.parent.parent
 PROGRAM = """
@@ -52,7 +52,7 @@ class Learners:
     def __init__(self, folder: Path, file: Path) -> None:
         self._folder = folder
         self._file = file
-        self.processes: list[subprocess.Popen[bytes]] = []
+        self.processes: list[Fork] = []
 
     def start(self, **environment: str) -> int:
         """Start one more; gives its number."""
@@ -65,10 +65,7 @@ class Learners:
             "TIMES": str(self._folder / f"times-{number}.jsonl"),
             **environment,
         }
-        with (self._folder / f"learner-{number}.log").open("ab") as log:
-            self.processes.append(
-                subprocess.Popen([sys.executable, "-c", PROGRAM], stdout=log, stderr=log, env=chosen, cwd=ROOT)
-            )
+        self.processes.append(Fork(PROGRAM, chosen, ROOT, self._folder / f"learner-{number}.log"))
         return number
 
     def signal(self, number: int, what: signal.Signals) -> None:
