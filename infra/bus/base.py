@@ -161,7 +161,9 @@ class Transactor(_Closing, ABC):
 
     @abstractmethod
     def begin(self) -> None:
-        """Start a transaction."""
+        """Start a transaction, once the last one of this transactor is ended wherever it wrote.
+
+        Raises UnreachableError when that takes too long: close, open again."""
 
     @abstractmethod
     def send(self, out: Outgoing, *, placed: bool = True) -> Sent:

@@ -6,8 +6,6 @@ tails, publishers and transactors have their own; nothing here knows a namespace
 
 from __future__ import annotations
 
-import socket
-import struct
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,17 +32,15 @@ from infra.bus.base import (
 )
 from infra.bus.kafka_common import WAIT_S, common, know_topic, patient, raise_ours, reading, records_of
 from infra.bus.kafka_entry import Listener, greet, made
+from infra.bus.kafka_mend import Mender, Trail
 from infra.bus.kafka_read import KafkaMember, KafkaTail, take
+from infra.bus.kafka_wire import Line, Where
 from infra.bus.kafka_write import KafkaPublisher, KafkaTransactor
 from infra.bus.specs import compare
 from infra.errors import BusError, TopicError, UnreachableError
 
-Where = tuple[str, int]
-
 kafka: Any = confluent_kafka.admin  # half of its names are hidden from type checkers
 
-OFFSETS = "__consumer_offsets"
-"""where transactions commit the offsets of groups"""
 SKIP = 500
 """offsets between two wanted records that are cheaper to read than to seek over"""
 
@@ -70,7 +66,6 @@ class KafkaBus(Bus):
         self._options = dict(options or {})
         self._session_timeout_s = session_timeout_s
         self._replication = replication
-        self._prefix = prefix
         self._base = common(bootstrap, self._options, client_id)
         self._lock = threading.Lock()
         self._admin: Any = None
@@ -78,7 +73,7 @@ class KafkaBus(Bus):
         self._greeted = False
         self._idle: list[Consumer] = []
         self._counts: dict[str, int] = {}
-        self._stuck: dict[Where, int] = {}
+        self._mender = Mender(self._cluster, self._unsettled, self._states, prefix)
 
     # -- topics
 
@@ -178,67 +173,22 @@ class KafkaBus(Bus):
         written = self._offsets(wheres, kafka.OffsetSpec.latest(), IsolationLevel.READ_UNCOMMITTED)
         return {where: end for where, end in stable.items() if end < written[where]}
 
-    def _unsettled_here(self, cluster: Any) -> dict[Where, int]:
-        """The same of all topics that our transactions write to."""
-        ours = {topic: row for topic, row in cluster.topics.items() if topic.startswith((self._prefix, OFFSETS))}
-        rows = {topic: row for topic, row in ours.items() if row.error is None}
-        return self._unsettled([(topic, p) for topic, row in rows.items() for p in row.partitions])
-
     def settled(self, topic: str, partition: int) -> bool:
         return not self._unsettled([(topic, partition)])
 
     def mend(self) -> int:
         """See `kafka_mend`. On plaintext listeners only."""
-        if not self._plaintext():
-            return 0
-        cluster = self._cluster()
-        now = self._unsettled_here(cluster)
-        stuck = [where for where, end in now.items() if self._stuck.get(where) == end]
-        self._stuck = now
-        return len(self._end_decided(self._open_on(stuck, cluster), cluster)) if stuck else 0
+        return self._mender.mend() if self._plaintext() else 0
 
-    def _settle_own(self, transactional_id: str) -> None:
-        """End what an id left behind that was fenced just now: nothing of it can be open in earnest."""
-        cluster = self._cluster()
-        now = self._unsettled_here(cluster)
-        if not now:
-            return
-        hosts = [(broker.host, broker.port) for broker in cluster.brokers.values()]
-        own = {kafka_mend.producer_of(*host, transactional_id) for host in hosts} - {None}
-        left = [found for found in self._open_on(list(now), cluster) if found.producer in own]
-        undecided = set(left) - set(self._end_decided(left, cluster))
-        if undecided:
-            raise UnreachableError(f"{transactional_id} left transactions open that could not be ended: {undecided}")
+    def _states(self) -> Iterator[Record]:
+        for partition in range(self.partitions(kafka_mend.STATES)):
+            yield from self.read(kafka_mend.STATES, partition)
 
     def _cluster(self) -> Any:
         try:
             return self.admin.list_topics(timeout=WAIT_S)
         except KafkaException as error:
             raise_ours(error, "listing topics")
-
-    def _open_on(self, wheres: Sequence[Where], cluster: Any) -> list[kafka_mend.Open]:
-        found = []
-        for topic, partition in wheres:
-            leader = cluster.brokers.get(cluster.topics[topic].partitions[partition].leader)
-            if leader is not None:
-                found += kafka_mend.open_transactions(leader.host, leader.port, [(topic, partition)])
-        return found
-
-    def _end_decided(self, left: Sequence[kafka_mend.Open], cluster: Any) -> list[kafka_mend.Open]:
-        """Ends those whose decision is known; returns them."""
-        if not left:
-            return []
-        states = range(self.partitions(kafka_mend.STATES))
-        decisions = kafka_mend.Decisions(record for p in states for record in self.read(kafka_mend.STATES, p))
-        ended = []
-        for found in left:
-            committed, (topic, partition) = decisions.of(found), found.where
-            leader = cluster.brokers.get(cluster.topics[topic].partitions[partition].leader)
-            if committed is None or leader is None:
-                continue
-            if kafka_mend.end(leader.host, leader.port, found, committed=committed):
-                ended.append(found)
-        return ended
 
     def _plaintext(self) -> bool:
         return str(self._options.get("security.protocol", "PLAINTEXT")).upper() == "PLAINTEXT"
@@ -324,10 +274,11 @@ class KafkaBus(Bus):
 
     def transactor(self, transactional_id: str) -> Transactor:
         self._enter()
-        transactor = KafkaTransactor(self._base, transactional_id)
+        trail = Trail(self._mender, transactional_id) if self._plaintext() else None
+        transactor = KafkaTransactor(self._base, transactional_id, trail)
         try:
-            if self._plaintext():
-                self._settle_own(transactional_id)
+            if trail is not None:
+                self._mender.settle_own(transactional_id)
         except BusError:
             transactor.close()
             raise
@@ -368,25 +319,18 @@ class KafkaBus(Bus):
             found = self.admin.describe_consumer_groups([group], request_timeout=WAIT_S)[group].result(WAIT_S)
         except KafkaException as error:
             raise_ours(error, f"describing group {group}")
-        request = struct.pack(">hhi", 13, 0, 1) + _text("millrace") + _text(group) + _text(member_id)
+        line = Line(found.coordinator.host, found.coordinator.port)
         try:
-            with socket.create_connection((found.coordinator.host, found.coordinator.port), 5) as wire:
-                wire.sendall(struct.pack(">i", len(request)) + request)
-                answer = wire.makefile("rb").read(10)
-        except OSError as error:
-            raise UnreachableError(f"the coordinator of {group} does not answer: {error}. Try again.") from error
-        return len(answer) == 10 and struct.unpack(">h", answer[8:])[0] == 0
+            return line.leave_group(group, member_id)
+        finally:
+            line.close()
 
     def close(self) -> None:
         with self._lock:
             idle, self._idle = self._idle, []
         for reader in idle:
             reader.close()
-
-
-def _text(value: str) -> bytes:
-    data = value.encode()
-    return struct.pack(">h", len(data)) + data
+        self._mender.close()
 
 
 def _at_end(message: Any) -> bool:

@@ -4,46 +4,33 @@ A lone broker that is killed between deciding a transaction and writing its mark
 start while it still believes it leads its partitions, then finds them leaderless for a moment, takes them for deleted
 and marks the transaction as complete without its markers (Apache Kafka 4.4: "these partitions are likely deleted
 already and hence can be skipped"; 6 of 14 kills right after a commit). Readers then wait in front of records that were
-committed, for ever if their writer never writes there again.
+committed, for ever if their writer never writes there again; and if it does, what it writes next and the forgotten are
+ended together, as the next transaction ends.
 
 Invariants: only a transaction is touched whose coordinator is done with it, on a partition that stood still between two
 calls or whose writer has just fenced itself; and only with the decision that the coordinator's own log holds for that
-partition. A new owner mends what its own id left before it writes, else its first commit would end that too, aborted
-records included. The wire format is spoken here because no client library has these calls; brokers behind TLS or SASL
-are left to their operators.
+partition. A new owner mends what its own id left before it writes. An owner that lives on begins a transaction only
+when the leaders say that its last one is ended wherever it wrote: a marker outlives its broker, so that from then on
+nothing of it can be forgotten. Brokers behind TLS or SASL are left to their operators (see `kafka_wire`).
 """
 
 from __future__ import annotations
 
-import io
-import logging
-import socket
 import struct
-from collections.abc import Iterable
-from dataclasses import dataclass
+import threading
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 from infra.bus.base import Record
+from infra.bus.kafka_wire import Encoded, Line, Open, Where
 from infra.errors import UnreachableError
 
-log = logging.getLogger(__name__)
-
-Where = tuple[str, int]
-
 STATES = "__transaction_state"
-DESCRIBE_PRODUCERS, DESCRIBE_TRANSACTIONS, WRITE_MARKERS = 61, 65, 27
+OFFSETS = "__consumer_offsets"
+"""where transactions commit the offsets of groups"""
 ONGOING, PREPARE_COMMIT, PREPARE_ABORT, PREPARE_FENCE = 1, 2, 3, 7
 
-
-@dataclass(frozen=True, slots=True)
-class Open:
-    """A producer's unfinished transaction on a partition, as the partition's leader sees it."""
-
-    where: Where
-    producer: int
-    epoch: int
-    coordinator_epoch: int
-    start: int
+Address = tuple[str, int]
 
 
 class Decisions:
@@ -61,7 +48,7 @@ class Decisions:
         version, producer, _, _, status = struct.unpack_from(">hqhib", value)
         self._latest[producer] = status
         if status in (PREPARE_COMMIT, PREPARE_ABORT, PREPARE_FENCE):
-            wire = _Wire(value[struct.calcsize(">hqhib") :])
+            wire = Encoded(value[struct.calcsize(">hqhib") :])
             for where in wire.partitions(compact=version > 0):
                 self._decided[producer, where] = status == PREPARE_COMMIT
 
@@ -72,146 +59,151 @@ class Decisions:
         return self._decided.get((found.producer, found.where))
 
 
-def open_transactions(host: str, port: int, wheres: Iterable[Where]) -> list[Open]:
-    """The unfinished transactions on these partitions, asked of their leader."""
-    topics = _by_topic(wheres)
-    body = _array(_text(t) + _array(struct.pack(">i", p) for p in ps) + b"\0" for t, ps in topics.items()) + b"\0"
-    wire = _call(host, port, DESCRIBE_PRODUCERS, 0, body)
-    wire.take(">i")
-    found = []
-    for _ in range(wire.count()):
-        topic = wire.text()
-        for _ in range(wire.count()):
-            partition, _ = wire.take(">ih")
-            wire.text()
-            for _ in range(wire.count()):
-                producer, epoch, _, _, coordinator, start = wire.take(">qiiqiq")
-                wire.tags()
-                if start >= 0:
-                    found.append(Open((topic, partition), producer, epoch, coordinator, start))
-            wire.tags()
-        wire.tags()
-    return found
+class Mender:
+    """Looks after the ends of the transactions on a cluster. Threads may share it."""
 
+    def __init__(
+        self,
+        cluster: Callable[[], Any],
+        unsettled: Callable[[Sequence[Where]], dict[Where, int]],
+        states: Callable[[], Iterable[Record]],
+        prefix: str,
+    ) -> None:
+        """`cluster` gives the client's metadata; `unsettled` the stable ends of those partitions that hold something
+        undecided; `states` the records of `STATES`; `prefix` is how the names of our topics begin."""
+        self._cluster, self._unsettled, self._states, self._prefix = cluster, unsettled, states, prefix
+        self._stuck: dict[Where, int] = {}
+        self._lines: dict[Address, Line] = {}
+        self._leaders: dict[Where, Address] = {}
+        self._lock = threading.Lock()
 
-def producer_of(host: str, port: int, transactional_id: str) -> int | None:
-    """The producer id behind a transactional id, asked of its coordinator; None when this broker is not it."""
-    wire = _call(host, port, DESCRIBE_TRANSACTIONS, 0, _array([_text(transactional_id)]) + b"\0")
-    wire.take(">i")
-    for _ in range(wire.count()):
-        (error,) = wire.take(">h")
-        wire.text(), wire.text()
-        _, _, producer, _ = wire.take(">iqqh")
-        return int(producer) if error == 0 else None
-    return None
+    def mend(self) -> int:
+        """End what stood still since the last call; returns on how many partitions."""
+        now = self._unsettled_here()
+        with self._lock:
+            stuck = [where for where, end in now.items() if self._stuck.get(where) == end]
+            self._stuck = now
+            return len(self._end_decided([found for opened in self._ask_leaders(stuck).values() for found in opened]))
 
+    def settle_own(self, transactional_id: str) -> None:
+        """End what an id left behind that was fenced just now: nothing of it can be open in earnest.
 
-def end(host: str, port: int, found: Open, *, committed: bool) -> bool:
-    """Write the marker of a transaction on one partition; whether the leader took it."""
-    topic, partition = found.where
-    where = _text(topic) + _array([struct.pack(">i", partition)]) + b"\0"
-    marker = struct.pack(">qhb", found.producer, found.epoch, committed) + _array([where])
-    marker += struct.pack(">i", max(0, found.coordinator_epoch)) + b"\0"
-    wire = _call(host, port, WRITE_MARKERS, 1, _array([marker]) + b"\0")
-    errors = []
-    for _ in range(wire.count()):
-        wire.take(">q")
-        for _ in range(wire.count()):
-            wire.text()
-            for _ in range(wire.count()):
-                errors.append(wire.take(">ih")[1])
-                wire.tags()
-            wire.tags()
-        wire.tags()
-    log.warning("%s of %s ended as decided (committed: %s): errors %s", found, found.where, committed, errors)
-    return errors == [0]
+        Raises UnreachableError when that cannot be known or done yet."""
+        now = self._unsettled_here()
+        if not now:
+            return
+        own = self.producer_of(transactional_id)
+        with self._lock:
+            answers = self._ask_leaders(now)
+            left = [found for opened in answers.values() for found in opened if found.producer == own]
+            undecided = {found.where for found in set(left) - set(self._end_decided(left))}
+        unknown = now.keys() - answers.keys()
+        if own is None or unknown or undecided:
+            raise UnreachableError(
+                f"{transactional_id} may have left transactions open (producer {own}, not ended on {undecided}, no"
+                f" answer for {unknown}). Try again."
+            )
 
+    def producer_of(self, transactional_id: str) -> int | None:
+        """The producer id behind a transactional id, asked of its coordinator; None while there is none."""
+        brokers = self._cluster().brokers.values()
+        with self._lock:
+            answers = [self._line((broker.host, broker.port)).producer_of(transactional_id) for broker in brokers]
+        return next((answer for answer in answers if answer is not None), None)
 
-def _by_topic(wheres: Iterable[Where]) -> dict[str, list[int]]:
-    topics: dict[str, list[int]] = {}
-    for topic, partition in wheres:
-        topics.setdefault(topic, []).append(partition)
-    return topics
+    def ended(self, producer: int, wheres: Collection[Where]) -> set[Where]:
+        """Those of the partitions of which their leaders say that the producer has no transaction open there."""
+        with self._lock:
+            answers = self._ask_leaders(wheres)
+        return {where for where, found in answers.items() if all(one.producer != producer for one in found)}
 
+    def offsets_of(self, group: str) -> Where:
+        """Where the offsets of a group are kept: Java's hash of its name, as the broker takes it."""
+        number = 0
+        for (unit,) in struct.iter_unpack(">H", group.encode("utf-16-be")):
+            number = (31 * number + unit) & 0xFFFFFFFF
+        return OFFSETS, abs(number - (number >> 31 << 32)) % len(self._cluster().topics[OFFSETS].partitions)
 
-def _call(host: str, port: int, api: int, version: int, body: bytes) -> _Wire:
-    request = struct.pack(">hhih", api, version, 1, 8) + b"millrace" + b"\0" + body
-    try:
-        with socket.create_connection((host, port), 10) as wire:
-            wire.sendall(struct.pack(">i", len(request)) + request)
-            file = wire.makefile("rb")
-            (size,) = struct.unpack(">i", _exactly(file, 4))
-            answer = _Wire(_exactly(file, size))
-    except OSError as error:
-        raise UnreachableError(f"{host}:{port} does not answer: {error}. Try again.") from error
-    answer.take(">i")
-    answer.tags()
-    return answer
+    def close(self) -> None:
+        """Hang up. Idempotent."""
+        with self._lock:
+            for line in self._lines.values():
+                line.close()
 
+    # -- under the lock
 
-def _exactly(file: Any, size: int) -> bytes:
-    data: bytes = file.read(size)
-    if len(data) != size:
-        raise ConnectionError("the broker closed the connection")
-    return data
+    def _unsettled_here(self) -> dict[Where, int]:
+        """Stable ends of what is undecided on all topics that our transactions write to."""
+        ours = {name: row for name, row in self._cluster().topics.items() if name.startswith((self._prefix, OFFSETS))}
+        return self._unsettled([(name, p) for name, row in ours.items() if row.error is None for p in row.partitions])
 
-
-class _Wire:
-    """Reads Kafka's flexible encoding."""
-
-    def __init__(self, data: bytes) -> None:
-        self._in = io.BytesIO(data)
-
-    def take(self, form: str) -> tuple[Any, ...]:
-        return struct.unpack(form, self._in.read(struct.calcsize(form)))
-
-    def varint(self) -> int:
-        value = shift = 0
-        while True:
-            byte = self._in.read(1)[0]
-            value |= (byte & 127) << shift
-            shift += 7
-            if byte < 128:
-                return value
-
-    def count(self) -> int:
-        """Elements of a compact array; none for null."""
-        return max(0, self.varint() - 1)
-
-    def text(self) -> str:
-        """A compact string; empty for null."""
-        return self._in.read(max(0, self.varint() - 1)).decode()
-
-    def tags(self) -> None:
-        for _ in range(self.varint()):
-            self.varint()
-            self._in.read(self.varint())
-
-    def partitions(self, *, compact: bool) -> list[Where]:
-        """The partitions in a record of the coordinator's log."""
-        found = []
-        for _ in range(self.count() if compact else max(0, self.take(">i")[0])):
-            topic = self.text() if compact else self._in.read(self.take(">h")[0]).decode()
-            for _ in range(self.count() if compact else self.take(">i")[0]):
-                found.append((topic, self.take(">i")[0]))
-            if compact:
-                self.tags()
+    def _ask_leaders(self, wheres: Collection[Where]) -> dict[Where, list[Open]]:
+        """The open transactions on those of the partitions whose leaders are known and answer for them."""
+        by_leader: dict[Address, list[Where]] = {}
+        for where in wheres:
+            leader = self._leader(where)
+            if leader is not None:
+                by_leader.setdefault(leader, []).append(where)
+        found: dict[Where, list[Open]] = {}
+        try:
+            for leader, led in by_leader.items():
+                found |= self._line(leader).open_transactions(led)
+        finally:
+            if len(found) < len(wheres):
+                self._leaders.clear()  # they moved, or are about to
         return found
 
+    def _end_decided(self, left: Sequence[Open]) -> list[Open]:
+        """Ends those whose decision is known; returns them."""
+        if not left:
+            return []
+        decisions = Decisions(self._states())
+        ended = []
+        for found in left:
+            committed, leader = decisions.of(found), self._leader(found.where)
+            if committed is not None and leader is not None and self._line(leader).end(found, committed=committed):
+                ended.append(found)
+        return ended
 
-def _varint(value: int) -> bytes:
-    out = b""
-    while value > 127:
-        out += bytes([value & 127 | 128])
-        value >>= 7
-    return out + bytes([value])
+    def _leader(self, where: Where) -> Address | None:
+        if where not in self._leaders:
+            cluster = self._cluster()
+            for name, row in cluster.topics.items():
+                for number, partition in row.partitions.items():
+                    broker = cluster.brokers.get(partition.leader)
+                    if broker is not None:
+                        self._leaders[name, number] = (broker.host, broker.port)
+        return self._leaders.get(where)
+
+    def _line(self, address: Address) -> Line:
+        if address not in self._lines:
+            self._lines[address] = Line(*address)
+        return self._lines[address]
 
 
-def _text(value: str) -> bytes:
-    data = value.encode()
-    return _varint(len(data) + 1) + data
+class Trail:
+    """Where the last transaction of one transactor wrote, until it is ended there."""
 
+    def __init__(self, mender: Mender, transactional_id: str) -> None:
+        self._mender, self._id = mender, transactional_id
+        self._producer: int | None = None
+        self._places: set[Where] = set()
+        self._offsets: dict[str, Where] = {}
 
-def _array(items: Iterable[bytes]) -> bytes:
-    parts = list(items)
-    return _varint(len(parts) + 1) + b"".join(parts)
+    def wrote(self, topic: str, partition: int) -> None:
+        """A record of the open transaction lies there."""
+        self._places.add((topic, partition))
+
+    def moved(self, group: str) -> None:
+        """The open transaction moves offsets of that group."""
+        if group not in self._offsets:
+            self._offsets[group] = self._mender.offsets_of(group)
+        self._places.add(self._offsets[group])
+
+    def left(self) -> Collection[Where]:
+        """Where the last transaction may still be open. Raises UnreachableError."""
+        if self._places and self._producer is None:
+            self._producer = self._mender.producer_of(self._id)
+        if self._places and self._producer is not None:
+            self._places -= self._mender.ended(self._producer, self._places)
+        return self._places

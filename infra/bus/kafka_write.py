@@ -21,11 +21,14 @@ from infra import faults
 from infra.bus.base import MemberToken, Outgoing, Place, Publisher, Sent, Transactor
 from infra.bus.kafka_common import WAIT_S, know_topic, raise_ours, translated, writing
 from infra.bus.kafka_entry import made
+from infra.bus.kafka_mend import Trail
 from infra.errors import BusError, FencedError, RefusedError, UnreachableError
 
 log = logging.getLogger(__name__)
 
 TRANSACTION_S = 10.0
+END_S, END_WITHIN_S = 0.002, 5.0
+"""between two questions whether a transaction is ended, which takes a broker a few milliseconds; and until it is not"""
 LEAVE_S = 5.0
 """how long a publisher that is closed waits for answers that nobody waited for"""
 GAPLESS = {
@@ -149,8 +152,10 @@ class KafkaPublisher(Publisher):
 class KafkaTransactor(Transactor):
     """One producer of one transactional id. The id is fenced when the constructor returns."""
 
-    def __init__(self, base: Mapping[str, Any], transactional_id: str) -> None:
+    def __init__(self, base: Mapping[str, Any], transactional_id: str, trail: Trail | None) -> None:
+        """`trail` is None where the ends of transactions cannot be asked for."""
         self._id = transactional_id
+        self._trail = trail
         self._failed: KafkaError | None = None
         self._known: set[str] = set()
         self._open = False
@@ -171,18 +176,35 @@ class KafkaTransactor(Transactor):
 
     def begin(self) -> None:
         self._failed = None
+        self._await_end()
         with self._speaking("beginning a transaction"):
             self._producer.begin_transaction()
         self._open = True
+
+    def _await_end(self) -> None:
+        """Wait until the last transaction is ended wherever it wrote: the next could end it otherwise (`kafka_mend`).
+
+        Raises UnreachableError when that takes too long: a new owner of the id mends it."""
+        deadline = time.monotonic() + END_WITHIN_S
+        while self._trail is not None:
+            try:
+                left = self._trail.left()
+                if not left:
+                    return
+                why = f"has no end yet on {sorted(left)}"
+            except UnreachableError as error:
+                why = f"may have no end: {error}"
+            if time.monotonic() > deadline:
+                raise UnreachableError(f"the last transaction of {self._id} {why}. Open a new transactor.")
+            time.sleep(END_S)
 
     def send(self, out: Outgoing, *, placed: bool = True) -> Sent:
         sent = Sent()
 
         def answered(error: KafkaError | None, message: Any) -> None:
+            self._answered(error, message)
             if error is None:
                 sent.fill(_place(message))
-            else:
-                self._failed = self._failed or error
 
         with self._speaking(f"writing to {out.topic}"):
             _hand_over(self._producer, self._known, out, answered if placed else self._answered)
@@ -191,6 +213,8 @@ class KafkaTransactor(Transactor):
     def _answered(self, error: KafkaError | None, message: Any) -> None:
         if error is not None:
             self._failed = self._failed or error
+        elif self._trail is not None:
+            self._trail.wrote(message.topic(), message.partition())
 
     def flush(self) -> None:
         with self._speaking("flushing"):
@@ -207,6 +231,8 @@ class KafkaTransactor(Transactor):
             raise ValueError("offsets are committed on behalf of a member: pass its token")
         with self._speaking("committing"):
             if offsets and member is not None:
+                if self._trail is not None:
+                    self._trail.moved(member.group)
                 moved = [TopicPartition(topic, partition, at) for (topic, partition), at in offsets.items()]
                 for attempt in _retrying(TRANSACTION_S):
                     with attempt:

@@ -10,7 +10,9 @@ import pytest
 
 from infra.bus.base import LATEST, Outgoing, Record, TopicSpec
 from infra.bus.kafka import KafkaBus
-from infra.bus.kafka_mend import ONGOING, PREPARE_ABORT, PREPARE_COMMIT, Decisions, Open, Where
+from infra.bus.kafka_mend import OFFSETS, ONGOING, PREPARE_ABORT, PREPARE_COMMIT, Decisions, Mender, Trail
+from infra.bus.kafka_wire import Open, Where
+from infra.errors import UnreachableError
 from infra.services.broker import Broker
 
 COMPLETE_COMMIT, EMPTY = 4, 0
@@ -119,6 +121,38 @@ def test_a_new_owner_ends_what_its_id_left_before_it_writes(tmp_path: Path) -> N
             assert [[r.value for r in bus.read("n.x", p)] for p in range(3)] == [expected] * 3
 
 
+@pytest.mark.slow
+@pytest.mark.kafka
+def test_an_owner_that_lives_on_begins_when_its_last_transaction_is_ended(tmp_path: Path) -> None:
+    """Each is killed right after its decision and followed by one that is decided the other way."""
+    with Broker(tmp_path / "broker") as broker:
+        broker.start()
+        with KafkaBus(broker.bootstrap, prefix="n.") as bus:
+            bus.ensure_topics([TopicSpec("n.x", 3)])
+            expected: list[bytes] = []
+            transactor = bus.transactor("n.t")
+            for number, commits in enumerate([True, False] * 2):
+                try:
+                    transactor.begin()
+                except UnreachableError:
+                    transactor.close()
+                    transactor = bus.transactor("n.t")
+                    transactor.begin()
+                for partition in range(3):
+                    transactor.send(Outgoing("n.x", b"", b"%d" % number, partition=partition))
+                transactor.flush()
+                if commits:
+                    transactor.commit({}, None)
+                    expected.append(b"%d" % number)
+                else:
+                    transactor.abort()
+                broker.kill()
+                broker.start()
+            transactor.close()
+            bus.transactor("n.t").close()
+            assert [[r.value for r in bus.read("n.x", p)] for p in range(3)] == [expected] * 3
+
+
 def settle(bus: KafkaBus) -> None:
     """Mend until nothing moves."""
     deadline = time.monotonic() + 60
@@ -147,3 +181,39 @@ def test_what_is_open_in_earnest_is_not_touched(broker: str) -> None:
         while not bus.settled("mend.open", 0):
             assert time.monotonic() < deadline
         assert [record.value for record in bus.read("mend.open", 0)] == [b"a"]
+
+
+@pytest.mark.slow
+@pytest.mark.kafka
+def test_a_trail_ends_where_the_transaction_does(broker: str) -> None:
+    with KafkaBus(broker) as bus:
+        bus.ensure_topics([TopicSpec("trail.x", 2), TopicSpec("trail.in", 1)])
+        groups = ["t.g", "n660ba032a0.counter", "n1.seal", "a"]  # hashes of both signs
+        mender = Mender(bus._cluster, bus._unsettled, bus._states, "trail.")
+        with bus.transactor("trail.t") as transactor:
+            producer = mender.producer_of("trail.t")
+            assert producer is not None
+            assert mender.producer_of("trail.nobody") is None
+            for group in groups:
+                trail = Trail(mender, "trail.t")
+                with bus.member(group, "trail.in") as member:
+                    while not member.assigned():
+                        member.poll(1, 0.1)
+                    transactor.begin()
+                    transactor.send(Outgoing("trail.x", b"", b"a", partition=0))
+                    transactor.flush()
+                    trail.wrote("trail.x", 0)
+                    trail.moved(group)
+                    assert mender.ended(producer, [("trail.x", 0), ("trail.x", 1), ("trail.gone", 0)]) == {
+                        ("trail.x", 1)
+                    }
+                    assert ("trail.x", 0) in trail.left()
+                    offsets = mender.offsets_of(group)
+                    before = bus.ends(OFFSETS)[offsets[1]]
+                    transactor.commit({("trail.in", 0): 0}, member.token())
+                deadline = time.monotonic() + 20
+                while trail.left():
+                    assert time.monotonic() < deadline, trail.left()
+                assert any(group.encode() in record.key for record in bus.read(*offsets, before))
+        mender.close()
+        assert mender.ended(producer, [("trail.x", 1)]) == {("trail.x", 1)}  # hung up, it calls again
