@@ -22,6 +22,8 @@ from trainers.backends.stores import own_store
 from trainers.errors import CorruptCheckpoint
 from trainers.tensorfile import open_file
 
+CLOSING_S = 0.05
+"""how soon the listener notices that it is closed"""
 HELD = 3
 """newest versions that are sent"""
 MOST_RANKS = 4096
@@ -39,7 +41,9 @@ class Sender:
         self._server = ThreadingHTTPServer((host, 0), self._handler())
         self._server.daemon_threads = True
         self.url = f"http://{host}:{self._server.server_address[1]}"
-        self._thread = threading.Thread(target=self._server.serve_forever, name="weight-sender", daemon=True)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(CLOSING_S,), name="weight-sender", daemon=True
+        )
         self._thread.start()
 
     def hold(self, version: int, digest: str, path: Path) -> None:

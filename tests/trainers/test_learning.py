@@ -49,6 +49,7 @@ def outcome(algorithm: Algorithm, samples: list[Sample], budget: int = 16384) ->
     st.randoms(),
     st.sampled_from([policy("grpo"), policy("decoupled")]),
 )
+@pytest.mark.slow
 def test_micro_batches_and_order_do_not_matter(seed: int, budget: int, draw: object, algorithm: Algorithm) -> None:
     samples = random_samples(seed, groups=3)
     shuffled = list(samples)

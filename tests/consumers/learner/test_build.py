@@ -49,13 +49,19 @@ def test_every_algorithm_by_name(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"), [("torch", "TorchBackend"), ("deepspeed", "DeepSpeedBackend"), ("megatron", "MegatronBackend")]
+    ("name", "kind"),
+    [
+        ("torch", "TorchBackend"),
+        pytest.param("deepspeed", "DeepSpeedBackend", marks=pytest.mark.slow),
+        pytest.param("megatron", "MegatronBackend", marks=pytest.mark.slow),
+    ],
 )
 def test_one_line_takes_another_backend(tmp_path: Path, name: str, kind: str) -> None:
     backend = built(tmp_path, learner__backend=name, learner__weight_decay=0.5).backend
     assert (type(backend).__name__, backend.adam.weight_decay) == (kind, 0.5)
 
 
+@pytest.mark.slow
 def test_one_line_takes_a_layout_and_its_options(tmp_path: Path) -> None:
     lean = {"learner__reshard": True, "learner__pipeline_schedule": "gpipe", "learner__precision": "bf16"}
     torch = built(tmp_path / "torch", learner__backend="torch:t2p2", **lean).backend
@@ -179,6 +185,7 @@ def test_a_model_of_a_role_that_does_not_divide_is_refused_too(place: Make, tmp_
     assert not it.bus.groups
 
 
+@pytest.mark.slow
 def test_a_learner_keeps_its_critic_from_start_to_start(place: Make) -> None:
     """Three versions in one go, and one after the other by learners that start anew: the same bytes."""
     one, two = (place(**{"learner.algorithm": "ppo"}) for _ in range(2))
@@ -221,6 +228,7 @@ def checkpoint_of(it: Any, digest: str) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_learner_keeps_its_adapter_from_start_to_start(place: Make) -> None:
     """Merged versions go on with the adapter that they were merged from, whatever process trains them."""
     one, two = (place(**{"learner.lora": '{"rank": 4, "targets": ["q_proj", "v_proj"]}'}) for _ in range(2))

@@ -81,6 +81,7 @@ def test_a_parent_that_cannot_be_read_makes_a_whole_version(place: Make, monkeyp
 
 
 @pytest.mark.parametrize("name", ["delta.before_rename", "delta.after_rename"])
+@pytest.mark.slow
 def test_a_crash_around_a_delta_leaves_the_same_chain(place: Make, name: str) -> None:
     class Killed(BaseException):
         """Stands in for SIGKILL."""

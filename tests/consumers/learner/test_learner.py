@@ -66,6 +66,7 @@ def test_offsets_are_what_is_settled(place: Make) -> None:
             assert group.offsets[partition] == min(waiting, default=max(known))
 
 
+@pytest.mark.slow
 def test_the_same_batches_give_the_same_bytes(place: Make) -> None:
     one, two = place(), place()
     for it in (one, two):
@@ -190,6 +191,7 @@ def test_a_crash_anywhere_leaves_the_same_chain(place: Make, name: str) -> None:
 
 
 @pytest.mark.parametrize(("point", "committed"), [("learner.before_commit", False), ("learner.after_commit", True)])
+@pytest.mark.slow
 def test_an_unknown_outcome_is_read_from_the_log(place: Make, point: str, committed: bool) -> None:
     whole, unsure = place(), place()
     for it in (whole, unsure):

@@ -132,6 +132,7 @@ def test_it_stops_when_asked(bus: MemoryBus, listening: Callable[[], int]) -> No
     assert join(bus, listening()).settle(lambda: True) is None
 
 
+@pytest.mark.slow
 def test_the_watchdog_breaks_a_generation_that_lost_a_member(bus: MemoryBus, listening: Callable[[], int]) -> None:
     one, two = join(bus, listening()), join(bus, listening())
     roster = settle_all(one, two)[0]

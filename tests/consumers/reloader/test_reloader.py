@@ -260,6 +260,7 @@ async def test_killed_anywhere_the_next_one_finishes(
     assert scripted.label == "policy@2"
 
 
+@pytest.mark.slow
 async def test_tokens_follow_the_versions_through_swaps_in_mid_generation(
     bus: MemoryBus, folders: list[Path], start: Start, tmp_path: Path
 ) -> None:

@@ -106,9 +106,11 @@ def fails(**mutation: bool) -> int:
     return failed
 
 
+@pytest.mark.slow
 def test_without_the_fence_records_count_twice() -> None:
     assert fails(fencing=False) > 0
 
 
+@pytest.mark.slow
 def test_without_the_marks_records_count_twice() -> None:
     assert fails(skip_duplicates=False) > 0

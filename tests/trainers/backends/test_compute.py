@@ -145,6 +145,7 @@ def assert_close(ours: tuple[list[Report], State], theirs: tuple[list[Report], S
 @pytest.mark.parametrize(
     "compute", [Compute(logits=9 * VOCABULARY), Compute(checkpointing=True)], ids=["head", "layers"]
 )
+@pytest.mark.slow
 def test_steps_are_the_same(compute: Compute, algorithm: Algorithm) -> None:
     assert_close(trained(compute, algorithm), trained(Compute(), algorithm))
 

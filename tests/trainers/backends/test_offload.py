@@ -45,6 +45,7 @@ def run(
 
 @pytest.mark.parametrize("algorithm", EVERY_ROLE, ids=lambda algorithm: algorithm.name)
 @pytest.mark.parametrize("compute", [Compute(), Compute(bf16=True)], ids=["fp32", "bf16"])
+@pytest.mark.slow
 def test_the_bytes_are_those_of_a_run_without_it(algorithm: Algorithm, compute: Compute) -> None:
     kept, moved = (
         run(None, 0, 1, HashStore(), small_state(), algorithm, {"compute": compute, "offload": roles})

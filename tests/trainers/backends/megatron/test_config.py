@@ -88,6 +88,7 @@ def test_a_layout_that_the_model_does_not_divide_by(layout: Layout, reason: str)
         check(of("qwen3_moe", **EXPERTS), Layout(MEGATRON, d=8, e=8))
 
 
+@pytest.mark.slow
 def test_ranks_that_make_no_layout() -> None:
     with pytest.raises(BadConfiguration, match="too few ranks for a layout: 1 of them, and megatron with t2"):
         make_backend("megatron:d1t2").form(0, 1, None, 1.0)
