@@ -50,7 +50,7 @@ format: setup ## format and fix what can be fixed
 test: check ## everything that CI runs, services included; JOBS= how many files at once
 	$(PYTEST)
 
-unit: setup ## the tests that start no service, in about two minutes
+unit: setup ## the quick tests, which start no service, in about two minutes
 	$(PYTEST) -m "not slow"
 
 demo: setup ## the main job: train a tiny model through the whole loop, with kills on the way
