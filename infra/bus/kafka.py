@@ -178,7 +178,10 @@ class KafkaBus(Bus):
 
     def mend(self) -> int:
         """See `kafka_mend`. On plaintext listeners only."""
-        return self._mender.mend() if self._plaintext() else 0
+        return self._mender.mend() if self._mends() else 0
+
+    def _mends(self) -> bool:
+        return self._plaintext() and self._mender.able()
 
     def _states(self) -> Iterator[Record]:
         for partition in range(self.partitions(kafka_mend.STATES)):
@@ -274,7 +277,7 @@ class KafkaBus(Bus):
 
     def transactor(self, transactional_id: str) -> Transactor:
         self._enter()
-        trail = Trail(self._mender, transactional_id) if self._plaintext() else None
+        trail = Trail(self._mender, transactional_id) if self._mends() else None
         transactor = KafkaTransactor(self._base, transactional_id, trail)
         try:
             if trail is not None:

@@ -11,23 +11,36 @@ Invariants: only a transaction is touched whose coordinator is done with it, on 
 calls or whose writer has just fenced itself; and only with the decision that the coordinator's own log holds for that
 partition. A new owner mends what its own id left before it writes. An owner that lives on begins a transaction only
 when the leaders say that its last one is ended wherever it wrote: a marker outlives its broker, so that from then on
-nothing of it can be forgotten. Brokers behind TLS or SASL are left to their operators (see `kafka_wire`).
+nothing of it can be forgotten. Brokers behind TLS or SASL, and those that do not know the requests of `kafka_wire`, are
+left to their operators.
 """
 
 from __future__ import annotations
 
+import logging
 import struct
 import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 from infra.bus.base import Record
-from infra.bus.kafka_wire import Encoded, Line, Open, Where
+from infra.bus.kafka_wire import (
+    DESCRIBE_PRODUCERS,
+    DESCRIBE_TRANSACTIONS,
+    WRITE_MARKERS,
+    Encoded,
+    Line,
+    Open,
+    Where,
+)
 from infra.errors import UnreachableError
+
+log = logging.getLogger(__name__)
 
 STATES = "__transaction_state"
 OFFSETS = "__consumer_offsets"
 """where transactions commit the offsets of groups"""
+NEEDED = {WRITE_MARKERS, DESCRIBE_PRODUCERS, DESCRIBE_TRANSACTIONS}
 ONGOING, PREPARE_COMMIT, PREPARE_ABORT, PREPARE_FENCE = 1, 2, 3, 7
 
 Address = tuple[str, int]
@@ -75,7 +88,21 @@ class Mender:
         self._stuck: dict[Where, int] = {}
         self._lines: dict[Address, Line] = {}
         self._leaders: dict[Where, Address] = {}
+        self._able: bool | None = None
         self._lock = threading.Lock()
+
+    def able(self) -> bool:
+        """Whether the brokers answer what is asked here (Apache Kafka does since 3.0). Asked once."""
+        if self._able is None:
+            brokers = self._cluster().brokers.values()
+            with self._lock:
+                missing = set[int]().union(*(NEEDED - self._line((b.host, b.port)).speaks() for b in brokers))
+            if missing:
+                log.warning(
+                    "the brokers do not answer requests %s: what they forget to end stays open", sorted(missing)
+                )
+            self._able = not missing
+        return self._able
 
     def mend(self) -> int:
         """End what stood still since the last call; returns on how many partitions."""

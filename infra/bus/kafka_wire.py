@@ -20,7 +20,9 @@ log = logging.getLogger(__name__)
 
 Where = tuple[str, int]
 
-LEAVE_GROUP, WRITE_MARKERS, DESCRIBE_PRODUCERS, DESCRIBE_TRANSACTIONS = 13, 27, 61, 65
+LEAVE_GROUP, API_VERSIONS, WRITE_MARKERS, DESCRIBE_PRODUCERS, DESCRIBE_TRANSACTIONS = 13, 18, 27, 61, 65
+NOT_ALLOWED = 29
+"""the broker's code where a topic may not be read"""
 WAIT_S = 10.0
 CLIENT = b"millrace"
 
@@ -43,8 +45,15 @@ class Line:
         self._address = (host, port)
         self._socket: socket.socket | None = None
 
+    def speaks(self) -> set[int]:
+        """The numbers of the requests that this broker answers."""
+        answer = self._exchange(struct.pack(">hhih", API_VERSIONS, 0, 1, len(CLIENT)) + CLIENT)
+        _, _, count = answer.take(">ihi")
+        return {answer.take(">hhh")[0] for _ in range(count)}
+
     def open_transactions(self, wheres: Iterable[Where]) -> dict[Where, list[Open]]:
-        """The unfinished transactions on those of these partitions that this broker leads."""
+        """The unfinished transactions on those of these partitions that this broker leads; none on those that it does
+        not let us look at, which are left to it."""
         topics = _by_topic(wheres)
         body = _array(_text(t) + _array(struct.pack(">i", p) for p in ps) + b"\0" for t, ps in topics.items()) + b"\0"
         answer = self._ask(DESCRIBE_PRODUCERS, 0, body)
@@ -62,7 +71,7 @@ class Line:
                     if start >= 0:
                         opened.append(Open((topic, partition), producer, epoch, coordinator, start))
                 answer.tags()
-                if error == 0:
+                if error in (0, NOT_ALLOWED):
                     found[topic, partition] = opened
             answer.tags()
         return found

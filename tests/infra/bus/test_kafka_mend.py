@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import socket
 import struct
+import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -57,6 +60,27 @@ def test_the_last_decision_about_a_partition_counts(version: int) -> None:
 def test_an_open_transaction_is_left_alone() -> None:
     x = ("x", 0)
     assert Decisions([state(7, PREPARE_COMMIT, x), state(7, ONGOING, x)]).of(found(7, x)) is None
+
+
+def test_brokers_that_do_not_know_the_requests_are_left_alone(caplog: pytest.LogCaptureFixture) -> None:
+    """One that answers nothing but fetches, produces and this question."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        host, port = server.getsockname()
+        answer = struct.pack(">ihi", 1, 0, 3) + b"".join(struct.pack(">hhh", api, 0, 9) for api in (0, 1, 18))
+
+        def serve() -> None:
+            line, _ = server.accept()
+            with line:
+                line.recv(1000)
+                line.sendall(struct.pack(">i", len(answer)) + answer)
+
+        threading.Thread(target=serve, daemon=True).start()
+        cluster = SimpleNamespace(brokers={1: SimpleNamespace(host=host, port=port)}, topics={})
+        mender = Mender(lambda: cluster, lambda wheres: {}, list, "n.")
+        assert not mender.able()
+        assert "do not answer requests [27, 61, 65]" in caplog.text
+        mender.close()
+        assert not mender.able(), "asked once"
 
 
 @pytest.mark.slow
@@ -193,6 +217,7 @@ def test_a_trail_ends_where_the_transaction_does(broker: str) -> None:
         with bus.transactor("trail.t") as transactor:
             producer = mender.producer_of("trail.t")
             assert producer is not None
+            assert mender.able()
             assert mender.producer_of("trail.nobody") is None
             for group in groups:
                 trail = Trail(mender, "trail.t")
