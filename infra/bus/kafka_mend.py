@@ -181,14 +181,18 @@ class Mender:
         return found
 
     def _end_decided(self, left: Sequence[Open]) -> list[Open]:
-        """Ends those whose decision is known; returns them."""
+        """Ends those whose decision is known; returns those that are ended now."""
         if not left:
             return []
         decisions = Decisions(self._states())
         ended = []
         for found in left:
             committed, leader = decisions.of(found), self._leader(found.where)
-            if committed is not None and leader is not None and self._line(leader).end(found, committed=committed):
+            if committed is None or leader is None:
+                continue
+            # Others mend too, and an owner that waited for this end goes on at once: its next one is not ours to end.
+            still = found in self._line(leader).open_transactions([found.where]).get(found.where, ())
+            if not still or self._line(leader).end(found, committed=committed):
                 ended.append(found)
         return ended
 

@@ -1,6 +1,7 @@
 """The requests to a broker that no client library has, in Kafka's own encoding.
 
-Invariant: what a broker does not answer in full is an error, never an empty answer. Plaintext listeners only.
+Invariants: what a broker does not answer is an error or missing from the answer, never taken for "nothing", save what
+it does not let us look at; a marker is sent at most once. Plaintext listeners only.
 """
 
 from __future__ import annotations
@@ -93,6 +94,7 @@ class Line:
         where = _text(topic) + _array([struct.pack(">i", partition)]) + b"\0"
         marker = struct.pack(">qhb", found.producer, found.epoch, committed) + _array([where])
         marker += struct.pack(">i", max(0, found.coordinator_epoch)) + b"\0"
+        self.close()  # on a new connection a request is not repeated: a second marker could end the next transaction
         answer = self._ask(WRITE_MARKERS, 1, _array([marker]) + b"\0")
         errors = []
         for _ in range(answer.count()):

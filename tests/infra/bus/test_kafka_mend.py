@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from infra.bus.base import LATEST, Outgoing, Record, TopicSpec
+from infra.bus.base import LATEST, Outgoing, Record, TopicSpec, Transactor
 from infra.bus.kafka import KafkaBus
 from infra.bus.kafka_mend import OFFSETS, ONGOING, PREPARE_ABORT, PREPARE_COMMIT, Decisions, Mender, Trail
 from infra.bus.kafka_wire import Open, Where
@@ -131,16 +131,7 @@ def test_a_new_owner_ends_what_its_id_left_before_it_writes(tmp_path: Path) -> N
                     assert all(bus.settled("n.x", p) for p in range(3))
                     assert [[r.value for r in bus.read("n.x", p)] for p in range(3)] == [expected] * 3
                     transactor.begin()
-                    for partition in range(3):
-                        transactor.send(Outgoing("n.x", b"", b"%d" % number, partition=partition))
-                    if commits:
-                        transactor.commit({}, None)
-                        expected.append(b"%d" % number)
-                    else:
-                        transactor.flush()
-                        transactor.abort()
-                    broker.kill()
-                    broker.start()
+                    decide_and_kill(transactor, broker, number, expected, commits=commits)
             bus.transactor("n.t").close()
             assert [[r.value for r in bus.read("n.x", p)] for p in range(3)] == [expected] * 3
 
@@ -162,19 +153,26 @@ def test_an_owner_that_lives_on_begins_when_its_last_transaction_is_ended(tmp_pa
                     transactor.close()
                     transactor = bus.transactor("n.t")
                     transactor.begin()
-                for partition in range(3):
-                    transactor.send(Outgoing("n.x", b"", b"%d" % number, partition=partition))
-                transactor.flush()
-                if commits:
-                    transactor.commit({}, None)
-                    expected.append(b"%d" % number)
-                else:
-                    transactor.abort()
-                broker.kill()
-                broker.start()
+                decide_and_kill(transactor, broker, number, expected, commits=commits)
             transactor.close()
             bus.transactor("n.t").close()
             assert [[r.value for r in bus.read("n.x", p)] for p in range(3)] == [expected] * 3
+
+
+def decide_and_kill(
+    transactor: Transactor, broker: Broker, number: int, expected: list[bytes], *, commits: bool
+) -> None:
+    """Write a number to three partitions, commit it (it is expected then) or abort, and kill the broker right away."""
+    for partition in range(3):
+        transactor.send(Outgoing("n.x", b"", b"%d" % number, partition=partition))
+    transactor.flush()
+    if commits:
+        transactor.commit({}, None)
+        expected.append(b"%d" % number)
+    else:
+        transactor.abort()
+    broker.kill()
+    broker.start()
 
 
 def settle(bus: KafkaBus) -> None:
@@ -239,6 +237,7 @@ def test_a_trail_ends_where_the_transaction_does(broker: str) -> None:
                 deadline = time.monotonic() + 20
                 while trail.left():
                     assert time.monotonic() < deadline, trail.left()
-                assert any(group.encode() in record.key for record in bus.read(*offsets, before))
+                while not any(group.encode() in record.key for record in bus.read(*offsets, before)):
+                    assert time.monotonic() < deadline, f"no offset of {group} in {offsets} from {before}"
         mender.close()
         assert mender.ended(producer, [("trail.x", 1)]) == {("trail.x", 1)}  # hung up, it calls again
