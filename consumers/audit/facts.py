@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -100,7 +100,8 @@ class Timeline:
 
 
 class Facts:
-    """The shared knowledge of one walk. `topics` are full names by kind; `starts` by kind and partition."""
+    """The shared knowledge of one walk. `topics` are full names by kind; `starts` by kind and partition; `latest` gives
+    the last readable record of a kind that was committed since the walk took its ends, None where there is none."""
 
     def __init__(
         self,
@@ -108,8 +109,10 @@ class Facts:
         topics: Mapping[str, str],
         starts: Mapping[str, Mapping[int, int]],
         release: str,
+        latest: Callable[[str], Row | None],
     ) -> None:
         self.policy = policy
+        self.latest = latest
         self.topics = topics
         self.starts = starts
         self.release = Timeline()

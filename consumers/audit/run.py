@@ -56,7 +56,7 @@ def audit(
     (`infra.claims.ClaimStore.resolve`); files: also hash the checkpoint directories. Raises AuditError when there is
     nothing to audit, BusError when the log cannot be read."""
     walk = Walk(bus, namespace, policy, resolve)
-    facts = Facts(policy, walk.full, walk.starts, release)
+    facts = Facts(policy, walk.full, walk.starts, release, walk.latest)
     claims = [claim(facts) for claim in (*CLAIMS, *((Files,) if files else ()))]
     walk.run(facts, claims)
     findings = tuple(claim.finding for claim in claims)

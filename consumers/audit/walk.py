@@ -190,6 +190,14 @@ class Walk:
             return None
         return Row(record, name, value, stored)
 
+    def latest(self, kind: str) -> Row | None:
+        """The last readable record of a kind that was committed since its end was measured; None without one."""
+        found = None
+        for partition in self.partitions(kind):
+            for record in self.bus.read(self.full[kind], partition, self.ends[kind][partition]):
+                found = self.row(kind, record, ()) or found
+        return found
+
     def _samples(self, claims: Sequence[Claim]) -> None:
         takers = [claim for claim in claims if claim.sees("trajectory")]
         for partition in self.partitions("trajectories"):

@@ -2,15 +2,17 @@
 
 Invariants: a directory goes only when it can never be a version (its number is committed under another digest) or when
 nobody needs it (no live engine serves it, it is not among the newest nor the anchor of one, not version 0, not pinned,
-no base of another's adapter); the deltas that lead from an anchor to one of the newest stay with it. No clock is asked,
-so a leader that was frozen between looking and deleting deletes nothing that its successor wrote: versions are dense,
-and what is committed never changes. `choose` is pure.
+no base of another's adapter); the deltas that lead from an anchor to one of the newest stay with it. It loses its name
+by one rename before its files go, so that under a version's name there is everything or nothing. No clock is asked, so
+a leader that was frozen between looking and deleting deletes nothing that its successor wrote: versions are dense, and
+what is committed never changes. `choose` is pure.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import secrets
 import shutil
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
@@ -123,10 +125,23 @@ def collect(
     pinned = {name for name in names if (root / name / PIN).exists()} | {base_of(root / name) for name in names}
     gone = choose(names, committed, keep=keep, serving=serving, pinned=pinned, deltas=deltas)
     for name in gone:
-        shutil.rmtree(root / name, ignore_errors=True)
-        faults.point("learner.after_collect")
+        _remove(root / name)
     folder = root / FOLDER
     files = [path.name for path in folder.iterdir()] if folder.is_dir() else []
     for name in choose_deltas(files, committed, keep=keep, deltas=deltas):
         (folder / name).unlink(missing_ok=True)
     return gone
+
+
+def _remove(directory: Path) -> None:
+    """What dies half-way leaves a draft, which the next collection removes; what cannot be renamed stays as it is."""
+    version = re.fullmatch(NAME, directory.name)
+    if version:
+        draft = directory.with_name(f".tmp-v{version['version']}-{secrets.token_hex(6)}")
+        try:
+            directory = directory.rename(draft)
+        except OSError:
+            return
+        faults.point("learner.in_collect")
+    shutil.rmtree(directory, ignore_errors=True)
+    faults.point("learner.after_collect")

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from consumers.audit import Finding, audit
+from consumers.audit import files as audit_files
 from tests.support.history import History
 from tests.support.history_log import NS
 from tests.support.history_records import POLICY
@@ -51,6 +52,30 @@ def test_what_was_collected_is_counted_and_what_is_kept_is_whole(world: History)
     assert report.clean, report.violations[:3]
     assert report.finding("files").facts == {"directories": 3, "collected": 4}
     assert report.finding("files").checked == 9
+
+
+def test_what_a_live_learner_collects_meanwhile_is_not_missed(
+    world: History, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """All versions that were there go while the first file of each is read; the log has a newer one by then."""
+    later = world.rows("weights")[-1][1]
+
+    def read(filesystem: object, path: str) -> str:
+        hashed = sha256(filesystem, path)
+        gone = Path(path).parent
+        if gone != newer:
+            shutil.rmtree(gone)
+        if gone == directory(world, 6) and not newer.exists():
+            shutil.copytree(kept, newer)
+            world.append("weights", "WeightVersion", later | {"version": 7, "uri": str(newer)}, POLICY)
+        return hashed
+
+    sha256, kept, newer = audit_files._sha256, tmp_path / "kept", tmp_path / "newer"
+    shutil.copytree(directory(world, 6), kept)
+    monkeypatch.setattr(audit_files, "_sha256", read)
+    report = audit(world.bus, NS, POLICY, files=True)
+    assert report.clean, report.violations[:3]
+    assert report.finding("files").facts == {"directories": 1, "collected": 7}
 
 
 def test_files_are_not_looked_at_unless_asked(world: History) -> None:

@@ -3,7 +3,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from consumers.learner.collect import PIN, choose, choose_deltas, collect
+from infra import faults
 
 DIGESTS = {n: f"{n:012x}" + "0" * 52 for n in range(6)}
 MINE = [f"v{n}-{DIGESTS[n][:12]}" for n in DIGESTS]
@@ -42,6 +45,29 @@ def test_collect_removes_from_disk(tmp_path: Path) -> None:
     (tmp_path / MINE[1] / PIN).touch()
     assert collect(tmp_path, DIGESTS, keep=2, serving=()) == MINE[2:4]
     assert sorted(path.name for path in tmp_path.iterdir()) == [MINE[0], MINE[1], MINE[4], MINE[5]]
+
+
+@pytest.mark.parametrize("point", ["learner.in_collect", "learner.after_collect"])
+def test_a_collection_that_is_cut_short_leaves_whole_versions_or_drafts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    for name in MINE:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_text("x")
+
+    def killed(name: str) -> None:
+        if name == point:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as armed:
+        armed.setattr(faults, "point", killed)
+        with pytest.raises(KeyboardInterrupt):
+            collect(tmp_path, DIGESTS, keep=2, serving=())
+    named = [path for path in tmp_path.iterdir() if path.name in MINE]
+    assert sorted(path.name for path in named) == [MINE[0], *MINE[2:]]
+    assert all((path / "file").exists() for path in named)
+    collect(tmp_path, DIGESTS, keep=2, serving=())
+    assert sorted(path.name for path in tmp_path.iterdir()) == [MINE[0], *MINE[4:]]
 
 
 DELTAS = [f"{name}.delta" for name in MINE]
