@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, SecretStr
+from pydantic import BeforeValidator, Field, SecretStr
 
 from infra.config.base import Name, Positive, Seconds, Section
+
+
+def _hermes(given: Any) -> Any:
+    """Raises ValueError for any other form, with the way that remains."""
+    if given != "hermes":
+        raise ValueError(
+            f"only hermes is supported, not {given!r}: a model that writes its calls in another form (llama3_json, "
+            "mistral, pythonic, ...) needs a [gateway] renderer of its family; without one its calls stay text"
+        )
+    return given
 
 
 class Key(Section):
@@ -34,7 +44,10 @@ class Gateway(Section):
     renderer: str = Field(
         default="auto", description="template, or a family of the renderers package; auto: by the model's type and name"
     )
-    tool_parser: Literal["hermes"] = Field(default="hermes", description="form of the tool calls in the model's text")
+    tool_parser: Annotated[Literal["hermes"], BeforeValidator(_hermes)] = Field(
+        default="hermes",
+        description="form of the tool calls in the model's text; no other is supported but by a renderer of its family",
+    )
     max_body_bytes: Positive = Field(default=8 << 20, description="larger requests are refused")
 
 

@@ -68,6 +68,10 @@ def test_tables_in_the_environment_are_json(monkeypatch: pytest.MonkeyPatch) -> 
         ("[policy]\nbatch = 0", r"\[policy\] batch: input should be greater than 0"),
         ("[policy]\nbatch = 'many'", r"\[policy\] batch: input should be a valid integer"),
         ("[policy]\nrelease = 'never'", r"\[policy\] release: .*'mask-head'"),
+        (
+            "[gateway]\ntool_parser = 'mistral'",
+            r"\[gateway\] tool_parser: only hermes is supported, not 'mistral': .*renderer",
+        ),
         ("namespace = 'a.b'", "namespace"),
         ("[policy", "not TOML"),
         ("[gateway]\nhost = '0.0.0.0'", "set at least one key"),

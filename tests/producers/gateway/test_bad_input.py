@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import pytest_asyncio
 
 from producers.gateway.rendering.template import TemplateRenderer
+from tests.support.documents import ROOT
 from tests.support.gateway_world import ScriptedEngine, World, world
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -80,6 +82,33 @@ TABLE: list[tuple[str, str, Any, int, str]] = [
     ("wrong method", "/health", {}, 405, "Method Not Allowed"),
     ("wrong path", "/v1/completions", {}, 404, "Not Found"),
 ]
+
+
+PAGE = (ROOT / "docs" / "gateway.md").read_text().partition("## Not supported")[2].partition("\n## ")[0]
+
+REFUSED = re.findall(r"^\| `({.*})` \| (.*) \|$", PAGE, re.MULTILINE)
+assert len(REFUSED) >= 19, "the table of what is not supported has another form"
+
+
+@pytest.mark.parametrize(("given", "message"), REFUSED)
+async def test_what_the_page_calls_unsupported_is_refused_as_it_says(w: World, given: str, message: str):
+    fields = json.loads(given)
+    answer = await w.http.post(CHAT, json=chat(**fields))
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["message"] == message
+
+
+async def test_what_the_page_calls_without_effect_is_accepted(w: World):
+    names = re.findall(r"`(\w+)`", PAGE.partition("without any effect")[2].partition("\n\n")[0])
+    values = {"metadata": {}, "store": True, "parallel_tool_calls": True}
+    assert len(names) == 8
+    answer = await w.http.post(CHAT, json=chat(**{name: values.get(name, "x") for name in names}))
+    assert answer.status_code == 200, answer.text
+
+
+@pytest.mark.parametrize("path", re.findall(r"`POST (/\S+)`", PAGE))
+async def test_routes_that_the_page_calls_missing_are_missing(w: World, path: str):
+    assert (await w.http.post(path, json={})).status_code == 404
 
 
 @pytest.mark.parametrize(("path", "body", "status", "message"), [row[1:] for row in TABLE], ids=[r[0] for r in TABLE])
