@@ -68,12 +68,12 @@ def _no_fault(_: str) -> None:
 def write(root: Path, version: int, state: State, *, fault: Fault = _no_fault) -> Checkpoint:
     """Writes `state` durably as version `version` under `root`; returns what the weight event says of it.
 
-    `fault` is called with the name of each point at which a crash must be harmless. Raises OSError when the disk is
-    full or gone; then nothing but a temporary directory, removed if possible, is left.
+    `fault` is called with the name of each point at which a crash must be harmless. Raises CheckpointError when the
+    disk is full or gone; then nothing but a temporary directory, removed if possible, is left.
     """
-    root.mkdir(parents=True, exist_ok=True)
     temporary = root / f"{_TEMPORARY}v{version}-{secrets.token_hex(6)}"
     try:
+        root.mkdir(parents=True, exist_ok=True)
         listing = _fill(temporary, state, fault)
         target = root / f"v{version}-{listing.digest[:12]}"
         fault("checkpoint.before_rename")
@@ -81,6 +81,11 @@ def write(root: Path, version: int, state: State, *, fault: Fault = _no_fault) -
         fault("checkpoint.after_rename")
         _fsync(root)
         fault("checkpoint.after_parent_fsync")
+    except OSError as error:
+        raise CheckpointError(
+            f"version {version} cannot be written to {root} ({error.strerror or error}): make room there, or mend it, "
+            "and start again; no version was lost"
+        ) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return Checkpoint(target, listing.digest, listing.files)

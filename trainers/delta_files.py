@@ -19,7 +19,7 @@ from pathlib import Path
 
 from trainers import delta
 from trainers.delta import Delta
-from trainers.errors import CorruptCheckpoint
+from trainers.errors import CheckpointError, CorruptCheckpoint
 from trainers.tensorfile import open_file, open_folder, weight_files
 
 FOLDER = "deltas"
@@ -47,17 +47,17 @@ def write(parent: Path, folder: Path, *, fault: Callable[[str], None] = lambda _
     version itself, or when `folder` holds its weights in several files: then only the whole version is worth sending.
 
     `fault` is called with the name of each point at which a crash must be harmless. Raises CorruptCheckpoint when one
-    of the directories cannot be read, OSError when the disk is full or gone."""
+    of the directories cannot be read, CheckpointError when the disk is full or gone."""
     if weight_files(folder) != [WEIGHTS]:
         return None
     data, full = delta.encode(open_folder(parent), open_file(folder / WEIGHTS)), full_size(folder)
     if len(data) >= full:
         return None
     directory = folder.parent / FOLDER
-    directory.mkdir(exist_ok=True)
     target = directory / f"{folder.name}.delta"
     temporary = directory / f"{_TEMPORARY}{folder.name}-{secrets.token_hex(6)}.delta"
     try:
+        directory.mkdir(exist_ok=True)
         with temporary.open("wb") as file:
             file.write(data)
             file.flush()
@@ -65,10 +65,15 @@ def write(parent: Path, folder: Path, *, fault: Callable[[str], None] = lambda _
         fault("delta.before_rename")
         temporary.replace(target)
         fault("delta.after_rename")
+        for each in (directory, directory.parent):
+            _fsync(each)
+    except OSError as error:
+        raise CheckpointError(
+            f"the changes of {folder.name} cannot be written to {directory} ({error.strerror or error}): make room "
+            "there, or mend it, and start again; no version was lost"
+        ) from error
     finally:
         temporary.unlink(missing_ok=True)
-    for each in (directory, directory.parent):
-        _fsync(each)
     return Written(target, hashlib.sha256(data).hexdigest(), len(data), full)
 
 

@@ -143,7 +143,9 @@ def test_a_full_disk_leaves_nothing_behind(trained: State, tmp_path: Path, monke
         raise OSError(errno.ENOSPC, "No space left on device", str(self))
 
     monkeypatch.setattr(Path, "write_bytes", full)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(
+        CheckpointError, match=r"version 1 cannot be written to .* \(No space left on device\): make room"
+    ):
         checkpoint.write(tmp_path, 1, trained)
     assert list(tmp_path.iterdir()) == []
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from itertools import pairwise
 from pathlib import Path
 
@@ -9,7 +11,7 @@ import pytest
 import torch
 
 from trainers import checkpoint, delta_files
-from trainers.errors import CorruptCheckpoint
+from trainers.errors import CheckpointError, CorruptCheckpoint
 from trainers.state import State
 
 CONFIG = {"config.json": b'{"dtype": "bfloat16"}'}
@@ -53,6 +55,20 @@ def test_what_saves_nothing_is_not_written(versions: list[Path], tmp_path: Path)
     (versions[1] / "more.safetensors").write_bytes((versions[1] / "model.safetensors").read_bytes())
     assert delta_files.write(versions[0], versions[1]) is None
     assert not (tmp_path / "deltas").exists()
+
+
+def test_a_full_disk_leaves_nothing_behind(
+    versions: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(
+        CheckpointError, match=r"changes of v1-\w+ cannot be written .* \(No space left on device\): make"
+    ):
+        delta_files.write(versions[0], versions[1])
+    assert list((tmp_path / "deltas").iterdir()) == []
 
 
 def test_a_delta_that_is_damaged_or_gone_is_refused(versions: list[Path]) -> None:
