@@ -1,13 +1,16 @@
-"""Learner processes on the real broker: joins, deaths, zombies, and what the log says afterwards."""
+"""Learner processes on the real broker: joins, deaths, zombies, garbage, full disks; what the log says afterwards."""
 
 from __future__ import annotations
 
+import resource
 import signal
 import uuid
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
@@ -16,6 +19,7 @@ from infra import faults
 from infra.bus.kafka import KafkaBus
 from infra.config import Settings
 from tests.support.feed import feed, settings_for, start_policy
+from tests.support.garbage import Garbage
 from tests.support.learners import Learners, Place, entries, until, version
 from trainers import checkpoint, manifest
 
@@ -65,6 +69,26 @@ class Deployment:
         self.at_least(now)
         self.feed(count)
         self.at_least(now + count)
+
+    def leader(self) -> int:
+        """Which learner led the step of the newest version."""
+        leader = entries(self.bus, self.settings)[-1]["leader"]
+        return next(n for n in range(len(self.learners.processes)) if f":{self.learners.port(n)}-" in leader)
+
+    def fill_disk(self, number: int) -> None:
+        """From now on a learner can write no file as large as its weights, as on a disk that has filled up."""
+        pid = self.learners.processes[number].pid
+        _, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (100_000, hard))
+
+    def listening(self) -> list[int]:
+        """Every port on which a learner that lives listens."""
+        ports: list[int] = []
+        for process in self.learners.processes:
+            with suppress(psutil.NoSuchProcess):
+                sockets = psutil.Process(process.pid).net_connections("tcp")
+                ports += [one.laddr.port for one in sockets if one.status == psutil.CONN_LISTEN]
+        return ports
 
     def ledger(self) -> list[Mapping[str, Any]]:
         """The ledger, after checking everything that it and the files claim."""
@@ -291,3 +315,52 @@ def test_more_learners_than_partitions_stand_by_and_take_over(deploy: Callable[[
     it.learners.kill(worker)
     it.step_by(2)
     assert it.ledger()[-1]["layout"] == "torch:d4"
+
+
+def test_garbage_at_every_port_keeps_no_group_from_forming(deploy: Callable[[int], Deployment]) -> None:
+    it = deploy(0)
+    it.together(3)
+    it.step_by()
+    with Garbage(it.listening):
+        it.learners.kill(it.leader())
+        it.step_by()
+        (joiner,) = it.start()
+        until(lambda: "formed" in it.states(joiner), it.learners)
+        it.step_by(2)
+    rows = it.ledger()
+    assert rows[-1]["layout"] == "torch:d3"
+    assert sum(it.learners.alive(n) for n in range(4)) == 3
+
+
+def test_a_full_disk_ends_a_learner_that_says_so_and_loses_nothing(
+    deploy: Callable[[int], Deployment], place: Callable[[], Place]
+) -> None:
+    digests, _ = reference(place, 3)
+    it = deploy(1)
+    (number,) = it.start()
+    it.at_least(1)
+    kept = sorted(policy.weights_root(it.settings).rglob("*"))
+    it.fill_disk(number)
+    it.feed(1)
+    assert it.learners.wait(number, 180) == 1
+    said = it.learners.output(number)
+    assert "CheckpointError: version 2 cannot be written to" in said
+    assert "make room there, or mend it, and start again; no version was lost" in said
+    assert version(it.bus, it.settings) == 1
+    assert sorted(policy.weights_root(it.settings).rglob("*")) == kept
+    it.start()
+    it.step_by()
+    assert [row["digest"] for row in it.ledger()] == digests
+
+
+def test_a_leader_whose_disk_is_full_leaves_the_others_to_go_on(deploy: Callable[[int], Deployment]) -> None:
+    it = deploy(0)
+    it.together(2)
+    it.step_by()
+    leader = it.leader()
+    it.fill_disk(leader)
+    it.step_by(2)
+    assert it.learners.wait(leader, 180) == 1
+    assert "version 2 cannot be written to" in it.learners.output(leader)
+    rows = it.ledger()
+    assert [row["layout"] for row in rows[1:]] == ["torch:d2", "torch:d1", "torch:d1"]

@@ -1,4 +1,4 @@
-"""Where ranks meet: the leader alone says whether they form."""
+"""Where ranks meet: the leader alone says whether they form. Whatever else reaches its port changes nothing."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from consumers.learner.agreement import Peer, Roster
 from consumers.learner.rendezvous import STORE_TIMEOUT_S, Meeting
 from consumers.ledger import Head
 from infra.errors import RegroupError
+from tests.support.garbage import Garbage
 from tests.support.versions import entry, weights
 from trainers.backends.stores import own_store
 
@@ -63,3 +64,11 @@ def test_a_leader_that_sees_it_calls_the_others_off() -> None:
         meeting.call_off()
         with pytest.raises(RegroupError, match="changed while its ranks met"):
             follower.result(5)
+
+
+def test_garbage_at_its_port_keeps_nobody_from_meeting() -> None:
+    table = Table(3)
+    with Garbage(lambda: [table.store.port]), ThreadPoolExecutor(3) as pool:
+        followers = [pool.submit(table.sit(rank, nothing).follow) for rank in (1, 2)]
+        table.sit(0, nothing).lead(HEAD)
+        assert [follower.result(60) for follower in followers] == [HEAD] * 2
