@@ -2,7 +2,8 @@
 
 The witness is a recording proxy between gateway and engine, never the gateway's own records. The agent runs five turns
 with a tool, drops the model's thoughts, writes the tool arguments anew, and the weights change in the middle of a
-streamed reply."""
+streamed reply. What it is compared with are the tensors that the learner's trainer gives to its backend. The engine is
+the light one, and vLLM."""
 
 from __future__ import annotations
 
@@ -19,6 +20,7 @@ import aiohttp
 import numpy as np
 import openai
 import pytest
+import torch
 from aiohttp import web
 
 from consumers.reloader.vllm import VllmControl
@@ -32,11 +34,13 @@ from streams.refine.stage import Refine
 from streams.seal.stage import Seal
 from tests.support import gateway_world, tool_model
 from tests.support.engines import LightEngine
+from tests.support.feed import feed
+from tests.support.learners import Place, entries
 from tests.support.world import CALM, World
-from trainers.batches.packing import pack
-from trainers.batches.sample import samples_of
+from trainers.backends.fsdp import TorchBackend
+from trainers.batches.packing import Packed
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 TOPICS = {
     "raw": 2,
@@ -48,7 +52,10 @@ TOPICS = {
     "decisions": 1,
 }
 SWAP_IN = 3
-"""the reply in whose middle the weights change"""
+"""the reply of the first episode in whose middle the weights change"""
+CONTEXT = 512
+GROUP, SEQ, REWARDS = "group-1", 1, (1.0, 0.0)
+"""the group that the episodes are the samples of"""
 ATTEMPTS = 12
 """A reply is short: on a busy machine it may be over before the engine hears of the new weights."""
 
@@ -159,55 +166,77 @@ async def _streamed(answer: Any) -> tuple[str | None, list[tuple[str, str, str]]
     return content or None, calls
 
 
-async def test_what_was_sampled_is_what_is_trained(tmp_path: Path) -> None:
-    old, new = await asyncio.to_thread(tool_model.write, tmp_path)
-    engine = LightEngine(old, tmp_path / "engine.log")
-    await asyncio.to_thread(engine.start)
-    control = VllmControl(engine.url)
-
-    async def swap(folder: Path, version: int) -> None:
-        await control.pause("keep")
-        await control.load(folder)
-        await control.set_version(f"policy@{version}")
-        await control.reset_prefix_cache()
-        await control.resume()
-
-    try:
-        for attempt in range(ATTEMPTS):
-            await swap(old, 0)
-            async with proxied(engine.url, partial(swap, new, 1)) as proxy:
-                events = await _episode(tmp_path / f"gateway-{attempt}", old, proxy)
-            if proxy.swapped_within:
-                break
-        await control.close()
-    finally:
-        engine.kill()
-    _check(proxy, events)
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The two versions of the tool model."""
+    return tool_model.write(tmp_path_factory.mktemp("models"))
 
 
-async def _episode(home: Path, model: Path, proxy: Proxy) -> list[dict[str, Any]]:
-    """Run the agent through a gateway that keeps its files in `home`; the events of its capture log."""
+@pytest.fixture(params=["light", pytest.param("vllm", marks=pytest.mark.vllm)])
+async def control(
+    request: pytest.FixtureRequest, models: tuple[Path, Path], tmp_path: Path
+) -> AsyncIterator[VllmControl]:
+    """Of a server that takes the weights of both versions. The shared one gets its own back."""
+    if request.param == "vllm":
+        shared = request.getfixturevalue("vllm")
+        made = VllmControl(shared.url)
+        yield made
+        await swap(made, Path(shared.model), "default")
+        await made.close()
+        return
+    light = LightEngine(models[0], tmp_path / "engine.log")
+    await asyncio.to_thread(light.start)
+    made = VllmControl(light.url)
+    yield made
+    await made.close()
+    light.kill()
+
+
+async def swap(control: VllmControl, folder: Path, label: str) -> None:
+    await control.pause("keep")
+    await control.load(folder)
+    await control.set_version(label)
+    assert await control.reset_prefix_cache()
+    await control.resume()
+
+
+async def test_what_was_sampled_is_what_is_trained(
+    control: VllmControl, models: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new = models
+    for attempt in range(ATTEMPTS):
+        await swap(control, old, "policy@0")
+        async with proxied(control.url, partial(swap, control, new, "policy@1")) as proxy:
+            events = await _group(tmp_path / f"gateway-{attempt}", old, proxy)
+        if proxy.swapped_within:
+            break
+    assert proxy.swapped_within, "the weights must change in the middle of that reply"
+    trajectories = _sealed(events)
+    _check(_trained(tmp_path / "learner", old, trajectories, monkeypatch), proxy, [t["id"] for t in trajectories])
+
+
+async def _group(home: Path, model: Path, proxy: Proxy) -> list[dict[str, Any]]:
+    """Run the agent for every sample of a group through a gateway that keeps its files in `home`, or once where the
+    weights did not change in time; the events of its capture log."""
     renderer = TemplateRenderer(ChatTokenizer(model))
     behind = VllmEngine(proxy.url)
-    async with gateway_world.world(home, renderer, behind, max_model_len=1024) as w:
+    async with gateway_world.world(home, renderer, behind, max_model_len=CONTEXT) as w:
         w.acknowledge(0)
-        started = await w.start(ticket=1, group_size=1, min_version=0, awaits=["tests"])
-        async with AsyncSession.attach(started["base_url"], started["api_key"]) as session:
-            assert await agent(started["base_url"], started["api_key"]) == "Done."
-            await session.reward(1.0, source="tests")
-            await session.end()
+        for sample, reward in enumerate(REWARDS):
+            about = {"ticket": SEQ, "group": GROUP, "group_size": len(REWARDS), "sample": sample, "min_version": 0}
+            started = await w.start(**about, awaits=["tests"])
+            async with AsyncSession.attach(started["base_url"], started["api_key"]) as session:
+                assert await agent(started["base_url"], started["api_key"]) == "Done."
+                await session.reward(reward, source="tests")
+                await session.end()
+            if not proxy.swapped_within:
+                break
         await behind.close()
         return w.events()
 
 
-def _check(proxy: Proxy, events: list[dict[str, Any]]) -> None:
-    returned = [proxy.returned(number) for number in range(tool_model.TURNS)]
-    assert proxy.swapped_within, "the weights must change in the middle of that reply"
-    assert set(returned[SWAP_IN][2]) == {1}
-    calls = [event["data"] for event in events if event["kind"] == "model_call"]
-    assert len({call["lineage"] for call in calls}) == 1
-    assert [call["opened"] for call in calls] == ["it is the first call", None, None, None, None]
-
+def _sealed(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The trajectories that the stages make of captured events, by sample."""
     with World(
         0, TOPICS, [lambda: Refine(Governance(), [], slots=2), lambda: Seal(["policy"])], chances=CALM
     ) as streams:
@@ -216,23 +245,69 @@ def _check(proxy: Proxy, events: list[dict[str, Any]]) -> None:
             streams.send("raw", f"{event['tenant']}/{event['group']}", "Event", record, source="gateway")
         streams.drain()
         assert streams.decoded("dead-letters") == []
-        (trajectory,) = streams.decoded("policy.trajectories")
-    assert trajectory["excluded"] == []
-    (sample,) = samples_of(trajectory, 0)
-    assert (sample.reward, trajectory["v_head"], trajectory["v_tail"]) == (1.0, 0, 1)
+        found = sorted(streams.decoded("policy.trajectories"), key=lambda one: one["sample"])
+    for number, trajectory in enumerate(found):
+        calls = [e["data"] for e in events if e["kind"] == "model_call" and e["trajectory"] == trajectory["id"]]
+        assert [call["opened"] for call in calls] == ["it is the first call", None, None, None, None]
+        assert len({call["lineage"] for call in calls}) == len(trajectory["lineages"]) == 1
+        assert trajectory["excluded"] == []
+        assert (trajectory["group"], trajectory["reward"]) == (GROUP, REWARDS[number])
+    assert [(one["v_head"], one["v_tail"]) for one in found] == [(0, 1), (1, 1)]
+    return found
 
-    # The trace, as the engine saw it: the last prompt and the last reply, and every reply where the mask is set.
-    prompts = [request["token_ids"] for request in proxy.requests]
-    assert sample.tokens.tolist() == [*prompts[-1], *returned[-1][0]]
-    for prompt, (ids, _, _) in zip(prompts, returned, strict=True):
-        assert sample.tokens[len(prompt) : len(prompt) + len(ids)].tolist() == ids
-        assert sample.mask[len(prompt) : len(prompt) + len(ids)].all()
-    assert sample.trainable == sum(len(ids) for ids, _, _ in returned)
 
-    # The tensors of the step.
-    packed = pack([sample])
-    flat = [np.concatenate([np.asarray(part[column]) for part in returned]) for column in range(3)]
-    assert packed.tokens[0].tolist() == sample.tokens.tolist()
-    assert packed.labels.tolist() == flat[0].tolist()
-    assert packed.behaviour.numpy().tobytes() == flat[1].astype(np.float32).tobytes()
-    assert packed.versions.tolist() == flat[2].tolist()
+def _trained(
+    folder: Path, model: Path, trajectories: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> list[Packed]:
+    """What the learner gives to its backend for the step that trains them, from version 1."""
+    steps: list[list[Packed]] = []
+    step = TorchBackend.step
+
+    def watched(self: TorchBackend, micros: list[Packed], *rest: Any) -> Any:
+        steps.append(list(micros))
+        return step(self, micros, *rest)
+
+    monkeypatch.setattr(TorchBackend, "step", watched)
+    place = Place(folder, model=model, **{"policy.name": "policy", "policy.batch": 1})
+    feed(place.bus, place.settings, range(SEQ), version=0)
+    feed(
+        place.bus,
+        place.settings,
+        range(SEQ, SEQ + 1),
+        version=1,
+        change=lambda sample: sample.update(trajectories[sample["sample"]]),
+    )
+    place.learn(2)
+    rows = entries(place.bus, place.settings)
+    place.bus.close()
+    assert [[(group["seq"], group["lost"]) for group in row["groups"]] for row in rows[1:]] == [
+        [(0, None)],
+        [(SEQ, None)],
+    ]
+    assert rows[-1]["unchanged"] is None
+    return steps[-1]
+
+
+def _check(micros: list[Packed], proxy: Proxy, ids: list[str]) -> None:
+    """The tensors of the step hold what the proxy saw, of all episodes (trajectory `ids`), and nothing else."""
+    (packed,) = micros
+    assert sorted(member.trajectory for member in packed.members) == sorted(ids)
+    tokens: list[int] = []
+    trained: list[int] = []
+    replies: list[tuple[list[int], list[float], list[int]]] = []
+    for member in packed.members:
+        numbers = range(first := tool_model.TURNS * ids.index(member.trajectory), first + tool_model.TURNS)
+        returned = [proxy.returned(number) for number in numbers]
+        prompts = [proxy.requests[number]["token_ids"] for number in numbers]
+        for prompt, (sampled, _, _) in zip(prompts, returned, strict=True):
+            trained += range(len(tokens) + len(prompt), len(tokens) + len(prompt) + len(sampled))
+        tokens += [*prompts[-1], *returned[-1][0]]  # the trace, as the engine saw it: the last prompt and reply
+        replies += returned
+    sampled, logprobs, versions = ([one for reply in replies for one in reply[column]] for column in range(3))
+    assert set(versions) == {0, 1}
+    assert packed.tokens[0].tolist() == tokens
+    assert (packed.at + 1).tolist() == trained
+    assert packed.labels.tolist() == sampled
+    assert packed.behaviour.dtype == torch.float32
+    assert packed.behaviour.numpy().tobytes() == np.asarray(logprobs, np.float32).tobytes()
+    assert packed.versions.tolist() == versions

@@ -50,11 +50,15 @@ collective_timeout_s = 60
     return load(file, flags), file
 
 
-def start_policy(settings: Settings, bus: Bus, folder: Path, seed: int = 0, heads: int = 3) -> WeightVersion:
-    """Create topics and version 0 from a tiny random model with so many attention heads."""
+def start_policy(
+    settings: Settings, bus: Bus, folder: Path, seed: int = 0, heads: int = 3, model: Path | None = None
+) -> WeightVersion:
+    """Create topics and version 0 from `model`, else from a tiny random one with so many attention heads."""
     from trainers import checkpoint, tiny
 
     bus.ensure_topics(settings.layout.specs())
+    if model is not None:
+        return policy.create(settings, model, bus)
     model = folder / "model"
     state = tiny.random_state(seed)
     config = {**json.loads(state.assets["config.json"]), "num_attention_heads": heads, "num_key_value_heads": heads}

@@ -118,14 +118,14 @@ class Learners:
 
 
 class Place:
-    """One learner process's worth of work, in this thread, over a bus in memory."""
+    """One learner process's worth of work, in this thread, over a bus in memory. `model`: what it starts from."""
 
-    def __init__(self, folder: Path, heads: int = 3, **flags: Any) -> None:
+    def __init__(self, folder: Path, heads: int = 3, model: Path | None = None, **flags: Any) -> None:
         self.settings: Settings = settings_for(folder, "127.0.0.1:1", "t", **flags)[0]
         self.bus = MemoryBus()
         self.notes: list[str] = []
         self.said: list[Any] = []
-        start_policy(self.settings, self.bus, folder, heads=heads)
+        start_policy(self.settings, self.bus, folder, heads=heads, model=model)
 
     def learn(self, versions: int, bus: Any = None) -> None:
         """Run a learner until `versions` are committed."""
