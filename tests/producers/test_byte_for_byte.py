@@ -12,7 +12,6 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,15 +56,17 @@ CONTEXT = 512
 GROUP, SEQ, REWARDS = "group-1", 1, (1.0, 0.0)
 """the group that the episodes are the samples of"""
 ATTEMPTS = 12
-"""A reply is short: on a busy machine it may be over before the engine hears of the new weights."""
+"""A reply is short: on a busy machine it may be over before the engine hears that it should pause."""
+LOOK_S = 0.02
 
 
 @dataclass
 class Proxy:
-    """Passes generate requests to `engine` and keeps what came back, as it came."""
+    """Passes generate requests to an engine and keeps what came back, as it came. In the middle of one reply it gives
+    the engine `new` weights."""
 
-    engine: str
-    swap: Any
+    control: VllmControl
+    new: Path
     url: str = ""
     requests: list[dict[str, Any]] = field(default_factory=list)
     answers: list[bytes] = field(default_factory=list)
@@ -75,22 +76,32 @@ class Proxy:
         self.requests.append(json.loads(body))
         number = len(self.answers)
         self.answers.append(b"")
+        swapping = None
+        if number == SWAP_IN - 1:
+            await self.control.pause("keep")
+            swapping = asyncio.create_task(self._swap_within(number))
         async with (
             aiohttp.ClientSession() as http,
             http.post(
-                f"{self.engine}/inference/v1/generate", data=body, headers={"content-type": "application/json"}
+                f"{self.control.url}/inference/v1/generate", data=body, headers={"content-type": "application/json"}
             ) as got,
         ):
             answer = web.StreamResponse(status=got.status, headers={"content-type": got.content_type})
             await answer.prepare(request)
-            swapped = False
             async for part in got.content.iter_any():
                 self.answers[number] += part
                 await answer.write(part)
-                if number == SWAP_IN - 1 and not swapped and self.answers[number].count(b"data: ") >= 6:
-                    swapped = True
-                    await self.swap()
+            if swapping is not None:
+                await swapping
             return answer
+
+    async def _swap_within(self, number: int) -> None:
+        """Lets the paused engine sample a few tokens at a time until some have come, then changes its weights."""
+        while b"data: {" not in self.answers[number]:
+            await self.control.resume()
+            await self.control.pause("keep")
+            await asyncio.sleep(LOOK_S)
+        await swap(self.control, self.new, "policy@1")
 
     @property
     def swapped_within(self) -> bool:
@@ -113,8 +124,8 @@ class Proxy:
 
 
 @asynccontextmanager
-async def proxied(engine: str, swap: Any) -> AsyncIterator[Proxy]:
-    proxy, app = Proxy(engine, swap), web.Application(client_max_size=2**24)
+async def proxied(control: VllmControl, new: Path) -> AsyncIterator[Proxy]:
+    proxy, app = Proxy(control, new), web.Application(client_max_size=2**24)
     app.add_routes([web.post("/inference/v1/generate", proxy.generate)])
     runner = web.AppRunner(app)
     await runner.setup()
@@ -206,7 +217,7 @@ async def test_what_was_sampled_is_what_is_trained(
     old, new = models
     for attempt in range(ATTEMPTS):
         await swap(control, old, "policy@0")
-        async with proxied(control.url, partial(swap, control, new, "policy@1")) as proxy:
+        async with proxied(control, new) as proxy:
             events = await _group(tmp_path / f"gateway-{attempt}", old, proxy)
         if proxy.swapped_within:
             break
