@@ -38,9 +38,9 @@ class Learner(Section):
     )
     backend: str = Field(
         default="torch",
-        description='what computes, and how models are spread over learners: torch, "torch:t2", "megatron:t2p2", '
-        '"torch[actor]:d2+torch[critic]:d1", ...; deepspeed and megatron come with '
-        "`pip install 'millrace[backends]'`",
+        description="what computes (deepspeed and megatron: `make setup` installs them; elsewhere "
+        "`pip install -e '.[backends]'`), and how models are spread over learners: torch, "
+        '"torch:t2", "megatron:t2p2", "torch[actor]:d2+torch[critic]:d1", ...',
     )
     zero_stage: Annotated[int, Field(ge=0, le=3)] = Field(
         default=1, description="of DeepSpeed: what is cut over learners; 1 moments, 2 gradients too, 3 weights too"

@@ -73,11 +73,13 @@ def reading() -> Iterator[Block]:
 HERE = "tests/docs/test_docs.py"
 DEPLOYMENT = "tests/docs/test_deployment.py"
 BENCHMARKS = "tests/docs/test_benchmarks.py"
+SETUP = "tests/docs/test_setup.py"
 TRAINING = "tests/docs/test_training.py"
 CI = ".ci/run"
 
 RUN_BY = {
     "make setup": CI,
+    "make setup ENGINE=gpu": SETUP,
     "make demo": CI,
     "make test": CI,
     "make histories": "tests/properties/test_histories.py",

@@ -192,7 +192,10 @@ def _import(cuda: bool) -> Any:
     try:
         deepspeed = importlib.import_module("deepspeed")
     except ImportError as error:
-        raise BadConfiguration("DeepSpeed is not installed; install millrace[backends]") from error
+        raise BadConfiguration(
+            "DeepSpeed is not installed: run `make setup`, elsewhere `pip install -e '.[backends]'`, or use a torch: "
+            "layout"
+        ) from error
     # compiled at the first group of each machine, for inference alone
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     return deepspeed

@@ -34,8 +34,8 @@ def _there(module: str) -> bool:
 
 def _missing(tracker: str, module: str) -> str:
     return (
-        f"the tracker {tracker} needs {module}, which is not installed: pip install 'millrace[tracking]', or leave "
-        f"{tracker} out"
+        f"the tracker {tracker} needs {module}, which is not installed: run `make setup`, elsewhere "
+        f"`pip install -e '.[tracking]'`, or leave {tracker} out"
     )
 
 

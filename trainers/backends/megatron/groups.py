@@ -14,7 +14,9 @@ from trainers.backends.layout import Layout
 from trainers.backends.megatron.config import expert_tensor
 from trainers.backends.megatron.weights import Coordinates
 
-EXTRA = "megatron-core is not installed: install the extra millrace[backends], or use a torch: layout"
+EXTRA = (
+    "megatron-core is not installed: run `make setup`, elsewhere `pip install -e '.[backends]'`, or use a torch: layout"
+)
 
 
 @dataclass(frozen=True, slots=True)

