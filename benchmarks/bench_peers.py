@@ -1,65 +1,107 @@
-"""A GRPO step against peers: `python -m benchmarks.bench_peers [--steps 4] [--groups 8]`.
+"""A GRPO step against peers: `python -m benchmarks.bench_peers [--steps 4] [--groups 8]`, and on a GPU
+`--device cuda --model DIR --bf16 --groups 32 --budget 16384 --rows 32`.
 
-The same random model, batch (long-tailed replies), AdamW and clip, each contender in a process of its own:
+The same model (random and small, or that of --model), batch (long-tailed replies), AdamW and clip, each contender in a
+process of its own:
 
     millrace      Trainer and the torch backend: packed rows
     trl           TRL's GRPOTrainer, which gets the sampled batch instead of generating (loss type dapo, no KL)
     transformers  the loop that one would write: padded rows, log softmax, backward
 
-Printed: real tokens a second, peak memory of a step above what was resident before it, the ratio of both to
-millrace's, and how far the weights end from millrace's, which shows that the work was the same."""
+Weights, moments and loss are float32; with --bf16 layers compute in bfloat16, ours by Compute, the peers' by autocast.
+--budget is the tokens of our micro-batches, --rows the samples of theirs.
+
+Printed: real tokens a second, their share of the device's peak (MFU, where --peak-tflops or the device's name gives
+one), peak memory, the ratio of speed and memory to millrace's and of speed to TRL's, and how far the weights end from
+millrace's, which shows that the work was the same. On a CPU memory is what a step takes above what was resident before
+it, on CUDA all that torch allocated at once."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-SIZE, PROMPT, ROWS = 8, 96, 8
+from trainers import flops
+
+SIZE, PROMPT = 8, 96
 LR, BETAS, CLIP = 1e-4, (0.9, 0.99), (0.2, 0.28)
 VOCABULARY = 4096
 
 
-def make(root: Path, groups: int) -> None:
-    """Writes the model, and the batch: per sample a prompt, a reply, log-probabilities of the reply, a reward."""
-    torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=VOCABULARY,
-        hidden_size=192,
-        intermediate_size=512,
-        num_hidden_layers=4,
-        num_attention_heads=6,
-        num_key_value_heads=2,
-        max_position_embeddings=2048,
-        tie_word_embeddings=False,
-        architectures=["Qwen2ForCausalLM"],
-        dtype="float32",
-    )
-    model = Qwen2ForCausalLM(config)
-    model.save_pretrained(root / "model")
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """How every contender computes. budget: tokens of our micro-batches; rows: samples of the peers'."""
+
+    steps: int = 4
+    device: str = "cpu"
+    bf16: bool = False
+    budget: int = 2048
+    rows: int = 8
+
+    @property
+    def flags(self) -> list[str]:
+        """The same, for a child's command line."""
+        numbers = ["--steps", str(self.steps), "--budget", str(self.budget), "--rows", str(self.rows)]
+        return [*numbers, "--device", self.device, *(["--bf16"] if self.bf16 else [])]
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """What a peer's forward pass runs in."""
+        return torch.autocast(self.device, torch.bfloat16) if self.bf16 else nullcontext()
+
+
+def make(root: Path, groups: int, setup: Setup, given: Path | None = None) -> None:
+    """Writes the model, unless one is given, and the batch: per sample a prompt, a reply, log-probabilities of the
+    reply, a reward."""
+    if given is None:
+        torch.manual_seed(0)
+        config = Qwen2Config(
+            vocab_size=VOCABULARY,
+            hidden_size=192,
+            intermediate_size=512,
+            num_hidden_layers=4,
+            num_attention_heads=6,
+            num_key_value_heads=2,
+            max_position_embeddings=2048,
+            tie_word_embeddings=False,
+            architectures=["Qwen2ForCausalLM"],
+            dtype="float32",
+        )
+        Qwen2ForCausalLM(config).save_pretrained(root / "model")
+    else:
+        (root / "model").symlink_to(given.resolve())
+    model = load(root).to(setup.device)
     draw = np.random.default_rng(0)
     rows = []
     for _ in range(groups):
-        prompt = draw.integers(3, VOCABULARY, PROMPT).tolist()
+        prompt = draw.integers(3, model.config.vocab_size, PROMPT).tolist()
         for length in np.clip(draw.lognormal(4.0, 0.9, SIZE), 8, 512).astype(int):
-            reply = draw.integers(3, VOCABULARY, int(length)).tolist()
+            reply = draw.integers(3, model.config.vocab_size, int(length)).tolist()
             with torch.no_grad():
-                logits = model(torch.tensor([prompt + reply])).logits[0, PROMPT - 1 : -1]
+                logits = model(torch.tensor([prompt + reply], device=setup.device)).logits[0, PROMPT - 1 : -1].cpu()
             logprobs = torch.log_softmax(logits, -1).gather(-1, torch.tensor(reply)[:, None])[:, 0]
             noisy = logprobs.numpy() + draw.normal(0, 0.1, len(reply))
             rows.append([prompt, reply, noisy.tolist(), float(draw.random() < 0.5)])
     (root / "batch.json").write_text(json.dumps(rows))
+
+
+def load(root: Path) -> Any:
+    """The model as transformers has it, in float32."""
+    return AutoModelForCausalLM.from_pretrained(root / "model", dtype=torch.float32)
 
 
 def read(root: Path) -> tuple[list[Any], torch.Tensor]:
@@ -70,7 +112,7 @@ def read(root: Path) -> tuple[list[Any], torch.Tensor]:
     return rows, advantages.flatten()
 
 
-def padded(rows: list[Any], advantages: torch.Tensor) -> dict[str, torch.Tensor]:
+def padded(rows: list[Any], advantages: torch.Tensor, device: str) -> dict[str, torch.Tensor]:
     """[B, S] tensors: prompts of one length, replies padded on the right."""
     longest = max(len(row[1]) for row in rows)
 
@@ -78,7 +120,7 @@ def padded(rows: list[Any], advantages: torch.Tensor) -> dict[str, torch.Tensor]
         return torch.tensor([value + [filler] * (longest - len(value)) for value in values])
 
     prompts = torch.tensor([row[0] for row in rows])
-    return {
+    batch = {
         "prompt_ids": prompts,
         "prompt_mask": torch.ones_like(prompts),
         "completion_ids": pad([row[1] for row in rows], 0),
@@ -86,29 +128,44 @@ def padded(rows: list[Any], advantages: torch.Tensor) -> dict[str, torch.Tensor]
         "old_per_token_logps": pad([row[2] for row in rows], 0.0),
         "advantages": advantages,
     }
+    return {name: tensor.to(device) for name, tensor in batch.items()}
 
 
 class Meter:
-    """Seconds of each step after the first two, and peak memory above what was resident before them, in bytes."""
+    """Seconds of each step after the first two, and peak memory from the second on, in bytes."""
 
-    def __init__(self) -> None:
+    def __init__(self, cuda: bool) -> None:
         self.seconds: list[float] = []
         self.peak = self._before = 0
         self._count = 0
+        self._cuda = cuda
 
     def begin(self) -> None:
         """A step begins."""
         self._count += 1
         if self._count == 2:
-            Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
-            self._before = _status("VmRSS")
-        self._started = time.perf_counter()
+            self._forget()
+        self._started = self._now()
 
     def end(self) -> None:
         """A step ended."""
         if self._count > 2:
-            self.seconds.append(time.perf_counter() - self._started)
-        self.peak = _status("VmHWM") - self._before
+            self.seconds.append(self._now() - self._started)
+        self.peak = torch.cuda.max_memory_allocated() if self._cuda else _status("VmHWM") - self._before
+
+    def _forget(self) -> None:
+        """The peak counts from here."""
+        if self._cuda:
+            torch.cuda.reset_peak_memory_stats()
+        else:
+            Path("/proc/self/clear_refs").write_text("5")
+            self._before = _status("VmRSS")
+
+    def _now(self) -> float:
+        """Seconds, once the device has done what it was told."""
+        if self._cuda:
+            torch.cuda.synchronize()
+        return time.perf_counter()
 
 
 def _status(name: str) -> int:
@@ -117,10 +174,11 @@ def _status(name: str) -> int:
     return int(line.split()[1]) * 1024
 
 
-def millrace(root: Path, steps: int, meter: Meter, **more: Any) -> dict[str, torch.Tensor]:
+def millrace(root: Path, setup: Setup, meter: Meter) -> dict[str, torch.Tensor]:
     """Ours."""
     from trainers import checkpoint
     from trainers.algorithms.registry import algorithm
+    from trainers.backends.compute import Compute
     from trainers.backends.fsdp import Adam, TorchBackend
     from trainers.batches.sample import Sample
     from trainers.learning import Schedule, Trainer
@@ -142,12 +200,12 @@ def millrace(root: Path, steps: int, meter: Meter, **more: Any) -> dict[str, tor
                 truncated=False,
             )
         )
-    backend = TorchBackend(Adam(BETAS), device="cpu")
+    backend = TorchBackend(Adam(BETAS), device=setup.device, compute=Compute(bf16=setup.bf16))
     backend.form(0, 1, None, 60.0)
     chosen = algorithm("grpo", minibatches=1, clip_low=CLIP[0], clip_high=CLIP[1])
-    trainer = Trainer(backend, chosen, Schedule(LR), budget=2048, **more)
+    trainer = Trainer(backend, chosen, Schedule(LR), budget=setup.budget)
     trainer.load(checkpoint.adopt(root / "model"))
-    for version in range(steps + 2):
+    for version in range(setup.steps + 2):
         meter.begin()
         trainer.train(samples, minibatches=[range(len(rows) // SIZE)], version=version)
         meter.end()
@@ -156,7 +214,7 @@ def millrace(root: Path, steps: int, meter: Meter, **more: Any) -> dict[str, tor
     return state.weights
 
 
-def trl(root: Path, steps: int, meter: Meter) -> dict[str, torch.Tensor]:
+def trl(root: Path, setup: Setup, meter: Meter) -> dict[str, torch.Tensor]:
     """TRL's own trainer."""
     from datasets import Dataset
     from tokenizers import Tokenizer
@@ -165,7 +223,8 @@ def trl(root: Path, steps: int, meter: Meter) -> dict[str, torch.Tensor]:
     from trl import GRPOConfig, GRPOTrainer
 
     rows, advantages = read(root)
-    batch = padded(rows, advantages) | {"num_items_in_batch": torch.tensor(sum(len(row[1]) for row in rows))}
+    total = torch.tensor(sum(len(row[1]) for row in rows), device=setup.device)
+    batch = padded(rows, advantages, setup.device) | {"num_items_in_batch": total}
 
     class Given(GRPOTrainer):
         def _generate_and_score_completions(self, inputs: Any) -> dict[str, torch.Tensor]:
@@ -178,16 +237,17 @@ def trl(root: Path, steps: int, meter: Meter) -> dict[str, torch.Tensor]:
         def on_step_end(self, *_: Any, **__: Any) -> None:
             meter.end()
 
-    words = Tokenizer(WordLevel({str(n): n for n in range(VOCABULARY)}, unk_token="0"))
+    model = load(root)
+    words = Tokenizer(WordLevel({str(n): n for n in range(model.config.vocab_size)}, unk_token="0"))
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="0", eos_token="1")
-    accumulate = len(rows) // ROWS
+    accumulate = len(rows) // setup.rows
     config = GRPOConfig(
         output_dir=str(root / "trl"),
-        per_device_train_batch_size=ROWS,
+        per_device_train_batch_size=setup.rows,
         gradient_accumulation_steps=accumulate,
         steps_per_generation=accumulate,
         num_generations=SIZE,
-        max_steps=steps + 2,
+        max_steps=setup.steps + 2,
         learning_rate=LR,
         lr_scheduler_type="constant",
         adam_beta2=BETAS[1],
@@ -195,15 +255,14 @@ def trl(root: Path, steps: int, meter: Meter) -> dict[str, torch.Tensor]:
         epsilon_high=CLIP[1],
         beta=0.0,
         loss_type="dapo",
-        bf16=False,
+        bf16=setup.bf16,
         gradient_checkpointing=False,
-        use_cpu=True,
+        use_cpu=setup.device == "cpu",
         report_to=[],
         save_strategy="no",
         logging_strategy="no",
         disable_tqdm=True,
     )
-    model = Qwen2ForCausalLM.from_pretrained(root / "model", dtype=torch.float32)
     prompts = Dataset.from_dict({"prompt": ["1"] * len(rows)})
     trainer = Given(
         model,
@@ -217,21 +276,23 @@ def trl(root: Path, steps: int, meter: Meter) -> dict[str, torch.Tensor]:
     return {name: tensor.detach() for name, tensor in model.named_parameters()}
 
 
-def transformers(root: Path, steps: int, meter: Meter) -> dict[str, torch.Tensor]:
+def transformers(root: Path, setup: Setup, meter: Meter) -> dict[str, torch.Tensor]:
     """The plain loop."""
     rows, advantages = read(root)
-    model = Qwen2ForCausalLM.from_pretrained(root / "model", dtype=torch.float32)
+    model = load(root).to(setup.device)
     model.train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR, betas=BETAS, weight_decay=0.0)
     total = sum(len(row[1]) for row in rows)
-    for _ in range(steps + 2):
+    for _ in range(setup.steps + 2):
         meter.begin()
-        for start in range(0, len(rows), ROWS):
-            batch = padded(rows[start : start + ROWS], advantages[start : start + ROWS])
+        for start in range(0, len(rows), setup.rows):
+            stop = start + setup.rows
+            batch = padded(rows[start:stop], advantages[start:stop], setup.device)
             tokens = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
             mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
-            logits = model(tokens, attention_mask=mask).logits[:, PROMPT - 1 : -1]
-            logprobs = torch.log_softmax(logits, -1).gather(-1, batch["completion_ids"][..., None])[..., 0]
+            with setup.autocast():
+                logits = model(tokens, attention_mask=mask).logits[:, PROMPT - 1 : -1]
+            logprobs = torch.log_softmax(logits.float(), -1).gather(-1, batch["completion_ids"][..., None])[..., 0]
             ratio = torch.exp(logprobs - batch["old_per_token_logps"])
             pull = batch["advantages"][:, None]
             loss = -torch.minimum(ratio * pull, ratio.clamp(1 - CLIP[0], 1 + CLIP[1]) * pull)
@@ -243,56 +304,102 @@ def transformers(root: Path, steps: int, meter: Meter) -> dict[str, torch.Tensor
     return {name: tensor.detach() for name, tensor in model.named_parameters()}
 
 
-CONTENDERS: dict[str, Callable[[Path, int, Meter], dict[str, torch.Tensor]]] = {
+CONTENDERS: dict[str, Callable[[Path, Setup, Meter], dict[str, torch.Tensor]]] = {
     "millrace": millrace,
     "trl": trl,
     "transformers": transformers,
 }
 
 
-def contend(name: str, root: Path, steps: int) -> None:
+def contend(name: str, root: Path, setup: Setup) -> None:
     """In a child: the weights go to a file, the figures to the last line."""
-    torch.set_num_threads(1)
-    meter = Meter()
-    weights = CONTENDERS[name](root, steps, meter)
-    save_file({key: tensor.contiguous() for key, tensor in weights.items()}, root / f"{name}.safetensors")
+    if setup.device == "cpu":
+        torch.set_num_threads(1)
+    meter = Meter(setup.device == "cuda")
+    weights = CONTENDERS[name](root, setup, meter)
+    save_file({key: tensor.cpu().contiguous() for key, tensor in weights.items()}, root / f"{name}.safetensors")
     print(json.dumps({"seconds": sorted(meter.seconds)[len(meter.seconds) // 2], "peak": meter.peak}))
+
+
+def run(name: str, root: Path, setup: Setup) -> dict[str, float]:
+    """A contender's figures: seconds of a step, peak bytes."""
+    command = [sys.executable, "-m", "benchmarks.bench_peers", *setup.flags, "--contender", name, str(root)]
+    # TRL would spread over all GPUs that it sees
+    one = {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]}
+    environment = os.environ | (one if setup.device == "cuda" else {})
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    if done.returncode:
+        sys.exit(f"{name} failed:\n{done.stderr}")
+    figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return figures
+
+
+def peak(setup: Setup, tflops: float | None) -> tuple[str, float | None]:
+    """The device in words, and its peak in FLOPs a second: as given, or as its name says."""
+    if setup.device == "cuda":
+        if not torch.cuda.is_available():
+            sys.exit("--device cuda: torch finds no GPU here (what says nvidia-smi?)")
+        name = torch.cuda.get_device_name()
+    else:
+        name = "one thread"
+    return name, flops.peak(name) if tflops is None else tflops * 1e12
 
 
 def main() -> None:
     """Prints a row a contender."""
+    usual = Setup()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=4)
-    parser.add_argument("--groups", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=usual.steps)
+    parser.add_argument("--groups", type=int, default=8, help=f"of {SIZE} samples")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default=usual.device)
+    parser.add_argument("--model", type=Path, help="directory in Hugging Face layout, in place of a small random one")
+    parser.add_argument("--bf16", action="store_true")
+    parser.add_argument("--budget", type=int, default=usual.budget)
+    parser.add_argument("--rows", type=int, default=usual.rows)
+    parser.add_argument("--peak-tflops", type=float, help="of the device, dense bf16; default: by its name")
     parser.add_argument("--contender", nargs=2, metavar=("NAME", "DIR"), help=argparse.SUPPRESS)
     chosen = parser.parse_args()
+    setup = Setup(chosen.steps, chosen.device, chosen.bf16, chosen.budget, chosen.rows)
     if chosen.contender:
-        contend(chosen.contender[0], Path(chosen.contender[1]), chosen.steps)
+        contend(chosen.contender[0], Path(chosen.contender[1]), setup)
         return
+    if chosen.groups * SIZE % setup.rows:
+        parser.error(f"--rows {setup.rows} does not divide the {chosen.groups * SIZE} samples")
+    device, rate = peak(setup, chosen.peak_tflops)
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
-        make(root, chosen.groups)
-        rows, _ = read(root)
-        tokens = sum(len(row[0]) + len(row[1]) for row in rows)
-        longest = max(len(row[1]) for row in rows)
-        print(f"{len(rows)} samples, {tokens} tokens, replies up to {longest}; one thread; median of {chosen.steps}")
-        print(f"{'':14} tokens/s   ratio   peak MB   ratio   weights differ by")
-        ours: dict[str, float] = {}
-        mine: dict[str, torch.Tensor] = {}
-        for contender in CONTENDERS:
-            command = [sys.executable, "-m", "benchmarks.bench_peers", "--steps", str(chosen.steps)]
-            command += ["--contender", contender, name]
-            done = subprocess.run(command, capture_output=True, text=True)
-            if done.returncode:
-                sys.exit(f"{contender} failed:\n{done.stderr}")
-            found = json.loads(done.stdout.splitlines()[-1])
-            weights = load_file(root / f"{contender}.safetensors")
-            ours, mine = ours or found, mine or weights
-            apart = max(float((weights[key] - mine[key]).abs().max()) for key in mine)
-            print(
-                f"{contender:14} {tokens / found['seconds']:8.0f}  {ours['seconds'] / found['seconds']:6.2f}"
-                f"  {found['peak'] / 2**20:8.0f}  {found['peak'] / ours['peak']:6.2f}   {apart:.1e}"
-            )
+        make(root, chosen.groups, setup, chosen.model)
+        if setup.device == "cuda":
+            torch.cuda.empty_cache()
+        compare(root, setup, device, rate)
+
+
+def compare(root: Path, setup: Setup, device: str, rate: float | None) -> None:
+    """Runs each contender on what `make` wrote, and prints the table."""
+    rows, _ = read(root)
+    tokens = sum(len(row[0]) + len(row[1]) for row in rows)
+    longest = max(len(row[1]) for row in rows)
+    print(f"{len(rows)} samples, {tokens} tokens, replies up to {longest}; {device}; median of {setup.steps}")
+    print(f"MFU of {rate / 1e12:g} TFLOP/s" if rate else "no MFU: the device's peak is not known; --peak-tflops")
+    figures: dict[str, dict[str, float]] = {}
+    mine: dict[str, torch.Tensor] = {}
+    apart: dict[str, float] = {}
+    for contender in CONTENDERS:
+        figures[contender] = run(contender, root, setup)
+        weights = load_file(root / f"{contender}.safetensors")
+        mine = mine or weights
+        apart[contender] = max(float((weights[key].float() - mine[key].float()).abs().max()) for key in mine)
+    shapes = [(key, tuple(tensor.shape)) for key, tensor in mine.items()]
+    each = flops.per_token(shapes, json.loads((root / "model" / "config.json").read_text()), tokens / len(rows))
+    ours, theirs = figures["millrace"], figures["trl"]["seconds"]
+    print(f"{'':14} tokens/s   ratio  to TRL    MFU   peak MB   ratio   weights differ by")
+    for contender, found in figures.items():
+        speed = tokens / found["seconds"]
+        share = f"{flops.mfu(speed, each, rate):.3f}" if rate else "-"
+        print(
+            f"{contender:14} {speed:8.0f}  {ours['seconds'] / found['seconds']:6.2f}  {theirs / found['seconds']:6.2f}"
+            f"  {share:>5}  {found['peak'] / 2**20:8.0f}  {found['peak'] / ours['peak']:6.2f}   {apart[contender]:.1e}"
+        )
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ SMALL = {
     "bench_gateway": "--seconds 0.1",
     "bench_interrupt": "--engine light --rounds 1 --load 2 --tokens 60",
     "bench_packing": "--samples 8 --steps 1",
-    "bench_peers": "--groups 1 --steps 1",
+    "bench_peers": "--groups 1 --steps 1 --peak-tflops 0.1",
     "bench_proximal": "--groups 2 --steps 1",
     "bench_recovery": "--kills 1 --learners 2",
     "bench_reload": "--engine light --versions 2 --load 1",
