@@ -72,7 +72,7 @@ chaos: setup ## every kill point, random kills, zombies, joins and leaves; then 
 histories: setup ## random histories of the production stages in memory; N= how many
 	MILLRACE_HISTORIES=$(N) $(BIN)/pytest tests/properties/test_histories.py
 
-conformance: setup ## every sibling of every seam against its one suite, every layout of every trainer backend
+conformance: setup ## every sibling of every seam against its one suite, every case of every trainer backend
 	MILLRACE_CONFORMANCE=all $(BIN)/pytest -k conformance
 
 bench: setup ## the figures of docs/benchmarks.md
