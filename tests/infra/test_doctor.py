@@ -8,7 +8,8 @@ import pytest
 
 from infra.bus.connect import connect
 from infra.config import load
-from infra.doctor import examine
+from infra.doctor import Answer, examine
+from infra.services import vllm
 
 
 @pytest.mark.slow
@@ -23,6 +24,31 @@ def test_broker_topics_and_clock(broker: str, tmp_path: Path) -> None:
     after = {answer.question: answer for answer in examine(made)}
     for question in ("broker", "topics", "clock against the broker", "shared storage", "java"):
         assert after[question].word == "ok", after[question]
+
+
+@pytest.mark.parametrize(
+    ("device", "gpu", "answer"),
+    [
+        ("auto", False, Answer("vllm runs on", "ok", "cpu")),
+        ("auto", True, Answer("vllm runs on", "warning", vllm.IDLE_GPU)),
+        ("cpu", True, Answer("vllm runs on", "ok", "cpu")),
+    ],
+)
+def test_a_gpu_that_stays_idle_is_a_warning(
+    device: str, gpu: bool, answer: Answer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vllm, "_there", lambda package: package == vllm.CPU_BUILD)
+    monkeypatch.setattr(vllm, "usable", lambda: gpu)
+    answers = examine(load(flags={"engine.device": device, "kafka.local": False}))
+    assert next(one for one in answers if one.question == answer.question) == answer
+
+
+def test_a_build_that_does_not_fit_is_bad(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm, "_there", lambda package: package == vllm.CPU_BUILD)
+    answers = examine(load(flags={"engine.device": "cuda", "kafka.local": False}))
+    answer = next(one for one in answers if one.question == "vllm runs on")
+    assert answer.word == "bad"
+    assert "make setup ENGINE=gpu" in answer.said
 
 
 @pytest.mark.parametrize("objects", ["file", "nosuch://x/y"])
