@@ -57,7 +57,15 @@ GONE = {
 }
 """Names that no longer exist, and what to write instead."""
 
+SWITCHES: dict[str, tuple[bool, str, Any]] = {
+    "use_sapo_loss": (True, "objective", "sapo"),
+    "use_cispo_loss": (True, "objective", "cispo"),
+    "overlong_reward_penalty": (False, "overlong_tokens", 0),
+}
+"""Theirs -> the value that sets something, the knob here, and to what; the other value sets nothing."""
+
 VALUES = {"proximal": {"reuse_train_logp": "reuse"}}
+"""Knob here -> their values of it -> ours."""
 
 
 def translate(knobs: Mapping[str, Any]) -> dict[str, Any]:
@@ -92,10 +100,7 @@ def check_switches(name: str, knobs: Mapping[str, Any], made: Mapping[str, Any])
 
 
 def _ours(name: str, value: Any) -> list[tuple[str, Any]]:
-    match name, value:
-        case (("use_sapo_loss" | "use_cispo_loss"), bool()):
-            return [("objective", name.split("_")[1])] if value else []
-        case "overlong_reward_penalty", bool():
-            return [] if value else [("overlong_tokens", 0)]
-        case _:
-            return [(RENAMED.get(name, name), value)]
+    if name in SWITCHES and isinstance(value, bool):
+        sets, ours, meant = SWITCHES[name]
+        return [(ours, meant)] if value is sets else []
+    return [(RENAMED.get(name, name), value)]
