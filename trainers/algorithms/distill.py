@@ -50,9 +50,9 @@ class Distill(Algorithm):
     name = "distill"
     measures = ("kept", "entropy")
 
-    minibatches: int = 1
-    temperature: float = 1.0
-    direction: Literal["forward", "reverse"] = "forward"
+    minibatches: int = 1  # optimizer steps that a batch is cut into
+    temperature: float = 1.0  # divides the logits of both models
+    direction: Literal["forward", "reverse"] = "forward"  # which of the two KLs
 
     def __post_init__(self) -> None:
         if self.direction not in ("forward", "reverse"):

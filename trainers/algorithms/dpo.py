@@ -33,9 +33,9 @@ class Dpo(TokenAlgorithm):
     measures = ("kept", "chosen_reward", "rejected_reward", "reward_accuracy", "reward_margin")
     whole = True
 
-    minibatches: int = 1
-    beta: float = 0.1
-    loss_type: Literal["sigmoid", "ipo"] = "sigmoid"
+    minibatches: int = 1  # optimizer steps that a batch is cut into
+    beta: float = 0.1  # how strongly the policy is held to the reference
+    loss_type: Literal["sigmoid", "ipo"] = "sigmoid"  # what becomes of the gap between the two replies
 
     def __post_init__(self) -> None:
         if self.beta <= 0 or self.minibatches < 1:

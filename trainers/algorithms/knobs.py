@@ -26,39 +26,40 @@ class Knobs:
     # ---- the batch
     minibatches: int = 2  # optimizer steps that a batch is cut into
     temperature: float = 1.0  # what the behaviour policy sampled with
-    dynamic_sampling: bool = False  # groups whose rewards are all equal leave the batch before anything is counted
+    dynamic_sampling: bool = False  # groups whose rewards are all equal leave the batch, which gets smaller: nothing
+    # of them is counted. For DAPO's batch of fixed size set `[policy] dynamic_sampling`, which has others instead
 
     # ---- rewards
     overlong_tokens: int = 0  # replies within so many tokens of max_new_tokens are penalised; 0: none is
     overlong_factor: float = 1.0  # the penalty at the limit
-    max_new_tokens: int = 1024  # the limit of a reply, for the two above and aggregation = constant
+    max_new_tokens: int = 1024  # the limit of a reply, for the overlong penalty and aggregation = constant
     reward_model_coef: float = 0.0  # weight of a held reward model's score in the reward of a trajectory
     recorded_coef: float = 1.0  # weight of the recorded reward beside it; 0: the reward model alone
-    reward_bias: float = 0.0  # added first
-    reward_scale: float = 1.0  # multiplied then
+    reward_bias: float = 0.0  # added to rewards first
+    reward_scale: float = 1.0  # multiplies rewards then
     reward_clip: float = math.inf  # rewards are clipped to plus and minus this
-    reward_norm: Norm | None = None  # of rewards, over trajectories
+    reward_norm: Norm | None = None  # normalises rewards, over trajectories
     mask_truncated: bool = False  # a reply that was cut off earns no outcome
     kl_coef: float = 0.0  # KL to the reference, in the reward of each token
-    kl_estimator: Estimator = "k1"  # of both KLs
+    kl_estimator: Estimator = "k1"  # how the KLs to the reference are estimated
 
     # ---- advantages
-    discount: float = 1.0  # gamma
+    discount: float = 1.0  # gamma: what a reward is worth one step earlier
     gae_lambda: float = 1.0  # lambda, or what `gae_lambda_by` makes it from
     gae_lambda_by: Literal["constant", "length", "relative"] = "constant"  # how lambda follows a reply's length
     gae_unit: Literal["token", "turn"] = "token"  # what a step in time is
-    advantage_norm: Norm | None = None  # of advantages, over the batch's tokens
+    advantage_norm: Norm | None = None  # normalises advantages, over the batch's tokens
 
     # ---- the loss
     objective: Objective = "clip"  # how a ratio becomes a loss
     ratio_level: Literal["token", "sequence"] = "token"  # sequence: one ratio a sample, as in GSPO
     clip_low: float = 0.2  # ratios count down to 1 - this
-    clip_high: float | None = None  # and up to 1 + this; none: as clip_low
+    clip_high: float | None = None  # ratios count up to 1 + this; none: as clip_low
     dual_clip: float | None = None  # bounds the loss of negative advantages to this times their size
     sapo_tau_pos: float = 1.0  # steepness of SAPO's gate, positive advantages
-    sapo_tau_neg: float = 1.05  # the same, negative advantages
+    sapo_tau_neg: float = 1.05  # steepness of SAPO's gate, negative advantages
     kl_loss_coef: float = 0.0  # KL to the reference, in the loss: of kl_estimator k2 or k3
-    aggregation: Aggregation = "token"  # from tokens to a minibatch
+    aggregation: Aggregation = "token"  # how tokens make the loss of a minibatch: token, sequence or constant
 
     # ---- a teacher
     teacher_coef: float = 0.0  # distance of the sampled tokens to a teacher, in the loss

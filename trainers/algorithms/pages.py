@@ -7,16 +7,18 @@ import inspect
 import re
 import sys
 import textwrap
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from trainers.algorithms.equations import SYMBOLS, Equation
 from trainers.algorithms.knobs import Knobs
-from trainers.algorithms.names import GONE, RENAMED
+from trainers.algorithms.names import GONE, RENAMED, SWITCHES, VALUES
 from trainers.algorithms.normalisation import Norm
+from trainers.algorithms.others import OTHERS, Other
 from trainers.algorithms.presets import PRESETS, Preset
-from trainers.algorithms.registry import OTHERS
 from trainers.algorithms.repair import Rejection
 
 INDEX = "README.md"
@@ -39,50 +41,6 @@ FAMILIES = {
 """What presets name as their family -> the heading of its algorithms."""
 
 
-@dataclass(frozen=True)
-class Other:
-    """An algorithm that is no preset: its family, what it is, when to use it, the modules with its equations."""
-
-    family: str
-    about: str
-    when: str
-    modules: tuple[str, ...]
-
-
-OTHER = {
-    "dpo": Other(
-        "preferences",
-        "Raises the chosen reply over the rejected one, against a frozen reference.",
-        "Preference data.",
-        ("pairs", "dpo"),
-    ),
-    "ipo": Other(
-        "preferences",
-        "The same as DPO with a margin to reach instead of one to widen.",
-        "Few or noiseless preferences.",
-        ("pairs", "dpo"),
-    ),
-    "reward-model": Other(
-        "preferences",
-        "A scalar head that scores the chosen reply higher.",
-        "A reward for what no verifier judges.",
-        ("pairs", "reward_model"),
-    ),
-    "distill-forward": Other(
-        "distillation", "Covers all that the teacher may say.", "Samples that the teacher drew.", ("distill",)
-    ),
-    "distill-reverse": Other(
-        "distillation", "Seeks what the teacher would say most.", "Samples that the student drew.", ("distill",)
-    ),
-    "sft": Other(
-        "supervised",
-        "Next-token cross-entropy on the trainable tokens.",
-        "A warm start, or demonstrations.",
-        ("sft",),
-    ),
-}
-
-
 def modules(knobs: Knobs) -> list[str]:
     """The modules whose equations an algorithm with these knobs follows, in the order of the computation."""
     used = {
@@ -103,19 +61,29 @@ def modules(knobs: Knobs) -> list[str]:
 
 def pages() -> dict[str, str]:
     """File name -> content."""
-    made = {f"{name}.md": _page(name) for name in (*PRESETS, *OTHER)}
+    made = {f"{name}.md": _page(name) for name in (*PRESETS, *OTHERS)}
     return {INDEX: _index(), "knobs.md": _knobs(), **made}
 
 
-def knob_comments() -> list[tuple[str, str, str, str]]:
-    """(section, name, default as written, meaning) of every knob, in order."""
+def knob_comments(kind: type[Any] = Knobs) -> list[tuple[str, str, str, str]]:
+    """(section, name, default as written, meaning) of every knob of an algorithm's class, in order."""
     out, section = [], ""
-    for line in inspect.getsource(Knobs).splitlines():
+    for line in inspect.getsource(kind).splitlines():
         if head := re.fullmatch(r" +# -+ (.+)", line):
             section = head[1]
         elif found := re.fullmatch(r"    (\w+): .+ = (\S+)  # (.+)", line):
             out.append((section, found[1], found[2].strip('"'), found[3]))
+        elif more := re.fullmatch(r"    # (.+)", line):
+            out[-1] = (*out[-1][:3], f"{out[-1][3]} {more[1]}")
     return out
+
+
+def block(equation: Equation) -> str:
+    """An equation as pages show it: terms and notes each in a column."""
+    terms = max(len(line.term) for line in equation)
+    texts = max((len(line.text) for line in equation if line.note), default=0)
+    told = [(f"{line.term:<{terms}} = {line.text:<{texts}}", line.note) for line in equation]
+    return "\n".join(f"{text}   {note}".rstrip() for text, note in told)
 
 
 def _index() -> str:
@@ -133,20 +101,20 @@ def _index() -> str:
 
 
 def _rows(family: str) -> list[tuple[str, str, str]]:
-    told: dict[str, Preset | Other] = {**PRESETS, **OTHER}
+    told: dict[str, Preset | Other] = {**PRESETS, **OTHERS}
     return [(name, one.about, one.when) for name, one in told.items() if one.family == family]
 
 
 def _page(name: str) -> str:
     told: Preset | Other
+    kind: type[Any]
     if name in PRESETS:
-        told = PRESETS[name]
-        knobs = dict(told.knobs)
+        told, kind = PRESETS[name], Knobs
+        every, knobs = _every(kind, told.knobs), dict(told.knobs)
         used, heading = modules(Knobs(**knobs)), "Sets, beyond [the defaults](knobs.md):"
     else:
-        told = OTHER[name]
-        kind, preset = OTHERS[name]
-        knobs = {field.name: field.default for field in fields(kind)} | preset
+        told, kind = OTHERS[name], OTHERS[name].kind
+        every = knobs = _every(kind, told.knobs)
         used, heading = list(told.modules), "Knobs:"
     parts = [
         f"# {name}",
@@ -155,14 +123,60 @@ def _page(name: str) -> str:
         "",
         f"When: {told.when}",
         "",
-        f"![{name} learns to sort]({CURVES}/{name}.svg)",
+        "## What it minimises",
+        "",
+        "```text",
+        block(told.equation),
+        "```",
+        "",
+        *_symbols(told.equation),
+        "",
+        heading,
+        "",
+        *[f"- `{knob} = {_shown(value)}`" for knob, value in knobs.items()],
+        "",
+        "Which knobs turn which terms:",
+        "",
+        *_turned(told.equation, kind, every),
+        "",
+        f"![`{name}` on the sort task]({CURVES}/{name}.svg)",
+        "",
+        "## The parts it is made of",
+        "",
+        "Algorithms share them, so they also hold what this one leaves out.",
+        "",
     ]
-    parts += ["", heading, "", *[f"- `{knob} = {_shown(value)}`" for knob, value in knobs.items()], ""]
-    parts += ["## Equations", ""]
     for module in used:
         doc = inspect.getdoc(import_module(f"trainers.algorithms.{module}")) or ""
         parts += [f"`trainers/algorithms/{module}.py`", "", "```text", textwrap.dedent(doc).strip(), "```", ""]
     return "\n".join(parts)
+
+
+def _every(kind: type[Any], knobs: Mapping[str, Any]) -> dict[str, Any]:
+    """Every knob of an algorithm: what it sets, and the defaults of the rest."""
+    return {field.name: field.default for field in fields(kind)} | dict(knobs)
+
+
+def _symbols(equation: Equation) -> list[str]:
+    """What the symbols of an equation mean."""
+    words = set(re.findall(r"\w+", " ".join(f"{line.term} {line.text} {line.note}" for line in equation)))
+    shown = ((", ".join(f"`{s}`" for s in keys.split(", ") if s in words), told) for keys, told in SYMBOLS.items())
+    return [f"- {names}: {told}" for names, told in shown if names]
+
+
+def _turned(equation: Equation, kind: type[Any], knobs: Mapping[str, Any]) -> list[str]:
+    """Which knobs turn which terms."""
+    turned: dict[str, list[str]] = {}
+    for line in equation:
+        for knob in line.knobs:
+            terms = turned.setdefault(knob, [])
+            terms += [] if line.term in terms else [line.term]
+    means = {name: meaning for _, name, _, meaning in knob_comments(kind)}
+    rows = [
+        f"| {', '.join(f'`{term}`' for term in terms)} | `{knob} = {_shown(knobs[knob])}` | {means[knob]} |"
+        for knob, terms in turned.items()
+    ]
+    return ["| term | turned by | which is |", "| --- | --- | --- |", *rows]
 
 
 def _knobs() -> str:
@@ -181,7 +195,17 @@ def _knobs() -> str:
         parts.append(f"| `{name}` | `{AS_WRITTEN.get(default, default)}` | {meaning} |")
     parts += ["", "## Names of other frameworks", "", "| theirs | here |", "| --- | --- |"]
     parts += [f"| `{theirs}` | `{ours}` |" for theirs, ours in RENAMED.items()]
+    parts += [
+        f"| `{theirs} = {_shown(sets)}` | `{ours} = {_shown(meant)}` |"
+        for theirs, (sets, ours, meant) in SWITCHES.items()
+    ]
+    parts += [
+        f'| `{ours} = "{theirs}"` | `{ours} = "{meant}"` |'
+        for ours, values in VALUES.items()
+        for theirs, meant in values.items()
+    ]
     parts += [f"| `{gone}` | refused: {instead} |" for gone, instead in GONE.items()]
+    parts += ["", 'Without `eps_clip_higher`, `eps_clip` is the clip to both sides: it sets `clip_high = "none"`.']
     return "\n".join(parts) + "\n"
 
 

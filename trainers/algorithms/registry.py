@@ -8,27 +8,14 @@ from dataclasses import fields
 from typing import Any
 
 from trainers.algorithms.base import Algorithm
-from trainers.algorithms.distill import Distill
-from trainers.algorithms.dpo import Dpo
 from trainers.algorithms.knobs import Knobs
 from trainers.algorithms.names import RENAMED, check_switches, translate
 from trainers.algorithms.normalisation import Norm
+from trainers.algorithms.others import OTHERS
 from trainers.algorithms.policy import PolicyGradient
 from trainers.algorithms.presets import ALIASES, PRESETS
 from trainers.algorithms.repair import Rejection
-from trainers.algorithms.reward_model import RewardModel
-from trainers.algorithms.sft import Sft
 from trainers.errors import BadConfiguration
-
-OTHERS: dict[str, tuple[type[Sft] | type[Dpo] | type[RewardModel] | type[Distill], dict[str, Any]]] = {
-    "sft": (Sft, {}),
-    "dpo": (Dpo, {}),
-    "ipo": (Dpo, {"loss_type": "ipo"}),
-    "reward-model": (RewardModel, {}),
-    "distill-forward": (Distill, {"direction": "forward"}),
-    "distill-reverse": (Distill, {"direction": "reverse"}),
-}
-"""Algorithms outside the policy-gradient family: what makes them, and with what."""
 
 NULLABLE = {"clip_high", "dual_clip", "m2_threshold", "value_clip", "value_huber"}
 """Numbers that may be left out; configurations that have no null say "none"."""
@@ -47,10 +34,12 @@ def algorithm(name: str, **knobs: Any) -> Algorithm:
         return policy(chosen, **knobs)
     if chosen not in OTHERS:
         raise BadConfiguration(f"no algorithm {name!r}{_nearest(name, [*names(), *ALIASES])}")
-    kind, preset = OTHERS[chosen]
-    defaults = {field.name: field.default for field in fields(kind)}
+    other = OTHERS[chosen]
+    defaults = {field.name: field.default for field in fields(other.kind)}
     _known(chosen, knobs, defaults)
-    return kind(**{**preset, **{knob: _checked(knob, value, defaults[knob]) for knob, value in knobs.items()}})
+    return other.kind(
+        **{**other.knobs, **{knob: _checked(knob, value, defaults[knob]) for knob, value in knobs.items()}}
+    )
 
 
 def policy(name: str, **knobs: Any) -> PolicyGradient:

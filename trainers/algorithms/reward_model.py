@@ -31,7 +31,7 @@ class RewardModel(Algorithm):
     measures = ("kept", "correct", "chosen_score", "rejected_score")
     whole = True
 
-    minibatches: int = 1
+    minibatches: int = 1  # optimizer steps that a batch is cut into
 
     def __post_init__(self) -> None:
         if self.minibatches < 1:

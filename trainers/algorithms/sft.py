@@ -28,7 +28,7 @@ class Sft(TokenAlgorithm):
     name = "sft"
     measures = ("kept", "entropy")
 
-    minibatches: int = 1
+    minibatches: int = 1  # optimizer steps that a batch is cut into
 
     def weigh(
         self, samples: Sequence[Sample], oldest: int | None, scores: Scores | None = None, reduce: Reduce = alone

@@ -7,8 +7,12 @@ import tomllib
 from dataclasses import fields
 from pathlib import Path
 
+import pytest
+
 from trainers.algorithms.knobs import Knobs
-from trainers.algorithms.pages import CURVES, FAMILIES, INDEX, knob_comments, modules, pages
+from trainers.algorithms.names import GONE, RENAMED, SWITCHES, VALUES, translate
+from trainers.algorithms.others import OTHERS
+from trainers.algorithms.pages import CURVES, FAMILIES, INDEX, block, knob_comments, modules, pages
 from trainers.algorithms.presets import PRESETS
 from trainers.algorithms.registry import names, policy
 
@@ -25,8 +29,36 @@ def test_every_algorithm_has_a_page_a_curve_and_every_knob_a_meaning() -> None:
         assert f"| [`{name}`]({name}.md) |" in pages()[INDEX]
         assert f"({CURVES}/{name}.svg)" in pages()[f"{name}.md"]
     assert {path.stem for path in (FOLDER / CURVES).iterdir()} == set(names())
-    assert {preset.family for preset in PRESETS.values()} <= FAMILIES.keys()
-    assert [name for _, name, _, _ in knob_comments()] == [field.name for field in fields(Knobs)]
+    assert {told.family for told in (*PRESETS.values(), *OTHERS.values())} == FAMILIES.keys()
+    for kind in (Knobs, *(other.kind for other in OTHERS.values())):
+        assert [name for _, name, _, _ in knob_comments(kind)] == [field.name for field in fields(kind)]
+
+
+def test_a_page_begins_with_the_whole_objective() -> None:
+    for name in names():
+        told = PRESETS[name] if name in PRESETS else OTHERS[name]
+        first = re.search(r"```text\n(.+?)\n```", pages()[f"{name}.md"], re.DOTALL)
+        assert first is not None
+        assert first[1] == block(told.equation)
+        assert max(map(len, first[1].splitlines())) <= 120
+        for line in told.equation:
+            for knob in line.knobs:
+                assert re.search(
+                    rf"^\| .*`{re.escape(line.term)}`.* \| `{knob} = ", pages()[f"{name}.md"], re.MULTILINE
+                )
+
+
+def test_the_names_of_other_frameworks_are_all_listed() -> None:
+    told = pages()["knobs.md"].split("## Names of other frameworks")[1]
+    listed = re.findall(r"^\| `(\w+)[` ]", told, re.MULTILINE)
+    assert listed == [*RENAMED, *SWITCHES, *VALUES, *GONE]
+
+
+@pytest.mark.parametrize("name", SWITCHES)
+def test_a_switch_sets_what_its_row_says(name: str) -> None:
+    theirs, ours = re.findall(rf"^\| `({name} = .+)` \| `(.+)` \|$", pages()["knobs.md"], re.MULTILINE)[0]
+    assert translate(tomllib.loads(theirs)) == tomllib.loads(ours)
+    assert translate({name: not SWITCHES[name][0]}) == {}
 
 
 def test_a_page_has_the_equations_that_its_knobs_use() -> None:

@@ -1,0 +1,148 @@
+"""What algorithms minimise, as their pages show it: lines from reward to loss, which `presets.py` and `others.py` put
+together. Knobs stand in them by their names.
+
+Invariant: the lines of an algorithm, computed one after the other, give the loss of its code. A term that stands twice
+is changed in place.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, TypeAlias
+
+
+class Line(NamedTuple):
+    """term = text, in words: note. knobs: those that turn the term, or switch it to another form."""
+
+    term: str
+    text: str
+    knobs: tuple[str, ...] = ()
+    note: str = ""
+
+
+Equation: TypeAlias = tuple[Line, ...]
+
+# ---- rewards
+
+_REWARD = ("reward_norm", "reward_bias", "reward_scale", "reward_clip")
+_KL = ("kl_coef", "kl_estimator")
+UNEQUAL = Line(
+    "batch",
+    "the groups whose r are not all equal",
+    ("dynamic_sampling",),
+    "it gets smaller; [policy] dynamic_sampling fills it",
+)
+OVERLONG = Line(
+    "r",
+    "r + min(0, overlong_factor (max_new_tokens - overlong_tokens - n) / overlong_tokens)",
+    ("overlong_tokens", "overlong_factor", "max_new_tokens"),
+)
+GROUP_NORM = Line("r", "(r - mean_G r) / (std_G r + eps)", _REWARD)
+GROUP_MEAN = Line("r", "r - mean_G r", _REWARD)
+GROUP_OTHERS = Line("r", "r - (sum_G r - r) / (n_G - 1)", _REWARD, "the mean of the others")
+GROUP_MEAN_BATCH_STD = Line("r", "(r - mean_G r) / (std_B r + eps)", _REWARD)
+KL_K1 = Line("r_t", "[t is last] r - keep_t kl_coef clip(behav_t - ref_t, -10, 10)", (*_REWARD, *_KL))
+KL_K2 = Line("r_t", "[t is last] r - keep_t kl_coef clip((behav_t - ref_t)^2 / 2, -10, 10)", _KL)
+
+# ---- advantages
+
+_GAE = ("discount", "gae_lambda", "gae_lambda_by", "gae_unit")
+OUTCOME = Line("A_t", "r", (), "at every token alike")
+OUTCOME_NORM = Line("A_t", "(r - mean_T r) / (std_T r + eps)", ("advantage_norm",))
+TO_GO = Line("A_t", "r_t + discount gae_lambda A_{t+1}", _GAE, "0 after the last token")
+DELTA = Line(
+    "delta_t",
+    "[t is last] r + discount V_{t+1} - V_t",
+    (*_REWARD, "critic", "discount", "bootstrap_truncated"),
+    "V is 0 after the last token",
+)
+GAE = Line("A_t", "delta_t + discount gae_lambda A_{t+1}", _GAE)
+RETURNS = Line("R_t", "A_t + V_t")
+TOKEN_NORM = Line("A_t", "(A_t - mean_T A) / (std_T A + eps)", ("advantage_norm",))
+SAMPLE_ADVANTAGE = Line("A_i", "mean_i A_t", ("ratio_level",))
+
+# ---- ratios, and the repair of samples that another policy drew
+
+RATIO = Line("u_t", "exp(logp_t - behav_t)", ("recompute",))
+SAMPLE_RATIO = Line("u_i", "exp(mean_i (logp_t - behav_t))", ("ratio_level", "recompute"))
+SHARE = Line(
+    "alpha_t",
+    "clip((v_prox - v_behav) / (v_theta - v_behav), 0, 1)",
+    ("proximal", "proximal_lag"),
+    "0 where v_theta <= v_behav",
+)
+INTERPOLATED = Line("prox_t", "behav_t + alpha_t (stopgrad(logp_t) - behav_t)", ("proximal",))
+PROXIMAL_RATIO = Line("u_t", "exp(logp_t - prox_t)", ("decoupled", "proximal"))
+WEIGHT = Line("w_t", "exp(prox_t - behav_t)", ("decoupled", "rejection"))
+WEIGHT_CLAMPED = Line("w_t", "min(exp(prox_t - behav_t), upper)", ("decoupled", "rejection"))
+INSIDE = Line("m_t", "1 where lower <= w_t <= upper, else 0", ("rejection",))
+BERNOULLI = Line("KL(p, q)", "p log(p / q) + (1 - p) log((1 - p) / (1 - q))")
+NEAR = Line(
+    "m_t",
+    "1 where max(KL(p_t, q_t), KL(q_t, p_t)) <= upper, else 0",
+    ("rejection",),
+    "p_t = exp(prox_t), q_t = exp(behav_t)",
+)
+SECOND_MOMENT = Line(
+    "m_t",
+    "0 for the largest (prox_t - behav_t)^2 of the batch, else 1",
+    ("m2_threshold",),
+    "until the others' mean is below m2_threshold",
+)
+
+# ---- losses
+
+_CLIP = ("objective", "clip_low", "clip_high", "dual_clip")
+_SUM = ("aggregation", "minibatches", "kl_loss_coef")
+CLIP = Line("L_t", "-min(u_t A_t, clip(u_t, 1 - clip_low, 1 + clip_high) A_t)", _CLIP)
+SAMPLE_CLIP = Line("L_t", "-min(u_i A_i, clip(u_i, 1 - clip_low, 1 + clip_high) A_i)", _CLIP)
+GATE = Line("L_t", "-(4 / tau) sigmoid(tau (u_t - 1)) A_t", ("objective",))
+STEEPNESS = Line("tau", "sapo_tau_pos where A_t > 0, else sapo_tau_neg", ("sapo_tau_pos", "sapo_tau_neg"))
+BOUNDED = Line(
+    "L_t",
+    "-stopgrad(clip(u_t, 1 - clip_low, 1 + clip_high)) A_t logp_t",
+    ("objective", "clip_low", "clip_high"),
+)
+TAUGHT = Line("T_t", "u_t (stopgrad(logp_t) - teacher_t)", ("teacher_coef",))
+LOSS = Line("loss", "sum_t keep_t L_t / N", _SUM)
+SAMPLE_LOSS = LOSS._replace(note="long samples count by their tokens")
+WEIGHED_LOSS = Line("loss", "sum_t keep_t w_t L_t / N", _SUM)
+MASKED_LOSS = Line("loss", "sum_t keep_t m_t w_t L_t / N", _SUM)
+TAUGHT_LOSS = Line("loss", "sum_t keep_t (rl_coef L_t + teacher_coef T_t) / N", ("rl_coef", "teacher_coef", *_SUM))
+CRITIC_LOSS = Line(
+    "critic",
+    "sum_t keep_t max((v_t - R_t)^2, (clip(v_t, V_t - value_clip, V_t + value_clip) - R_t)^2) / (2 N)",
+    ("value_clip", "value_huber", "minibatches"),
+)
+
+SYMBOLS = {
+    "r": "reward of a trajectory",
+    "t": "a trainable token of a sample; t + 1 is the next one that is trainable",
+    "n": "trainable tokens of the reply; of several lineages, the longest one's",
+    "sum_G, mean_G, std_G": "over the trajectories of the group; std divides by their number less 1",
+    "n_G": "trajectories of the group",
+    "std_B": "over the trajectories of the batch; std divides by their number less 1",
+    "mean_T, std_T": "over the tokens of the batch that keep_t keeps; std divides by their number less 1",
+    "mean_i": "over the tokens of sample i that keep_t keeps",
+    "A_t": "advantage of token t: above 0, it shall get likelier",
+    "u_t": "how much likelier token t became",
+    "w_t": "repairs that another policy drew token t",
+    "m_t": "0 takes token t out of the sum",
+    "eps": "of the normalisation: 1e-5 where it names none",
+    "logp_t": "log-probability of token t under the weights that train",
+    "behav_t": "log-probability of token t under the policy that sampled it, as the engine said",
+    "prox_t": "log-probability of token t under the weights that the batch started from",
+    "ref_t": "log-probability of token t under the frozen reference",
+    "teacher_t": "log-probability of token t under the teacher",
+    "v_t": "what the critic says now of what is to come from token t on",
+    "V_t": "the same before the step",
+    "v_behav": "version that sampled token t",
+    "v_prox": "version that the batch started from",
+    "v_theta": "v_prox plus the share of the batch's optimizer steps that are made",
+    "lower, upper": "as `rejection` has them",
+    "stopgrad": "counts as a constant",
+    "keep_t": '1; 0 where token t is too old (`[policy] release = "mask-head"`) or lacks a reward that it needs',
+    "N": "trainable tokens of the minibatch, kept or not",
+    "P": "pairs of the minibatch",
+    "y": "a reply, the chosen or the rejected one of its pair",
+}
+"""What stands in the lines -> what it means, in every equation that has it."""

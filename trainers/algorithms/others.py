@@ -1,0 +1,107 @@
+"""The algorithms outside the policy-gradient family, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from trainers.algorithms.distill import Distill
+from trainers.algorithms.dpo import Dpo
+from trainers.algorithms.equations import Equation, Line
+from trainers.algorithms.reward_model import RewardModel
+from trainers.algorithms.sft import Sft
+
+Kind: TypeAlias = type[Sft] | type[Dpo] | type[RewardModel] | type[Distill]
+
+
+@dataclass(frozen=True)
+class Other:
+    """kind: what makes it; knobs: with what; equation: what it minimises then; modules: whose equations it follows;
+    about, when, family: as of a `Preset`."""
+
+    kind: Kind
+    about: str
+    when: str
+    equation: Equation
+    family: str
+    modules: tuple[str, ...]
+    knobs: Mapping[str, Any]
+
+
+GAP = Line("Delta", "h_chosen - h_rejected")
+MATCHED = Line("loss", "sum_t keep_t D_t / N", ("minibatches",))
+TEMPERED = Line("p_v, q_v", "softmax(logits / temperature)_v of the student, of the teacher", ("temperature",))
+
+OTHERS: dict[str, Other] = {
+    "sft": Other(
+        Sft,
+        "Next-token cross-entropy on the trainable tokens.",
+        "You have replies to imitate, or want a better start for what learns from rewards.",
+        (
+            Line("logp_t", "log softmax(logits)_t"),
+            Line("L_t", "-logp_t"),
+            Line("loss", "sum_t keep_t L_t / N", ("minibatches",)),
+        ),
+        "supervised",
+        ("sft",),
+        {},
+    ),
+    "dpo": Other(
+        Dpo,
+        "Raises the chosen reply over the rejected one, against a frozen reference.",
+        "You have pairs of replies of which people chose one.",
+        (
+            Line("h_y", "sum_{t in y} keep_t (logp_t - ref_t)"),
+            GAP,
+            Line("loss", "-sum_pairs log sigmoid(beta Delta) / P", ("beta", "loss_type", "minibatches")),
+        ),
+        "preferences",
+        ("pairs", "dpo"),
+        {},
+    ),
+    "ipo": Other(
+        Dpo,
+        "The same as DPO with a margin to reach instead of one to widen.",
+        "As for dpo, where pairs are few or agree so well that dpo would widen their margins without end.",
+        (
+            Line("h_y", "sum_{t in y} keep_t (logp_t - ref_t) / sum_{t in y} keep_t"),
+            GAP,
+            Line("loss", "sum_pairs (Delta - 1 / (2 beta))^2 / P", ("beta", "loss_type", "minibatches")),
+        ),
+        "preferences",
+        ("pairs", "dpo"),
+        {"loss_type": "ipo"},
+    ),
+    "reward-model": Other(
+        RewardModel,
+        "A scalar head that scores the chosen reply higher.",
+        "You have pairs of replies of which people chose one, and want a reward where no program can judge.",
+        (
+            Line("s_y", "what the value head says at the last token of y", (), "of several lineages, their mean"),
+            Line("Delta", "s_chosen - s_rejected"),
+            Line("loss", "-sum_pairs log sigmoid(Delta) / P", ("minibatches",)),
+        ),
+        "preferences",
+        ("pairs", "reward_model"),
+        {},
+    ),
+    "distill-forward": Other(
+        Distill,
+        "Covers all that the teacher may say.",
+        "You have a teacher with the same vocabulary, and samples that it drew.",
+        (TEMPERED, Line("D_t", "sum_v q_v (log q_v - log p_v)", ("direction",)), MATCHED),
+        "distillation",
+        ("distill",),
+        {"direction": "forward"},
+    ),
+    "distill-reverse": Other(
+        Distill,
+        "Seeks what the teacher would say most.",
+        "You have a teacher with the same vocabulary, and samples that the student drew.",
+        (TEMPERED, Line("D_t", "sum_v p_v (log p_v - log q_v)", ("direction",)), MATCHED),
+        "distillation",
+        ("distill",),
+        {"direction": "reverse"},
+    ),
+}
