@@ -158,7 +158,7 @@ class _Run:
     joins: list[Join] = field(default_factory=list)
 
     def resize(self, count: int, end: int) -> None:
-        """Have `count` learners. While one comes or goes the others train on, at most up to version `end`."""
+        """Have `count` learners. While one comes or goes the others train on, up to before version `end`."""
         if not self.alive:
             self.alive = [self.learners.start() for _ in range(count)]
             until(lambda: self._together() == count, self.learners, WAIT_S)
@@ -183,8 +183,10 @@ class _Run:
         until(lambda: version(self.bus, self.settings) >= end, self.learners, WAIT_S)
 
     def _meanwhile(self, done: Callable[[], bool], end: int) -> None:
+        """Release batches until `done`, all but the last: who joins slowly has a share of that one."""
+
         def step() -> bool:
-            if self.released < min(end, version(self.bus, self.settings) + AHEAD):
+            if self.released < min(end - 1, version(self.bus, self.settings) + AHEAD):
                 self._release(1)
             return done()
 
