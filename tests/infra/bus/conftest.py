@@ -17,7 +17,8 @@ def bus(request: pytest.FixtureRequest) -> Iterator[Bus]:
     if request.param == "memory":
         yield MemoryBus()
         return
-    with KafkaBus(request.getfixturevalue("broker"), session_timeout_s=2.0) as found:
+    # Long enough for a machine that stands still for a moment; a rebalance is heard of after a twentieth of it.
+    with KafkaBus(request.getfixturevalue("broker"), session_timeout_s=12.0) as found:
         yield found
 
 
