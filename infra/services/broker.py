@@ -135,8 +135,8 @@ class Broker(Service):
     def ready(self) -> bool:
         return answers(self.bootstrap)
 
-    def start(self, timeout_s: float = 60) -> None:
-        """Start and wait until the broker answers for its metadata."""
+    def start(self, timeout_s: float = 180) -> None:
+        """Start and wait until the broker answers for its metadata: seconds, or a minute on a busy machine."""
         super().start(timeout_s)
 
     def _text(self) -> str:
