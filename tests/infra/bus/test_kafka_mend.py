@@ -85,6 +85,7 @@ def test_brokers_that_do_not_know_the_requests_are_left_alone(caplog: pytest.Log
 
 @pytest.mark.slow
 @pytest.mark.kafka
+@pytest.mark.timeout(900)
 def test_kills_right_after_a_decision_hide_and_reveal_nothing(tmp_path: Path) -> None:
     with Broker(tmp_path / "broker") as broker:
         broker.start()
@@ -120,6 +121,7 @@ def test_kills_right_after_a_decision_hide_and_reveal_nothing(tmp_path: Path) ->
 
 @pytest.mark.slow
 @pytest.mark.kafka
+@pytest.mark.timeout(900)
 def test_a_new_owner_ends_what_its_id_left_before_it_writes(tmp_path: Path) -> None:
     with Broker(tmp_path / "broker") as broker:
         broker.start()
@@ -138,6 +140,7 @@ def test_a_new_owner_ends_what_its_id_left_before_it_writes(tmp_path: Path) -> N
 
 @pytest.mark.slow
 @pytest.mark.kafka
+@pytest.mark.timeout(900)
 def test_an_owner_that_lives_on_begins_when_its_last_transaction_is_ended(tmp_path: Path) -> None:
     """Each is killed right after its decision and followed by one that is decided the other way."""
     with Broker(tmp_path / "broker") as broker:
