@@ -181,7 +181,9 @@ def test_stages_and_the_reward_role_turn_over_it(machine: Machine) -> None:
         bus.ensure_topics(settings.layout.specs())
         processes = [machine.start(role) for role in ("refine", "reward", "seal")]
         try:
-            episode = Episode("r1", policy=policy, source="gateway-0", task='{"answer": "done"}', wait_ms=60_000)
+            episode = Episode(
+                "r1", policy=policy, source="gateway-0", task='{"answer": "done"}', wait_ms=PATIENCE_S * 1000
+            )
             with bus.publisher() as publisher:
                 for n, event in enumerate([episode.start(), episode.call("a"), episode.end()]):
                     headers = {"source": b"gateway-0", "source-seq": b"%d" % n, "kind": event["kind"].encode()}
