@@ -103,6 +103,7 @@ async def measure(bus: KafkaBus, url: str, folders: list[Path], versions: int, c
             sent.add_done_callback(lambda _, written=written: written.append(time.perf_counter()))
             label = make_label(POLICY, version)
             await until(lambda label=label, version=version: label in seen if count else reloader.served == version)
+            await until(lambda written=written: written)  # a client may have seen the label before this thread ran
             (start,) = written
             rows["checked and frozen"].append(control.frozen_at - start)
             rows["serving"].append(control.resumed_at - start)
