@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
@@ -25,6 +26,7 @@ from infra.bus.kafka import KafkaBus
 from infra.config import Settings, load
 from infra.services.net import LOCALHOST, free_ports
 from infra.telemetry import HEADER, MANY
+from infra.telemetry_export import LOGGERS, QUIET_S
 from infra.topics import full_name
 from producers.gateway.rendering.tokenizer import ChatTokenizer
 from schemas import codec
@@ -34,10 +36,10 @@ from tests.support.collector import Collector
 from tests.support.gateway_world import status
 from tests.support.instant_engine import InstantEngine, serving
 
-pytestmark = [pytest.mark.slow, pytest.mark.kafka]
+pytestmark = [pytest.mark.slow, pytest.mark.kafka, pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).parents[2]
-PATIENCE_S = 120.0
+PATIENCE_S = 240.0
 FILE = """
 namespace = "{namespace}"
 home = "home"
@@ -150,10 +152,12 @@ async def test_one_trajectory_is_one_trace_and_the_figures_have_units(broker: st
             await machine.until(lambda: learner.poll() is not None)
             assert learner.returncode == 0, machine.logs()
             await machine.until(lambda: "millrace.stage.lag" in collector.metrics["seal"])
-            codes = await machine.stop()
-            assert set(codes.values()) == {0}, f"{codes}\n{machine.logs()}"
             trained = {span.trace for span in collector.spans if span.name == "millrace.learn"}
             assert len(trained) == 2, "both samples of the group"
+            # Processes that end all at once on a busy machine may have no time left for what was not sent yet.
+            await machine.until(lambda: all(len(collector.traces()[trace]) >= len(STATIONS) for trace in trained))
+            codes = await machine.stop()
+            assert set(codes.values()) == {0}, f"{codes}\n{machine.logs()}"
             for trace in trained:
                 check_trace(collector, trace)
                 check_headers(machine, trace)
@@ -230,6 +234,7 @@ async def test_a_collector_that_does_not_answer_holds_nobody_up(broker: str, tmp
     with Collector(silent=True) as collector:
         url = collector.url if fault == "silent" else f"http://{LOCALHOST}:{free_ports(1)[0]}"
         async with deployment(broker, tmp_path, url) as machine, httpx.AsyncClient(timeout=60) as http:
+            began = time.monotonic()
             machine.start("gateway", "refine")
             base = f"http://{LOCALHOST}:{machine.settings.gateway.port}"
 
@@ -256,5 +261,5 @@ async def test_a_collector_that_does_not_answer_holds_nobody_up(broker: str, tmp
             assert await machine.stop() == {"gateway": 0, "refine": 0}, machine.logs()
             said = (machine.folder / "refine.log").read_text()
             assert "Traceback" not in said
-            assert said.count("opentelemetry") <= 2
+            assert said.count("opentelemetry") <= len(LOGGERS) * (1 + (time.monotonic() - began) // QUIET_S)
             assert collector.spans == []
