@@ -34,8 +34,10 @@ def _serve(pipe: Connection, port: int) -> None:
     backend = TorchBackend(device="cpu")
     while (order := pickle.loads(pipe.recv_bytes())) is not None:
         job, rank, world, key, arguments = order
+        own = PrefixStore(key, store)
         try:
-            answer = (True, job(backend, rank, world, PrefixStore(key, store), *arguments))
+            meet(rank, world, own)
+            answer = (True, job(backend, rank, world, own, *arguments))
         except Exception:
             answer = (False, traceback.format_exc())
         pipe.send_bytes(pickle.dumps(answer))  # plain pickle: torch's own would share memory with a process we may kill
@@ -104,11 +106,11 @@ class Ranks:
                 process.join()
 
 
-def meet(rank: int, world: int, store: Store) -> None:
-    """Waits until all ranks of a job are here. Forming a group gives peers seconds, and a first import under load takes
-    longer."""
-    store.set(f"here/{rank}", b"yes")
-    store.wait([f"here/{peer}" for peer in range(world)], timedelta(seconds=180))
+def meet(rank: int, world: int, store: Store, where: str = "begin") -> None:
+    """Waits until all ranks of a job are `where` this one is; every job begins so. Forming a group gives peers seconds,
+    and a first import under load takes longer: a job that imports much before it forms meets once more."""
+    store.set(f"{where}/{rank}", b"yes")
+    store.wait([f"{where}/{peer}" for peer in range(world)], timedelta(seconds=180))
 
 
 def descriptors() -> int:

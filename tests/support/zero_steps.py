@@ -44,7 +44,7 @@ def train(
 ) -> tuple[list[Report], State | None]:
     """Form, load, train each batch, gather, tear down."""
     backend = zero(options)
-    meet(rank, world, store)
+    meet(rank, world, store, "forming")
     backend.form(rank, world, store, LONG)
     try:
         trainer = Trainer(backend, algorithm, Schedule(1e-3), budget=budget, held=HELD)
@@ -73,7 +73,7 @@ def skip(
     """The state after a good step, the report and the state of one that is non-finite on the last rank alone, the
     state after a good one that follows."""
     backend = zero(options)
-    meet(rank, world, store)
+    meet(rank, world, store, "forming")
     backend.form(rank, world, store, LONG)
     backend.load(state)
 
@@ -95,7 +95,7 @@ def form_again(
 ) -> list[tuple[int, int]]:
     """Form, load, use and tear down in one process; open descriptors and gloo's threads after each group."""
     backend, seen = zero(options), []
-    meet(rank, world, store)
+    meet(rank, world, store, "forming")
     for index in range(times):
         backend.form(rank, world, dist.PrefixStore(str(index), store), LONG)
         backend.load(state)

@@ -92,5 +92,5 @@ def train_layout(
     if prepare is not None:
         prepare()
     backend = make_backend(layout, Adam(weight_decay=0.01, clip=CLIP), **options)
-    meet(rank, world, store)
+    meet(rank, world, store, "forming")
     return train(backend, rank, world, store, state, wanted)

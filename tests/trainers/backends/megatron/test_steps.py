@@ -67,7 +67,7 @@ def learn(
     if layout.startswith("megatron"):
         megatron_shim.install()
     backend = make_backend(layout, ADAM, **options)
-    meet(rank, world, store)
+    meet(rank, world, store, "forming")
     backend.form(rank, world, store, 60.0)
     trainer = Trainer(backend, algorithm, Schedule(1e-3), budget=120, held=HELD)
     trainer.load(state)
@@ -87,7 +87,7 @@ def come_and_go(_: Any, rank: int, world: int, store: Store, layouts: Sequence[s
     for index, layout in enumerate(layouts):
         backend = make_backend(layout, ADAM)
         own = dist.PrefixStore(str(index), store)
-        meet(rank, world, own)
+        meet(rank, world, own, "forming")
         backend.form(rank, world, own, 60.0)
         trainer = Trainer(backend, policy("grpo"), Schedule())
         trainer.load(small_state("qwen3"))
@@ -104,7 +104,7 @@ def wait_for_the_other(_: Any, rank: int, world: int, store: Store) -> str:
     """A job: the last rank leaves while rank 0 waits for it; says how the waiting ended."""
     megatron_shim.install()
     backend = make_backend("megatron:d1t2", ADAM)
-    meet(rank, world, store)
+    meet(rank, world, store, "forming")
     backend.form(rank, world, store, 60.0)
     backend.load(small_state("qwen3"))
     if rank == world - 1:
