@@ -170,12 +170,12 @@ class Worker:
                 return
         progress, key, samples = self.progress, (grant["ticket"], grant["round"]), len(grant["samples"])
         future = self._running.get(key)  # still running from a membership that was lost
+        begun = future is None
         if future is None:
             future = self._running[key] = asyncio.run_coroutine_threadsafe(self.runner.group(grant), loop)
             with self._lock:
                 self._samples += samples
             self._largest = max(self._largest, samples)
-            future.add_done_callback(lambda _: self._ended(key, samples))
 
         def done(finished: Future[None]) -> None:
             if finished.cancelled():
@@ -188,6 +188,8 @@ class Worker:
                 progress.finished(partition, offset)
 
         future.add_done_callback(done)
+        if begun:  # after `done`: who finds nothing running commits what is finished
+            future.add_done_callback(lambda _: self._ended(key, samples))
 
     def _ended(self, key: tuple[int, int], samples: int) -> None:
         with self._lock:

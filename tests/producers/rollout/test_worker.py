@@ -97,6 +97,22 @@ async def test_every_sample_of_every_grant_ends_once(w: World):
     assert committed(w) == w.bus.ends(NAMES.grants)
 
 
+async def test_what_runs_no_more_is_finished_and_will_be_committed(w: World, monkeypatch: pytest.MonkeyPatch):
+    """A worker that stops commits once nothing runs: by then the grant that ended last must count."""
+    positions = []
+    popped = Worker._ended
+
+    def ending(worker: Worker, key: tuple[int, int], samples: int) -> None:
+        popped(worker, key, samples)
+        positions.append(worker.progress.position(0))
+
+    monkeypatch.setattr(Worker, "_ended", ending)
+    put(w, grant(0))
+    async with working(w):
+        await until(lambda: positions)
+    assert positions == [1]
+
+
 async def test_agents_that_fail_end_their_episodes_with_the_reason(w: World):
     async def agent(task: dict[str, Any], base_url: str, api_key: str) -> str:
         if len(ended(w)) == 0:
