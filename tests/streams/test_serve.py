@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -51,9 +52,12 @@ def test_each_stage_runs_as_a_process_until_it_is_told_to_stop(broker, tmp_path)
     with KafkaBus(broker) as bus:
         bus.ensure_topics(settings.layout.specs())
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        stages = ("refine", "seal", f"{settings.policy.name}.dispatch")
         processes = [
-            subprocess.Popen([sys.executable, str(program), name, str(config)], env=environment)
-            for name in ("run_refine", "run_seal", "run_dispatch")
+            subprocess.Popen(
+                [sys.executable, str(program), f"run_{name.rpartition('.')[2]}", str(config)], env=environment
+            )
+            for name in stages
         ]
         try:
             episode = Episode("r1", policy=settings.policy.name, source="gateway-0")
@@ -67,6 +71,7 @@ def test_each_stage_runs_as_a_process_until_it_is_told_to_stop(broker, tmp_path)
                 publisher.flush()
             (trajectory,) = wait(bus, settings, f"{settings.policy.name}.trajectories", "Trajectory")
             wait(bus, settings, f"{settings.policy.name}.completions", "Completion")
+            joined(bus, settings.namespace, zip(stages, processes, strict=True))
             for process in processes:
                 process.send_signal(signal.SIGTERM)
             assert [process.wait(30) for process in processes] == [0, 0, 0]
@@ -96,6 +101,7 @@ def test_two_policies_share_refine_and_seal_and_nothing_else(broker, tmp_path):
         assert [announce(settings, bus) for settings in [*made.values(), *made.values()]] == [True, True, False, False]
         # Seal runs from both files: each process owns a slot, and serves both policies.
         roles = [("run_refine", "one"), *((role, name) for role in ("run_seal", "run_dispatch") for name in made)]
+        stages = ["refine", "seal", "seal", *(f"{policy}.dispatch" for policy in made)]
         processes = [
             subprocess.Popen(
                 [sys.executable, str(program), role, str(tmp_path / f"{policy}.toml")],
@@ -123,8 +129,7 @@ def test_two_policies_share_refine_and_seal_and_nothing_else(broker, tmp_path):
                     *(f"{policy}.{kind}" for kind in ("completions", "prompts", "ledger", "weights")),
                     "decisions",
                 }
-                (member,) = bus.group(f"{namespace}.{policy}.dispatch").members
-                assert member.client_id.startswith(f"{policy}.dispatch-")
+            joined(bus, namespace, zip(stages, processes, strict=True))
             for process in processes:
                 process.send_signal(signal.SIGTERM)
             assert [process.wait(30) for process in processes] == [0] * len(roles)
@@ -132,6 +137,19 @@ def test_two_policies_share_refine_and_seal_and_nothing_else(broker, tmp_path):
             for process in processes:
                 process.kill()
                 process.wait()
+
+
+def joined(bus, namespace, stages):
+    """Return once the group of each stage has its processes as its only members: from before they join they end well
+    when they are asked to."""
+    wanted = defaultdict(set)
+    for stage, process in stages:
+        wanted[stage].add(f"{stage}-{process.pid}")
+    deadline = time.monotonic() + 120
+    for stage, clients in wanted.items():
+        while (found := {member.client_id for member in bus.group(f"{namespace}.{stage}").members}) != clients:
+            assert time.monotonic() < deadline, f"members of {stage} are {found}, not {clients}"
+            time.sleep(0.2)
 
 
 def wait(bus, settings, topic, name, count=1):
