@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.bus.base import Outgoing, TopicSpec
+from infra.bus.base import Outgoing, TopicSpec, Transactor
 from infra.bus.kafka import KafkaBus
 from infra.errors import ConfigError
 from schemas import codec
@@ -21,6 +21,8 @@ from tests.support.events import Episode
 
 ROOT = Path(__file__).parents[3]
 COUNT = 600
+ROUND = 200
+"""episodes that end before each kill, so that it comes in the middle of some, however late the one before came"""
 
 
 def start(*arguments: str) -> subprocess.Popen[bytes]:
@@ -39,22 +41,17 @@ def test_no_verdict_is_lost_under_kills_and_a_graceful_stop(broker, tmp_path):
         bus.ensure_topics([TopicSpec(events, 2), TopicSpec(raw, 2)])
         targets = {f"root-{n}" for n in range(COUNT)}
         transactor = bus.transactor(f"{namespace}.refine")
-        for n in range(COUNT):
-            if n % 50 == 0:
-                transactor.begin()
-            episode = Episode(f"root-{n}")
-            episode.start()
-            transactor.send(_ended(events, episode))
-            if n % 50 == 49:
-                transactor.commit({}, None)
-        transactor.begin()  # and what was aborted is judged by nobody
+        transactor.begin()  # what was aborted is judged by nobody
         transactor.send(_ended(events, Episode("aborted")))
         transactor.flush()
         transactor.abort()
         process = start(*arguments)
         try:
-            for kill in (signal.SIGKILL, signal.SIGKILL, signal.SIGTERM):
+            for first, kill in zip(
+                range(0, COUNT, ROUND), (signal.SIGKILL, signal.SIGKILL, signal.SIGTERM), strict=True
+            ):
                 before = len(judged(bus, raw))
+                end_episodes(transactor, events, range(first, first + ROUND))
                 wait(lambda before=before: len(judged(bus, raw)) > before + 20)
                 process.send_signal(kill)
                 process.wait(30)
@@ -64,6 +61,18 @@ def test_no_verdict_is_lost_under_kills_and_a_graceful_stop(broker, tmp_path):
             process.kill()
             process.wait()
             transactor.close()
+
+
+def end_episodes(transactor: Transactor, topic: str, numbers: range) -> None:
+    """In several transactions."""
+    for n in numbers:
+        if n % 50 == 0:
+            transactor.begin()
+        episode = Episode(f"root-{n}")
+        episode.start()
+        transactor.send(_ended(topic, episode))
+        if n % 50 == 49:
+            transactor.commit({}, None)
 
 
 def _ended(topic: str, episode: Episode) -> Outgoing:
