@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing as mp
 import os
 import pickle
+import time
 import traceback
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -119,6 +120,17 @@ def descriptors() -> int:
 
 
 def gloo_threads() -> int:
-    """Threads of this process that belong to gloo groups: none when no group is alive."""
-    names = [Path(f"/proc/self/task/{task}/comm").read_text() for task in os.listdir("/proc/self/task")]
-    return sum("gloo" in name for name in names)
+    """Threads of this process that belong to gloo groups and stay: none when no group is alive. One that was joined is
+    listed until the kernel has come round to it."""
+    deadline = time.monotonic() + 10
+    while (found := _gloo_threads()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return found
+
+
+def _gloo_threads() -> int:
+    found = 0
+    for task in os.listdir("/proc/self/task"):
+        with suppress(FileNotFoundError, ProcessLookupError):  # it ended since it was listed
+            found += "gloo" in Path(f"/proc/self/task/{task}/comm").read_text()
+    return found
