@@ -25,7 +25,7 @@ class Schedule:
     """Linear warm-up over `warmup` optimizer steps to `lr`, then `decay` to `floor` (a share of lr) at step `total`,
     where it stays. `total` counts the warm-up; a constant rate needs none."""
 
-    lr: float = 5e-4
+    lr: float = 1e-5
     warmup: int = 0
     decay: Decay = "constant"
     total: int = 0

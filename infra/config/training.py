@@ -60,7 +60,9 @@ class Learner(Section):
         default="",
         description="directory of the model that scores samples, of `millrace reward-model`; knobs.reward_model_coef",
     )
-    lr: Annotated[float, Field(gt=0)] = Field(default=5e-4, description="learning rate of AdamW")
+    lr: Annotated[float, Field(gt=0)] = Field(
+        default=1e-5, description="learning rate of AdamW; tiny models take more: the demo 3e-4"
+    )
     warmup: Annotated[int, Field(ge=0)] = Field(
         default=10, description="optimizer steps over which the learning rate rises to lr"
     )

@@ -42,6 +42,7 @@ batch = 4
 group_size = 2
 eta = 2
 [learner]
+lr = 5e-4
 minibatches = 1
 session_timeout_s = 6
 collective_timeout_s = 60

@@ -157,7 +157,7 @@ def form_again(
         backend.form(rank, world, dist.PrefixStore(str(index), store), 30.0)
         backend.load(state)
         assert backend.sum([1.0, float(rank)]) == [world, world * (world - 1) / 2]
-        trainer = Trainer(backend, policy("grpo"), Schedule())
+        trainer = Trainer(backend, policy("grpo"), Schedule(5e-4))
         train_share(trainer, random_samples(index), rank, world)
         backend.gather()
         backend.tear_down()
@@ -224,7 +224,7 @@ def allocate_again(
     backend = make_backend(allocation, device="cpu")
     for index in range(times):
         backend.form(rank, world, dist.PrefixStore(str(index), store), 30.0)
-        trainer = Trainer(backend, policy("ppo"), Schedule())
+        trainer = Trainer(backend, policy("ppo"), Schedule(5e-4))
         trainer.load(state)
         train_share(trainer, random_samples(index), backend.data_rank, backend.data_world)
         backend.gather()

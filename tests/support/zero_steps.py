@@ -100,7 +100,7 @@ def form_again(
         backend.form(rank, world, dist.PrefixStore(str(index), store), LONG)
         backend.load(state)
         assert backend.sum([1.0, float(rank)]) == [world, world * (world - 1) / 2]
-        train_share(Trainer(backend, Sft(), Schedule()), random_samples(index), rank, world)
+        train_share(Trainer(backend, Sft(), Schedule(5e-4)), random_samples(index), rank, world)
         backend.gather()
         backend.tear_down()
         seen.append((descriptors(), gloo_threads()))

@@ -156,7 +156,7 @@ def test_cuts_do_not_matter(ranks: Ranks, world: int, budget: int, filling: dict
 def test_models_that_cannot_score_are_refused(
     algorithm: PolicyGradient, held: dict[str, Callable[[], State]], message: str
 ) -> None:
-    made = Trainer(TorchBackend(device="cpu"), algorithm, Schedule(), held=held)
+    made = Trainer(TorchBackend(device="cpu"), algorithm, Schedule(5e-4), held=held)
     made.backend.form(0, 1, None, 30.0)
     with pytest.raises(BadConfiguration, match=message):
         made.load(small_state())
@@ -164,7 +164,7 @@ def test_models_that_cannot_score_are_refused(
 
 def test_a_reward_model_must_be_named() -> None:
     with pytest.raises(BadConfiguration, match="name the model to hold as reward_model"):
-        Trainer(TorchBackend(device="cpu"), ALONE, Schedule())
+        Trainer(TorchBackend(device="cpu"), ALONE, Schedule(5e-4))
 
 
 @pytest.mark.parametrize(

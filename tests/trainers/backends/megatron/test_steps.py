@@ -89,7 +89,7 @@ def come_and_go(_: Any, rank: int, world: int, store: Store, layouts: Sequence[s
         own = dist.PrefixStore(str(index), store)
         meet(rank, world, own, "forming")
         backend.form(rank, world, own, 60.0)
-        trainer = Trainer(backend, policy("grpo"), Schedule())
+        trainer = Trainer(backend, policy("grpo"), Schedule(5e-4))
         trainer.load(small_state("qwen3"))
         train_share(trainer, random_samples(index), backend.data_rank, backend.data_world)
         backend.gather()
