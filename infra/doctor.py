@@ -1,6 +1,6 @@
-"""Whether a deployment can work here: one answer a question, each with what to do about it. Reads, and writes only what
-it
-removes again: one object in the shared storage, one topic."""
+"""Whether a deployment can work here: one answer a question, each with what to do about it.
+
+Reads, and writes only what it removes again: one object in the shared storage, one topic."""
 
 from __future__ import annotations
 
@@ -98,6 +98,8 @@ def _storage(uri: str) -> str:
     """Write, read, rename, remove: what learners, engines and gateways do there."""
     from infra.claims import storage
 
+    if "://" in uri.removeprefix("file://"):
+        raise OSError(f"weights cannot lie at {uri}: mount it, and set [objects] to the directory")
     system, path = storage(uri)
     name, body = f"{path}/.doctor-{uuid.uuid4().hex}", uuid.uuid4().bytes
     system.makedirs(path, exist_ok=True)

@@ -30,7 +30,9 @@ class Settings(BaseSettings):
     namespace: Name = Field(default="dev", description="one deployment: its topics are called <namespace>.something")
     home: Path = Field(default=Path(".millrace"), description="directory for what local services keep")
     objects: str = Field(
-        default="", description="directory or fsspec URI for weights and large records; empty: under home"
+        default="",
+        description="directory of weights and large records, which all machines share; mount an object store; empty: "
+        "under home",
     )
     shared: bool = Field(
         default=True,

@@ -51,8 +51,8 @@ def test_a_build_that_does_not_fit_is_bad(monkeypatch: pytest.MonkeyPatch) -> No
     assert "make setup ENGINE=gpu" in answer.said
 
 
-@pytest.mark.parametrize("objects", ["file", "nosuch://x/y"])
-def test_storage_that_cannot_be_written(objects: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("objects", ["file", "nosuch://x/y", "memory://x"])
+def test_storage_that_cannot_hold_weights(objects: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     place = objects if "://" in objects else str(tmp_path / objects)
     made = load(flags={"objects": place, "kafka.bootstrap": "127.0.0.1:1", "engine.local": False})
