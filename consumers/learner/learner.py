@@ -104,7 +104,11 @@ class Learner:
         p.at("torn")
         self._breaks = self._breaks + 1 if ours and not generation.stepped else 0
         if self._breaks > MOST_BREAKS:
-            raise LearnerError(f"{self._breaks} generations broke in a row without a version, the last by: {broke}")
+            raise LearnerError(
+                f"{self._breaks} generations broke in a row without a version, the last by: {broke}. The other "
+                "learners' logs say what ended them; one that dies in every step may lack memory: lower [learner] "
+                "tokens_per_pack"
+            )
         p.note(f"generation {roster.generation} of {roster.world} is over: {broke or _reason(ended)}")
         return isinstance(ended, Stop)
 

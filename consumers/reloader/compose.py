@@ -88,7 +88,10 @@ def chain(event: WeightVersion, events: Events, cache: Path) -> tuple[Path, Weig
     while True:
         parent = events.get(-1 if links[-1]["parent"] is None else links[-1]["parent"])
         if parent is None:
-            raise ReloadError(f"version {links[-1]['version']} is a delta, and the event of its parent is not there")
+            raise ReloadError(
+                f"version {links[-1]['version']} is a delta, and the event of its parent is not there: keep the "
+                "topic of weights whole, or wait for the next version that is published whole ([learner] anchor_every)"
+            )
         composed = cache / name_of(parent)
         if composed.is_dir():
             return composed, parent, links[::-1]

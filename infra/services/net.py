@@ -47,11 +47,9 @@ def socket_dir(home: Path) -> Path:
 
 
 def wait_until(ready: Callable[[], bool], what: str, timeout_s: float, every_s: float = 0.1) -> None:
-    """Poll until `ready`; raises ServiceError naming `what` when the time is over. `ready` may raise to give up at
-    once.
-    """
+    """Poll until `ready`, which may raise to give up at once. Raises ServiceError naming `what` when time is over."""
     deadline = time.monotonic() + timeout_s
     while not ready():
         if time.monotonic() > deadline:
-            raise ServiceError(f"{what} is not ready after {timeout_s:g} s")
+            raise ServiceError(f"{what} is not ready after {timeout_s:g} s: its log says why; if it is slow, try again")
         time.sleep(every_s)
