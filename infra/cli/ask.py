@@ -45,16 +45,23 @@ def audit(
 def report(
     context: typer.Context,
     out: Annotated[Path, typer.Option(help="where to write the page", dir_okay=False)] = Path("millrace-report.html"),
+    files: Annotated[bool, typer.Option("--files", help="also hash every kept checkpoint")] = False,
 ) -> None:
     """Write one self-contained HTML page: rewards, staleness, learners, what became of every group, the audit."""
     out.absolute().parent.mkdir(parents=True, exist_ok=True)
-    entry("consumers.report:write")(call(context).settings(), out)
+    entry("consumers.report:write")(call(context).settings(), out, files=files)
     console.print(f"wrote {out}", highlight=False, soft_wrap=True)
 
 
 def why(
     context: typer.Context,
-    what: Annotated[str, typer.Argument(metavar="ID", help="id of an event, call, session, group or ticket")],
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="ID",
+            help="id of an event, call, reply, session, prompt, group, ticket, reward, attempt or dead letter",
+        ),
+    ],
 ) -> None:
     """Say what became of something, and why. Exit code 1 when nothing is known of it."""
     text, known = entry("consumers.why:explain")(call(context).settings(), what)
