@@ -48,8 +48,7 @@ def command(role: Role) -> Callable[[typer.Context], None]:
 
 def start(role: Role, settings: Settings) -> None:
     """Run a role in this process. Workers that a killed incarnation of the same supervised process left are ended
-    first:
-    they hold its memory, and some its ports."""
+    first: they hold its memory, and some its ports."""
     name = os.environ.get(leftovers.ROLE) or role.name
     become_role(name)
     deployment = os.environ.get(leftovers.DEPLOYMENT)

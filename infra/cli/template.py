@@ -1,6 +1,6 @@
-"""The commented `millrace.toml` that `init` writes: every setting with its meaning and its default, made from the
-models
-themselves, so that the two cannot differ."""
+"""The commented `millrace.toml` that `init` writes: every setting with its meaning and its default.
+
+Made from the models themselves, so that the two cannot differ."""
 
 from __future__ import annotations
 

@@ -134,8 +134,7 @@ class Supervisor:
 
     def down(self, last: Collection[str] = ("broker",), grace_s: float = 60) -> list[int]:
         """Stop every program (those in `last` after the others, which may need them to leave well), then the
-        supervisor,
-        then whatever is left of the deployment; gives ids of the latter."""
+        supervisor, then whatever is left of the deployment; gives ids of the latter."""
         if self.running():
             first = [state.name for state in self.states() if state.name not in last]
             for name in first:

@@ -1,8 +1,7 @@
 """One vLLM server on this machine: on the CPU with vLLM's CPU build, on GPUs with its GPU build.
 
 Invariants: the routes that reloading needs exist (development mode, scale-out generation); nothing is downloaded and no
-usage is reported; its caches stay in `home`. Never start it through the `vllm` command: that of the CPU build
-dies.
+usage is reported; its caches stay in `home`. Never start it through the `vllm` command: that of the CPU build dies.
 """
 
 from __future__ import annotations
