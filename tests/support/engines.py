@@ -20,7 +20,7 @@ from infra.services.net import LOCALHOST, free_ports
 from producers.engines.base import Chunk, Engine, Sampling
 from producers.engines.inprocess import InprocessEngine
 
-START_S = 120
+START_S = 300
 
 
 class LightEngine:
