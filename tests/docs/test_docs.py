@@ -15,6 +15,7 @@ import pytest
 
 from infra.cli.template import render
 from infra.config import Settings, load
+from infra.faults import PACKAGES
 from producers.tasks.source import open_tasks
 from schemas.codec import BODIES
 from schemas.registry import current
@@ -55,6 +56,15 @@ def test_the_page_of_events_has_every_field() -> None:
     for name in {*BODIES.values(), "Event", "Governance"}:
         fields = [field["name"] for part in (name, inside.get(name, name)) for field in current(part).parsed["fields"]]
         assert set(re.findall(r"`(\w+)`", rows[name])) == set(fields), name
+
+
+def test_the_table_of_metrics_has_every_metric() -> None:
+    told: set[str] = set()
+    for names in re.findall(r"^\| (`millrace\..*?) \|", TEXT[ROOT / "docs" / "operations.md"], re.MULTILINE):
+        first, *rest = re.findall(r"`([\w.]+)`", names)
+        told |= {first, *(first.rpartition(".")[0] + name for name in rest)}
+    code = "".join(path.read_text() for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+    assert told == set(re.findall(r'telemetry\.(?:counter|gauge|histogram)\(\s*"(.*?)"', code))
 
 
 def test_every_block_says_what_it_is_and_is_read_once() -> None:
