@@ -44,6 +44,7 @@ class Status:
         self._url = url
         self._publisher: Publisher = bus.publisher()
         self._beat_at = 0.0
+        self._loaded = False
 
     @property
     def due(self) -> bool:
@@ -61,11 +62,12 @@ class Status:
             await self.say("failed" if machine.error else "starting")
 
     async def loading(self, work: Coroutine[Any, Any, None]) -> None:
-        """Await `work`, saying so meanwhile: a load may take minutes."""
+        """Await `work`, saying so meanwhile: a load may take minutes. Once `work` has said "loaded", that stands."""
         task = asyncio.ensure_future(work)
+        self._loaded = False
         try:
             while not (await asyncio.wait((task,), timeout=BEAT_S))[0]:
-                await self.say("loading")
+                await self.say("loaded" if self._loaded else "loading")
         finally:
             task.cancel()
         await task
@@ -75,6 +77,7 @@ class Status:
         incarnation = self._machine.incarnation
         if incarnation is None:
             return
+        self._loaded = state == "loaded"
         version = self._machine.served if state in ("loading", "loaded", "serving") else None
         label = make_label(self._machine.policy, version) if version is not None else None
         now = now_micros()

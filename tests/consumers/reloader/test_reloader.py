@@ -47,6 +47,25 @@ async def test_a_swap_has_one_order_and_is_acknowledged_before_it_resumes(
     assert loaded["expires_at"] > loaded["time"]
 
 
+async def test_an_acknowledgement_stands_until_it_serves(
+    bus: MemoryBus, scripted: ScriptedEngine, folders: list[Path], start: Start
+) -> None:
+    """However long the engine takes to go on: who reads the log then may ask it already."""
+    resume = scripted.resume
+
+    async def slow() -> None:
+        before = len(statuses(bus))
+        await until(lambda: len(statuses(bus)) > before + 2)
+        await resume()
+
+    scripted.resume = slow
+    announce(bus, weight_event(0, folders[0]))
+    async with start(scripted) as reloader:
+        await until(lambda: reloader.served == 0 and not scripted.paused)
+    said = [status["state"] for status in statuses(bus) if status is not None]
+    assert set(said[said.index("loaded") :]) <= {"loaded", "serving"}
+
+
 async def test_it_takes_the_newest_of_many_and_renews_its_status(
     bus: MemoryBus, scripted: ScriptedEngine, folders: list[Path], start: Start
 ) -> None:
