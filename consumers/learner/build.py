@@ -11,6 +11,7 @@ import numpy as np
 from consumers import ledger, policy
 from consumers.learner import layouts
 from consumers.learner.agreement import client_id
+from consumers.learner.collect import newer
 from consumers.learner.identity import identify
 from consumers.learner.membership import Membership
 from consumers.learner.parts import Parts
@@ -33,7 +34,7 @@ from trainers.backends.layout import Layout
 from trainers.backends.places import Place
 from trainers.backends.stores import own_store
 from trainers.batches.sample import Sample
-from trainers.errors import BadConfiguration
+from trainers.errors import BadConfiguration, CheckpointError
 from trainers.learning import Schedule, Trainer
 from trainers.lora import Lora
 from trainers.refusals import suits
@@ -57,10 +58,17 @@ def build(
         )
     trainer = build_trainer(settings)
     need = layouts.needed(settings.learner)
-    if need.fewest == 1:
-        warm_up(trainer, head.weights)
-    else:
-        rehearse(settings.learner, head.weights)
+    while True:
+        try:
+            if need.fewest == 1:
+                warm_up(trainer, head.weights)
+            else:
+                rehearse(settings.learner, head.weights)
+            break
+        except (CheckpointError, OSError):
+            if (later := newer(bus, names, head)) is None:
+                raise
+            head = later
     host, group, identity = settings.learner.host, policy.group(settings), identify(settings)
     store = own_store(host, STORE_TIMEOUT_S)
     me = client_id(f"learner/{identity.shown}", host, store.port)
@@ -132,8 +140,9 @@ def _adam(learner: config.Learner) -> Adam:
 def warm_up(trainer: Trainer, weights: WeightVersion) -> None:
     """Load a version and train a step that is thrown away, so that joining costs the others no first-time work."""
     backend = trainer.backend
+    state = checkpoint.read(Path(weights["uri"]), digest=weights["digest"])
     backend.form(0, 1, None, 60.0)
-    trainer.load(checkpoint.read(Path(weights["uri"]), digest=weights["digest"]))
+    trainer.load(state)
     samples = [_sample(reward) for reward in (0.0, 1.0)]
     trainer.train(samples, minibatches=[[0]], version=weights["version"])
     backend.tear_down()

@@ -17,6 +17,8 @@ import shutil
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
+from consumers import ledger
+from consumers.ledger import Head
 from infra import faults
 from infra.bus.base import Bus
 from schemas import codec
@@ -102,6 +104,16 @@ def serving_versions(bus: Bus, workers_topic: str, policy: str, now: int) -> set
         if mine and status["version"] is not None:
             versions.add(int(status["version"]))
     return versions
+
+
+def newer(bus: Bus, topics: Mapping[str, str], head: Head) -> Head | None:
+    """The newest version, where `head` was collected after later ones; None while its directory must be there.
+
+    topics: full names by last word. Raises UnreachableError when the log does not answer."""
+    if Path(head.weights["uri"]).exists():
+        return None
+    later = ledger.head(bus, topics["weights"], topics["ledger"])
+    return later if later is not None and later.version > head.version else None
 
 
 def base_of(directory: Path) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from consumers.learner import alike, channel, verdict
 from consumers.learner.agreement import Roster
+from consumers.learner.collect import newer
 from consumers.learner.entry import histogram
 from consumers.learner.order import Batch
 from consumers.learner.parts import Parts
@@ -21,10 +22,13 @@ from consumers.learner.publish import Leader, Step
 from consumers.learner.reading import REASONS, ages, read
 from consumers.learner.rendezvous import Meeting
 from consumers.learner.verdict import Regroup, Stop, Train, Verdict, Wait
+from consumers.ledger import Head
 from infra import faults
 from infra.bus.base import MemberToken
 from infra.errors import RegroupError
 from trainers import checkpoint
+from trainers.errors import CheckpointError
+from trainers.state import State
 
 IDLE_S = 0.03
 """how long a boundary without work waits"""
@@ -88,11 +92,22 @@ class Generation:
         p.backend.form(self._rank, self._roster.world, meeting.store, p.timeout_s)
         p.at("formed")
         self._cells = channel.cells(p.backend)
-        p.trainer.load(checkpoint.read(Path(head.weights["uri"]), digest=head.weights["digest"]))
+        p.trainer.load(self._read(head))
         self.version = head.version
         p.holds(self.version)
         p.backend.clock.drain()
         p.at("loaded")
+
+    def _read(self, head: Head) -> State:
+        """The version that this generation begins with. Raises RegroupError when the others went on from it while this
+        process was stopped, so far that they collected it."""
+        p = self._parts
+        try:
+            return checkpoint.read(Path(head.weights["uri"]), digest=head.weights["digest"])
+        except (CheckpointError, OSError):
+            if newer(p.bus, p.topics, head) is None:
+                raise
+        raise RegroupError(f"version {head.version} was collected before this rank had read it")
 
     # ---- boundary
 

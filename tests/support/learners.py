@@ -131,8 +131,8 @@ class Place:
         self.said: list[Any] = []
         start_policy(self.settings, self.bus, folder, heads=heads, model=model)
 
-    def learn(self, versions: int, bus: Any = None) -> None:
-        """Run a learner until `versions` are committed."""
+    def learn(self, versions: int, bus: Any = None, at: Callable[[str], None] | None = None) -> None:
+        """Run a learner until `versions` are committed. `at` hears where its state machine is."""
         from consumers.learner.build import build
         from consumers.learner.learner import Learner
         from consumers.learner.watch import Watchdog
@@ -140,7 +140,9 @@ class Place:
         chosen = self.settings.model_copy(
             update={"learner": self.settings.learner.model_copy(update={"max_versions": versions})}
         )
-        parts = build(chosen, bus or self.bus, stopping=lambda: False, note=self.notes.append, said=self.said.append)
+        parts = build(
+            chosen, bus or self.bus, stopping=lambda: False, note=self.notes.append, at=at, said=self.said.append
+        )
         watchdog = Watchdog(self.bus, parts.group, parts.backend.abort)
         try:
             Learner(parts, watchdog).run()

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from consumers import policy
+from consumers.learner import build
 from infra import faults
+from infra.config import Settings
 from infra.errors import LedgerError, UnreachableError
 from infra.topics import full_name
 from schemas import codec
@@ -18,6 +20,7 @@ from schemas.arrays import pack, unpack
 from tests.support.feed import feed
 from tests.support.learners import entries
 from trainers import checkpoint, manifest
+from trainers.learning import Trainer
 
 Make = Callable[..., Any]
 
@@ -146,6 +149,47 @@ def test_old_directories_go_and_needed_ones_stay(place: Make) -> None:
     assert kept[-3:] == [10, 11, 12]
     assert len(kept) <= 8
     assert checkpoint.read(next(policy.weights_root(it.settings).glob("v12-*"))).step == 12
+
+
+def test_a_version_that_others_collect_while_a_learner_starts_is_not_missed(
+    place: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    it = place()
+    feed(it.bus, it.settings, range(36))
+    it.learn(1)
+    build_trainer = build.build_trainer
+
+    def slow(settings: Settings) -> Trainer:
+        monkeypatch.undo()
+        it.learn(8)
+        assert not list(policy.weights_root(settings).glob("v1-*"))
+        return build_trainer(settings)
+
+    monkeypatch.setattr(build, "build_trainer", slow)
+    it.learn(9)
+    assert [entry["version"] for entry in it.said] == list(range(1, 10))
+
+
+def test_a_learner_that_stops_before_it_has_read_its_version_goes_on_from_the_newest(place: Make) -> None:
+    """The others expel it, train on, and collect the version that it was about to read."""
+    it = place()
+    feed(it.bus, it.settings, range(36))
+    it.learn(1)
+    stopped = False
+
+    def stop(state: str) -> None:
+        nonlocal stopped
+        if state != "formed" or stopped:
+            return
+        stopped = True
+        group = policy.group(it.settings)
+        (member,) = it.bus.group(group).members
+        it.bus.expel(group, member.member_id)
+        it.learn(8)
+
+    it.learn(9, at=stop)
+    assert any("version 1 was collected" in note for note in it.notes)
+    assert [entry["version"] for entry in it.said] == list(range(1, 10))
 
 
 def points() -> list[str]:
