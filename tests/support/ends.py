@@ -180,7 +180,7 @@ class Ends:
         before = len(self.deaths)
         (self.armed / point).touch()
         self.feed()
-        self.until(lambda: not (self.armed / point).exists() and self.serves(self.fed))
+        self.until(lambda: len(self.deaths) > before and self.serves(self.fed))
         (died,) = self.deaths[before:]
         return died
 
