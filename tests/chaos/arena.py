@@ -12,6 +12,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -160,11 +161,18 @@ class Arena:
         self.after(f"leave {name.split('-')[0]}")
 
     def _signal(self, program: str, number: int) -> int:
-        self.wait(lambda: self.fleet.pid(program) is not None, f"a process of {program}")
-        pid = self.fleet.pid(program)
-        assert pid is not None
-        os.kill(pid, number)
-        return pid
+        signalled: list[int] = []
+
+        def signal_it() -> bool:
+            pid = self.fleet.pid(program)
+            with suppress(ProcessLookupError):  # it ended since it was asked for
+                if pid is not None:
+                    os.kill(pid, number)
+                    signalled.append(pid)
+            return bool(signalled)
+
+        self.wait(signal_it, f"a process of {program}")
+        return signalled[0]
 
     # ---- who leads
 

@@ -44,7 +44,7 @@ eta = 2
 [learner]
 lr = 5e-4
 minibatches = 1
-session_timeout_s = 6
+session_timeout_s = 12
 collective_timeout_s = 60
 """
     )

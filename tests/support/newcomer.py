@@ -109,7 +109,7 @@ class Newcomer:
         codes = {}
         for name, process in reversed(self.roles.items()):
             process.terminate()
-            codes[name] = process.wait(60)
+            codes[name] = process.wait(PATIENCE_S)
         self.roles.clear()
         return codes
 

@@ -35,8 +35,8 @@ async def test_killed_at_every_point_the_next_start_finishes(
         return spawn(broker, NAMESPACE, POLICY, light.url, KILL=point)
 
     async def serves(version: int) -> bool:
-        label = httpx.get(f"{light.url}/weight_info").json()["weight_version"]
-        paused = httpx.get(f"{light.url}/is_paused").json()["is_paused"]
+        label = httpx.get(f"{light.url}/weight_info", timeout=60).json()["weight_version"]
+        paused = httpx.get(f"{light.url}/is_paused", timeout=60).json()["is_paused"]
         return bool(label == f"{POLICY}@{version}" and not paused)
 
     with KafkaBus(broker) as bus:

@@ -67,8 +67,8 @@ def midway() -> Iterator[Callable[[Callable[[], None]], list[str]]]:
 
 async def serves(light: LightEngine, version: int, folder: Path) -> bool:
     """Whether the engine samples from the weights in `folder` and calls them `version`."""
-    label = httpx.get(f"{light.url}/weight_info").json()["weight_version"]
-    if label != f"{POLICY}@{version}" or httpx.get(f"{light.url}/is_paused").json()["is_paused"]:
+    label = httpx.get(f"{light.url}/weight_info", timeout=60).json()["weight_version"]
+    if label != f"{POLICY}@{version}" or httpx.get(f"{light.url}/is_paused", timeout=60).json()["is_paused"]:
         return False
     engine = VllmEngine(light.url)
     try:
@@ -105,8 +105,8 @@ async def test_the_others_outlive_who_dies_in_the_middle(
             done = midway(reloader.kill)  # the engine receives the rest, and nobody tells it to go on
             publish(bus, 1)
             await until(lambda: bool(done) and reloader.poll() is not None and not sending())
-            assert httpx.get(f"{light.url}/is_paused").json()["is_paused"], "nothing is sampled meanwhile"
-            assert httpx.get(f"{light.url}/weight_info").json()["weight_version"] == "loading"
+            assert httpx.get(f"{light.url}/is_paused", timeout=60).json()["is_paused"], "nothing is sampled meanwhile"
+            assert httpx.get(f"{light.url}/weight_info", timeout=60).json()["weight_version"] == "loading"
             reloader = run()
             await until(lambda: serves(light, 1, folders[1]))
 

@@ -36,8 +36,10 @@ def light(folders: list[Path], tmp_path: Path) -> Iterator[LightEngine]:
 
 
 def serves(light: LightEngine, version: int) -> bool:
-    label = httpx.get(f"{light.url}/weight_info").json()["weight_version"]
-    return bool(label == f"{POLICY}@{version}" and not httpx.get(f"{light.url}/is_paused").json()["is_paused"])
+    label = httpx.get(f"{light.url}/weight_info", timeout=60).json()["weight_version"]
+    return bool(
+        label == f"{POLICY}@{version}" and not httpx.get(f"{light.url}/is_paused", timeout=60).json()["is_paused"]
+    )
 
 
 @pytest.mark.parametrize(("mode", "stream"), [("keep", True), ("abort", False)])
@@ -64,7 +66,7 @@ async def test_they_end_whole_and_each_token_names_its_version(
                     announce(bus, weight_event(version, folders[version]), weights)
                     await until(lambda doomed=reloader: doomed.poll() is not None)
                     assert reloader.returncode == -9
-                    assert httpx.get(f"{light.url}/is_paused").json()["is_paused"]
+                    assert httpx.get(f"{light.url}/is_paused", timeout=60).json()["is_paused"]
                     reloader = run()
                     await until(lambda version=version: serves(light, version))
         finally:

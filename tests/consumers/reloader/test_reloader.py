@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import time
 from collections.abc import Callable
 from contextlib import aclosing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +17,7 @@ from infra import faults
 from infra.bus.base import Outgoing
 from infra.bus.memory import MemoryBus
 from infra.errors import EngineError
+from producers.engines import inprocess
 from producers.engines.base import Sampling
 from producers.engines.inprocess import InprocessEngine
 from tests.consumers.reloader.conftest import Killed, ScriptedEngine, Start
@@ -281,14 +284,23 @@ async def test_killed_anywhere_the_next_one_finishes(
 
 @pytest.mark.slow
 async def test_tokens_follow_the_versions_through_swaps_in_mid_generation(
-    bus: MemoryBus, folders: list[Path], start: Start, tmp_path: Path
+    bus: MemoryBus, folders: list[Path], start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The real engine: a request lives through a good swap and a failed one; every token is of the version it names."""
+    """The real engine: a request lives through a good swap and a failed one; every token is of the version it names.
+    Past half its length it is sampled slowly until the first swap is over."""
+    draw = inprocess.draw
+
+    def paced(logits: Any, rows: Any, shared: Any) -> Any:
+        if reloader.served != 1 and any(len(row.output) > 450 for row in rows):
+            time.sleep(0.1)
+        return draw(logits, rows, shared)
+
     engine = InprocessEngine(folders[0], seed=0)
     odd = Path(shutil.copytree(folders[1], tmp_path / "odd"))
     announce(bus, weight_event(0, folders[0]))
     async with start(DirectControl(engine)) as reloader:
         await until(lambda: reloader.served == 0)
+        monkeypatch.setattr(inprocess, "draw", paced)
         async with aclosing(engine.generate(PROMPT, Sampling(900, ignore_eos=True), request_id="r")) as chunks:
             parts = [await anext(chunks) for _ in range(30)]
             announce(bus, weight_event(1, folders[1]))

@@ -164,7 +164,7 @@ def test_killed_peer_then_smaller_group() -> None:
 def test_frozen_peer_ends_at_the_timeout() -> None:
     with Ranks(2) as pool:
         pool.run(form_again, 2, small_state(), 1)
-        store = pool.start(form_and_wait, range(2), small_state(), 3.0)
+        store = pool.start(form_and_wait, range(2), small_state(), 10.0)
         store.wait([f"looping/{rank}" for rank in range(2)])
         os.kill(pool.processes[1].pid, signal.SIGSTOP)
         try:
