@@ -100,5 +100,5 @@ def test_ranks_that_make_no_layout() -> None:
 
 def test_without_its_package_it_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "megatron.core", None)
-    with pytest.raises(BadConfiguration, match=r"install the extra millrace\[backends\]"):
+    with pytest.raises(BadConfiguration, match=r"megatron-core is not installed: run `make setup`"):
         make_backend("megatron:d1")
