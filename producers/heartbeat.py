@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import logging
-import os
-import socket
 import threading
 
 from infra.bus.base import Bus, Outgoing
 from infra.errors import BusError
 from infra.topics import full_name
-from schemas import codec
-from schemas.ids import new_id, now_micros
+from infra.workers import status
+from schemas.ids import new_id
+from schemas.records import WorkerState
 
 logger = logging.getLogger(__name__)
 
@@ -54,23 +53,14 @@ class Heartbeat:
                 logger.warning("%s cannot say that it lives: %s", self._worker, error)
                 self._stop.wait(BEAT_S)
 
-    def _status(self, state: str, lives_s: float) -> Outgoing:
-        now = now_micros()
-        status = {
-            "worker": self._worker,
-            "incarnation": self._incarnation,
-            "role": self._role,
-            "state": state,
-            "policy": self._policy,
-            "version": None,
-            "label": None,
-            "adapter": None,
-            "url": self._url,
-            "host": socket.gethostname(),
-            "pid": os.getpid(),
-            "error": None,
-            "expires_at": now + int(lives_s * 1e6),
-            "time": now,
-        }
-        key = f"{self._worker}/{self._incarnation}".encode()
-        return Outgoing(self._topic, key, codec.encode("WorkerStatus", status))
+    def _status(self, state: WorkerState, lives_s: float) -> Outgoing:
+        return status(
+            self._topic,
+            worker=self._worker,
+            incarnation=self._incarnation,
+            role=self._role,
+            state=state,
+            policy=self._policy,
+            lives_s=lives_s,
+            url=self._url,
+        )

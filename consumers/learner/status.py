@@ -11,12 +11,11 @@ import os
 import socket
 import threading
 
-from infra.bus.base import Bus, Outgoing
+from infra.bus.base import Bus
 from infra.errors import BusError
-from infra.labels import make_label
-from schemas import codec
-from schemas.ids import new_id, now_micros
-from schemas.records import WorkerState, WorkerStatus
+from infra.workers import status
+from schemas.ids import new_id
+from schemas.records import WorkerState
 
 BEAT_S = 5.0
 QUIET_S = 1.0
@@ -35,8 +34,7 @@ class Heartbeat:
         self._topic = topic
         self._policy = policy
         self._url = url
-        self._host, self._pid = socket.gethostname(), os.getpid()
-        self._worker = f"learner-{self._host}-{self._pid}"
+        self._worker = f"learner-{socket.gethostname()}-{os.getpid()}"
         self._incarnation = new_id()
         self._standing: tuple[WorkerState, int | None, str | None] = ("starting", None, None)
         self._changed = threading.Event()
@@ -66,26 +64,20 @@ class Heartbeat:
 
     def _publish(self) -> None:
         state, version, error = self._standing
-        now = now_micros()
-        status: WorkerStatus = {
-            "worker": self._worker,
-            "incarnation": self._incarnation,
-            "role": "learner",
-            "state": state,
-            "policy": self._policy,
-            "version": version,
-            "label": make_label(self._policy, version) if version is not None else None,
-            "adapter": None,
-            "url": self._url,
-            "host": self._host,
-            "pid": self._pid,
-            "error": error,
-            "expires_at": now + int(TTL_S * 1e6),
-            "time": now,
-        }
-        key = f"{self._worker}/{self._incarnation}".encode()
+        said = status(
+            self._topic,
+            worker=self._worker,
+            incarnation=self._incarnation,
+            role="learner",
+            state=state,
+            policy=self._policy,
+            lives_s=TTL_S,
+            version=version,
+            url=self._url,
+            error=error,
+        )
         try:
-            self._publisher.publish(Outgoing(self._topic, key, codec.encode("WorkerStatus", status)))
+            self._publisher.publish(said)
             self._publisher.flush(FLUSH_S)
         except BusError as problem:
             log.warning("the log does not take this learner's status: %s", problem)

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import socket
 import time
 from collections.abc import Coroutine
 from typing import Any
@@ -17,11 +15,10 @@ from typing import Any
 from consumers.reloader.core import Machine
 from infra.bus.base import Bus, Outgoing, Publisher
 from infra.errors import UnreachableError
-from infra.labels import make_label
 from infra.topics import full_name
+from infra.workers import key_of, status
 from schemas import codec
-from schemas.ids import now_micros
-from schemas.records import WorkerState, WorkerStatus
+from schemas.records import WorkerState
 
 log = logging.getLogger(__name__)
 
@@ -79,25 +76,20 @@ class Status:
             return
         self._loaded = state == "loaded"
         version = self._machine.served if state in ("loading", "loaded", "serving") else None
-        label = make_label(self._machine.policy, version) if version is not None else None
-        now = now_micros()
-        status: WorkerStatus = {
-            "worker": self._worker,
-            "incarnation": incarnation,
-            "role": "engine",
-            "state": state,
-            "policy": self._machine.policy,
-            "version": version,
-            "label": label,
-            "adapter": label if version is not None and self._machine.events[version]["mode"] == ADAPTER else None,
-            "url": self._url,
-            "host": socket.gethostname(),
-            "pid": os.getpid(),
-            "error": self._machine.error,
-            "expires_at": now + int(TTL_S * 1e6),
-            "time": now,
-        }
-        await self._publish(incarnation, codec.encode("WorkerStatus", status))
+        said = status(
+            self._workers,
+            worker=self._worker,
+            incarnation=incarnation,
+            role="engine",
+            state=state,
+            policy=self._machine.policy,
+            lives_s=TTL_S,
+            version=version,
+            adapter=version is not None and self._machine.events[version]["mode"] == ADAPTER,
+            url=self._url,
+            error=self._machine.error,
+        )
+        await self._publish(said)
         self._beat_at = time.monotonic() + BEAT_S
 
     async def withdraw_former(self, incarnation: str) -> None:
@@ -109,14 +101,14 @@ class Status:
                 continue
             # An engine of another policy may have this address too, on a machine of its own.
             if codec.decode_as("WorkerStatus", value)["policy"] == self._machine.policy:
-                await self._publish(former, None)
+                await self._publish(Outgoing(self._workers, key_of(worker, former), None))
 
     def close(self) -> None:
         """Give the log back; what was said stands until it lapses."""
         self._publisher.close()
 
-    async def _publish(self, incarnation: str, value: bytes | None) -> None:
-        sent = self._publisher.publish(Outgoing(self._workers, f"{self._worker}/{incarnation}".encode(), value))
+    async def _publish(self, said: Outgoing) -> None:
+        sent = self._publisher.publish(said)
         # not wait_for: giving up must not cancel a record that is under way
         done, _ = await asyncio.wait((asyncio.wrap_future(sent),), timeout=ACKNOWLEDGE_S)
         if not done:
