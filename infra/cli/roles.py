@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import typer
+from rich.markup import escape
 
 from infra import telemetry
 from infra.cli.context import become_role, call, entry
@@ -15,24 +16,81 @@ from infra.services import leftovers
 
 
 class Role(NamedTuple):
-    """A process: its command, what it does, and the function that runs it until SIGTERM."""
+    """A process: its command, what it does, how many there may be with which settings, and the function that runs it
+    until SIGTERM."""
 
     name: str
-    help: str
+    does: str
+    many: str
     entry: str
+
+    @property
+    def help(self) -> str:
+        """The command's help; a list of commands shows its first paragraph."""
+        return f"{self.does}\n\n{escape(self.many)} Ends well on SIGTERM."
 
 
 ROLES = (
-    Role("gateway", "Serve agents the OpenAI API and capture every call.", "producers.gateway.serve:run"),
-    Role("refine", "Check, redact and admit captured events: raw to events.", "streams.serve:run_refine"),
-    Role("reward", "Judge ended episodes with verifiers.", "streams.reward.serve:run"),
-    Role("seal", "Join events and rewards to trajectories, samples to groups.", "streams.serve:run_seal"),
-    Role("dispatch", "Grant prompts and order ready groups, within the staleness bound.", "streams.serve:run_dispatch"),
-    Role("learn", "Train versions; start more of them to train faster.", "consumers.learner.serve:run"),
-    Role("reload", "Keep the engine on the newest version.", "consumers.reloader.serve:run"),
-    Role("rollout", "Run your agent on granted prompts.", "producers.rollout.serve:run"),
-    Role("broker", "Run one local Kafka broker.", "infra.services.local:run_broker"),
-    Role("engine", "Run one local inference engine on the newest version.", "infra.services.local:run_engine"),
+    Role(
+        "gateway",
+        "Serve agents the OpenAI API and capture every call.",
+        "Settings: [gateway], [engine]. Run as many as you like, each with a port and capture_dir of its own.",
+        "producers.gateway.serve:run",
+    ),
+    Role(
+        "refine",
+        "Check, redact and admit captured events: raw to events.",
+        "Settings: [governance]. Run up to [topics] slots of them; they serve every policy of the namespace.",
+        "streams.serve:run_refine",
+    ),
+    Role(
+        "reward",
+        "Judge ended episodes with verifiers.",
+        "Settings: [reward]. Run as many as you like.",
+        "streams.reward.serve:run",
+    ),
+    Role(
+        "seal",
+        "Join events and rewards to trajectories, samples to groups.",
+        "Run up to [topics] slots of them; they serve every policy of the namespace.",
+        "streams.serve:run_seal",
+    ),
+    Role(
+        "dispatch",
+        "Grant prompts and order ready groups, within the staleness bound.",
+        "Settings: [policy]. One works, a second one stands by.",
+        "streams.serve:run_dispatch",
+    ),
+    Role(
+        "learn",
+        "Train versions; start more of them to train faster.",
+        "Settings: [learner]. Run up to [topics] shards of them; each has its share at the next step.",
+        "consumers.learner.serve:run",
+    ),
+    Role(
+        "reload",
+        "Keep the engine on the newest version.",
+        "Settings: [engine]. Run one beside each engine, which [engine] url names.",
+        "consumers.reloader.serve:run",
+    ),
+    Role(
+        "rollout",
+        "Run your agent on granted prompts.",
+        "Settings: [rollout]. Run as many as you like.",
+        "producers.rollout.serve:run",
+    ),
+    Role(
+        "broker",
+        "Run one local Kafka broker.",
+        "Settings: [kafka]. For one machine; for more use a cluster of your own.",
+        "infra.services.local:run_broker",
+    ),
+    Role(
+        "engine",
+        "Run one local inference engine on the newest version.",
+        "Settings: [engine]. It listens where [engine] url says; a `reload` belongs beside it.",
+        "infra.services.local:run_engine",
+    ),
 )
 
 
