@@ -1,8 +1,8 @@
 """Reads every topic of one policy once, in a fixed order, and hands each record to the claims.
 
 Invariants: only committed records are read; the end of every topic is taken before that of the topics it points into,
-so what a live system appends meanwhile never looks like a violation; one record is held at a time, and of trajectories
-one batch with the model calls they name.
+and with nothing open before it, so what a live system appends meanwhile never looks like a violation; one record is
+held at a time, and of trajectories one batch with the model calls they name.
 
 Order: weights, ledger, decisions, prompts, resolutions, grants, completions, trajectories, evaluations, turns, dead
 letters, then per partition raw and events side by side. So a claim knows all that was decided when it sees what it was
@@ -51,6 +51,7 @@ JOINT = ("ledger", "weights", "resolutions", "grants")
 """topics that point at each other inside one transaction"""
 QUIET_S = 0.02
 ATTEMPTS = 50
+MAY_BE_WHOLE = "what is named at the log's end may be whole"
 BATCH = 64
 """trajectories whose model calls are fetched together"""
 
@@ -80,23 +81,48 @@ class Walk:
             )
 
     def _measure_all(self) -> None:
-        """Take starts and ends; what one transaction writes to several topics must not seem to be half there."""
+        """Take starts and ends, each once nothing before it is open: a transaction ends on one partition after the
+        other, and must not seem to be half there."""
         for kind in ORDER[: ORDER.index(JOINT[0])]:
             self._measure(kind)
-        time.sleep(QUIET_S)
-        for _ in range(ATTEMPTS):
-            before = {kind: self.ends.get(kind) for kind in JOINT}
-            for kind in JOINT:
-                self._measure(kind)
-            if before == {kind: self.ends[kind] for kind in JOINT}:
-                break
-            time.sleep(QUIET_S)
-        else:
-            self.notes.append("the log kept moving while its ends were taken: what is named at its end may be whole")
+        self._measure_joint()
         for kind in ORDER[ORDER.index(JOINT[-1]) + 1 :]:
+            self._settle(kind)
             self._measure(kind)
         for kind in ORDER:
             self._describe(kind)
+
+    def _measure_joint(self) -> None:
+        """The ends of one moment at which nothing was open on any of them."""
+        for _ in range(ATTEMPTS):
+            before, settled = self._joint(), all(not self._open(kind) for kind in JOINT)
+            if before == self._joint() and settled:
+                return
+            time.sleep(QUIET_S)
+        self.notes.append(f"transactions on {', '.join(JOINT)} never rested: {MAY_BE_WHOLE}")
+
+    def _joint(self) -> dict[str, dict[int, int]]:
+        for kind in JOINT:
+            self._measure(kind)
+        return {kind: self.ends[kind] for kind in JOINT}
+
+    def _settle(self, kind: str) -> None:
+        """Wait until what was written before now is decided, partition by partition."""
+        pending = self._open(kind)
+        for _ in range(ATTEMPTS):
+            if not pending:
+                return
+            time.sleep(QUIET_S)
+            pending &= self._open(kind)
+        self.notes.append(f"transactions on {kind} stayed open: {MAY_BE_WHOLE}")
+
+    def _open(self, kind: str) -> set[int]:
+        """The partitions on which something is undecided."""
+        topic = self.full[kind]
+        try:
+            return {p for p in range(self.bus.partitions(topic)) if not self.bus.settled(topic, p)}
+        except TopicError:
+            return set()
 
     def _measure(self, kind: str) -> None:
         try:

@@ -9,6 +9,7 @@ import pytest
 
 from consumers.audit import CLAIMS, audit
 from consumers.audit.rules import Rules
+from consumers.audit.walk import MAY_BE_WHOLE
 from infra.bus.base import Outgoing, TopicSpec
 from infra.bus.memory import MemoryBus
 from infra.errors import AuditError
@@ -78,6 +79,45 @@ def test_what_is_in_flight_is_no_violation() -> None:
     report = audit(h.bus, NS, POLICY)
     assert report.clean
     assert report.finding("dispositions").facts["in flight"] == 1
+
+
+@pytest.mark.parametrize("kind", ["ledger", "weights", "resolutions", "trajectories", "events"])
+def test_a_transaction_that_has_ended_on_some_partitions_alone_is_waited_for(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last record of a topic is still undecided when it is looked at first; whatever names it can be read."""
+    h = world(4).copy()
+    last = h.rows(kind)[-1][0]
+    ends, settled, asked = h.bus.ends, h.bus.settled, 0
+
+    def half(topic: str) -> dict[int, int]:
+        return ends(topic) | ({last.partition: last.offset} if topic == last.topic and asked < 5 else {})
+
+    def undecided(topic: str, partition: int) -> bool:
+        nonlocal asked
+        here = (topic, partition) == (last.topic, last.partition)
+        asked += here
+        return settled(topic, partition) and not (here and asked < 5)
+
+    monkeypatch.setattr(h.bus, "ends", half)
+    monkeypatch.setattr(h.bus, "settled", undecided)
+    report = audit(h.bus, NS, POLICY)
+    assert report.clean, report.violations[:3]
+    assert asked >= 5
+    assert not any(MAY_BE_WHOLE in note for note in report.notes)
+
+
+def test_a_transaction_that_stays_open_is_noted() -> None:
+    h = world(5).copy()
+    with h.bus.transactor("frozen") as transactor:
+        transactor.begin()
+        for kind in ("ledger", "raw"):
+            transactor.send(Outgoing(h.topic(kind), b"k", b"v", {}, 0))
+        transactor.flush()
+        report = audit(h.bus, NS, POLICY)
+        transactor.abort()
+    assert report.clean, report.violations[:3]
+    assert sum(MAY_BE_WHOLE in note for note in report.notes) == 2
 
 
 def test_soft_release_reports_staleness_instead_of_judging_it() -> None:
