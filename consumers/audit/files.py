@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 from typing import Any
 
@@ -13,6 +14,8 @@ from consumers.audit.rows import Row
 
 MANIFEST = "manifest.json"
 CHUNK = 1 << 20
+GONE = (errno.ENOENT, errno.ESTALE, None)
+"""what a file that is not there says: also one removed by another machine under a reader, and stores without numbers"""
 
 
 class Files(Claim):
@@ -62,7 +65,9 @@ def _broken(filesystem: Any, root: str, row: Row, name: str, wanted: str) -> str
     """What is wrong with a file of a version; empty when it is as its event says."""
     try:
         found = _sha256(filesystem, f"{root}/{name}")
-    except FileNotFoundError:
+    except OSError as error:
+        if error.errno not in GONE:
+            raise
         return f"version {row['version']} has no {name} under {row['uri']}"
     if found == wanted:
         return ""

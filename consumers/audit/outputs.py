@@ -8,6 +8,7 @@ from consumers.audit.claim import Claim
 from consumers.audit.facts import Facts
 from consumers.audit.rows import Mark, Row
 from infra.bus.base import Record
+from infra.topics import turns_of
 
 WRITTEN = ("events", "trajectories", "evaluations", "completions", "grants", "resolutions")
 """kinds of topic that one stage alone writes"""
@@ -66,7 +67,10 @@ class Outputs(Claim):
 
     def _expected(self, turn: bytes) -> bool:
         """Whether a turn of this name should be among those kept: neither older than the first nor newer than the last
-        that was read."""
+        that was read. A slot of which none was read may have begun since the end was taken."""
         slot, _, number = turn.rpartition(b"/")
-        first, last = self._span.get(slot, (0, 0))
-        return not number.isdigit() or slot not in self._span or first <= int(number) <= last
+        if slot not in self._span:
+            stage = slot.rpartition(b"/")[0].decode()
+            return self.facts.latest(turns_of(self.facts.kind(stage))) is None
+        first, last = self._span[slot]
+        return not number.isdigit() or first <= int(number) <= last

@@ -2,7 +2,8 @@
 
 Invariants: only committed records are read; the end of every topic is taken before that of the topics it points into,
 and with nothing open before it, so what a live system appends meanwhile never looks like a violation; one record is
-held at a time, and of trajectories one batch with the model calls they name.
+held at a time, and of trajectories one batch with the model calls they name. What stays open for longer than
+`PATIENCE_S` is noted: what points behind it then looks like a violation.
 
 Order: weights, ledger, decisions, prompts, resolutions, grants, completions, trajectories, evaluations, turns, dead
 letters, then per partition raw and events side by side. So a claim knows all that was decided when it sees what it was
@@ -49,9 +50,10 @@ NAMES = {
 SHARED = ("raw", "events", "dead-letters", "decisions")
 JOINT = ("ledger", "weights", "resolutions", "grants")
 """topics that point at each other inside one transaction"""
-QUIET_S = 0.02
-ATTEMPTS = 50
-MAY_BE_WHOLE = "what is named at the log's end may be whole"
+LOOK_S = 0.02
+PATIENCE_S = 20.0
+"""twice as long as a transaction whose owner died stays open"""
+MAY_BE_WHOLE = "what is named at the log's end may be whole; audit again"
 BATCH = 64
 """trajectories whose model calls are fetched together"""
 
@@ -81,54 +83,50 @@ class Walk:
             )
 
     def _measure_all(self) -> None:
-        """Take starts and ends, each once nothing before it is open: a transaction ends on one partition after the
-        other, and must not seem to be half there."""
+        """Take starts and ends. A transaction ends on one partition after the other and must not seem to be half there:
+        what was written to a topic is decided before its end is taken, or a note says that it was not."""
         for kind in ORDER[: ORDER.index(JOINT[0])]:
             self._measure(kind)
         self._measure_joint()
         for kind in ORDER[ORDER.index(JOINT[-1]) + 1 :]:
-            self._settle(kind)
+            self._decided(kind)
             self._measure(kind)
         for kind in ORDER:
             self._describe(kind)
 
     def _measure_joint(self) -> None:
         """The ends of one moment at which nothing was open on any of them."""
-        for _ in range(ATTEMPTS):
-            before, settled = self._joint(), all(not self._open(kind) for kind in JOINT)
-            if before == self._joint() and settled:
+        until = time.monotonic() + PATIENCE_S
+        while True:
+            before = {kind: self._ask(self.bus.ends, kind) for kind in JOINT}
+            written = {kind: self._ask(self.bus.written, kind) for kind in JOINT}
+            for kind in JOINT:
+                self._measure(kind)
+            if before == written == {kind: self.ends[kind] for kind in JOINT}:
                 return
-            time.sleep(QUIET_S)
-        self.notes.append(f"transactions on {', '.join(JOINT)} never rested: {MAY_BE_WHOLE}")
-
-    def _joint(self) -> dict[str, dict[int, int]]:
-        for kind in JOINT:
-            self._measure(kind)
-        return {kind: self.ends[kind] for kind in JOINT}
-
-    def _settle(self, kind: str) -> None:
-        """Wait until what was written before now is decided, partition by partition."""
-        pending = self._open(kind)
-        for _ in range(ATTEMPTS):
-            if not pending:
+            if time.monotonic() > until:
+                self.notes.append(f"transactions on {', '.join(JOINT)} never rested: {MAY_BE_WHOLE}")
                 return
-            time.sleep(QUIET_S)
-            pending &= self._open(kind)
-        self.notes.append(f"transactions on {kind} stayed open: {MAY_BE_WHOLE}")
+            time.sleep(LOOK_S)
 
-    def _open(self, kind: str) -> set[int]:
-        """The partitions on which something is undecided."""
-        topic = self.full[kind]
+    def _decided(self, kind: str) -> None:
+        """Wait until what was written before now is decided."""
+        written, until = self._ask(self.bus.written, kind), time.monotonic() + PATIENCE_S
+        while any(end < written[p] for p, end in self._ask(self.bus.ends, kind).items()):
+            if time.monotonic() > until:
+                self.notes.append(f"transactions on {kind} stayed open: {MAY_BE_WHOLE}")
+                return
+            time.sleep(LOOK_S)
+
+    def _ask(self, look: Callable[[str], dict[int, int]], kind: str) -> dict[int, int]:
+        """Offsets by partition; none of a topic that does not exist."""
         try:
-            return {p for p in range(self.bus.partitions(topic)) if not self.bus.settled(topic, p)}
+            return look(self.full[kind])
         except TopicError:
-            return set()
+            return {}
 
     def _measure(self, kind: str) -> None:
-        try:
-            self.ends[kind], self.starts[kind] = self.bus.ends(self.full[kind]), self.bus.starts(self.full[kind])
-        except TopicError:
-            self.ends[kind], self.starts[kind] = {}, {}
+        self.ends[kind], self.starts[kind] = self._ask(self.bus.ends, kind), self._ask(self.bus.starts, kind)
 
     def _describe(self, kind: str) -> None:
         if not self.starts[kind]:

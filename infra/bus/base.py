@@ -261,6 +261,10 @@ class Bus(_Closing, ABC):
         """Stable end per partition: one past the last offset whose transaction is decided."""
 
     @abstractmethod
+    def written(self, topic: str) -> dict[int, int]:
+        """End per partition of all that was written, decided or not. Raises TopicError."""
+
+    @abstractmethod
     def read(self, topic: str, partition: int, start: int = 0, end: int | None = None) -> Iterator[Record]:
         """Committed records in [start, end), or up to the stable end at the time of the call, then stop.
 

@@ -151,6 +151,10 @@ class KafkaBus(Bus):
     def ends(self, topic: str) -> dict[int, int]:
         return {p: at for (_, p), at in self._offsets(self._all(topic), kafka.OffsetSpec.latest()).items()}
 
+    def written(self, topic: str) -> dict[int, int]:
+        found = self._offsets(self._all(topic), kafka.OffsetSpec.latest(), IsolationLevel.READ_UNCOMMITTED)
+        return {p: at for (_, p), at in found.items()}
+
     def _all(self, topic: str) -> list[Where]:
         return [(topic, p) for p in range(self.partitions(topic))]
 

@@ -93,6 +93,9 @@ class MemoryBus(Bus):
     def ends(self, topic: str) -> dict[int, int]:
         return {p: log.stable for p, log in enumerate(self.of(topic))}
 
+    def written(self, topic: str) -> dict[int, int]:
+        return {p: len(log.entries) for p, log in enumerate(self.of(topic))}
+
     def settled(self, topic: str, partition: int) -> bool:
         return not self.of(topic)[partition].open
 

@@ -7,7 +7,7 @@ from functools import cache
 
 import pytest
 
-from consumers.audit import CLAIMS, audit
+from consumers.audit import CLAIMS, audit, walk
 from consumers.audit.rules import Rules
 from consumers.audit.walk import MAY_BE_WHOLE
 from infra.bus.base import Outgoing, TopicSpec
@@ -81,33 +81,67 @@ def test_what_is_in_flight_is_no_violation() -> None:
     assert report.finding("dispositions").facts["in flight"] == 1
 
 
-@pytest.mark.parametrize("kind", ["ledger", "weights", "resolutions", "trajectories", "events"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "ledger",
+        "weights",
+        "resolutions",
+        "grants",
+        "completions",
+        "trajectories",
+        "dead-letters",
+        "events",
+        "decisions",
+    ],
+)
 def test_a_transaction_that_has_ended_on_some_partitions_alone_is_waited_for(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last record of a topic is still undecided when it is looked at first; whatever names it can be read."""
     h = world(4).copy()
     last = h.rows(kind)[-1][0]
-    ends, settled, asked = h.bus.ends, h.bus.settled, 0
+    ends, asked = h.bus.ends, 0
 
     def half(topic: str) -> dict[int, int]:
+        nonlocal asked
+        asked += topic == last.topic
         return ends(topic) | ({last.partition: last.offset} if topic == last.topic and asked < 5 else {})
 
-    def undecided(topic: str, partition: int) -> bool:
-        nonlocal asked
-        here = (topic, partition) == (last.topic, last.partition)
-        asked += here
-        return settled(topic, partition) and not (here and asked < 5)
-
     monkeypatch.setattr(h.bus, "ends", half)
-    monkeypatch.setattr(h.bus, "settled", undecided)
     report = audit(h.bus, NS, POLICY)
     assert report.clean, report.violations[:3]
     assert asked >= 5
     assert not any(MAY_BE_WHOLE in note for note in report.notes)
 
 
-def test_a_transaction_that_stays_open_is_noted() -> None:
+@pytest.mark.parametrize("stage", ["refine", "seal", "dispatch"])
+def test_a_slot_whose_first_turn_comes_while_ends_are_taken_is_no_violation(
+    stage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    h = world(6).copy()
+    topic = h.topic(f"turns.{stage}")
+    slot = h.rows(f"turns.{stage}")[-1][0].partition
+    ends, asked = h.bus.ends, 0
+
+    def young(name: str) -> dict[int, int]:
+        nonlocal asked
+        asked += name == topic
+        return ends(name) | ({slot: 0} if name == topic and asked == 1 else {})
+
+    monkeypatch.setattr(h.bus, "ends", young)
+    assert audit(h.bus, NS, POLICY).finding("outputs").holds
+
+
+def test_turns_that_are_gone_are_missed() -> None:
+    h = world(6).copy()
+    for record, _ in h.rows("turns.seal"):
+        h.rewrite(record, None)
+    assert not audit(h.bus, NS, POLICY).finding("outputs").holds
+
+
+def test_a_transaction_that_stays_open_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(walk, "PATIENCE_S", 0.1)
     h = world(5).copy()
     with h.bus.transactor("frozen") as transactor:
         transactor.begin()

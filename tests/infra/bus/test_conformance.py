@@ -194,12 +194,14 @@ def test_an_open_transaction_hides_itself_and_what_follows(bus: Bus, topic: Topi
         assert sent.place == Place(name, 0, 1)
         put(bus, name, b"c")
         assert bus.ends(name) == {0: 1}
+        assert bus.written(name) == {0: 3}
         assert not bus.settled(name, 0)
         assert values(list(bus.read(name, 0))) == [b"a"]
         assert bus.fetch([Place(name, 0, 1), Place(name, 0, 2)]) == [None, None]
         transactor.commit({}, None)
     assert eventually(bus, name, 3) == [b"a", b"b", b"c"]
     assert bus.settled(name, 0)
+    assert bus.ends(name) == bus.written(name)
 
 
 def test_the_place_of_a_record_is_unknown_before_the_flush(bus: Bus, topic: Topic) -> None:
