@@ -29,6 +29,9 @@ logger = logging.getLogger(__name__)
 POLL_S = 0.05
 COMMIT_S = 0.5
 
+Key = tuple[int, int]
+"""ticket and round of a grant"""
+
 
 @dataclass(frozen=True, slots=True)
 class Names:
@@ -83,7 +86,9 @@ class Worker:
         self.progress = Progress()
         self.resolved = Tickets()
         self._stop = threading.Event()
-        self._running: dict[tuple[int, int], Future[None]] = {}
+        self._running: dict[Key, Future[None]] = {}
+        self._places: dict[Key, list[tuple[Progress, int, int]]] = {}
+        """where the grants lie that end with each; one more after a membership that was lost"""
         self._samples = 0
         self._largest = 1
         self._committed: dict[int, int] = {}
@@ -168,31 +173,25 @@ class Worker:
             if grant["ticket"] in self.resolved:
                 self.progress.finished(partition, offset)
                 return
-        progress, key, samples = self.progress, (grant["ticket"], grant["round"]), len(grant["samples"])
-        future = self._running.get(key)  # still running from a membership that was lost
-        begun = future is None
-        if future is None:
-            future = self._running[key] = asyncio.run_coroutine_threadsafe(self.runner.group(grant), loop)
-            with self._lock:
-                self._samples += samples
-            self._largest = max(self._largest, samples)
-
-        def done(finished: Future[None]) -> None:
-            if finished.cancelled():
+            key, samples = (grant["ticket"], grant["round"]), len(grant["samples"])
+            places = self._places.setdefault(key, [])
+            places.append((self.progress, partition, offset))
+            if len(places) > 1:  # still running from a membership that was lost
                 return
-            error = finished.exception()
-            if error is not None:
-                logger.error("ticket %d: the worker's own error", key[0], exc_info=error)
-                return
-            with self._lock:
-                progress.finished(partition, offset)
+            self._samples += samples
+        self._largest = max(self._largest, samples)
+        future = self._running[key] = asyncio.run_coroutine_threadsafe(self.runner.group(grant), loop)
+        future.add_done_callback(lambda finished: self._ended(key, samples, finished))
 
-        future.add_done_callback(done)
-        if begun:  # after `done`: who finds nothing running commits what is finished
-            future.add_done_callback(lambda _: self._ended(key, samples))
-
-    def _ended(self, key: tuple[int, int], samples: int) -> None:
+    def _ended(self, key: Key, samples: int, finished: Future[None]) -> None:
+        """In one go: who finds nothing running commits what is finished."""
+        error = None if finished.cancelled() else finished.exception()
+        if error is not None:
+            logger.error("ticket %d: the worker's own error", key[0], exc_info=error)
         with self._lock:
+            for progress, partition, offset in self._places.pop(key):
+                if not finished.cancelled() and error is None:
+                    progress.finished(partition, offset)
             self._running.pop(key, None)
             self._samples -= samples
 

@@ -7,6 +7,7 @@ import json
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -102,8 +103,8 @@ async def test_what_runs_no_more_is_finished_and_will_be_committed(w: World, mon
     positions = []
     popped = Worker._ended
 
-    def ending(worker: Worker, key: tuple[int, int], samples: int) -> None:
-        popped(worker, key, samples)
+    def ending(worker: Worker, *arguments: Any) -> None:
+        popped(worker, *arguments)
         positions.append(worker.progress.position(0))
 
     monkeypatch.setattr(Worker, "_ended", ending)
@@ -111,6 +112,27 @@ async def test_what_runs_no_more_is_finished_and_will_be_committed(w: World, mon
     async with working(w):
         await until(lambda: positions)
     assert positions == [1]
+
+
+async def test_a_grant_that_outlives_its_membership_is_finished_in_the_next(w: World):
+    """The first three samples wait; the commit of the next grant is refused, so the worker joins again."""
+    gate, calls = asyncio.Event(), count()
+
+    async def agent(task: dict[str, Any], base_url: str, api_key: str) -> str:
+        if next(calls) < 3:
+            await gate.wait()
+        return "123"
+
+    put(w, grant(0))
+    async with working(w, agent, concurrency=8) as worker:
+        await until(lambda: worker.progress.position(0) == 0)
+        former = worker.progress
+        w.bus.transactor(f"{NAMES.group}.{NAMES.worker}").close()
+        put(w, grant(1))
+        await until(lambda: worker.progress is not former and worker.progress.position(0) == 0)
+        gate.set()
+    assert committed(w) == {0: 1, 1: 1}
+    assert Counter(e["group"] for e in w.events() if e["kind"] == "episode_started")["0"] == 3, "it ran once"
 
 
 async def test_agents_that_fail_end_their_episodes_with_the_reason(w: World):
