@@ -11,6 +11,7 @@ what is committed never changes. `choose` is pure.
 from __future__ import annotations
 
 import json
+import logging
 import re
 import secrets
 import shutil
@@ -23,6 +24,8 @@ from infra import faults
 from infra.bus.base import Bus
 from schemas import codec
 from trainers.delta_files import FOLDER
+
+log = logging.getLogger(__name__)
 
 NAME = re.compile(r"v(?P<version>\d+)-(?P<digest>[0-9a-f]{12})")
 TEMPORARY = re.compile(r"\.tmp-v(?P<version>\d+)-[0-9a-f]+(-damaged)?")
@@ -109,7 +112,8 @@ def serving_versions(bus: Bus, workers_topic: str, policy: str, now: int) -> set
 def newer(bus: Bus, topics: Mapping[str, str], head: Head) -> Head | None:
     """The newest version, where `head` was collected after later ones; None while its directory must be there.
 
-    topics: full names by last word. Raises UnreachableError when the log does not answer."""
+    topics: full names by last word. Raises UnreachableError when the log does not answer, LedgerError when it cannot be
+    believed."""
     if Path(head.weights["uri"]).exists():
         return None
     later = ledger.head(bus, topics["weights"], topics["ledger"])
@@ -136,8 +140,7 @@ def collect(
     names = [path.name for path in root.iterdir() if path.is_dir()]
     pinned = {name for name in names if (root / name / PIN).exists()} | {base_of(root / name) for name in names}
     gone = choose(names, committed, keep=keep, serving=serving, pinned=pinned, deltas=deltas)
-    for name in gone:
-        _remove(root / name)
+    gone = [name for name in gone if _remove(root / name)]
     folder = root / FOLDER
     files = [path.name for path in folder.iterdir()] if folder.is_dir() else []
     for name in choose_deltas(files, committed, keep=keep, deltas=deltas):
@@ -145,15 +148,22 @@ def collect(
     return gone
 
 
-def _remove(directory: Path) -> None:
-    """What dies half-way leaves a draft, which the next collection removes; what cannot be renamed stays as it is."""
+def _remove(directory: Path) -> bool:
+    """Whether it is gone. What dies half-way leaves a draft, which the next collection removes; what cannot be renamed,
+    or was pinned since it was chosen, stays."""
     version = re.fullmatch(NAME, directory.name)
     if version:
         draft = directory.with_name(f".tmp-v{version['version']}-{secrets.token_hex(6)}")
         try:
-            directory = directory.rename(draft)
-        except OSError:
-            return
+            directory.rename(draft)
+            if (draft / PIN).exists():
+                draft.rename(directory)
+                return False
+        except OSError as error:
+            log.warning("%s cannot be collected: %s", directory, error)
+            return False
+        directory = draft
         faults.point("learner.in_collect")
     shutil.rmtree(directory, ignore_errors=True)
     faults.point("learner.after_collect")
+    return True

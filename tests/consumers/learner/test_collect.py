@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -45,6 +46,19 @@ def test_collect_removes_from_disk(tmp_path: Path) -> None:
     (tmp_path / MINE[1] / PIN).touch()
     assert collect(tmp_path, DIGESTS, keep=2, serving=()) == MINE[2:4]
     assert sorted(path.name for path in tmp_path.iterdir()) == [MINE[0], MINE[1], MINE[4], MINE[5]]
+
+
+def test_what_is_pinned_after_it_was_chosen_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in MINE:
+        (tmp_path / name).mkdir()
+
+    def late(*given: Any, **more: Any) -> list[str]:
+        (tmp_path / MINE[2] / PIN).touch()
+        return choose(*given, **more)
+
+    monkeypatch.setattr("consumers.learner.collect.choose", late)
+    assert collect(tmp_path, DIGESTS, keep=2, serving=()) == [MINE[1], MINE[3]]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [MINE[0], MINE[2], *MINE[4:]]
 
 
 @pytest.mark.parametrize("point", ["learner.in_collect", "learner.after_collect"])
