@@ -8,11 +8,13 @@ PYTHON ?= python3.11
 BIN := .venv/bin
 UV := .venv-tools/bin/uv
 STAMP := .venv/.millrace-setup
+CHOICE := .venv/.millrace-engine
 LOCK_OF_cpu := requirements.lock
 LOCK_OF_gpu := requirements-gpu.lock
-# What was installed last stays: `make demo` after `make setup ENGINE=gpu` runs on the GPU.
-INSTALLED := $(or $(shell cat $(STAMP) 2> /dev/null),cpu)
-ENGINE ?= $(INSTALLED)
+# What was chosen last stays: `make demo` after `make setup ENGINE=gpu` runs on the GPU. It is said on the command line: a
+# variable of that name in the environment is likely another's.
+CHOSEN := $(or $(shell cat $(CHOICE) 2> /dev/null),cpu)
+ENGINE := $(CHOSEN)
 LOCK := $(or $(LOCK_OF_$(ENGINE)),$(error ENGINE is cpu or gpu, not "$(ENGINE)"))
 N ?= 10000
 JOBS ?= 2
@@ -37,13 +39,14 @@ $(UV): requirements-tools.lock
 	.venv-tools/bin/pip install -q --disable-pip-version-check --require-hashes -r requirements-tools.lock
 	@touch $@
 
-$(STAMP): $(UV) $(LOCK) pyproject.toml infra/services/kafka.lock $(if $(filter $(INSTALLED),$(ENGINE)),,anew)
+$(STAMP): $(UV) $(LOCK) pyproject.toml infra/services/kafka.lock $(if $(filter $(CHOSEN),$(ENGINE)),,anew)
 	rm -f $@
 	[ -x $(BIN)/python ] || $(UV) venv -q -p $(PYTHON) .venv
+	@echo $(ENGINE) > $(CHOICE)
 	$(UV) pip sync -q -p $(BIN)/python --require-hashes --compile-bytecode $(LOCK)
 	$(UV) pip install -q -p $(BIN)/python --no-deps --no-build-isolation -e .
 	$(BIN)/python -m infra.services.jars > /dev/null
-	@echo $(ENGINE) > $@
+	@touch $@
 
 check: setup ## formatting, lint, types
 	$(BIN)/ruff format --check

