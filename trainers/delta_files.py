@@ -14,6 +14,7 @@ import hashlib
 import os
 import secrets
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,7 +74,8 @@ def write(parent: Path, folder: Path, *, fault: Callable[[str], None] = lambda _
             "there, or mend it, and start again; no version was lost"
         ) from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # there is an error already, or nothing to remove
+            temporary.unlink()
     return Written(target, hashlib.sha256(data).hexdigest(), len(data), full)
 
 
