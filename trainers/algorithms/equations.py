@@ -1,8 +1,9 @@
 """What algorithms minimise, as their pages show it: lines from reward to loss, which `presets.py` and `others.py` put
 together. Knobs stand in them by their names.
 
-Invariant: the lines of an algorithm, computed one after the other, give the loss of its code. A term that stands twice
-is changed in place.
+Invariant: the lines of an algorithm, computed one after the other, give the loss of its code where nothing runs over
+its bounds (exponents, and statistics of nothing or of one). A term that stands twice is changed in place. Knobs of
+what becomes of a reward before a batch has it, `mask_truncated` and `reward_model_coef`, are in no line.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ Equation: TypeAlias = tuple[Line, ...]
 # ---- rewards
 
 _REWARD = ("reward_norm", "reward_bias", "reward_scale", "reward_clip")
-_KL = ("kl_coef", "kl_estimator")
+_KL = ("kl_coef", "kl_estimator", "recompute")
 UNEQUAL = Line(
     "batch",
-    "the groups whose r are not all equal",
+    "the groups whose recorded r are not all equal",
     ("dynamic_sampling",),
     "it gets smaller; [policy] dynamic_sampling fills it",
 )
@@ -118,9 +119,9 @@ SYMBOLS = {
     "r": "reward of a trajectory",
     "t": "a trainable token of a sample; t + 1 is the next one that is trainable",
     "n": "trainable tokens of the reply; of several lineages, the longest one's",
-    "sum_G, mean_G, std_G": "over the trajectories of the group; std divides by their number less 1",
-    "n_G": "trajectories of the group",
-    "std_B": "over the trajectories of the batch; std divides by their number less 1",
+    "sum_G, mean_G, std_G": "over the rewards of the group; std divides by their number less 1; one alone gives 0",
+    "n_G": "rewards of the group",
+    "std_B": "over the rewards of the batch; std divides by their number less 1",
     "mean_T, std_T": "over the tokens of the batch that keep_t keeps; std divides by their number less 1",
     "mean_i": "over the tokens of sample i that keep_t keeps",
     "A_t": "advantage of token t: above 0, it shall get likelier",
@@ -136,8 +137,8 @@ SYMBOLS = {
     "v_t": "what the critic says now of what is to come from token t on",
     "V_t": "the same before the step",
     "v_behav": "version that sampled token t",
-    "v_prox": "version that the batch started from",
-    "v_theta": "v_prox plus the share of the batch's optimizer steps that are made",
+    "v_prox": "version that the batch started from, less `proximal_lag`",
+    "v_theta": "version that the batch started from, plus the share of its optimizer steps that are made",
     "lower, upper": "as `rejection` has them",
     "stopgrad": "counts as a constant",
     "keep_t": '1; 0 where token t is too old (`[policy] release = "mask-head"`) or lacks a reward that it needs',

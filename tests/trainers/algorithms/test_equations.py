@@ -101,7 +101,7 @@ def replies(values: Callable[[int], torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 RULES: dict[str, Callable[[Values], Any]] = {
-    "the groups whose r are not all equal": lambda e: None,
+    "the groups whose recorded r are not all equal": lambda e: None,
     "r + min(0, overlong_factor (max_new_tokens - overlong_tokens - n) / overlong_tokens)": lambda e: (
         e.r
         + (e.k.overlong_factor * (e.k.max_new_tokens - e.k.overlong_tokens - e.n) / e.k.overlong_tokens).clamp(max=0)
