@@ -58,6 +58,7 @@ GROUP, SEQ, REWARDS = "group-1", 1, (1.0, 0.0)
 ATTEMPTS = 12
 """A reply is short: on a busy machine it may be over before the engine hears that it should pause."""
 LOOK_S = 0.02
+PATIENCE_S = 120.0
 
 
 @dataclass
@@ -97,10 +98,11 @@ class Proxy:
 
     async def _swap_within(self, number: int) -> None:
         """Lets the paused engine sample a few tokens at a time until some have come, then changes its weights."""
-        while b"data: {" not in self.answers[number]:
-            await self.control.resume()
-            await self.control.pause("keep")
-            await asyncio.sleep(LOOK_S)
+        async with asyncio.timeout(PATIENCE_S):
+            while b"data: {" not in self.answers[number]:
+                await self.control.resume()
+                await self.control.pause("keep")
+                await asyncio.sleep(LOOK_S)
         await swap(self.control, self.new, "policy@1")
 
     @property
