@@ -121,9 +121,9 @@ def test_what_cannot_be_opened_says_why(tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(BadConfiguration, match="no tracker 'excel'"):
         open_trackers(["jsonl", "excel"], tmp_path, "run")
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(BadConfiguration, match=r"millrace\[tracking\]"):
+    with pytest.raises(BadConfiguration, match="run `make setup`"):
         installed.package("wandb", "wandb")
     installed.check(["jsonl", "tensorboard", "mlflow"])
     monkeypatch.setattr(installed.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(BadConfiguration, match=r"tracker mlflow needs mlflow.*millrace\[tracking\]"):
+    with pytest.raises(BadConfiguration, match=r"tracker mlflow needs mlflow.*run `make setup`"):
         installed.check(["jsonl", "mlflow"])
