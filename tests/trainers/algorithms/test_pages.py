@@ -17,17 +17,18 @@ from trainers.algorithms.presets import PRESETS
 from trainers.algorithms.registry import names, policy
 
 FOLDER = Path(__file__).parents[3] / "docs" / "algorithms"
+MADE = pages()
 
 
 def test_the_pages_are_what_the_code_says() -> None:
     found = {path.name: path.read_text() for path in FOLDER.glob("*.md")}
-    assert found == pages(), "run: python -m trainers.algorithms.pages docs/algorithms"
+    assert found == MADE, "run: python -m trainers.algorithms.pages docs/algorithms"
 
 
 def test_every_algorithm_has_a_page_a_curve_and_every_knob_a_meaning() -> None:
     for name in names():
-        assert f"| [`{name}`]({name}.md) |" in pages()[INDEX]
-        assert f"({CURVES}/{name}.svg)" in pages()[f"{name}.md"]
+        assert f"| [`{name}`]({name}.md) |" in MADE[INDEX]
+        assert f"({CURVES}/{name}.svg)" in MADE[f"{name}.md"]
     assert {path.stem for path in (FOLDER / CURVES).iterdir()} == set(names())
     assert {told.family for told in (*PRESETS.values(), *OTHERS.values())} == FAMILIES.keys()
     for kind in (Knobs, *(other.kind for other in OTHERS.values())):
@@ -37,26 +38,24 @@ def test_every_algorithm_has_a_page_a_curve_and_every_knob_a_meaning() -> None:
 def test_a_page_begins_with_the_whole_objective() -> None:
     for name in names():
         told = PRESETS[name] if name in PRESETS else OTHERS[name]
-        first = re.search(r"```text\n(.+?)\n```", pages()[f"{name}.md"], re.DOTALL)
+        first = re.search(r"```text\n(.+?)\n```", MADE[f"{name}.md"], re.DOTALL)
         assert first is not None
         assert first[1] == block(told.equation)
         assert max(map(len, first[1].splitlines())) <= 120
         for line in told.equation:
             for knob in line.knobs:
-                assert re.search(
-                    rf"^\| .*`{re.escape(line.term)}`.* \| `{knob} = ", pages()[f"{name}.md"], re.MULTILINE
-                )
+                assert re.search(rf"^\| .*`{re.escape(line.term)}`.* \| `{knob} = ", MADE[f"{name}.md"], re.MULTILINE)
 
 
 def test_the_names_of_other_frameworks_are_all_listed() -> None:
-    told = pages()["knobs.md"].split("## Names of other frameworks")[1]
+    told = MADE["knobs.md"].split("## Names of other frameworks")[1]
     listed = re.findall(r"^\| `(\w+)[` ]", told, re.MULTILINE)
     assert listed == [*RENAMED, *SWITCHES, *VALUES, *GONE]
 
 
 @pytest.mark.parametrize("name", SWITCHES)
 def test_a_switch_sets_what_its_row_says(name: str) -> None:
-    theirs, ours = re.findall(rf"^\| `({name} = .+)` \| `(.+)` \|$", pages()["knobs.md"], re.MULTILINE)[0]
+    theirs, ours = re.findall(rf"^\| `({name} = .+)` \| `(.+)` \|$", MADE["knobs.md"], re.MULTILINE)[0]
     assert translate(tomllib.loads(theirs)) == tomllib.loads(ours)
     assert translate({name: not SWITCHES[name][0]}) == {}
 
@@ -72,5 +71,5 @@ def test_what_a_page_shows_is_what_the_preset_sets() -> None:
     """Its lines, written into a configuration, make the same algorithm."""
     unset = {name: getattr(Knobs(), name) for name in PRESETS["sapo"].knobs}
     for name, preset in PRESETS.items():
-        shown = re.findall(r"^- `(\w+ = .+)`$", pages()[f"{name}.md"], re.MULTILINE)
+        shown = re.findall(r"^- `(\w+ = .+)`$", MADE[f"{name}.md"], re.MULTILINE)
         assert policy("sapo", **{**unset, **tomllib.loads("\n".join(shown))}).knobs == Knobs(**preset.knobs)
