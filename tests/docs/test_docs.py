@@ -98,6 +98,7 @@ def test_ci_runs_what_it_is_said_to_run() -> None:
 
 def test_make_runs_what_the_tests_run_smaller() -> None:
     assert RUN_BY["make histories"] in recipe("histories")[-1]
+    assert recipe("chaos")[-1].endswith("-m tests.chaos")
     assert "ls bench_*.py" in recipe("bench")[-1]
 
 

@@ -83,6 +83,7 @@ RUN_BY = {
     "make demo": CI,
     "make test": CI,
     "make histories": "tests/properties/test_histories.py",
+    "make chaos": "tests/chaos/test_kill_points.py",
     "make bench": BENCHMARKS,
     "make conformance": "tests/conformance/test_conformance_of_backends.py",
     ".venv/bin/python -m benchmarks.bench_backends": BENCHMARKS,
