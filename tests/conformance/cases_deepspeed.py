@@ -14,7 +14,7 @@ CASES = [
         options={"stage": stage, "device": "cpu"},
         called=f"stage={stage}",
     )
-    for layout, stages in (("deepspeed:d2", (0, 1, 2, 3)), ("deepspeed:d4", (1, 3)))
-    for stage in stages
+    for layout in ("deepspeed:d2", "deepspeed:d3", "deepspeed:d4")
+    for stage in (0, 1, 2, 3)
     for model in MODELS
 ]

@@ -20,10 +20,13 @@ CI = {
     ("megatron:d2t2e2", MOE),
 }
 DENSE_LAYOUTS = (
-    *("d1", "d2", "d4", "d1t2", "d1t4", "d1p2", "d1p4", "d1c2", "d1c4"),
+    *("d1", "d2", "d3", "d4", "d1t2", "d1t4", "d1p2", "d1p4", "d1c2", "d1c4"),
     *("d2t2", "d2p2", "d2c2", "d1t2p2", "d1t2c2", "d1p2c2"),
 )
-EXPERT_LAYOUTS = ("d2e2", "d4e4", "d4e2", "d1t2e2", "d1c2e2", "d2t2e2", "d2t2e4", "d2p2e2", "d2c2e4")
+EXPERT_LAYOUTS = (
+    *("d2e2", "d4e4", "d4e2", "d1t2e2", "d1t4e2", "d1t4e4", "d1c2e2", "d1c4e2", "d1c4e4", "d2t2e2", "d2t2e4"),
+    *("d2p2e2", "d2c2e2", "d2c2e4", "d1t2c2e2", "d1t2c2e4", "d1t2p2e2", "d1p2c2e2"),
+)
 
 UNEVEN = "ProcessGroupGloo::allgather: invalid tensor size"
 """Experts that are spread and cut at once gather as many tokens as their routers chose, which gloo does not."""

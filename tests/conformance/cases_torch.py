@@ -11,15 +11,16 @@ CI = {
     *(("torch:d2t2", QWEN3), ("torch:d2p2", QWEN3), ("torch:d2c2", QWEN3)),
     *(("torch:t2p2", QWEN3), ("torch:t2c2", QWEN2), ("torch:p2c2", QWEN2), ("torch:d2t2e4", MOE)),
 }
-"""Each dimension alone and each pair."""
+"""Each dimension alone, each pair of the four that need no experts, and experts with two of them."""
 
 LAYOUTS = (
-    *("torch:d2", "torch:d4", "torch:t2", "torch:t4", "torch:p2", "torch:p4", "torch:c2", "torch:c4"),
+    *("torch:d2", "torch:d3", "torch:d4", "torch:t2", "torch:t4", "torch:p2", "torch:p4", "torch:c2", "torch:c4"),
     *("torch:d2t2", "torch:d2p2", "torch:d2c2", "torch:t2p2", "torch:t2c2", "torch:p2c2"),
 )
 EXPERT_LAYOUTS = (
-    *("torch:d2e2", "torch:d4e2", "torch:d4e4", "torch:t2e2", "torch:t4e4", "torch:c2e2"),
+    *("torch:d2e2", "torch:d4e2", "torch:d4e4", "torch:t2e2", "torch:t4e4", "torch:c2e2", "torch:c4e4"),
     *("torch:d2t2e2", "torch:d2t2e4", "torch:d2p2e2", "torch:d2c2e2", "torch:d2c2e4", "torch:t2c2e4", "torch:t2p2e2"),
+    "torch:p2c2e2",
 )
 
 CASES = [
