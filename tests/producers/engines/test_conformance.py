@@ -164,13 +164,20 @@ async def test_the_context_bounds_the_output(rig: Rig) -> None:
 
 
 async def test_a_swap_splits_the_spans_and_the_logprobs(rig: Rig) -> None:
-    """In mid-generation: tokens before belong to the old weights, those after to the new, keys computed anew."""
-    for version in range(6):  # on a busy machine a reply may end before the pause
+    """In mid-generation: tokens before belong to the old weights, those after to the new, keys computed anew. Few
+    tokens are let through at once; on a busy machine a reply may still end before the pause."""
+    for version in range(6):
+        await rig.control.pause("keep")
         request = rig.engine.generate(PROMPT, Sampling(450, ignore_eos=True, n=2), request_id=f"r{version}")
         new_model = rig.models[(version + 1) % 2]
         async with aclosing(request) as chunks:
-            parts = [await anext(chunks)]
-            await rig.control.pause("keep")
+            first = asyncio.ensure_future(anext(chunks))
+            async with asyncio.timeout(120):
+                while not first.done():
+                    await rig.control.resume()
+                    await rig.control.pause("keep")
+                    await asyncio.wait([first], timeout=1)
+            parts = [await first]
             await rig.control.load(new_model)
             await rig.control.set_version(f"policy@{version + 1}")
             assert await rig.control.reset_prefix_cache()
