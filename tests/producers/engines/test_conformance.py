@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable
+from collections.abc import AsyncIterable, AsyncIterator
 from contextlib import aclosing
 
 import pytest
@@ -52,8 +52,7 @@ async def test_a_stream_is_a_stream(rig: Rig) -> None:
     for number in range(6):  # on a busy machine a reply may end before the pause
         generated = rig.engine.generate(PROMPT, Sampling(450, ignore_eos=True), request_id=f"r{number}")
         async with aclosing(generated) as chunks:
-            parts = [await anext(chunks)]
-            await rig.control.pause("keep")
+            parts = [await _begin(rig, chunks)]
             rest = asyncio.ensure_future(_drain(chunks))
             done, _ = await asyncio.wait((rest,), timeout=0.5)
             await rig.control.resume()
@@ -164,20 +163,12 @@ async def test_the_context_bounds_the_output(rig: Rig) -> None:
 
 
 async def test_a_swap_splits_the_spans_and_the_logprobs(rig: Rig) -> None:
-    """In mid-generation: tokens before belong to the old weights, those after to the new, keys computed anew. Few
-    tokens are let through at once; on a busy machine a reply may still end before the pause."""
-    for version in range(6):
-        await rig.control.pause("keep")
+    """In mid-generation: tokens before belong to the old weights, those after to the new, keys computed anew."""
+    for version in range(6):  # on a busy machine a reply may end before the pause
         request = rig.engine.generate(PROMPT, Sampling(450, ignore_eos=True, n=2), request_id=f"r{version}")
         new_model = rig.models[(version + 1) % 2]
         async with aclosing(request) as chunks:
-            first = asyncio.ensure_future(anext(chunks))
-            async with asyncio.timeout(120):
-                while not first.done():
-                    await rig.control.resume()
-                    await rig.control.pause("keep")
-                    await asyncio.wait([first], timeout=1)
-            parts = [await first]
+            parts = [await _begin(rig, chunks)]
             await rig.control.load(new_model)
             await rig.control.set_version(f"policy@{version + 1}")
             assert await rig.control.reset_prefix_cache()
@@ -227,7 +218,8 @@ async def test_pausing_with_abort_returns_what_there_is(rig: Rig) -> None:
     for number in range(6):  # on a busy machine a reply may end before the pause
         generated = rig.engine.generate(PROMPT, Sampling(450, ignore_eos=True), request_id=f"r{number}")
         async with aclosing(generated) as chunks:
-            parts = [await anext(chunks)]
+            parts = [await _begin(rig, chunks)]
+            await rig.control.resume()
             await rig.control.pause("abort")
             parts += await _drain(chunks)
             await rig.control.resume()
@@ -283,3 +275,15 @@ async def test_health_and_label(rig: Rig) -> None:
 
 async def _drain(chunks: AsyncIterable[Chunk]) -> list[Chunk]:
     return [chunk async for chunk in chunks]
+
+
+async def _begin(rig: Rig, chunks: AsyncIterator[Chunk]) -> Chunk:
+    """The first chunk of a reply, with the engine paused behind it: few tokens are let through until it has come."""
+    await rig.control.pause("keep")
+    first = asyncio.ensure_future(anext(chunks))
+    async with asyncio.timeout(120):
+        while not first.done():
+            await rig.control.resume()
+            await rig.control.pause("keep")
+            await asyncio.wait([first], timeout=1)
+    return await first
