@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from schemas.errors import CorruptRecord
-from schemas.records import Array
+from millrace.schemas.errors import CorruptRecord
+from millrace.schemas.records import Array
 
 DTYPES: dict[str, np.dtype[Any]] = {
     "int32": np.dtype("<i4"),

@@ -1,7 +1,12 @@
 """Records to bytes and back: Avro single-object encoding (C3 01, 8-byte fingerprint, body), so no registry is needed.
 
 Invariants: what `encode` wrote, `decode` of this and of every later release reads (older writers through
-`schemas/history`); `decode` never returns a record that does not fit today's schema."""
+`schemas/history`); `decode` never returns a record that does not fit today's schema; no key of a record is dropped in
+silence, at any depth.
+
+`encode`, `decode_as`, `encode_body` and `decode_body` are typed by the literal name or kind that they are given (the
+types are generated, in `records`), so that the type checker finds a misspelt key. `encode_named` and `decode_named` are
+the same functions for callers that learn the name at run time."""
 
 from __future__ import annotations
 
@@ -12,40 +17,30 @@ from typing import Any
 
 from fastavro import schemaless_reader, schemaless_writer
 
-from schemas.errors import CorruptRecord
-from schemas.registry import Schema, by_fingerprint, current
+from millrace.schemas.errors import CorruptRecord
+from millrace.schemas.records import DecodeAs, DecodeBody, Encode, EncodeBody
+from millrace.schemas.registry import BODIES as BODIES
+from millrace.schemas.registry import Schema, by_fingerprint, current
+from millrace.schemas.strict import Check, check_of
 
 MARK = b"\xc3\x01"
 HEAD = len(MARK) + 8
 
-BODIES = {
-    "episode_started": "EpisodeStarted",
-    "episode_ended": "EpisodeEnded",
-    "model_call": "ModelCall",
-    "tool_call": "ToolCall",
-    "tool_result": "ToolResult",
-    "observation": "Observation",
-    "internal_state": "InternalState",
-    "reward": "Reward",
-    "user_feedback": "UserFeedback",
-    "security_label": "SecurityLabels",
-    "gap": "Gap",
-}
-"""event kind -> record name of its body"""
-
 
 @cache
-def _head(name: str) -> tuple[bytes, Schema]:
+def _head(name: str) -> tuple[bytes, Schema, Check]:
     schema = current(name)
-    return MARK + schema.fingerprint, schema
+    return MARK + schema.fingerprint, schema, check_of(schema.parsed)
 
 
-def encode(name: str, record: Mapping[str, Any]) -> bytes:
-    """The bytes of a record. Raises CorruptRecord when it does not fit the schema, UnknownSchema for a foreign name."""
-    head, schema = _head(name)
+def encode_named(name: str, record: Mapping[str, Any]) -> bytes:
+    """The bytes of a record. Raises UnknownKey for a key that its schema does not have, CorruptRecord for whatever else
+    does not fit the schema, UnknownSchema for a foreign name."""
+    head, schema, check = _head(name)
     out = io.BytesIO()
     out.write(head)
     try:
+        check(record)
         schemaless_writer(out, schema.parsed, record)
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
         raise CorruptRecord(f"not a {name}: {type(error).__name__}: {error}") from error
@@ -71,7 +66,7 @@ def decode(data: bytes) -> tuple[str, dict[str, Any]]:
     return writer.name, record
 
 
-def decode_as(name: str, data: bytes) -> dict[str, Any]:
+def decode_named(name: str, data: bytes) -> Any:
     """The record, which must be a `name`. Raises CorruptRecord when it is another."""
     found, record = decode(data)
     if found != name:
@@ -86,11 +81,17 @@ def name_of(data: bytes) -> str:
     return by_fingerprint(bytes(data[2:HEAD])).name
 
 
-def encode_body(kind: str, body: Mapping[str, Any]) -> bytes:
+def _encode_body(kind: str, body: Mapping[str, Any]) -> bytes:
     """The stored bytes of an event body of this kind."""
-    return encode(BODIES[kind], body)
+    return encode_named(BODIES[kind], body)
 
 
-def decode_body(kind: str, data: bytes) -> dict[str, Any]:
+def _decode_body(kind: str, data: bytes) -> Any:
     """The body of an event of this kind. Raises CorruptRecord when the bytes are another kind's."""
-    return decode_as(BODIES[kind], data)
+    return decode_named(BODIES[kind], data)
+
+
+encode: Encode = encode_named
+decode_as: DecodeAs = decode_named
+encode_body: EncodeBody = _encode_body
+decode_body: DecodeBody = _decode_body

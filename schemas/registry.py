@@ -2,7 +2,7 @@
 
 Invariant: a fingerprint names one schema forever. A changed file in `avro/` gets a new fingerprint; its former text is
 kept in `history/<Name>/<fingerprint>.avsc`, fully expanded, so that old bytes stay readable (`python -m
-schemas.generate` keeps it)."""
+millrace.schemas.generate` keeps it)."""
 
 from __future__ import annotations
 
@@ -15,12 +15,27 @@ from typing import Any
 from fastavro.repository.base import AbstractSchemaRepository
 from fastavro.schema import fingerprint, load_schema, parse_schema, to_parsing_canonical_form
 
-from schemas.errors import UnknownSchema
+from millrace.schemas.errors import UnknownSchema
 
 AVRO = Path(__file__).parent / "avro"
 HISTORY = Path(__file__).parent / "history"
 NAMESPACE = "millrace"
 Json = dict[str, Any]
+
+BODIES = {
+    "episode_started": "EpisodeStarted",
+    "episode_ended": "EpisodeEnded",
+    "model_call": "ModelCall",
+    "tool_call": "ToolCall",
+    "tool_result": "ToolResult",
+    "observation": "Observation",
+    "internal_state": "InternalState",
+    "reward": "Reward",
+    "user_feedback": "UserFeedback",
+    "security_label": "SecurityLabels",
+    "gap": "Gap",
+}
+"""event kind -> record name of its body"""
 
 
 @dataclass(frozen=True, slots=True)
