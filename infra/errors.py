@@ -8,10 +8,13 @@
     │   ├── TopicError           a topic is missing or differs from its specification
     │   ├── FencedError          another owner opened the same transactional id; this transactor is dead
     │   ├── RefusedError         the group moved on since the records were polled; the transaction was aborted
-    │   └── TooLargeError        a record is larger than its topic or the client allows
-    ├── StageError               a stage broke the contract of `infra.stage`
+    │   └── BadRecordError       the brokers take no such record, however often it is sent
+    │       └── TooLargeError    a record is larger than its topic or the client allows
+    ├── StageError               a stage broke the contract of `millrace.infra.stages.base`
     ├── ReplayError              a recorded turn cannot be folded again or differs from what was recorded
+    │   └── InputGone            a turn, or what it folded, is not in the log any more
     ├── ClaimError               the bytes behind a claim are missing or are not the ones that were claimed
+    │   └── StorageError         their storage does not answer; another try may work
     ├── EngineError              an inference engine refused or failed
     │   ├── EngineUnavailable    it does not answer, or failed while answering; another try may work
     │   ├── EngineTimeout        no byte came for too long
@@ -19,6 +22,7 @@
     ├── GatewayError             the capture gateway refused or failed
     │   ├── ApiError             it refuses a request, with its HTTP status
     │   ├── RenderError          the chat template refuses the messages
+    │   │   └── PromptTooLong    they are certain to be longer than the model's context
     │   ├── LogFull              the local log can take no more
     │   ├── GatewayUnreachable   the client got no answer
     │   └── GatewayRefused       the client was refused
@@ -35,8 +39,8 @@
     └── AuditError               the topics cannot be audited at all
 
 What only the gateway and its client raise is defined beside them, in `producers`.
-`schemas` and `trainers` know nothing of `infra` and have roots of their own (`schemas.errors.SchemaError`,
-`trainers.errors`).
+`schemas` and `trainers` know nothing of `infra` and have roots of their own (`millrace.schemas.errors.SchemaError`,
+`millrace.trainers.errors`).
 
 Every message says what to do next. An error that is not of this tree is a bug and propagates.
 """
@@ -76,20 +80,32 @@ class RefusedError(BusError):
     """The consumer group moved on since the records were polled. The transaction was aborted: poll again."""
 
 
-class TooLargeError(BusError):
+class BadRecordError(BusError):
+    """The brokers refuse a record as such: the same record will be refused again."""
+
+
+class TooLargeError(BadRecordError):
     """A record is larger than its topic or the client allows: store it as a claim."""
 
 
 class StageError(MillraceError):
-    """A stage broke the contract of `infra.stage`."""
+    """A stage broke the contract of `millrace.infra.stages.base`."""
 
 
 class ReplayError(MillraceError):
     """A recorded turn cannot be folded again or differs from what was recorded."""
 
 
+class InputGone(ReplayError):
+    """A turn, or a record that it folded, is not in the log any more: taken by retention, or by somebody."""
+
+
 class ClaimError(MillraceError):
     """The bytes behind a claim are missing or are not the ones that were claimed."""
+
+
+class StorageError(ClaimError):
+    """The storage of claims does not answer. Nothing is known about the bytes: try again."""
 
 
 class EngineError(MillraceError):
@@ -97,7 +113,15 @@ class EngineError(MillraceError):
 
 
 class EngineUnavailable(EngineError):
-    """The engine does not answer, or failed while answering. Try again, or another engine."""
+    """The engine does not answer, or failed while answering. Try again, or another engine.
+
+    `status` is what it answered by HTTP, None where it answered nothing; `retry_after_s` when it wants to be asked
+    again, where it says so."""
+
+    def __init__(self, message: str, *, status: int | None = None, retry_after_s: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.retry_after_s = retry_after_s
 
 
 class EngineTimeout(EngineError):

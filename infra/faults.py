@@ -24,7 +24,7 @@ from pathlib import Path
 
 Hook = Callable[[str], None]
 
-PACKAGES = ("infra", "producers", "streams", "trainers", "consumers")
+PACKAGES = ("infra", "producers", "streams", "trainers", "consumers", "apps")
 
 
 def _killer(spec: str, once: str) -> Hook | None:

@@ -13,14 +13,12 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from schemas.ids import Micros, now_micros
+from millrace.schemas.ids import Micros, now_micros
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
     from opentelemetry.metrics import Meter
     from opentelemetry.trace import Tracer
-
-    from infra.config import Settings
 
 HEADER = "traceparent"
 MANY = "traceparents"
@@ -118,21 +116,16 @@ def gauge(name: str, unit: str = "", what: str = "") -> Gauge:
     return Gauge(name, unit, what)
 
 
-def setup(settings: Settings, role: str) -> None:
-    """Start exporting for this process as `role`; with exporter `none` nothing happens. Once a process."""
-    global _share
-    if settings.telemetry.exporter == "none" or _tracer is not None:
-        return
-    from infra import telemetry_export
-
-    _share = settings.telemetry.sample
-    start(*telemetry_export.setup(settings, role))
+def started() -> bool:
+    """Whether this process exports."""
+    return _tracer is not None
 
 
-def start(tracer: Tracer, meter: Meter) -> None:
-    """Use this tracer and this meter: what `setup` ends with, and what tests call with exporters in memory."""
-    global _tracer, _meter
-    _tracer, _meter = tracer, meter
+def start(tracer: Tracer, meter: Meter, sample: float = 1.0) -> None:
+    """Use this tracer and this meter: what `telemetry_setup` ends with, and what tests call with exporters in memory.
+    `sample`: share of trajectories that are traced."""
+    global _tracer, _meter, _share
+    _tracer, _meter, _share = tracer, meter, sample
     for instrument in Instrument.made:
         instrument.bind(meter)
 

@@ -30,9 +30,9 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExport
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.trace import Tracer
 
-from infra import telemetry
-from infra.config import Settings
-from infra.config import Telemetry as Section
+from millrace.infra import telemetry
+from millrace.infra.config import Settings
+from millrace.infra.config import Telemetry as Section
 
 EXPORT_S = 5.0
 """longest attempt to hand something to the collector"""

@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 import socket
 
-from infra.bus.base import Outgoing
-from infra.labels import make_label
-from schemas import codec
-from schemas.ids import now_micros
-from schemas.records import WorkerState, WorkerStatus
+from millrace.infra.log.base import Outgoing
+from millrace.schemas import codec
+from millrace.schemas.ids import now_micros
+from millrace.schemas.labels import make_label
+from millrace.schemas.records import WorkerState, WorkerStatus
 
 
 def key_of(worker: str, incarnation: str) -> bytes:

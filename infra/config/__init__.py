@@ -8,13 +8,13 @@ underscores, key); tables and lists as JSON. `MILLRACE_CONFIG` names the file.
 
 from __future__ import annotations
 
-from infra.config.experience import Governance, Policy, Reward, Rollout, Tenant
-from infra.config.explain import nearest
-from infra.config.read import FILE, load, merge, variables
-from infra.config.serving import Engine, Gateway, Key
-from infra.config.settings import PREFIX, Settings, is_local, masked
-from infra.config.training import Learner, Lora
-from infra.config.wire import Kafka, Telemetry, Topics
+from millrace.infra.config.experience import Governance, Policy, Reward, Rollout, Tenant
+from millrace.infra.config.explain import nearest
+from millrace.infra.config.read import FILE, load, merge, variables
+from millrace.infra.config.serving import Engine, Gateway, Key
+from millrace.infra.config.settings import PREFIX, Settings, is_local, masked
+from millrace.infra.config.training import Learner, Lora
+from millrace.infra.config.wire import Kafka, Telemetry, Topics
 
 __all__ = [
     "FILE",

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, SecretStr
 
-from infra.config.base import Name, Positive, Scalar, Seconds, Section
+from millrace.infra.config.base import Name, Positive, Scalar, Seconds, Section
+from millrace.infra.log.topics import NAME
 
 
 class Policy(Section):
@@ -23,7 +24,8 @@ class Policy(Section):
         description="reserve never needs to drop; soft only reports; reject and mask-head drop what is stale",
     )
     unsolicited_share: Annotated[float, Field(ge=0, le=1)] = Field(
-        default=0.0, description="share of a batch that production traffic may take"
+        default=0.0,
+        description="share of a batch that production traffic may take; all of it where no agent runs tasks, unless 0",
     )
     short_groups: Literal["drop", "train", "top-up"] = Field(
         default="drop", description="what becomes of a group with missing samples"
@@ -36,6 +38,10 @@ class Policy(Section):
         default=60, description="log time after which an ended episode is sealed as it is"
     )
     awaits: tuple[str, ...] = Field(default=("verifier",), description="reward sources that every rollout waits for")
+    tenant: Annotated[str, Field(pattern=f"^({NAME.pattern})?$")] = Field(
+        default="",
+        description="whose it is: content of this tenant that is tenant_only may train it; empty: no such content may",
+    )
 
 
 class Rollout(Section):
@@ -53,7 +59,9 @@ class Rollout(Section):
         description="defaults for the agent's calls: max_tokens, and temperature and top_p, which train at 1 only",
     )
     key: str = Field(
-        default="", description="name of the gateway's key that workers use, which alone may take grants; the first one"
+        default="",
+        description="name of the gateway's key that workers use, which alone may take grants, and whose tenant is "
+        "rollouts unless it names one; empty: the first key, as the tenant that it has",
     )
 
 
@@ -63,6 +71,11 @@ class Reward(Section):
     verifier: str = Field(default="exact", description="exact, math, or module:function")
     source: str = Field(default="verifier", description="name under which its rewards are recorded")
     rubric: str = Field(default="1", description="version of the rubric; a new one is a new reward")
+    key: SecretStr = Field(
+        default=SecretStr(""),
+        description="secret that gateway, reward roles and refine share: refine then takes no reward that none of "
+        "them signed; empty: whoever may write to the topic raw may give rewards",
+    )
     timeout_s: Seconds = Field(default=10, description="a verdict that takes longer is a labelled failure")
     workers: Positive = Field(default=1, description="processes that verify")
 
@@ -79,6 +92,9 @@ class Tenant(Section):
     )
     residency: str = Field(default="", description="region its content must stay in")
     redact: bool = Field(default=True, description="whether secrets and personal data are looked for")
+    remove: tuple[Literal["card", "email", "ipv4"], ...] = Field(
+        default=(), description="kinds that are otherwise only labelled, and that are taken out here like secrets"
+    )
 
 
 class Governance(Section):
@@ -87,4 +103,9 @@ class Governance(Section):
     tenants: dict[Name, Tenant] = Field(default={"local": Tenant()}, description="rules by tenant")
     region: str = Field(
         default="", description="where this deployment runs; content of another residency is not trained on"
+    )
+    name_key: SecretStr = Field(
+        default=SecretStr(""),
+        description="secret under which names that hold a secret become digests; refine on several machines needs the "
+        "same one; empty: one under home",
     )

@@ -8,8 +8,8 @@ from typing import Any, get_args
 
 from pydantic import BaseModel
 
-from infra.config.settings import PREFIX, Settings
-from infra.errors import ConfigError
+from millrace.infra.config.settings import PREFIX, Settings
+from millrace.infra.errors import ConfigError
 
 RESERVED = ("CONFIG", "DEPLOYMENT", "ROLE", "SETTINGS")
 """Variables that begin like settings and are none: where the file is, which deployment and role a process belongs to,

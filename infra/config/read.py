@@ -12,10 +12,10 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_settings import EnvSettingsSource
 
-from infra.config.explain import check_names, explain
-from infra.config.settings import PREFIX, Settings
-from infra.config.wire import flat
-from infra.errors import ConfigError
+from millrace.infra.config.explain import check_names, explain
+from millrace.infra.config.settings import PREFIX, Settings
+from millrace.infra.config.wire import flat
+from millrace.infra.errors import ConfigError
 
 FILE = "millrace.toml"
 
@@ -29,11 +29,11 @@ def load(file: Path | None = None, flags: Mapping[str, Any] | None = None) -> Se
     named = file or (Path(os.environ[f"{PREFIX}CONFIG"]) if os.environ.get(f"{PREFIX}CONFIG") else None)
     path = named or Path(FILE)
     data: dict[str, Any] = {}
-    if path.exists():
+    if _is_there(path):
         try:
             data = tomllib.loads(path.read_text())
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{path} is not TOML: {error}") from None
+            raise ConfigError(f"{path} is not TOML: {error}{_twice(path)}") from None
         except OSError as error:
             raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
     elif named:
@@ -50,6 +50,28 @@ def load(file: Path | None = None, flags: Mapping[str, Any] | None = None) -> Se
         return Settings(**data)
     except ValidationError as error:
         raise ConfigError("\n".join(explain(problem) for problem in error.errors())) from None
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError) as error:  # a name that no file can have, a folder that is not ours to look into
+        raise ConfigError(f"{str(path)[:80]!r} cannot be read: {error}") from None
+
+
+def _twice(path: Path) -> str:
+    """What to do about headings that stand in a file twice, as they do where something was pasted under it."""
+    lines: dict[str, list[int]] = {}
+    for number, line in enumerate(path.read_bytes().decode(errors="replace").splitlines(), 1):
+        heading = line.partition("#")[0].strip()
+        if heading.startswith("[") and heading.endswith("]") and not heading.startswith("[["):
+            lines.setdefault(heading, []).append(number)
+    return "".join(
+        f"\n{heading} stands in lines {' and '.join(map(str, found))}: keep the first, and move what is under the "
+        "others to it"
+        for heading, found in lines.items()
+        if len(found) > 1
+    )
 
 
 def variables(flags: Mapping[str, Any]) -> dict[str, str]:
@@ -97,6 +119,7 @@ def _anchored(data: dict[str, Any], folder: Path) -> dict[str, Any]:
         (out.get("rollout"), "tasks"),
         (out.get("engine"), "cache"),
         *((options, file) for file in files),
+        (kafka, "key_file"),
         (out.get("learner"), "reference"),
         (out.get("learner"), "teacher"),
         (out.get("learner"), "reward_model"),

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, SecretStr
 
-from infra.config.base import Name, Positive, Seconds, Section
+from millrace.infra.config.base import Name, Positive, Seconds, Section
 
 
 def _hermes(given: Any) -> Any:
@@ -25,6 +25,9 @@ class Key(Section):
 
     key: Annotated[SecretStr, Field(min_length=1)]
     tenant: Name = "local"
+    """the key that `[rollout] key` names is the tenant `rollouts` unless this says otherwise"""
+    judges: tuple[str, ...] = ()
+    """verifiers of the deployment (of `[policy] awaits` and `[reward] source`) that it may speak for"""
 
 
 class Gateway(Section):
@@ -33,7 +36,19 @@ class Gateway(Section):
     host: str = Field(default="127.0.0.1", description="address to listen on; beyond this machine only with keys")
     port: Annotated[int, Field(ge=0, le=65535)] = Field(default=8900, description="port to listen on")
     keys: dict[str, Key] = Field(
-        default={}, description='static keys by name: { laptop = { key = "...", tenant = "local" } }'
+        default={},
+        description='static keys by name: { laptop = { key = "...", tenant = "local" } }; judges = ["verifier"] lets a '
+        "key record rewards of that verifier",
+    )
+    session_secret: SecretStr = Field(
+        default=SecretStr(""),
+        description="secret behind the keys of sessions, the same for gateways that share them; empty: one of its own, "
+        "kept under capture_dir",
+    )
+    public_url: Annotated[str, Field(pattern=r"^(https?://[^/?#\s]+(/[^?#\s]*)?)?$")] = Field(
+        default="",
+        description="address that clients reach this gateway at, such as https://agents.example.org; empty: http://, "
+        "host and port",
     )
     engine_url: str = Field(default="", description="engine that answers token-in, token-out; empty: [engine] url")
     upstream_url: str = Field(default="", description="text-only upstream instead: captured, never trainable by RL")
@@ -49,6 +64,17 @@ class Gateway(Section):
         description="form of the tool calls in the model's text; no other is supported but by a renderer of its family",
     )
     max_body_bytes: Positive = Field(default=8 << 20, description="larger requests are refused")
+    max_bodies_bytes: Positive = Field(
+        default=256 << 20, description="most bytes of requests in flight, together; beyond it new ones get 503"
+    )
+    body_timeout_s: Seconds = Field(default=60, description="a request whose body takes longer to come is refused")
+    max_in_flight: Positive = Field(default=1024, description="most requests of one tenant at once; beyond it 429")
+    max_rate: Annotated[float, Field(ge=0)] = Field(
+        default=0, description="most requests of one tenant a second; beyond it 429; 0: no limit"
+    )
+    max_sessions: Positive = Field(
+        default=50_000, description="most live episodes of one tenant; a call that would begin one more gets 429"
+    )
 
 
 class Engine(Section):

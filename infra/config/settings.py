@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 from urllib.parse import urlsplit
@@ -10,12 +11,14 @@ from urllib.parse import urlsplit
 from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from infra.config.base import Name
-from infra.config.experience import Governance, Policy, Reward, Rollout
-from infra.config.serving import Engine, Gateway
-from infra.config.training import Learner
-from infra.config.wire import Kafka, Telemetry, Topics
-from infra.topics import Layout
+from millrace.infra.config.base import Name
+from millrace.infra.config.experience import Governance, Policy, Reward, Rollout
+from millrace.infra.config.keys import faults, with_workers
+from millrace.infra.config.masking import in_arguments, in_text
+from millrace.infra.config.serving import Engine, Gateway
+from millrace.infra.config.training import Learner
+from millrace.infra.config.wire import Kafka, Telemetry, Topics
+from millrace.infra.log.topics import Layout
 
 PREFIX = "MILLRACE_"
 
@@ -66,10 +69,14 @@ class Settings(BaseSettings):
     @model_validator(mode="before")
     @classmethod
     def _derive(cls, data: Any) -> Any:
-        """Fill in what follows from other keys, and make paths absolute: roles may run in other directories."""
-        home = Path(data.get("home", ".millrace")).absolute()
-        gateway = dict(data.get("gateway", {}))
-        engine_url = dict(data.get("engine", {})).get("url", Engine.model_fields["url"].default)
+        """Fill in what follows from other keys, and make paths absolute: roles may run in other directories. What has
+        the wrong type is left as it is: the field that it is for says so."""
+        data = with_workers(data)
+        home, gateway, engine = data.get("home", ".millrace"), data.get("gateway", {}), data.get("engine", {})
+        if not (isinstance(home, str | Path) and isinstance(gateway, Mapping) and isinstance(engine, Mapping)):
+            return data
+        home, gateway = Path(home).absolute(), dict(gateway)
+        engine_url = engine.get("url", Engine.model_fields["url"].default)
         gateway["engine_url"] = gateway.get("engine_url") or engine_url
         gateway["capture_dir"] = gateway.get("capture_dir") or home / "capture"
         return {**data, "home": home, "objects": data.get("objects") or str(home / "objects"), "gateway": gateway}
@@ -81,6 +88,10 @@ class Settings(BaseSettings):
                 f"[gateway] host {self.gateway.host} is reachable from other machines: "
                 "set at least one key under [gateway.keys], or listen on 127.0.0.1"
             )
+        words = {name: key.key.get_secret_value() for name, key in self.gateway.keys.items()}
+        secret = self.gateway.session_secret.get_secret_value()
+        if fault := faults(words, secret, local=is_local(self.gateway.host)):
+            raise ValueError(fault)
         if self.adapters and self.engine.kind != "vllm":
             raise ValueError(f'[learner] lora: publish = "adapter" needs [engine] kind vllm, not {self.engine.kind}')
         if self.rollout.key and self.rollout.key not in self.gateway.keys:
@@ -119,8 +130,18 @@ class Settings(BaseSettings):
 
 
 def masked(settings: Settings) -> dict[str, Any]:
-    """The settings as plain values, secrets as stars."""
-    return settings.model_dump(mode="json")
+    """The settings as plain values, secrets as stars, also those inside URLs and the engine's arguments."""
+    values: dict[str, Any] = _masked(settings.model_dump(mode="json"))
+    values["engine"]["args"] = in_arguments(settings.engine.args)
+    return values
+
+
+def _masked(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _masked(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_masked(inner) for inner in value]
+    return in_text(value) if isinstance(value, str) else value
 
 
 def is_local(host: str) -> bool:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from infra.config.base import Positive, Seconds, Section
+from millrace.infra.config.base import Positive, Seconds, Section
 
 BACKENDS = ("torch", "fsdp", "archon", "deepspeed", "megatron")
 """what `[learner] backend` may begin with; the second and third are other names of the first"""

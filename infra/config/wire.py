@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, SecretStr, field_validator
 
-from infra.config.base import Positive, Scalar, Seconds, Section
+from millrace.infra.config.base import Positive, Scalar, Seconds, Section
 
 
 class Kafka(Section):
@@ -21,11 +21,21 @@ class Kafka(Section):
         default={},
         description='passed to librdkafka as they are: "security.protocol", "sasl.username", "sasl.password", ...',
     )
+    key_file: str = Field(
+        default="",
+        description="file with the password of a broker that `millrace up` started; empty: keys/broker under home. For "
+        "a second deployment beside it",
+    )
     replication: int = Field(default=-1, description="replicas of every topic that we create; -1: as the brokers say")
     session_timeout_s: Seconds = Field(
         default=6, description="silence after which a process loses its share; brokers refuse less than 6 unless told"
     )
     heap_mb: Positive = Field(default=512, description="memory of the local broker's Java heap")
+    sync: bool = Field(
+        default=True,
+        description="the local broker has every record on the disk before it answers, so that a power cut loses none; "
+        "false is faster, and a power cut may end the deployment",
+    )
 
     @field_validator("bootstrap")
     @classmethod
@@ -39,6 +49,8 @@ class Kafka(Section):
     @field_validator("options", mode="before")
     @classmethod
     def _hide(cls, value: Any) -> Any:
+        if not isinstance(value, Mapping):
+            return value  # refused by its type
         return {k: SecretStr(v) if _is_secret(k) and isinstance(v, str) else v for k, v in flat(value).items()}
 
     def client_options(self) -> dict[str, Any]:

@@ -1,0 +1,43 @@
+"""Secrets that stand inside other values: passwords of URLs, and arguments of an engine that are keys.
+
+Invariant: what is masked here is what a person would not want in a bug report; sections of type SecretStr are masked by
+pydantic already."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+STARS = "**********"
+_USERINFO = re.compile(r"(?P<scheme>[A-Za-z][\w+.-]*://)(?P<user>[^/?#@\s:]*)(:(?P<password>[^/?#\s]*))?@")
+_SECRET = r"(?:[\w.-]*[_.-])?(?:api)?(?:key|token|secret|password|passwd|credentials?|auth)"
+_QUERY = re.compile(rf"(?P<name>[?&;]{_SECRET}=)[^&;#\s]*", re.IGNORECASE)
+_FLAG = re.compile(rf"(?P<name>-{{1,2}}{_SECRET})(?P<value>=.*)?", re.IGNORECASE | re.DOTALL)
+_QUOTED = re.compile(rf'(?P<name>"{_SECRET}"\s*:\s*)"(?:[^"\\]|\\.)*"', re.IGNORECASE)
+
+
+def in_text(text: str) -> str:
+    """A value without the passwords of URLs and of JSON in it."""
+    text = _USERINFO.sub(_userinfo, text)
+    text = _QUERY.sub(rf"\g<name>{STARS}", text)
+    return _QUOTED.sub(rf'\g<name>"{STARS}"', text)
+
+
+def in_arguments(arguments: Sequence[str]) -> list[str]:
+    """Arguments of a command, without the values of those that name secrets, as `--api-key K` and `--api-key=K`."""
+    out: list[str] = []
+    hidden = False
+    for argument in arguments:
+        if hidden and not argument.startswith("--"):
+            out.append(STARS)
+            continue
+        found = _FLAG.fullmatch(argument)
+        hidden = found is not None and found["value"] is None
+        out.append(f"{found['name']}={STARS}" if found and found["value"] is not None else in_text(argument))
+    return out
+
+
+def _userinfo(found: re.Match[str]) -> str:
+    # A name without a password is as often a token as a name.
+    user = found["user"] if found["password"] is not None else STARS
+    return f"{found['scheme']}{user}{'' if found['password'] is None else ':' + STARS}@"

@@ -1,0 +1,32 @@
+"""The bus that the settings name."""
+
+from __future__ import annotations
+
+from millrace.infra.config import Settings
+from millrace.infra.local_keys import kafka_options
+from millrace.infra.log.base import Bus
+
+PATIENCE_S = 5.0
+"""how long a command that only looks waits for a broker"""
+
+
+def connect(settings: Settings) -> Bus:
+    """A Kafka bus on `[kafka] bootstrap`. Nothing is contacted yet."""
+    from millrace.infra.log.kafka.bus import KafkaBus
+
+    kafka = settings.kafka
+    return KafkaBus(
+        kafka.bootstrap,
+        kafka_options(settings),
+        session_timeout_s=kafka.session_timeout_s,
+        replication=kafka.replication,
+        prefix=f"{settings.namespace}.",
+    )
+
+
+def connect_now(settings: Settings) -> Bus:
+    """As `connect`, for commands that only look: raises UnreachableError or AccessError within seconds."""
+    from millrace.infra.log.kafka.entry import contact
+
+    contact(settings.kafka.bootstrap, kafka_options(settings), PATIENCE_S)
+    return connect(settings)

@@ -1,0 +1,103 @@
+"""What a reloader needs of an engine: stop sampling, change the weights, say which, go on.
+
+Invariants that every sibling keeps: every call may be repeated; a call that returns has taken effect; `load` that
+raises leaves the weights undefined, so that a good load must follow before anything is sampled."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from millrace.infra.errors import EngineRejected
+
+PauseMode = Literal["abort", "wait", "keep"]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineState:
+    """One look at an engine: which start of it, the label of what it serves, whether sampling is paused; where that is
+    an adapter, the label of the base under it."""
+
+    incarnation: str
+    label: str
+    paused: bool
+    base: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Broadcast:
+    """A group that waits for an engine: its store's address, how many ranks the engine has in it (the sender is rank 0,
+    they follow), the first bytes of the weight file and the sha256 hex of all of it."""
+
+    host: str
+    port: int
+    ranks: int
+    header: bytes
+    digest: str
+
+
+class EngineControl(ABC):
+    """The control side of one engine. Every method may raise EngineUnavailable (it does not answer) and EngineTimeout,
+    the changing ones also EngineRejected (4xx) and EngineError (it tried and failed)."""
+
+    url: str
+
+    @abstractmethod
+    async def state(self) -> EngineState:
+        """Look at it. A restarted engine has another incarnation."""
+
+    @abstractmethod
+    async def pause(self, mode: PauseMode = "keep") -> None:
+        """Stop sampling: requests in flight freeze (keep), end with what they have (abort) or finish first (wait)."""
+
+    @abstractmethod
+    async def resume(self) -> None:
+        """Go on sampling."""
+
+    async def refusal(self, folder: Path) -> str | None:
+        """Why this engine must not be given this directory, None: it may be. Changes nothing."""
+        return None
+
+    @abstractmethod
+    async def load(self, folder: Path) -> None:
+        """Replace the weights by those of a Hugging Face directory on a disk that the engine sees."""
+
+    async def adapters(self) -> tuple[str, ...]:
+        """Names of the adapters that it serves."""
+        return ()
+
+    async def load_adapter(self, name: str, folder: Path) -> None:
+        """Serve the adapter in `folder` as `name`, beside the others. A failure changes nothing."""
+        raise EngineRejected(f"{self.url} serves no adapters: publish versions merged, or use vLLM", 400)
+
+    async def unload_adapter(self, name: str) -> None:
+        """Take no more requests for `name`; those under way end with it."""
+        raise EngineRejected(f"{self.url} has no adapter {name}", 404)
+
+    async def ranks(self) -> int:
+        """How many workers receive a broadcast. Raises EngineRejected when the engine takes none."""
+        raise EngineRejected(f"{self.url} takes no broadcasts", 404)
+
+    async def receive(self, offer: Broadcast) -> None:
+        """Replace the weights by those that a sender broadcasts, their sha256 checked before anything is changed.
+        After an EngineError the weights are undefined, as after that of `load`."""
+        raise EngineRejected(f"{self.url} takes no broadcasts", 404)
+
+    @abstractmethod
+    async def set_version(self, label: str) -> None:
+        """Stamp tokens sampled from now on with `label`."""
+
+    @abstractmethod
+    async def reset_prefix_cache(self) -> bool:
+        """Forget every cached key, those of frozen requests included (they are computed again). False: it did not."""
+
+    @abstractmethod
+    async def abort(self, request_ids: Sequence[str] = ()) -> int:
+        """End these requests, or all, with what they have. Returns how many that were."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Let go of every resource. Idempotent."""

@@ -1,0 +1,105 @@
+"""What the in-process engine's server is asked and answers: vLLM's wire subset as JSON bodies. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from millrace.infra.engines.base import Chunk, Sampling
+
+
+class Params(msgspec.Struct):
+    """`sampling_params` as vLLM names them."""
+
+    max_tokens: int = 16
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    n: int = 1
+    seed: int | None = None
+    stop: list[str] | str | None = None
+    stop_token_ids: list[int] = []
+    ignore_eos: bool = False
+    logprobs: int | None = None
+
+
+class Body(msgspec.Struct):
+    """A generate request."""
+
+    token_ids: list[int]
+    sampling_params: Params
+    model: str | None = None
+    request_id: str = ""
+    stream: bool = False
+
+
+class Rpc(msgspec.Struct):
+    """A collective_rpc request."""
+
+    method: str
+    kwargs: dict[str, str] = {}
+
+
+class NewVersion(msgspec.Struct):
+    new_version: str
+
+
+class Abort(msgspec.Struct):
+    request_ids: list[str] = []
+
+
+class Group(msgspec.Struct):
+    """Where weights will come from."""
+
+    init_info: dict[str, Any]
+
+
+class Update(msgspec.Struct):
+    """Which weights come."""
+
+    update_info: dict[str, Any]
+
+
+def sampling(params: Params) -> Sampling:
+    """What the engine is asked for."""
+    stop = [params.stop] if isinstance(params.stop, str) else params.stop or []
+    return Sampling(
+        max_tokens=params.max_tokens,
+        temperature=params.temperature,
+        top_p=params.top_p,
+        top_k=max(params.top_k, 0),
+        seed=params.seed,
+        stop=tuple(stop),
+        stop_ids=tuple(params.stop_token_ids),
+        n=params.n,
+        ignore_eos=params.ignore_eos,
+        top_logprobs=min(params.logprobs or 0, 19),
+    )
+
+
+def choice(chunk: Chunk) -> dict[str, Any]:
+    """A chunk as vLLM writes it: the sampled token stands first among its rivals."""
+    content = []
+    for position, (token, logprob) in enumerate(zip(chunk.token_ids, chunk.logprobs, strict=True)):
+        rivals = [{"token_id": token, "logprob": logprob}]
+        if chunk.tops:
+            rivals += [{"token_id": rival, "logprob": value} for rival, value in chunk.tops[position] if rival != token]
+        content.append({"token_id": token, "logprob": logprob, "top_logprobs": rivals})
+    spans = [{"version": span.label, "start": span.start, "end": span.end} for span in chunk.spans]
+    return {
+        "index": chunk.index,
+        "finish_reason": chunk.finish_reason,
+        "stop_reason": chunk.stop_reason,
+        "token_ids": chunk.token_ids,
+        "weight_versions": spans if chunk.finish_reason else None,
+        "logprobs": {"content": content},
+    }
+
+
+def counted(chunk: Chunk) -> dict[str, int] | None:
+    """The `usage` that a last chunk has."""
+    if chunk.usage is None:
+        return None
+    prompt, completion, _ = chunk.usage
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}

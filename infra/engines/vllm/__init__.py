@@ -1,0 +1,1 @@
+"""vLLM: its client, its control, and how it is started."""

@@ -1,0 +1,282 @@
+"""vLLM as an engine, over `POST /inference/v1/generate` (start it with `--enable-scale-out`).
+
+Built on aiohttp, not httpx: measured on one core against an instant server, 0.1 ms of CPU a request instead of 1.0.
+Idle connections are dropped after 2 s, because vLLM closes them after 5 and a request that meets the close is lost; one
+lost that way before any answer is sent again.
+
+vLLM 0.32 queues requests while paused and 0.33 answers 503: both look the same from here, up to `patience_s`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Any
+
+import aiohttp
+import msgspec
+import orjson
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
+
+from millrace.infra.engines.base import Chunk, Engine, Sampling
+from millrace.infra.engines.wire import (
+    Message,
+    MessageWithTop,
+    adapter_spans,
+    plain_decoder,
+    request_body,
+    to_chunk,
+    to_usage,
+    top_decoder,
+)
+from millrace.infra.errors import EngineRejected, EngineTimeout, EngineUnavailable
+
+IDLE_S = 2.0
+JSON_HEADERS = {"content-type": "application/json"}
+AT_ONCE = 256
+"""events of a stream that are read in one go"""
+EVENT = b"data: "
+DONE = b"[DONE]"
+
+
+class _Unanswered(EngineUnavailable):
+    """Nothing of an answer came, or the engine says that it cannot take requests now: safe to send again."""
+
+
+class _Absent(_Unanswered):
+    """Nothing listens: the engine is starting, or gone."""
+
+
+class _Paused(_Unanswered):
+    """The engine answered 503, as it does while its weights change: worth waiting for."""
+
+
+class VllmEngine(Engine):
+    """Talks to one vLLM server (or to `millrace.infra.engines.inprocess.server`).
+
+    `model` is the served model name, None for whatever is served. `idle_timeout_s` bounds the silence between two
+    bytes, a pause of the engine included; `patience_s` bounds how long a request is tried again while the engine is
+    paused, `busy_patience_s` how long while it is busy, and `absent_patience_s` (as while it is busy, by default) how
+    long while nothing listens there. Create it inside the event loop that uses it."""
+
+    kind = "vllm"
+
+    def __init__(
+        self,
+        url: str,
+        model: str | None = None,
+        *,
+        api_key: str | None = None,
+        connect_timeout_s: float = 5.0,
+        idle_timeout_s: float = 600.0,
+        patience_s: float = 20.0,
+        busy_patience_s: float = 2.0,
+        absent_patience_s: float | None = None,
+    ) -> None:
+        self.url = url.rstrip("/")
+        self.model = model
+        self._headers = dict(JSON_HEADERS)
+        if api_key:
+            self._headers["authorization"] = f"Bearer {api_key}"
+        self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s, sock_read=idle_timeout_s)
+        self._patience_s = patience_s
+        self._busy_patience_s = min(patience_s, busy_patience_s)
+        self._absent_patience_s = self._busy_patience_s if absent_patience_s is None else absent_patience_s
+        self._generate_url = f"{self.url}/inference/v1/generate"
+        self._session: aiohttp.ClientSession | None = None
+
+    def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str, stream: bool = True
+    ) -> AsyncGenerator[Chunk, None]:
+        adapter = self.adapter
+        body = request_body(adapter or self.model, prompt_ids, sampling, request_id, stream)
+        if adapter is None:
+            return self._stream(body, sampling) if stream else self._whole(body, sampling)
+        return self._adapted(self._stream(body, sampling) if stream else self._whole(body, sampling), adapter)
+
+    async def health(self) -> bool:
+        try:
+            async with self._client().get(f"{self.url}/health", timeout=aiohttp.ClientTimeout(total=5)) as answer:
+                return answer.status == 200
+        except (aiohttp.ClientError, TimeoutError):
+            return False
+
+    async def weight_version(self) -> str:
+        try:
+            async with self._client().get(f"{self.url}/weight_info", timeout=aiohttp.ClientTimeout(total=10)) as answer:
+                if answer.status != 200:
+                    raise _refusal(answer.status, await answer.read(), self.url)
+                return str(orjson.loads(await answer.read())["weight_version"])
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise EngineUnavailable(f"{self.url} does not tell its weight version: {_say(error)}") from error
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    # ------------------------------------------------------------------ one request
+
+    async def _adapted(self, chunks: AsyncGenerator[Chunk, None], adapter: str) -> AsyncGenerator[Chunk, None]:
+        """What an adapter sampled, labelled as its version. An adapter that is gone is an engine that is not ready."""
+        try:
+            async with aclosing(chunks):
+                async for chunk in chunks:
+                    chunk.spans = adapter_spans(chunk.spans, adapter)
+                    yield chunk
+        except EngineRejected as error:
+            if error.status != 404:
+                raise
+            raise EngineUnavailable(f"{self.url} has no adapter {adapter} any more, or not yet: {error}") from error
+
+    async def _whole(self, body: bytes, sampling: Sampling) -> AsyncGenerator[Chunk, None]:
+        answer = await self._send(body)
+        try:
+            message = self._decode(await answer.read(), sampling)
+        except TimeoutError as error:
+            raise EngineTimeout(f"{self.url} sent nothing for {self._timeout.sock_read} s") from error
+        except aiohttp.ClientError as error:
+            raise EngineUnavailable(f"{self.url} broke off its answer: {_say(error)}") from error
+        finally:
+            answer.release()
+        usage = to_usage(message.usage) if message.usage else None
+        chunks = self._chunks(message, sampling)
+        finished = sum(chunk.finish_reason is not None for chunk in chunks)
+        if finished != sampling.n:
+            raise EngineUnavailable(f"{self.url} answered {finished} of {sampling.n} choices")
+        for position, chunk in enumerate(chunks, 1):
+            if position == len(chunks):
+                chunk.usage = usage
+            yield chunk
+
+    async def _stream(self, body: bytes, sampling: Sampling) -> AsyncGenerator[Chunk, None]:
+        answer = await self._send(body)
+        finished = 0
+        last: Chunk | None = None  # the final chunk of the last choice waits for the usage, sent right behind it
+        complete = False
+        try:
+            rest = b""
+            async for data in answer.content.iter_any():
+                *events, rest = (rest + data).split(b"\n\n")
+                arrived: dict[int, Chunk] = {}  # what came at once leaves at once: one chunk a choice
+                for at, event in enumerate(events, 1):
+                    if at % AT_ONCE == 0:
+                        for chunk in arrived.values():
+                            yield chunk
+                        arrived = {}
+                        await asyncio.sleep(0)  # a long reply that lay ready must not keep others waiting
+                    if not event.startswith(EVENT):
+                        continue  # a comment that keeps the connection alive
+                    payload = event[len(EVENT) :]
+                    if payload == DONE:
+                        complete = True
+                        continue
+                    message = self._decode(payload, sampling)
+                    if message.usage is not None and last is not None:
+                        last.usage = to_usage(message.usage)
+                    for chunk in self._chunks(message, sampling):
+                        finished += chunk.finish_reason is not None
+                        so_far = arrived.setdefault(chunk.index, chunk)
+                        if so_far is not chunk:
+                            so_far.extend(chunk)
+                        if finished == sampling.n:
+                            last = arrived.pop(chunk.index)
+                for chunk in arrived.values():
+                    yield chunk
+            if not complete or last is None:
+                raise EngineUnavailable(f"{self.url} ended its stream after {finished} of {sampling.n} choices")
+            yield last
+        except TimeoutError as error:
+            raise EngineTimeout(f"{self.url} sent nothing for {self._timeout.sock_read} s") from error
+        except aiohttp.ClientError as error:
+            raise EngineUnavailable(f"{self.url} broke off its stream: {_say(error)}") from error
+        finally:
+            # closing, unlike releasing, is what tells the engine to drop an unfinished request
+            answer.release() if complete else answer.close()
+
+    def _decode(self, data: bytes, sampling: Sampling) -> Message | MessageWithTop:
+        decoder: Any = top_decoder if sampling.top_logprobs else plain_decoder
+        try:
+            message: Message | MessageWithTop = decoder.decode(data)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise EngineUnavailable(f"{self.url} sent no JSON that we know: {error}") from error
+        if message.error is not None:
+            raise _refusal(message.error.code or 500, data, self.url)
+        return message
+
+    def _chunks(self, message: Message | MessageWithTop, sampling: Sampling) -> list[Chunk]:
+        try:
+            return [to_chunk(choice, sampling.top_logprobs, sampling.n) for choice in message.choices]
+        except ValueError as error:
+            raise EngineUnavailable(f"{self.url} sent an answer that cannot be trained on: {error}") from error
+
+    # ------------------------------------------------------------------ connection
+
+    def _client(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_S)
+            self._session = aiohttp.ClientSession(
+                connector=connector, headers=self._headers, timeout=self._timeout, read_bufsize=2**20
+            )
+        return self._session
+
+    async def _send(self, body: bytes) -> aiohttp.ClientResponse:
+        """The answer, once its status is 200. Tries again while the engine has not begun one."""
+        try:
+            return await self._send_once(body)
+        except _Unanswered:
+            if max(self._patience_s, self._absent_patience_s) <= 0:
+                raise
+        async for attempt in AsyncRetrying(
+            retry=retry_if_exception_type(_Unanswered),
+            stop=self._waited_enough,
+            wait=wait_random_exponential(0.05, max=2.0),
+            reraise=True,
+        ):
+            with attempt:
+                return await self._send_once(body)
+        raise AssertionError("tenacity either returns or raises")
+
+    def _waited_enough(self, state: RetryCallState) -> bool:
+        error = state.outcome.exception() if state.outcome is not None else None
+        match error:
+            case _Paused():
+                patience_s = self._patience_s
+            case _Absent():
+                patience_s = self._absent_patience_s
+            case _:
+                patience_s = self._busy_patience_s
+        return (state.seconds_since_start or 0.0) >= patience_s
+
+    async def _send_once(self, body: bytes) -> aiohttp.ClientResponse:
+        try:
+            answer = await self._client().post(self._generate_url, data=body)
+        except (aiohttp.ConnectionTimeoutError, aiohttp.ClientConnectorError) as error:
+            raise _Absent(f"cannot connect to {self.url}: {_say(error)}; is the engine up?") from error
+        except TimeoutError as error:
+            raise EngineTimeout(f"{self.url} sent nothing for {self._timeout.sock_read} s") from error
+        except aiohttp.ClientError as error:
+            raise _Unanswered(f"{self.url} closed the connection: {_say(error)}") from error
+        if answer.status == 200:
+            return answer
+        try:
+            raise _refusal(answer.status, await answer.read(), self.url, answer.headers.get("retry-after", ""))
+        except aiohttp.ClientError as error:
+            raise EngineUnavailable(f"{self.url} answered {answer.status} and broke off") from error
+        finally:
+            answer.release()
+
+
+def _refusal(status: int, body: bytes, url: str, retry_after: str = "") -> EngineRejected | EngineUnavailable:
+    try:
+        message = str(orjson.loads(body)["error"]["message"])
+    except (orjson.JSONDecodeError, KeyError, TypeError):
+        message = body[:300].decode(errors="replace")
+    if 400 <= status < 500 and status not in (408, 425, 429):
+        return EngineRejected(f"the engine refused the request ({status}): {message}", status)
+    kind = _Paused if status == 503 else _Unanswered if status in (408, 425, 429, 502, 504) else EngineUnavailable
+    wait = int(retry_after) if retry_after.isdecimal() and len(retry_after) < 6 else None
+    return kind(f"{url} failed ({status}): {message}", status=status, retry_after_s=wait)
+
+
+def _say(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

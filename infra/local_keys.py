@@ -1,0 +1,86 @@
+"""Keys of what runs on this machine alone, so that no other user of it gets in: `home` and, in `home/keys`, the words
+that the local engine and the local broker ask for.
+
+Invariants: `home` is open to its owner alone, and so is what roles write there; a key is made once, at random, and
+appears whole; what the settings say wins over what was made here; who cannot read a key goes without, and is refused by
+what asks for it."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from millrace.infra import durable
+from millrace.infra.config import Settings
+from millrace.infra.errors import ServiceError
+
+ENGINE, BROKER = "engine", "broker"
+USER = "millrace"
+"""whom the local broker knows"""
+UMASK = 0o077
+
+
+def private(home: Path) -> None:
+    """Make `home`, or close one that is there, to all but its owner, and all that this process writes from now on.
+
+    Raises ServiceError where it cannot be made or is another user's."""
+    os.umask(UMASK)
+    try:
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if home.stat().st_mode & UMASK:
+            home.chmod(0o700)
+    except OSError as error:
+        raise ServiceError(f"{home} cannot be used ({error.strerror}): choose another home") from None
+
+
+def make(settings: Settings, *names: str) -> None:
+    """Make the keys, or those of these names, of what is local and has none. Several may do so at once."""
+    private(settings.home)
+    local = {ENGINE: settings.engine.local, BROKER: settings.kafka.local}
+    for name in names or local:
+        if local[name]:
+            _make(settings.home / "keys" / name)
+
+
+def engine_key(settings: Settings) -> str:
+    """What the engine asks for; empty where it asks for nothing."""
+    return settings.engine.key.get_secret_value() or (
+        _read(settings.home / "keys" / ENGINE) if settings.engine.local else ""
+    )
+
+
+def broker_key(settings: Settings) -> str:
+    """The password of the local broker; empty where there is none, or the settings say how to log in."""
+    kafka = settings.kafka
+    if any(name.startswith(("security.", "sasl.")) for name in kafka.options):
+        return ""
+    if kafka.key_file:
+        return _read(Path(kafka.key_file))
+    return _read(settings.home / "keys" / BROKER) if kafka.local else ""
+
+
+def kafka_options(settings: Settings) -> dict[str, Any]:
+    """librdkafka's options of every client, the login at the local broker included."""
+    return settings.kafka.client_options() | login(broker_key(settings))
+
+
+def login(password: str) -> dict[str, str]:
+    """librdkafka's options for a local broker with this password; none without one."""
+    if not password:
+        return {}
+    words = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN"}
+    return {**words, "sasl.username": USER, "sasl.password": password}
+
+
+def _make(path: Path) -> None:
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    durable.once(path, secrets.token_hex(32).encode())
+
+
+def _read(path: Path) -> str:
+    with suppress(OSError):
+        return path.read_text().strip()
+    return ""

@@ -1,0 +1,225 @@
+"""The bus in memory: the contract of `infra.bus.base` without a broker, deterministic, for tests and capacity studies.
+
+It is Kafka's semantics, not its protocols: records lie in the log from `send` on and become visible when their
+transaction is decided; a decision writes a marker, an abort leaves holes; a group has a generation that every join,
+leave and expulsion raises, and a member learns of it in its next `poll`. A new owner never waits for the former one to
+notice (harsher than Kafka, which waits for its poll or the end of its session), so every pause makes a zombie.
+
+Mutations for tests: `fencing=False` lets former owners and former generations commit.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from millrace.infra import faults
+from millrace.infra.errors import TooLargeError, TopicError
+from millrace.infra.log.base import (
+    Bus,
+    GroupMember,
+    GroupView,
+    Member,
+    OnAssign,
+    OnRevoke,
+    Outgoing,
+    Place,
+    Publisher,
+    Record,
+    Tail,
+    TopicSpec,
+    Transactor,
+)
+from millrace.infra.log.memory.read import MemoryMember, MemoryTail
+from millrace.infra.log.memory.state import Log, MemoryGroup
+from millrace.infra.log.memory.write import MemoryPublisher, MemoryTransactor
+from millrace.infra.log.specs import alterations, compare
+from millrace.infra.log.topics import partition_of
+from millrace.schemas.ids import now_micros
+
+
+class MemoryBus(Bus):
+    """A log in this process. Safe to share between threads; with timeouts of 0 nothing ever waits."""
+
+    def __init__(
+        self,
+        topics: Mapping[str, int] | None = None,
+        *,
+        fencing: bool = True,
+        clock: Callable[[], int] = now_micros,
+        max_bytes: int = 1 << 20,
+    ) -> None:
+        self.fencing = fencing
+        self.clock = clock
+        self.max_bytes = max_bytes
+        self.lock = threading.RLock()
+        self.changed = threading.Condition(self.lock)
+        self.specs: dict[str, TopicSpec] = {}
+        self.logs: dict[str, list[Log]] = {}
+        self.groups: dict[str, MemoryGroup] = {}
+        self.owners: dict[str, MemoryTransactor] = {}
+        self._ids = 0
+        self.ensure_topics([TopicSpec(name, count) for name, count in (topics or {}).items()])
+
+    # -- topics
+
+    def ensure_topics(self, specs: Sequence[TopicSpec]) -> None:
+        with self.lock:
+            for spec in specs:
+                if spec.name not in self.specs:
+                    self.specs[spec.name] = spec
+                    self.logs[spec.name] = [Log(spec.name) for _ in range(spec.partitions)]
+            for name, changed in alterations(specs, self.specs).items():
+                self.specs[name] = replace(self.specs[name], config={**self.specs[name].config, **changed})
+        self.check_topics(specs)
+
+    def check_topics(self, specs: Sequence[TopicSpec]) -> None:
+        compare(specs, self.specs)
+
+    def of(self, topic: str) -> list[Log]:
+        """The partitions of a topic. Raises TopicError."""
+        logs = self.logs.get(topic)
+        if logs is None:
+            raise TopicError(f"topic {topic} is missing. Create it with `millrace topics`.")
+        return logs
+
+    def topics(self, prefix: str) -> list[str]:
+        return sorted(name for name in self.logs if name.startswith(prefix))
+
+    def partitions(self, topic: str) -> int:
+        return len(self.of(topic))
+
+    def starts(self, topic: str) -> dict[int, int]:
+        return {p: log.start for p, log in enumerate(self.of(topic))}
+
+    def ends(self, topic: str) -> dict[int, int]:
+        return {p: log.stable for p, log in enumerate(self.of(topic))}
+
+    def since(self, topic: str, moment: int) -> dict[int, int]:
+        def first(log: Log) -> int:
+            late = (record.offset for record in log.entries if record is not None and record.timestamp >= moment)
+            return next(late, len(log.entries))
+
+        return {p: first(log) for p, log in enumerate(self.of(topic))}
+
+    def written(self, topic: str) -> dict[int, int]:
+        return {p: len(log.entries) for p, log in enumerate(self.of(topic))}
+
+    def settled(self, topic: str, partition: int) -> bool:
+        return not self.of(topic)[partition].open
+
+    def mend(self) -> int:
+        """Nothing is ever lost in memory."""
+        return 0
+
+    # -- reading
+
+    def read(self, topic: str, partition: int, start: int = 0, end: int | None = None) -> Iterator[Record]:
+        log = self.of(topic)[partition]
+        stop = log.stable if end is None else min(end, log.stable)
+        return (record for record in log.entries[max(start, log.start) : stop] if record is not None)
+
+    def fetch(self, places: Sequence[Place]) -> list[Record | None]:
+        found: list[Record | None] = []
+        for topic, partition, offset in places:
+            log = self.of(topic)[partition]
+            found.append(log.entries[offset] if log.start <= offset < log.stable else None)
+        return found
+
+    def tail(self, positions: Mapping[tuple[str, int], int]) -> Tail:
+        return MemoryTail(self, positions)
+
+    # -- writing
+
+    def publisher(self, *, gapless: bool = False) -> Publisher:
+        return MemoryPublisher(self, gapless=gapless)
+
+    def transactor(self, transactional_id: str) -> Transactor:
+        faults.point("transactor.before_fence")
+        with self.lock:
+            former = self.owners.get(transactional_id)
+            if former is not None:
+                former.fence(dead=self.fencing)
+            owner = self.owners[transactional_id] = MemoryTransactor(self, transactional_id)
+        faults.point("transactor.after_fence")
+        return owner
+
+    def append(self, out: Outgoing, owner: MemoryTransactor | None) -> Place:
+        """Write one record, as part of `owner`'s transaction or decided at once."""
+        logs = self.of(out.topic)
+        if out.value is not None and len(out.value) > self.max_bytes:
+            raise TooLargeError(
+                f"{len(out.value)} bytes for {out.topic}: store it as a claim (`millrace.infra.log.blobs`)"
+            )
+        partition = partition_of(out.key, len(logs)) if out.partition is None else out.partition
+        if partition >= len(logs):
+            raise TopicError(f"{out.topic} has no partition {partition}")
+        log = logs[partition]
+        offset = len(log.entries)
+        if owner is not None and owner not in log.open:
+            log.open[owner] = offset
+        log.entries.append(Record(out.topic, partition, offset, out.key, out.value, out.headers, self.clock()))
+        return Place(out.topic, partition, offset)
+
+    # -- groups
+
+    def member(
+        self,
+        group: str,
+        topic: str,
+        *,
+        client_id: str = "",
+        on_assign: OnAssign | None = None,
+        on_revoke: OnRevoke | None = None,
+        assignor: str = "cooperative-sticky",
+        session_timeout_s: float | None = None,
+        max_poll_interval_s: float = 300.0,
+    ) -> Member:
+        with self.lock:
+            self.of(topic)
+            self.groups.setdefault(group, MemoryGroup(topic))
+            return MemoryMember(self, group, topic, client_id, on_assign, on_revoke)
+
+    def group(self, group: str) -> GroupView:
+        with self.lock:
+            found = self.groups.get(group)
+            if found is None:
+                return GroupView(True, ())
+            stable = all(m.generation == found.generation for m in found.members.values())
+            rows = tuple(
+                GroupMember(name, m.client_id, "memory", frozenset((found.topic, p) for p in found.assignment[name]))
+                for name, m in found.members.items()
+            )
+            return GroupView(stable, rows)
+
+    def expel(self, group: str, member_id: str) -> bool:
+        with self.lock:
+            found = self.groups.get(group)
+            if found is None or found.members.pop(member_id, None) is None:
+                return False
+            found.rebalance(self.partitions(found.topic))
+            return True
+
+    def next_id(self) -> int:
+        self._ids += 1
+        return self._ids
+
+    # -- what tests do to a log
+
+    def delete_before(self, topic: str, partition: int, offset: int) -> None:
+        """Retention: everything before `offset` is gone."""
+        log = self.of(topic)[partition]
+        log.start = max(log.start, min(offset, log.stable))
+        log.entries[: log.start] = [None] * log.start
+
+    def compact(self, topic: str) -> None:
+        """The cleaner: of each key only the newest committed record stays, tombstones not at all."""
+        for log in self.of(topic):
+            newest = {r.key: r.offset for r in log.entries[: log.stable] if r is not None}
+            for offset, record in enumerate(log.entries[: log.stable]):
+                if record is not None and (newest[record.key] != offset or record.value is None):
+                    log.entries[offset] = None
+
+    def close(self) -> None:
+        """Nothing to let go of: the log lives as long as its object."""

@@ -1,0 +1,119 @@
+"""The roles `broker` and `engine`: this process becomes the service, so that its process id is the service's own."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from millrace.infra.config import Settings, is_local
+from millrace.infra.connect import connect
+from millrace.infra.engines.keyed import KEY
+from millrace.infra.engines.vllm.launch import RECEIVE, Vllm
+from millrace.infra.errors import ConfigError, TopicError, UnreachableError
+from millrace.infra.local_keys import BROKER, ENGINE, broker_key, engine_key, make
+from millrace.infra.log.newest import newest_first
+from millrace.infra.log.topics import full_name
+from millrace.infra.machine.broker import Broker
+from millrace.infra.process.service import inherited
+from millrace.infra.reading import readable
+from millrace.schemas.records import WeightVersion
+
+log = logging.getLogger(__name__)
+
+INPROCESS_RECEIVE = ("--receiver", "millrace.consumers.reloader.receiving:receive")
+"""arguments of an in-process engine that takes broadcasts from the learner"""
+LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+"""that vLLM makes room for"""
+
+
+def broker(settings: Settings) -> Broker:
+    """The local broker that the settings describe."""
+    port = int(settings.kafka.bootstrap.rpartition(":")[2])
+    return Broker(
+        settings.home / "broker", port, settings.kafka.heap_mb, broker_key(settings), sync=settings.kafka.sync
+    )
+
+
+def run_broker(settings: Settings) -> None:
+    """Become the broker; never returns."""
+    make(settings, BROKER)
+    service = broker(settings)
+    service.prepare()
+    _become(service.command(), service.environment())
+
+
+def run_engine(settings: Settings) -> None:
+    """Become the engine, on the newest version of the policy, once there is one; never returns. Raises ConfigError for
+    one that would listen beyond this machine without a key."""
+    make(settings, ENGINE)
+    engine, key = settings.engine, engine_key(settings)
+    if (
+        not engine.key.get_secret_value()
+        and engine.kind == "vllm"
+        and not is_local(urlsplit(engine.url).hostname or "")
+    ):
+        raise ConfigError(f"[engine] url {engine.url} is reachable from other machines: set [engine] key")
+    model = _newest(settings)
+    if engine.kind == "inprocess":
+        port = str(urlsplit(engine.url).port or 8901)
+        module = "millrace.infra.engines.inprocess.server"
+        command = [sys.executable, "-P", "-m", module, "--model", model, "--port", port]
+        command += INPROCESS_RECEIVE if engine.weights == "broadcast" else ()
+        _become(
+            [*command, "--served-model-name", settings.policy.name, *engine.args], {"OMP_NUM_THREADS": "1", KEY: key}
+        )
+    service = Vllm(
+        settings.home / "engine",
+        engine.url,
+        model,
+        settings.policy.name,
+        device=engine.device,
+        max_model_len=engine.max_model_len,
+        max_num_seqs=engine.max_num_seqs,
+        kv_cache_mb=engine.kv_cache_mb,
+        args=(*(RECEIVE if engine.weights == "broadcast" else ()), *lora_arguments(settings), *engine.args),
+        adapters=settings.adapters,
+        key=key,
+    )
+    service.prepare()
+    _become(service.command(), service.environment())
+
+
+def _newest(settings: Settings) -> str:
+    """Directory of the newest full weights that still lie there. The reloader checks and corrects it later."""
+    said = ""
+    while True:
+        try:
+            with connect(settings) as bus:
+                for record in newest_first(bus, full_name(settings.namespace, f"{settings.policy.name}.weights")):
+                    event = readable(WeightVersion, record)
+                    path = Path(event["uri"].removeprefix("file://")) if event else Path()
+                    if event and event["mode"] != "adapter" and (path / "config.json").is_file():
+                        return str(path)
+            reason = f"policy {settings.policy.name} has no version yet: `millrace policy create --model DIR` writes it"
+        except (UnreachableError, TopicError) as error:
+            reason = str(error)
+        if reason != said:
+            log.info("the engine waits: %s", reason)
+            said = reason
+        time.sleep(0.5)
+
+
+def lora_arguments(settings: Settings) -> tuple[str, ...]:
+    """vLLM's arguments for adapters: room for those that requests may need, and one that is being loaded."""
+    if not settings.adapters:
+        return ()
+    rank = next((size for size in LORA_RANKS if size >= settings.learner.lora.rank), LORA_RANKS[-1])
+    room = str(settings.policy.eta + 3)
+    return ("--enable-lora", "--max-lora-rank", str(rank), "--max-loras", room, "--max-cpu-loras", room)
+
+
+def _become(command: Sequence[str], environment: dict[str, str]) -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execve(command[0], list(command), inherited() | environment)

@@ -1,0 +1,1 @@
+"""Processes: local services as children, their ports, and what users' settings load into them."""

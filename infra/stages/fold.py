@@ -1,0 +1,282 @@
+"""A turn as a pure function: records and a time in; emits, ranges and a changed state out.
+
+Invariants: what comes out depends on the state, the records in their order and the clock value, and on nothing else;
+where turns are cut does not matter to a stage without clock. `now` never falls. A wake fires once.
+
+A record, or a wake, is folded whole or not at all. One whose folding raises, or whose operations could not be logged or
+encoded, leaves the state and the emits as they were, and a dead letter `unfoldable` that names the kind of the error;
+the fold goes on. Only what says nothing about the record (`ENVIRONMENT`) ends the turn, which is then folded again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from millrace.infra.errors import StageError, StorageError
+from millrace.infra.log.base import Record
+from millrace.infra.log.topics import changelog_of, full_name, logical_name
+from millrace.infra.stages.base import TICK, Append, Clear, Emit, Op, Put, Stage, Wake
+from millrace.infra.stages.letters import UNFOLDABLE, dead_letter, place_of, refuses
+from millrace.infra.stages.marks import Marks
+from millrace.infra.stages.outbox import arranged, ready
+from millrace.infra.stages.state import OWN, State
+from millrace.schemas import bounds
+from millrace.schemas.ids import Micros
+from millrace.schemas.records import Place, Range
+
+SECOND = 1_000_000
+WAKES_AT_ONCE = 10_000
+"""how often one key may fire at one time before it counts as an endless loop"""
+ENVIRONMENT = (StorageError, OSError, MemoryError)
+"""errors of the machine, which another try may not meet: to blame the record would lose it"""
+
+_SLOT = f"{OWN}slot"
+
+
+class Failure(NamedTuple):
+    """What could not be folded: a line for the log of the process, without content."""
+
+    what: str
+    error: str
+    """name of the exception's class"""
+    where: str
+    """file and line that raised it"""
+
+
+@dataclass(slots=True)
+class Folded:
+    """What a turn came to. An emit's scope is the record or wake that it was yielded for: refs hold inside it."""
+
+    number: int
+    clock: Micros | None
+    now: Micros = 0
+    emits: list[tuple[int, Emit]] = field(default_factory=list)
+    encoded: list[bytes | None] = field(default_factory=list)
+    """the record of each emit as bytes, None for one that waits for places"""
+    ranges: list[Range] = field(default_factory=list)
+    records: int = 0
+    duplicates: int = 0
+    failures: list[Failure] = field(default_factory=list)
+
+
+class _Done(NamedTuple):
+    """What became of one record or wake."""
+
+    error: Exception | None
+    changed: bool
+    """whether the state differs"""
+
+
+class Fold:
+    """The fold of one slot: its stage, its state and its time."""
+
+    def __init__(
+        self,
+        stage: Stage,
+        state: State,
+        *,
+        namespace: str = "",
+        skip_duplicates: bool = True,
+        isolate: bool = True,
+    ) -> None:
+        """`namespace` is for the letters of timers. `skip_duplicates=False` is for tests that show what the marks are
+        good for; `isolate=False` for tests whose stages must not fail: what one raises ends the turn."""
+        self._stage = stage
+        self.state = state
+        self._isolate = isolate
+        changelog = changelog_of(stage.name)
+        self._timers = full_name(namespace, changelog) if namespace else changelog
+        self._marks = Marks(state, stage.kept_name)
+        self._skip = skip_duplicates
+        own = state.own(_SLOT)
+        known: dict[str, Any] = next((value for _, value in own), {"now": 0, "turns": 0, "sides": {}})
+        self.now: Micros = known["now"]
+        self.turns: int = known["turns"]
+        self.sides: dict[str, int] = known["sides"]
+        """next offset to read of each side, by logical name"""
+        if stage.clock and state.timer(TICK) is None:
+            state.wake(TICK, 0)
+
+    def idle(self, clock: Micros | None) -> bool:
+        """Whether a turn without records would do nothing."""
+        if clock is None:
+            return True
+        at = self.state.next_wake()
+        return at is not None and at > max(self.now, clock)
+
+    def turn(self, records: Iterable[Record], clock: Micros | None) -> Folded:
+        """Fold one turn. `clock` is given to clock stages, else None. Raises what `ENVIRONMENT` names; the state is
+        lost then."""
+        stage, state = self._stage, self.state
+        out = Folded(self.turns, clock)
+        if clock is not None:
+            self.now = max(self.now, clock)
+            self._fire(out)
+        where: tuple[str, int] | None = None
+        name = ""
+        span: Range = {"topic": "", "partition": 0, "first": 0, "last": 0, "count": 0, "skipped": 0}
+        for record in records:
+            if where != (record.topic, record.partition):
+                where = (record.topic, record.partition)
+                name = logical_name(record.topic)
+                span = {
+                    "topic": name,
+                    "partition": record.partition,
+                    "first": record.offset,
+                    "last": record.offset,
+                    "count": 0,
+                    "skipped": 0,
+                }
+                out.ranges.append(span)
+            span["last"] = record.offset
+            side = name in stage.sides and name != stage.primary
+            if side:
+                self.sides[name] = record.offset + 1
+            elif self._skip and self._marks.repeated(record.headers):
+                span["skipped"] += 1
+                out.duplicates += 1
+                continue
+            span["count"] += 1
+            if self._record(record, clock is None, out) and not side:
+                self._marks.move(record.headers)
+            self._fire(out)
+        self.turns += 1
+        out.now = self.now
+        out.records = sum(span["count"] for span in out.ranges)
+        self._marks.save()
+        state.put(_SLOT, {"now": self.now, "turns": self.turns, "sides": self.sides})
+        return out
+
+    def _record(self, record: Record, timed: bool, out: Folded) -> bool:
+        """Fold one record; whether the stage took it."""
+        error = self._pass_time(record, out) if timed else None
+        if error is None:
+            first = len(out.emits)
+            error, changed = self._whole(lambda: self._stage.on_record(self.state, record, self.now), out)
+            if error is None:
+                emits = [emit for _, emit in out.emits[first:]]
+                return changed or not emits or not all(refuses(emit, record) for emit in emits)
+        key = record.key.decode("utf-8", "replace")
+        # Every slot reads a side, and each may fail at it in a state of its own.
+        distinct = "" if logical_name(record.topic) == self._stage.primary else str(self.state.slot)
+        self._unfoldable(error, place_of(record), key, record, distinct, out)
+        return False
+
+    def _pass_time(self, record: Record, out: Folded) -> Exception | None:
+        """Let the time that a record carries come; why it cannot be believed, None when it can."""
+        try:
+            at = self._stage.time_of(self.state, record)
+            if at is not None and not -bounds.TIME <= at <= bounds.TIME:
+                raise OverflowError("a time beyond any calendar would fire every timer there is")
+        except ENVIRONMENT:
+            raise
+        except Exception as error:
+            if not self._isolate:
+                raise
+            return error
+        if at is not None and at > self.now:
+            self.now = at
+            self._fire(out)
+        return None
+
+    def _fire(self, out: Folded) -> None:
+        fired: dict[str, int] = {}
+        while (key := self.state.due(self.now)) is not None:
+            fired[key] = fired.get(key, 0) + 1
+            if fired[key] > WAKES_AT_ONCE:
+                if fired[key] == WAKES_AT_ONCE + 1:
+                    self._endless(key, out)
+                continue
+            if key == TICK and self._stage.clock:
+                self.state.wake(TICK, (self.now // SECOND + 1) * SECOND)
+            self._wake(key, out)
+
+    def _wake(self, key: str, out: Folded) -> None:
+        error, _ = self._whole(lambda: self._stage.on_wake(self.state, key, self.now), out)
+        if error is not None:
+            self._wake_failed(error, key, out)
+
+    def _endless(self, key: str, out: Folded) -> None:
+        error = StageError(f"{self._stage.name} wakes {key!r} endlessly at {self.now}: set it later than now")
+        if not self._isolate:
+            raise error
+        self._wake_failed(error, key, out)
+
+    def _wake_failed(self, error: Exception, key: str, out: Folded) -> None:
+        """The timer is gone; the stage may end what waited for it."""
+        place: Place = {"topic": self._timers, "partition": self.state.slot, "offset": -1}
+        self._unfoldable(error, place, key, key, f"{key}@{self.now}", out)
+        self._whole(lambda: self._stage.on_unfoldable(self.state, key, self.now), out)
+
+    def _unfoldable(
+        self, error: Exception, place: Place, key: str, what: Record | str, distinct: str, out: Folded
+    ) -> None:
+        kind = type(error).__name__[:100]
+        known: Mapping[str, Any] = {}
+        try:
+            known = self._stage.named(self.state, what)
+        except ENVIRONMENT:
+            raise
+        except Exception:
+            """The letter names the place alone."""
+        detail = f"{'folding it' if isinstance(what, Record) else 'a timer of the state'} raised {kind}"
+
+        def letter(event: Mapping[str, Any]) -> list[Op]:
+            made = dead_letter(
+                self._stage.name, place, UNFOLDABLE, detail, self.now, key=key, event=event, distinct=distinct
+            )
+            return [made]
+
+        if self._whole(lambda: letter(known), out).error is not None:  # what the stage says of it is odd, too
+            self._whole(lambda: letter({}), out)
+        out.failures.append(Failure(f"{place['topic']}[{place['partition']}]@{place['offset']}", kind, _where(error)))
+
+    def _whole(self, produce: Callable[[], Iterable[Op]], out: Folded) -> _Done:
+        """Apply all operations of one record or wake, or none."""
+        state, scope = self.state, len(out.emits)
+        state.begin()
+        try:
+            for op in produce():
+                self._apply(op, scope, out)
+            emits = out.emits[scope:]
+            if any(data is None for data in out.encoded[scope:]) or any(emit.ref for _, emit in emits):
+                for _ in arranged(emits):
+                    """Raises for places that would never come."""
+        except ENVIRONMENT:
+            raise
+        except Exception as error:
+            if not self._isolate:
+                raise
+            state.undo()
+            del out.emits[scope:], out.encoded[scope:]
+            return _Done(error, changed=False)
+        return _Done(None, state.keep())
+
+    def _apply(self, op: Op, scope: int, out: Folded) -> None:
+        state = self.state
+        if isinstance(op, Emit):
+            data = ready(op)
+            out.emits.append((scope, op))
+            out.encoded.append(data)
+            return
+        if op.key.startswith(OWN):
+            raise StageError(f"{self._stage.name} uses key {op.key!r}: keys that start with {OWN!r} are the runner's")
+        match op:
+            case Put(key, value):
+                state.put(key, value)
+            case Append(key, value):
+                state.append(key, value)
+            case Clear(key):
+                state.clear(key)
+            case Wake(key, at):
+                state.wake(key, at)
+
+
+def _where(error: Exception) -> str:
+    """File and line that raised an error; no words of it, which may quote content."""
+    at = error.__traceback__
+    while at is not None and at.tb_next is not None:
+        at = at.tb_next
+    return "" if at is None else f"{at.tb_frame.f_code.co_filename}:{at.tb_lineno}"

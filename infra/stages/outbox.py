@@ -1,0 +1,169 @@
+"""Emits to bytes: encoding, claims, and the places of emits inside other emits.
+
+Invariants: emits of one turn to one topic are sent in the order in which they were yielded, even when some wait for
+places; every output record carries the header `turn` = stage/slot/number, so that it leads back to what made it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from millrace.infra import faults
+from millrace.infra.errors import StageError, TooLargeError
+from millrace.infra.log.base import Outgoing, Place, Sent, Transactor
+from millrace.infra.log.blobs import LARGEST, ClaimStore
+from millrace.infra.log.topics import full_name
+from millrace.infra.stages.base import Emit, Later
+from millrace.schemas import codec, records
+from millrace.schemas.errors import CorruptRecord
+
+Scoped = tuple[int, str]
+Waiting = tuple[int, Emit, frozenset[str]]
+"""scope, emit, and the refs of the places inside it"""
+
+BESIDE_BYTES = 64 << 10
+"""key and headers of a record together: what no claim can stand for and still fits beside `LARGEST`"""
+_ANY = {"topic": "", "partition": 0, "offset": 0}
+
+
+def refs_in(value: Any) -> Iterator[str]:
+    """The refs of every Later inside a record."""
+    if isinstance(value, Later):
+        yield value.ref
+    elif isinstance(value, Mapping):
+        for part in value.values():
+            yield from refs_in(part)
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from refs_in(part)
+
+
+def filled(value: Any, places: Mapping[str, Mapping[str, Any]]) -> Any:
+    """A copy of a record with every Later replaced by the place of its ref."""
+    if isinstance(value, Later):
+        return places[value.ref]
+    if isinstance(value, Mapping):
+        return {key: filled(part, places) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [filled(part, places) for part in value]
+    return value
+
+
+def ready(emit: Emit) -> bytes | None:
+    """The encoded record of an emit, None when it waits for places. Raises whatever keeps it from being written:
+    CorruptRecord, TooLargeError for a key and headers that are too long, or what encoding them raises."""
+    beside = len(emit.key.encode()) + sum(len(name) + len(text.encode()) for name, text in emit.headers.items())
+    if beside > BESIDE_BYTES:
+        raise TooLargeError(
+            f"key and headers of a record are longer than {BESIDE_BYTES} bytes: bound the names in them"
+        )
+    try:
+        return codec.encode_named(emit.name, emit.record)
+    except CorruptRecord:
+        refs = set(refs_in(emit.record))
+        if not refs:
+            raise
+    codec.encode_named(emit.name, filled(emit.record, dict.fromkeys(refs, _ANY)))
+    return None
+
+
+def arranged(emits: Sequence[tuple[int, Emit]]) -> Iterator[list[Waiting]]:
+    """The emits in phases: each needs places of former phases alone, and no topic's order is broken.
+
+    Raises StageError for a ref that is used twice or never, or that waits for itself."""
+    waiting = [(scope, emit, frozenset(refs_in(emit.record))) for scope, emit in emits]
+    known: set[Scoped] = set()
+    while waiting:
+        phase: list[Waiting] = []
+        held: list[Waiting] = []
+        behind: set[str] = set()
+        for scope, emit, needs in waiting:
+            if emit.topic in behind or any((scope, ref) not in known for ref in needs):
+                behind.add(emit.topic)
+                held.append((scope, emit, needs))
+            else:
+                phase.append((scope, emit, needs))
+        named = [(scope, emit.ref) for scope, emit, _ in phase if emit.ref]
+        twice = [ref for at, (scope, ref) in enumerate(named) if (scope, ref) in known or (scope, ref) in named[:at]]
+        if twice:
+            raise StageError(f"two emits for one record are named {twice[0]!r}: give each its own ref")
+        if not phase:
+            names = sorted({ref for _, _, needs in held for ref in needs})
+            raise StageError(f"no emit for the same record is named {', '.join(names)}, or they wait for each other")
+        yield phase
+        known.update(named)
+        waiting = held
+
+
+class Outbox:
+    """Sends the emits of one namespace's stages."""
+
+    def __init__(self, namespace: str, claims: ClaimStore | None = None, *, largest: int = LARGEST) -> None:
+        self._namespace = namespace
+        self._claims = claims
+        self._largest = largest
+        self._topics: dict[str, str] = {}
+
+    def send(
+        self,
+        transactor: Transactor,
+        emits: Sequence[tuple[int, Emit]],
+        turn: bytes,
+        encoded: Sequence[bytes | None] = (),
+    ) -> dict[str, int]:
+        """Send all emits of a turn in the open transaction; returns how many went to each logical topic.
+
+        `encoded` are their records as bytes, where the fold has them already. Raises StageError for a ref that is used
+        twice or never, and for a record too large without a claim store."""
+        counts: dict[str, int] = {}
+        for _, emit in emits:
+            counts[emit.topic] = counts.get(emit.topic, 0) + 1
+        known = {id(emit): data for (_, emit), data in zip(emits, encoded, strict=False)}
+        if not any(emit.ref for _, emit in emits):
+            for _, emit in emits:
+                transactor.send(self.encode(emit, emit.record, turn, known.get(id(emit))), placed=False)
+            return counts
+        self._send_in_phases(transactor, emits, turn, known)
+        return counts
+
+    def _send_in_phases(
+        self,
+        transactor: Transactor,
+        emits: Sequence[tuple[int, Emit]],
+        turn: bytes,
+        encoded: Mapping[int, bytes | None],
+    ) -> None:
+        known: dict[Scoped, records.Place] = {}
+        sent: dict[Scoped, Sent] = {}
+        for number, phase in enumerate(arranged(emits)):
+            if number:
+                transactor.flush()
+                faults.point("runner.after_places")
+                known |= {ref: as_record(handed.place) for ref, handed in sent.items()}
+                sent = {}
+            for scope, emit, needs in phase:
+                record = filled(emit.record, {ref: known[scope, ref] for ref in needs}) if needs else emit.record
+                out = self.encode(emit, record, turn, encoded.get(id(emit)))
+                handed = transactor.send(out, placed=bool(emit.ref))
+                if emit.ref:
+                    sent[scope, emit.ref] = handed
+
+    def encode(self, emit: Emit, record: Mapping[str, Any], turn: bytes, data: bytes | None = None) -> Outgoing:
+        """The record to write for an emit whose places are filled in; `data` are its bytes where they are known."""
+        value = codec.encode_named(emit.name, record) if data is None else data
+        if self._claims is not None:
+            value = self._claims.fitting(emit.name, value, self._largest)
+        elif len(value) > self._largest:
+            raise StageError(f"a {emit.name} of {len(value)} bytes needs a claims directory: set one")
+        topic = self._topics.get(emit.topic)
+        if topic is None:
+            topic = self._topics[emit.topic] = full_name(self._namespace, emit.topic)
+        headers = {name: text.encode() for name, text in emit.headers.items()}
+        headers["turn"] = turn
+        return Outgoing(topic, emit.key.encode(), value, headers, emit.partition)
+
+
+def as_record(place: Place) -> records.Place:
+    """A place as its Avro record."""
+    return {"topic": place.topic, "partition": place.partition, "offset": place.offset}

@@ -1,0 +1,158 @@
+"""Recorded turns folded again, from the first one on, and compared with what they wrote.
+
+Invariant: a slot whose inputs are still kept gives, turn by turn, the outputs it gave live and, at the end, the state
+that its changelog holds. Places of outputs inside outputs are left out of the comparison: they depend on what others
+wrote in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from millrace.infra.errors import InputGone, ReplayError
+from millrace.infra.log.base import Bus, Record
+from millrace.infra.log.blobs import ClaimStore
+from millrace.infra.log.topics import changelog_of, full_name, partition_of, turns_of
+from millrace.infra.stages.base import Emit, Stage
+from millrace.infra.stages.fold import Fold, Folded
+from millrace.infra.stages.outbox import filled, refs_in
+from millrace.infra.stages.state import State
+from millrace.schemas import codec
+from millrace.schemas.records import Range, Turn
+
+ANYWHERE = {"topic": "~anywhere", "partition": -1, "offset": -1}
+"""stands for a place that is not compared"""
+
+
+@dataclass(frozen=True, slots=True)
+class Refolded:
+    """One recorded turn, what it folds to now, and the state after it (valid until the next turn is asked for)."""
+
+    record: Record
+    turn: Turn
+    folded: Folded
+    state: State
+
+    def differences(self) -> list[tuple[str, Any, Any]]:
+        """(field, as recorded, as folded) of the turn's own figures that differ."""
+        turn, folded = self.turn, self.folded
+        rows = (
+            ("now", turn["now"], folded.now),
+            ("ranges", turn["ranges"], folded.ranges),
+            ("duplicates", turn["duplicates"], folded.duplicates),
+        )
+        return [(field, recorded, now) for field, recorded, now in rows if recorded != now]
+
+
+def turns(bus: Bus, stage: str, namespace: str, slot: int, end: int | None = None) -> Iterator[tuple[Record, Turn]]:
+    """The Turn records of a slot before offset `end`, in order, each with what it says."""
+    for record in bus.read(full_name(namespace, turns_of(stage)), slot, 0, end):
+        if record.value is not None:
+            yield record, codec.decode_as("Turn", record.value)
+
+
+def refold(bus: Bus, stage: Stage, namespace: str, slot: int, end: int | None = None) -> Iterator[Refolded]:
+    """Each recorded turn of a slot (those before offset `end`) folded again, from the first on.
+
+    Raises InputGone when a turn or what it folded is not there any more, ReplayError for a turn that names what no turn
+    of this slot can have folded, and whatever the stage raises."""
+    fold = Fold(stage, State(slot), namespace=namespace)
+    readers: dict[tuple[str, int], Iterator[Record]] = {}
+    for number, (record, turn) in enumerate(turns(bus, stage.name, namespace, slot, end)):
+        what = f"turn {turn['number']} of {stage.name}[{slot}]"
+        if turn["number"] != number:
+            raise InputGone(f"{stage.name}[{slot}]: turn {number} is gone (found {turn['number']}): keep turns longer")
+        if (turn["clock"] is not None) != stage.clock:
+            raise ReplayError(f"{what} has clock {turn['clock']}, which is not how {stage.name} tells the time")
+        records: list[Record] = []
+        for span in turn["ranges"]:
+            home = slot if span["topic"] == stage.primary else 0 if span["topic"] in stage.sides else None
+            if span["partition"] != home:
+                raise ReplayError(f"{what} folded {span['topic']}[{span['partition']}], which it does not read")
+            where = (full_name(namespace, span["topic"]), span["partition"])
+            if where not in readers:
+                readers[where] = bus.read(*where, span["first"])
+            records += _take(readers[where], span, what)
+        yield Refolded(record, turn, fold.turn(records, turn["clock"]), fold.state)
+        fold.state.settle()
+
+
+def _take(reader: Iterator[Record], span: Range, what: str) -> list[Record]:
+    found = list(islice(reader, max(0, span["count"] + span["skipped"])))
+    if not found or (found[0].offset, found[-1].offset) != (span["first"], span["last"]):
+        raise InputGone(f"{what} cannot be read again from {span['topic']}[{span['partition']}]: {dict(span)}")
+    return found
+
+
+def verify(bus: Bus, stage: Stage, namespace: str, slot: int, claims: ClaimStore | None = None) -> int:
+    """Fold every turn of a slot again and compare all outputs and the final state; returns how many turns there are.
+
+    The stage must be at rest. Raises ReplayError naming the first turn that differs."""
+    written = _written(bus, stage, namespace, slot, claims)
+    count, state = 0, State(slot)
+    for again in refold(bus, stage, namespace, slot):
+        for field, was, now in again.differences():
+            raise ReplayError(
+                f"{stage.name}[{slot}] turn {again.turn['number']}: {field} was {was}, is {now} when replayed"
+            )
+        emits = [emit for _, emit in again.folded.emits]
+        _compare(bus, namespace, again.turn, emits, written.pop(again.turn["number"], {}))
+        count, state = count + 1, again.state
+    if written:
+        raise ReplayError(f"{stage.name}[{slot}] wrote records in turns {sorted(written)}, which were never recorded")
+    kept = State.restore(slot, bus.read(full_name(namespace, changelog_of(stage.name)), slot), claims=claims)
+    if count and kept.snapshot() != state.snapshot():
+        raise ReplayError(f"{stage.name}[{slot}]: the changelog differs from the state after {count} replayed turns")
+    return count
+
+
+Outputs = dict[tuple[str, int], list[bytes]]
+
+
+def _written(bus: Bus, stage: Stage, namespace: str, slot: int, claims: ClaimStore | None) -> dict[int, Outputs]:
+    """Values that a slot wrote, by turn and by (logical topic, partition)."""
+    topics = sorted({topic for _, turn in turns(bus, stage.name, namespace, slot) for topic in turn["emitted"]})
+    mine = f"{stage.name}/{slot}/".encode()
+    found: dict[int, Outputs] = {}
+    for topic in topics:
+        full = full_name(namespace, topic)
+        for partition in range(bus.partitions(full)):
+            for record in bus.read(full, partition):
+                made_by = record.headers.get("turn", b"")
+                if made_by.startswith(mine):
+                    value = (claims.resolve(record) if claims else record).value
+                    outputs = found.setdefault(int(made_by[len(mine) :]), {})
+                    outputs.setdefault((topic, partition), []).append(value or b"")
+    return found
+
+
+def _compare(bus: Bus, namespace: str, turn: Turn, emits: Sequence[Emit], written: Outputs) -> None:
+    what = f"turn {turn['number']} of {turn['stage']}[{turn['slot']}]"
+    for emit in emits:
+        count = bus.partitions(full_name(namespace, emit.topic))
+        where = (emit.topic, partition_of(emit.key, count) if emit.partition is None else emit.partition)
+        places = dict.fromkeys(refs_in(emit.record), ANYWHERE)
+        expected = codec.encode_named(emit.name, filled(emit.record, places) if places else emit.record)
+        if not written.get(where):
+            raise ReplayError(f"{what} did not write the {emit.name} to {where} that it gives when replayed")
+        actual = written[where].pop(0)
+        if expected != actual and not (places and same(codec.decode(expected), codec.decode(actual))):
+            raise ReplayError(f"{what} wrote another {emit.name} to {where} than it gives when replayed")
+    left = {where: len(values) for where, values in written.items() if values}
+    if left:
+        raise ReplayError(f"{what} wrote records that it does not give when replayed: {left}")
+
+
+def same(expected: Any, actual: Any) -> bool:
+    """Equal, where a placeholder equals any place."""
+    if expected == ANYWHERE:
+        return isinstance(actual, dict) and actual.keys() == ANYWHERE.keys()
+    if isinstance(expected, dict):
+        same_keys = isinstance(actual, dict) and expected.keys() == actual.keys()
+        return same_keys and all(same(value, actual[key]) for key, value in expected.items())
+    if isinstance(expected, list | tuple):
+        return len(expected) == len(actual) and all(map(same, expected, actual))
+    return bool(expected == actual or (expected != expected and actual != actual))  # NaN stands for "none"

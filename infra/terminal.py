@@ -1,0 +1,46 @@
+"""Text for a terminal, and the one console through which all output goes.
+
+Agents, tools and users choose much of what is in the log, and a terminal obeys some characters: with them a task's name
+could set the clipboard, retitle the window or hide a line.
+
+Invariant: of what is printed, only what rich itself makes (colours, cursor moves of live displays) is a control
+sequence; control characters (C0 but for newline and tab, DEL, C1) and characters that change the direction of text show
+as pictures."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterable
+
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+
+_ODD = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+
+
+def clean(text: str) -> str:
+    """The text with a picture (␛, ␇, ...) in the place of each character that a terminal would obey."""
+    return _ODD.sub(_picture, text)
+
+
+def _picture(found: re.Match[str]) -> str:
+    code = ord(found[0])
+    return chr(0x2400 + code) if code < 0x20 else "\u2421" if code == 0x7F else "\ufffd"
+
+
+class Terminal(Console):
+    """A console that prints no control character of its content."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """The segments of anything that can be printed; nested ones come through here, too."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(clean(segment.text), segment.style)
+
+
+class CleanFormatter(logging.Formatter):
+    """Log lines without control characters."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line, and the lines of an exception below it."""
+        return clean(super().format(record))
