@@ -23,7 +23,7 @@ import httpx
 import orjson
 from tenacity import AsyncRetrying, Retrying, retry_if_exception_type, stop_after_attempt, wait_exponential
 
-from infra.errors import GatewayError
+from millrace.infra.errors import GatewayError
 
 R = TypeVar("R")
 Json = dict[str, Any]
@@ -53,6 +53,8 @@ class Speaker(ABC, Generic[R]):
     base_url: str
     api_key: str
     id: str
+    judge_key: str | None = None
+    """key under which rewards are sent; None: the session's own, which speaks for the source `agent` alone"""
 
     @abstractmethod
     def _send(self, path: str, body: Json, *, again: bool) -> R:
@@ -120,7 +122,10 @@ class Speaker(ABC, Generic[R]):
         reward_id: str | None = None,
         **more: Any,
     ) -> R:
-        """Judge the episode, or one reply. `more`: components, label, critique, supersedes, signal, ..."""
+        """Judge the episode, or one reply. `more`: components, label, critique, supersedes, signal, ...
+
+        A session that was started here judges with the key that started it; an attached one holds the session's own
+        key only, which may say what the agent thinks of itself and nothing in anyone else's name."""
         body = {"value": value, "source": source, "response_id": response_id, "reward_id": reward_id, **more}
         return self._send("reward", body, again=reward_id is not None)
 
@@ -135,6 +140,9 @@ class Speaker(ABC, Generic[R]):
         """The episode is over. Saying so twice does no harm."""
         body = {"status": status, "stop_condition": stop_condition, "output": output, "reason": reason}
         return self._send("end", body, again=True)
+
+    def _key(self, path: str) -> str:
+        return self.api_key if path != "reward" or self.judge_key is None else self.judge_key
 
     def _event(self, **event: Any) -> R:
         return self._send("events", {"events": [event]}, again=False)
@@ -153,7 +161,9 @@ class Session(Speaker[Json]):
         """Begin an episode. `fields`: task_id, task, group, awaits, split, ... as `POST /v1/sessions` takes them."""
         with httpx.Client(timeout=TIMEOUT_S) as http:
             found = _post(http, f"{base_url.rstrip('/')}/sessions", api_key, fields, again="attempt" in fields)
-        return cls(base_url, found["api_key"], owned=True)
+        session = cls(base_url, found["api_key"], owned=True)
+        session.judge_key = api_key
+        return session
 
     @classmethod
     def attach(cls, base_url: str, api_key: str) -> Session:
@@ -173,7 +183,7 @@ class Session(Speaker[Json]):
         self.close()
 
     def _send(self, path: str, body: Json, *, again: bool) -> Json:
-        return _post(self._http, f"{self.base_url}/sessions/{self.id}/{path}", self.api_key, body, again=again)
+        return _post(self._http, f"{self.base_url}/sessions/{self.id}/{path}", self._key(path), body, again=again)
 
 
 class AsyncSession(Speaker[Awaitable[Json]]):
@@ -197,7 +207,9 @@ class AsyncSession(Speaker[Awaitable[Json]]):
         else:
             async with aiohttp.ClientSession() as own:
                 found = await _apost(own, url, api_key, fields, again=again)
-        return cls(base_url, found["api_key"], owned=True, http=http)
+        session = cls(base_url, found["api_key"], owned=True, http=http)
+        session.judge_key = api_key
+        return session
 
     @classmethod
     def attach(cls, base_url: str, api_key: str) -> AsyncSession:
@@ -220,7 +232,7 @@ class AsyncSession(Speaker[Awaitable[Json]]):
         await self.close()
 
     def _send(self, path: str, body: Json, *, again: bool) -> Awaitable[Json]:
-        return _apost(self._http, f"{self.base_url}/sessions/{self.id}/{path}", self.api_key, body, again=again)
+        return _apost(self._http, f"{self.base_url}/sessions/{self.id}/{path}", self._key(path), body, again=again)
 
 
 def session_id(api_key: str) -> str:

@@ -1,19 +1,23 @@
 """Reading the capture log forward while it grows.
 
 Invariant: a cursor gives every entry below the log's end once, in order; entries behind a damage in the middle of a
-file are skipped and counted, never guessed."""
+file, and a sound entry that is no record of ours, are skipped and counted, never guessed."""
 
 from __future__ import annotations
 
+import logging
 import os
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
-from infra.errors import GatewayError
-from producers.capture.entry import Kept, decode
-from producers.capture.segments import BLOCK, HEAD, Segment, segments
+import msgspec
+
+from millrace.infra.errors import GatewayError
+from millrace.producers.capture.entry import Kept, decode
+from millrace.producers.capture.segments import BLOCK, HEAD, Segment, segments, sound
+
+logger = logging.getLogger(__name__)
 
 
 class Cursor:
@@ -37,7 +41,11 @@ class Cursor:
             if payload is None:
                 self._open_next()
                 continue
-            out.append(Kept(self.seq, decode(payload), HEAD.size + len(payload)))
+            try:
+                out.append(Kept(self.seq, decode(payload), HEAD.size + len(payload)))
+            except msgspec.MsgspecError as error:
+                logger.error("entry %d of %s is no record of this log: %s", self.seq, self.folder, error)
+                self.skipped += 1
             self.seq += 1
         return out
 
@@ -55,7 +63,7 @@ class Cursor:
             if len(head) == HEAD.size:
                 length, checksum = HEAD.unpack(head)
                 payload = self._file.read(length)
-                if len(payload) == length and zlib.crc32(payload) == checksum:
+                if sound(payload, length, checksum):
                     self._position += HEAD.size + length
                     return payload
             # What was read ahead may be of a write that failed, cut off and written over since: going to the end

@@ -8,7 +8,8 @@ import msgspec
 
 
 class Entry(msgspec.Struct, array_like=True, frozen=True):
-    """A record for `raw`: its key, its headers and its encoded event."""
+    """A record for `raw`: its key, its headers and its encoded event. Headers that begin with `_` are this folder's own
+    and are never sent on."""
 
     key: str
     headers: dict[str, str]
@@ -25,6 +26,9 @@ class Kept(NamedTuple):
 
 encode = msgspec.msgpack.Encoder().encode
 """the payload of an entry"""
+
+encode_into = msgspec.msgpack.Encoder().encode_into
+"""the payload of an entry into a buffer, behind a number of bytes"""
 
 decode = msgspec.msgpack.Decoder(Entry).decode
 """the entry of a payload"""

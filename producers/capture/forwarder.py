@@ -4,7 +4,10 @@ Invariants: entries are handed to one gapless publisher in the order of their nu
 only moves past entries whose places are known. After any failure or restart everything from that position on is sent
 again in the same order under the numbers it was appended with, so what arrives twice falls to the source's high-water
 mark; no entry arrives behind one that did not, since the mark would drop the latter for good. What is too large for the
-topic is stored as a claim and the claim is sent in its place."""
+topic is stored as a claim and the claim is sent in its place; what the log refuses as such, alone and as a claim, is
+replaced (`capture.refused`) and the rest goes on. What else refuses an entry (a log that is away or lets nobody in, a
+storage, the disk) says nothing about it: it is tried again until it is taken. Only a capture log that lacks an entry
+ends the thread."""
 
 from __future__ import annotations
 
@@ -15,12 +18,14 @@ from collections import deque
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as Unanswered
 
-from infra import faults
-from infra.bus.base import Bus, Outgoing, Place, Publisher
-from infra.claims import LARGEST, ClaimStore
-from infra.errors import BusError, TooLargeError
-from producers.capture.entry import Kept
-from producers.capture.log import CaptureLog
+from millrace.infra import faults
+from millrace.infra.errors import BadRecordError, BusError, ClaimError, GatewayError, TooLargeError
+from millrace.infra.log.base import Bus, Outgoing, Place, Publisher
+from millrace.infra.log.blobs import LARGEST, ClaimStore
+from millrace.producers.capture.cursor import Cursor
+from millrace.producers.capture.entry import Kept
+from millrace.producers.capture.log import CaptureLog
+from millrace.producers.capture.refused import Refused
 
 logger = logging.getLogger(__name__)
 
@@ -28,8 +33,12 @@ WINDOW = 2000
 BATCH = 256
 RELEASE_S = 0.1
 IDLE_S = 0.25
+GATHER_S = 0.01
+"""entries that come this soon after each other are sent together: each waking takes time from the event loop"""
 FORGET_S = 60.0
 BACKOFF_S = (0.1, 5.0)
+PATIENCE_S = 600.0
+"""how long an entry may be refused for a reason that nobody knows, sent alone, until it counts as refused as such"""
 
 
 class Forwarder:
@@ -44,6 +53,7 @@ class Forwarder:
         *,
         max_record: int = LARGEST,
         retention_s: float = 86_400,
+        patience_s: float = PATIENCE_S,
     ) -> None:
         self.log = log
         self.bus = bus
@@ -51,9 +61,18 @@ class Forwarder:
         self.claims = claims
         self.max_record = max_record
         self.retention_s = retention_s
+        self.patience_s = patience_s
+        self.refused = Refused(log)
         self.failures = 0
         self.failed: Exception | None = None
         """what ended the thread for good"""
+        self._unnoted = False
+        self._single = -1
+        """entries up to this number are sent one at a time: what fails together does not tell whose fault it was"""
+        self._claimed = -1
+        """the entry that is sent as a claim because the topic takes less than we thought"""
+        self._unknown = (-1, 0.0)
+        """the entry that is refused for a reason that nobody knows, and since when"""
         self._wake = threading.Event()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="forwarder", daemon=True)
@@ -86,24 +105,35 @@ class Forwarder:
             try:
                 with self.bus.publisher(gapless=True) as publisher:
                     self._forward(publisher)
-            except (BusError, OSError) as error:
-                self.failures += 1
-                pause = BACKOFF_S[0] if self.log.acked > before else min(2 * pause, BACKOFF_S[1])
-                logger.warning("forwarding to %s stopped, again in %.1f s: %s", self.topic, pause, error)
-                self._stop.wait(pause)
-            except Exception as error:
+            except GatewayError as error:  # the log itself must be looked at by a start
                 self.failed = error
                 raise
+            except Exception as error:
+                # A storage of claims has errors of its own. None may end the gateway, which would meet it again.
+                self.failures += 1
+                pause = BACKOFF_S[0] if self.log.acked > before else min(2 * pause, BACKOFF_S[1])
+                known = isinstance(error, BusError | ClaimError | OSError)
+                logger.log(
+                    logging.WARNING if known else logging.ERROR,
+                    "forwarding to %s stopped at entry %d, again in %.1f s: %s: %s",
+                    self.topic,
+                    self.log.acked,
+                    pause,
+                    type(error).__name__,
+                    error,
+                    exc_info=not known,
+                )
+                self._stop.wait(pause)
 
     def _forward(self, publisher: Publisher) -> None:
-        cursor = self.log.cursor(self.log.acked)
+        source = _Source(self.log)
         window: deque[tuple[Kept, Future[Place]]] = deque()
         released, forgot = time.monotonic(), 0.0
         acked, size = self.log.acked, 0
         try:
             while True:
                 self._wake.clear()
-                taken = cursor.take(min(BATCH, WINDOW - len(window)))
+                taken = source.take(room) if (room := self._room(source.seq, len(window))) else []
                 for kept in taken:
                     window.append((kept, publisher.publish(self._outgoing(kept))))
                     faults.point("forwarder.published")
@@ -111,14 +141,16 @@ class Forwarder:
                     kept, sent = window.popleft()
                     try:
                         sent.result()
-                    except TooLargeError:  # the topic takes less than we thought
-                        self.max_record = min(self.max_record, len(kept.entry.value) - 1)
+                    except BusError as error:
+                        self._judge(kept, error, [one for _, one in window], source.seq - 1)
                         raise
+                    if kept.seq == self._claimed:
+                        self.max_record = min(self.max_record, len(kept.entry.value) - 1)
                     acked, size = kept.seq + 1, size + kept.size
                 now = time.monotonic()
                 stopping = self._stop.is_set()
-                if acked > self.log.acked and (stopping or not window or now - released > RELEASE_S):
-                    self.log.release(acked, size)
+                if acked > self.log.noted and (stopping or not window or now - released > RELEASE_S):
+                    self._release(acked, size)
                     released, size = now, 0
                 if stopping:
                     return
@@ -128,12 +160,55 @@ class Forwarder:
                 if not taken:
                     self._rest(window)
         finally:
-            cursor.close()
+            source.close()
+
+    def _room(self, seq: int, waiting: int) -> int:
+        """How many entries may be handed over from number `seq` on."""
+        return min(BATCH, WINDOW - waiting) if seq > self._single else int(not waiting)
+
+    def _judge(self, kept: Kept, error: BusError, others: list[Future[Place]], last: int) -> None:
+        """What the next round does about an entry that failed first, of those up to number `last` that were handed
+        over."""
+        if kept.seq > self._single:
+            bad = any(isinstance(one.exception(), BadRecordError) for one in others if one.done())
+            self._single = last if bad or isinstance(error, BadRecordError) else kept.seq
+        elif isinstance(error, TooLargeError) and self._may_be_claimed(kept):
+            self._claimed = kept.seq
+        elif isinstance(error, BadRecordError) or (type(error) is BusError and self._lasts(kept.seq)):
+            if kept in self.refused:
+                logger.error("%s refuses even a small event in the place of entry %d", self.topic, kept.seq)
+            else:
+                self.refused.add(kept, error)
+                self._claimed = -1  # no claim was taken in its place, which would tell how much the topic takes
+                faults.point("forwarder.refused")
+
+    def _may_be_claimed(self, kept: Kept) -> bool:
+        """Whether the entry was sent whole."""
+        return kept.seq != self._claimed and len(kept.entry.value) <= self.max_record and kept not in self.refused
+
+    def _lasts(self, seq: int) -> bool:
+        """Whether an entry has been refused for an unknown reason for long enough."""
+        now = time.monotonic()
+        if self._unknown[0] != seq:
+            self._unknown = (seq, now)
+        return now - self._unknown[1] >= self.patience_s
+
+    def _release(self, acked: int, size: int) -> None:
+        """Note how far it came. A disk that does not take that holds nothing up: it is noted later, and until then a
+        start sends more again."""
+        try:
+            self.log.release(acked, size)
+            self._unnoted = False
+        except OSError as error:
+            if not self._unnoted:
+                logger.warning("the position of %s cannot be written, sending on: %s", self.log.folder, error)
+            self._unnoted = True
 
     def _rest(self, window: deque[tuple[Kept, Future[Place]]]) -> None:
         """Wait for the next answer, else for the next entry."""
         if not window:
-            self._wake.wait(IDLE_S)
+            if self._wake.wait(IDLE_S):
+                self._stop.wait(GATHER_S)
             return
         try:
             window[0][1].exception(0.05)
@@ -141,6 +216,37 @@ class Forwarder:
             return
 
     def _outgoing(self, kept: Kept) -> Outgoing:
-        entry, value = kept.entry, self.claims.fitting("Event", kept.entry.value, self.max_record)
-        headers = {name: text.encode() for name, text in entry.headers.items()}
+        entry = self.refused.sent_for(kept)
+        largest = 0 if kept.seq == self._claimed else self.max_record
+        value = self.claims.fitting("Event", entry.value, largest) if entry is kept.entry else entry.value
+        headers = {name: text.encode() for name, text in entry.headers.items() if name[0] != "_"}
         return Outgoing(self.topic, entry.key.encode(), value, headers)
+
+
+class _Source:
+    """The log from where it was acknowledged: what was just appended as it is, the rest from its files."""
+
+    def __init__(self, log: CaptureLog) -> None:
+        self._log = log
+        self.seq = log.acked
+        self._cursor: Cursor | None = None
+
+    def take(self, most: int) -> list[Kept]:
+        """At most so many entries; [] at the end of the log."""
+        taken: list[Kept] = []
+        if self._cursor is None:
+            taken = self._log.recent.take(self.seq, most)
+        if not taken and self.seq < self._log.end:
+            self._cursor = self._cursor or self._log.cursor(self.seq)
+            taken = self._cursor.take(most)
+        elif not taken:
+            self.close()  # all is read: what comes next is handed over
+        if taken:
+            self.seq = taken[-1].seq + 1
+        return taken
+
+    def close(self) -> None:
+        """Let go of the files. Idempotent."""
+        if self._cursor is not None:
+            self._cursor.close()
+            self._cursor = None

@@ -7,8 +7,11 @@ Invariants:
 - Entry numbers (`seq`) are dense. The source's name is made once for a folder; its epoch rises when entries that were
   already sent on may be missing from the folder (the machine restarted without `fsync`, or fewer are there than were
   acknowledged), so that no number is used twice under one name. An entry carries the name it was numbered under.
-- A failed write leaves no trace: the file is cut back and LogFull is raised. `reserve` bytes are kept allocated, so
-  that entries marked `reserved` (gap markers) still fit on a full disk.
+- A failed write leaves no trace: the file is cut back (by a later append, where the disk refuses even that) and LogFull
+  is raised, whatever the disk's error. `reserve` bytes are kept allocated, so that entries marked `reserved` (gap
+  markers) still fit on a full disk.
+- A file is closed when it is full or `segment_s` old, and `forget` closes one that is wholly sent and old enough: so
+  content outlives the hours that it is kept for by at most `segment_s`, in a process that runs.
 - One process owns a folder (flock). Folder 0700, files 0600: it holds raw content.
 """
 
@@ -18,30 +21,34 @@ import asyncio
 import errno
 import fcntl
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 
 import msgspec
 
-from infra import faults
-from infra.errors import GatewayError
-from producers.capture.cursor import Cursor
-from producers.capture.entry import Entry, Kept, encode
-from producers.capture.segments import Segment, cut, frame, path_of, scan, segments
-from schemas.ids import new_id
+from millrace.infra import durable, faults
+from millrace.infra.errors import GatewayError
+from millrace.producers.capture.cursor import Cursor
+from millrace.producers.capture.entry import Entry, Kept, encode_into
+from millrace.producers.capture.recent import Recent
+from millrace.producers.capture.segments import HEAD, Segment, cut, path_of, scan, seal, segments
+from millrace.schemas.ids import new_id
 
 SEGMENT_BYTES = 64 << 20
+SEGMENT_S = 3600.0
 RESERVE_BYTES = 4 << 20
 RESERVE_STEP = 64 << 10
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-Write = Callable[[int, bytes], int]
+Write = Callable[[int, bytes | bytearray], int]
 
 
 class LogFull(GatewayError):
-    """The capture log cannot take this entry: the disk is full, or too much of it waits to be sent."""
+    """The capture log cannot take this entry: the disk is full or fails, or too much of it waits to be sent."""
 
 
 class Identity(msgspec.Struct):
@@ -65,12 +72,14 @@ class CaptureLog:
         name: str = "gateway",
         segment_bytes: int = SEGMENT_BYTES,
         reserve_bytes: int = RESERVE_BYTES,
+        segment_s: float = SEGMENT_S,
         max_waiting: int = 4 << 30,
         fsync: bool = False,
         write: Write = os.write,
     ) -> None:
         self.folder = folder
         self.segment_bytes = segment_bytes
+        self.segment_s = segment_s
         self.reserve_bytes = reserve_bytes
         self.max_waiting = max_waiting
         self.fsync = fsync
@@ -78,14 +87,18 @@ class CaptureLog:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         folder.chmod(0o700)
         self._lock = self._own()
-        self.acked = _read_int(folder / "acked")
+        self.acked = self.noted = _read_int(folder / "acked")
         self._appended = self._released = 0
+        self._ragged = False
         files = segments(folder)
         last = files[-1] if files else Segment(path_of(folder, self.acked), self.acked)
         self._file = os.open(last.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         found = scan(last.path)
         self.torn = cut(last.path, found.length)
         self._length = found.length
+        # At the earliest when the file before it was last written, which is known; it may be rolled early, never late.
+        self._born = (files[-2].path if len(files) > 1 else folder / "lock").stat().st_mtime
+        self._turn = threading.Lock()
         self.begin = files[0].first if files else self.acked
         self.end = last.first + found.entries
         self.identity = self._identify(name)
@@ -94,6 +107,7 @@ class CaptureLog:
         self._allocate_reserve()
         self._synced = self.end
         self._syncing: asyncio.Task[None] | None = None
+        self.recent = Recent()
         self.on_append: Callable[[], None] = lambda: None
 
     @property
@@ -108,20 +122,38 @@ class CaptureLog:
 
     def append(self, entry: Entry, *, reserved: bool = False) -> int:
         """Write an entry; returns its number. Raises LogFull and leaves no trace when it does not fit."""
-        data = frame(encode(entry))
+        data = framed(entry)
+        with self._turn:
+            seq = self._append(entry, data, reserved=reserved)
+        self.on_append()
+        return seq
+
+    def _append(self, entry: Entry, data: bytearray, *, reserved: bool) -> int:
         if not reserved and self.waiting + len(data) > self.max_waiting:
             raise LogFull(f"{self.waiting} bytes of {self.folder} wait to be sent: is the log (Kafka) reachable?")
-        if reserved and self._reserved:
-            self._shrink_reserve(len(data))
-        if self._length + len(data) > self.segment_bytes and self._length:
-            self._roll()
-        self._put(data)
+        try:
+            if reserved and self._reserved:
+                self._shrink_reserve(len(data))
+            self._cut_back()
+            if self._length and self._length + len(data) > self.segment_bytes:
+                self._roll()
+            elif self._length and time.time() - self._born > self.segment_s:
+                with suppress(OSError):
+                    self._roll()
+            elif not self._length:
+                self._born = time.time()
+            self._put(data)
+        except OSError as error:
+            what = "no space in" if error.errno in FULL else "cannot write"
+            raise LogFull(f"{what} {self.folder}: {error.strerror}") from error
         faults.point("capture.appended")
-        if not reserved and self._reserved < self.reserve_bytes:
-            self._allocate_reserve()
+        # Handed over before it counts, so that the forwarder need not look for it in the files.
+        self.recent.put(Kept(self.end, entry, len(data)))
         seq, self.end = self.end, self.end + 1
         self._appended += len(data)
-        self.on_append()
+        if not reserved and self._reserved < self.reserve_bytes:
+            with suppress(OSError):  # the entry is written; what holds the reserve back is met again by the next
+                self._allocate_reserve()
         return seq
 
     async def durable(self) -> None:
@@ -151,13 +183,19 @@ class CaptureLog:
         """Everything before number `acked` reached `raw`; `size` bytes less wait. Written so that a crash repeats."""
         self.acked = acked
         self._released += size
-        _replace(self.folder / "acked", str(acked).encode(), sync=self.fsync)
+        durable.write(self.folder / "acked", str(acked).encode(), sync=self.fsync)
+        self.noted = acked
         faults.point("capture.acked")
 
     def forget(self, older_than_s: float) -> int:
-        """Delete files that were sent on and not written for so long. Returns how many."""
-        files = segments(self.folder)
+        """Delete files that were sent on and not written for so long, also the last one. Returns how many. Any thread
+        may call it."""
         limit = time.time() - older_than_s
+        with self._turn:
+            if self._length and self.acked >= self.end and os.fstat(self._file).st_mtime < limit:
+                with suppress(OSError):
+                    self._roll()
+        files = segments(self.folder)
         old = [
             segment
             for segment, following in pairwise(files)
@@ -190,43 +228,44 @@ class CaptureLog:
     def _identify(self, name: str) -> Identity:
         path, boot = self.folder / "source.json", BOOT.read_text().strip() if BOOT.exists() else ""
         identity = Identity(f"{name}-{new_id()}", -1, "")
-        if path.exists():
+        with suppress(FileNotFoundError, msgspec.DecodeError):  # what a power cut left no name in gets another
             identity = msgspec.json.decode(path.read_bytes(), type=Identity)
             if self.acked <= self.end and (self.fsync or identity.boot == boot):
                 return identity
         # The epoch first: dying before the position is written raises it once more, which does no harm.
         identity = Identity(identity.source, identity.epoch + 1, boot)
-        _replace(path, msgspec.json.encode(identity), sync=True)
+        durable.write(path, msgspec.json.encode(identity), sync=True)
         if self.acked > self.end:
             self.release(self.end, 0)
         return identity
 
     # ------------------------------------------------------------------ writing
 
-    def _put(self, data: bytes) -> None:
-        view = memoryview(data)
+    def _put(self, data: bytearray) -> None:
         try:
-            while view:
-                view = view[self._write(self._file, bytes(view)) :]
-        except OSError as error:
-            os.ftruncate(self._file, self._length)
-            if error.errno in FULL:
-                raise LogFull(f"no space in {self.folder}: {error.strerror}") from error
+            written = self._write(self._file, data)
+            while written < len(data):
+                written += self._write(self._file, data[written:])
+        except OSError:
+            self._ragged = True
+            with suppress(OSError):
+                self._cut_back()
             raise
         self._length += len(data)
+
+    def _cut_back(self) -> None:
+        """Remove what a failed write left: nothing may be written behind it."""
+        if self._ragged:
+            os.ftruncate(self._file, self._length)
+            self._ragged = False
 
     def _roll(self) -> None:
         if self.fsync:
             os.fsync(self._file)
         path = path_of(self.folder, self.end)
-        try:
-            following = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        except OSError as error:
-            if error.errno in FULL:
-                raise LogFull(f"no space in {self.folder}: {error.strerror}") from error
-            raise
+        following = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         os.close(self._file)
-        self._file, self._length = following, 0
+        self._file, self._length, self._born = following, 0, time.time()
         faults.point("capture.rolled")
 
     async def _sync(self) -> None:
@@ -252,22 +291,16 @@ class CaptureLog:
         os.ftruncate(self._reserve, self._reserved)
 
 
+def framed(entry: Entry) -> bytearray:
+    """The bytes of an entry in a file, made without a second copy of what may be megabytes."""
+    data = bytearray(HEAD.size)
+    encode_into(entry, data, HEAD.size)
+    return seal(data)
+
+
 def _read_int(path: Path) -> int:
     """The number in a file; 0 where there is none, or a power cut left none: then what is kept is sent again."""
     try:
         return int(path.read_bytes())
     except (FileNotFoundError, ValueError):
         return 0
-
-
-def _replace(path: Path, data: bytes, *, sync: bool = False) -> None:
-    """Put `data` in the place of a file: a reader sees the old bytes or the new, never a mixture."""
-    beside = path.with_suffix(".new")
-    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    try:
-        os.write(descriptor, data)
-        if sync:
-            os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-    os.replace(beside, path)

@@ -48,6 +48,19 @@ def frame(payload: bytes) -> bytes:
     return HEAD.pack(len(payload), zlib.crc32(payload)) + payload
 
 
+def seal(data: bytearray) -> bytearray:
+    """Fill in the head of an entry whose payload stands behind it."""
+    with memoryview(data) as view:
+        HEAD.pack_into(data, 0, len(data) - HEAD.size, zlib.crc32(view[HEAD.size :]))
+    return data
+
+
+def sound(payload: bytes, length: int, checksum: int) -> bool:
+    """Whether an entry is as its head says. None is empty: a power cut leaves zeros where a file had grown, and a head
+    of zeros would describe nothing rightly."""
+    return 0 < length == len(payload) and zlib.crc32(payload) == checksum
+
+
 def entries(path: Path, start: int = 0) -> Iterator[tuple[bytes, int]]:
     """(payload, byte position after it) of the whole, sound entries of a file from byte `start` on.
 
@@ -61,7 +74,7 @@ def entries(path: Path, start: int = 0) -> Iterator[tuple[bytes, int]]:
                 return
             length, checksum = HEAD.unpack(head)
             payload = file.read(length)
-            if len(payload) < length or zlib.crc32(payload) != checksum:
+            if not sound(payload, length, checksum):
                 return
             position += HEAD.size + length
             yield payload, position

@@ -1,7 +1,7 @@
-"""The gateway over HTTP: routes, sizes, errors in OpenAI's shape.
+"""The gateway over HTTP: routes, and errors in OpenAI's shape.
 
-Invariants: every answer that is not a success is an OpenAI error object, whatever went wrong; a body is never read
-beyond its limit; when a client goes away in the middle of a stream, the stream is closed at once."""
+Invariants: every answer that is not a success is an OpenAI error object, whatever went wrong; who sends is known before
+the body is read; when a client goes away, its call is ended at once, streamed or not."""
 
 from __future__ import annotations
 
@@ -13,22 +13,25 @@ from typing import Any
 
 import orjson
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from producers.engines.openai_upstream import TextUpstream
-from producers.gateway.episodes import Episodes
-from producers.gateway.errors import ApiError
-from producers.gateway.gateway import Gateway
-from producers.gateway.passthrough import Passthrough
+from millrace.infra.engines.upstream import TextUpstream
+from millrace.producers.gateway.episodes import Episodes
+from millrace.producers.gateway.errors import ApiError
+from millrace.producers.gateway.gateway import Caller, Gateway
+from millrace.producers.gateway.intake import Intake, Visit, check_origin
+from millrace.producers.gateway.passthrough import Passthrough
 
 logger = logging.getLogger(__name__)
 
 JSON = "application/json"
 CHAT = "/v1/chat/completions"
+VISIT = "millrace.visit"
 Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -44,20 +47,7 @@ class EventStream(Response):
         self._rest = rest
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        pump, gone = asyncio.create_task(self._pump(send)), asyncio.create_task(_gone(receive))
-        try:
-            await asyncio.wait((pump, gone), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            # Also when this task is cancelled: what was sampled is recorded before anyone goes on.
-            gone.cancel()
-            pump.cancel()
-            await asyncio.wait((pump, gone))
-        if pump.cancelled() or isinstance(pump.exception(), OSError):
-            logger.info("a client went away in the middle of a stream")
-        else:
-            pump.result()
-
-    async def _pump(self, send: Send) -> None:
+        # Closed also when this task is cancelled: what was sampled is recorded before anyone goes on.
         async with aclosing(self._rest):
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             await send({"type": "http.response.body", "body": self._first, "more_body": True})
@@ -66,28 +56,37 @@ class EventStream(Response):
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-async def _gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+def make_app(gateway: Gateway, upstream: TextUpstream | None = None, address: str = "") -> ASGIApp:
+    """The application, before engines or before one text-only upstream. Lifecycle is the caller's.
 
-
-def make_app(gateway: Gateway, upstream: TextUpstream | None = None) -> ASGIApp:
-    """The application, before engines or before one text-only upstream. Lifecycle is the caller's."""
+    `address` is what sessions are told to come back to: never what a request says of it."""
     episodes = Episodes(gateway)
-    limit = gateway.options.max_body_bytes
+    intake = Intake(gateway.options)
+    keyless = not gateway.options.keys
     through = Passthrough(gateway, upstream) if upstream is not None else None
 
+    def enter(request: Request) -> tuple[Visit, Caller]:
+        visit: Visit = request.scope[VISIT]
+        return visit, visit.enter(gateway.identify(request.headers))
+
     async def chat(request: Request) -> Response:
-        body = await _body(request, limit)
-        call = await gateway.prepare(request.headers, body)
+        gateway.check_open()
+        visit, caller = enter(request)
+        body = await visit.body(request)
+        visit.watch()
+        call = await gateway.prepare(caller, request.headers, body)
         if not call.request.stream:
             return Response(await gateway.chat(call), media_type=JSON)
         events = gateway.stream(call)
         return EventStream(await anext(events), events)
 
     async def passed(request: Request) -> Response:
+        gateway.check_open()
         assert through is not None
-        call = through.prepare(request.headers, await _body(request, limit))
+        visit, caller = enter(request)
+        body = await visit.body(request)
+        visit.watch()
+        call = await through.prepare(caller, request.headers, body)
         if not call.asked.stream:
             return await through.chat(call)
         answer = await through.open(call)
@@ -99,28 +98,44 @@ def make_app(gateway: Gateway, upstream: TextUpstream | None = None) -> ASGIApp:
         return EventStream(await anext(events), events)
 
     async def models(request: Request) -> Response:
-        gateway.identify(request.headers)
+        enter(request)
         model = {"id": gateway.options.policy, "object": "model", "created": 0, "owned_by": "millrace"}
         return _json({"object": "list", "data": [model]})
 
     async def health(request: Request) -> Response:
+        gateway.check_open()
+        # No error: a load balancer would turn away rewards and ends of episodes too.
+        status = "no engine" if through is None and gateway.fleet.away else "ok"
+        try:
+            enter(request)
+        except ApiError:
+            return _json({"status": status})  # a load balancer has no key; what is behind is not its business
         log = gateway.recorder.log
         engines = {
             target.url: {"version": target.version, "running": target.running}
             for target in gateway.fleet.targets.values()
         }
-        state = {"status": "ok", "sessions": len(gateway.sessions.live), "engines": engines}
-        return _json({**state, "captured": log.end, "forwarded": log.acked, "waiting_bytes": log.waiting})
+        sessions = gateway.sessions
+        state = {"status": status, "sessions": len(sessions.live), "unreadable": len(sessions.unreadable)}
+        return _json(
+            {**state, "engines": engines, "captured": log.end, "forwarded": log.acked, "waiting_bytes": log.waiting}
+        )
 
     async def start(request: Request) -> Response:
-        base = f"{request.url.scheme}://{request.headers.get('host', request.url.netloc)}/v1"
-        caller = gateway.identify(request.headers)
-        return _json(await episodes.start(caller, await _body(request, limit), base))
+        gateway.check_open()
+        visit, caller = enter(request)
+        return _json(await episodes.start(caller, await visit.body(request), f"{address}/v1"))
+
+    async def reward(request: Request) -> Response:
+        visit, caller = enter(request)
+        session = episodes.find(caller, request.path_params["id"])
+        return _json(await episodes.reward(caller, session, await visit.body(request)))
 
     def on_session(work: Callable[[Any, bytes], Awaitable[dict[str, Any]]]) -> Handler:
         async def handler(request: Request) -> Response:
-            session = episodes.find(gateway.identify(request.headers), request.path_params["id"])
-            return _json(await work(session, await _body(request, limit)))
+            visit, caller = enter(request)
+            session = episodes.find(caller, request.path_params["id"])
+            return _json(await work(session, await visit.body(request)))
 
         return handler
 
@@ -131,7 +146,7 @@ def make_app(gateway: Gateway, upstream: TextUpstream | None = None) -> ASGIApp:
             Route("/v1/models", _guarded(models), methods=["GET"]),
             Route("/health", _guarded(health), methods=["GET"]),
             Route("/v1/sessions", _guarded(start), methods=["POST"]),
-            Route("/v1/sessions/{id}/reward", _guarded(on_session(episodes.reward)), methods=["POST"]),
+            Route("/v1/sessions/{id}/reward", _guarded(reward), methods=["POST"]),
             Route("/v1/sessions/{id}/events", _guarded(on_session(episodes.events)), methods=["POST"]),
             Route("/v1/sessions/{id}/end", _guarded(on_session(episodes.end)), methods=["POST"]),
         ],
@@ -139,11 +154,25 @@ def make_app(gateway: Gateway, upstream: TextUpstream | None = None) -> ASGIApp:
     )
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        # Straight to the hot route: matching and two middlewares would cost it a tenth of its time.
-        if scope["type"] == "http" and scope["path"] == CHAT and scope["method"] == "POST":
-            await (await fast(Request(scope, receive)))(scope, receive, send)
-        else:
-            await routes(scope, receive, send)
+        if scope["type"] != "http":
+            return await routes(scope, receive, send)
+        visit = scope[VISIT] = Visit(intake, receive)
+        try:
+            if keyless:
+                check_origin(Headers(scope=scope))
+            # Straight to the hot route: matching and two middlewares would cost it a tenth of its time.
+            if scope["path"] == CHAT and scope["method"] == "POST":
+                await (await fast(Request(scope, receive)))(scope, receive, send)
+            else:
+                await routes(scope, receive, send)
+        except ApiError as error:
+            await error.response()(scope, receive, send)
+        except (asyncio.CancelledError, OSError):
+            if not visit.left:
+                raise
+            logger.info("a client went away before the end of its reply")
+        finally:
+            visit.close()
 
     return app
 
@@ -154,6 +183,11 @@ def _guarded(handler: Handler) -> Handler:
             return await handler(request)
         except ApiError as error:
             return error.response()
+        except asyncio.CancelledError:
+            if request.scope[VISIT].left:
+                raise
+            said = "This call was cut off: its session has ended, or the gateway stops"
+            return ApiError(503, said, type="server_error", code="cut_off").response()
         except Exception:
             logger.exception("%s %s failed", request.method, request.url.path)
             return ApiError(500, "The gateway failed: see its log", type="server_error", code="internal").response()
@@ -164,21 +198,6 @@ def _guarded(handler: Handler) -> Handler:
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     return ApiError(error.status_code, f"{request.method} {request.url.path}: {error.detail}").response()
-
-
-async def _body(request: Request, limit: int) -> bytes:
-    """The whole body. Raises ApiError 413 as soon as it is known to be too large."""
-    too_large = ApiError(413, f"The request is larger than {limit} bytes", code="request_too_large")
-    length = request.headers.get("content-length", "")
-    if length.isdigit() and int(length) > limit:
-        raise too_large
-    parts, size = [], 0
-    async for part in request.stream():
-        size += len(part)
-        if size > limit:
-            raise too_large
-        parts.append(part)
-    return b"".join(parts)
 
 
 def _json(content: Any) -> Response:

@@ -1,14 +1,25 @@
 """What clients may say of sessions: the JSON bodies of `/v1/sessions` and what lies below it. What they do not know is
-refused."""
+refused.
+
+Invariant: every number, name, list and map of a body is within `millrace.schemas.bounds`; free text is bounded by
+the size of the body, its depth and its number of values by `millrace.producers.gateway.shape`."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
-NotNegative = Annotated[int, msgspec.Meta(ge=0)]
+from millrace.schemas import bounds
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=bounds.INT)]
+Positive = Annotated[int, msgspec.Meta(ge=1, le=bounds.INT)]
+Whole = Annotated[int, msgspec.Meta(ge=-bounds.INT, le=bounds.INT)]
+Wait = Annotated[int, msgspec.Meta(ge=0, le=bounds.WAIT_MS)]
+Micros = Annotated[int, msgspec.Meta(ge=0, le=bounds.WAIT_MS * 1000)]
+Amount = Annotated[float, msgspec.Meta(ge=-bounds.REWARD, le=bounds.REWARD)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+Names = Annotated[list[str], msgspec.Meta(max_length=bounds.NAMES)]
 Signal = Literal[
     "deterministic_check",
     "task_outcome",
@@ -21,7 +32,33 @@ Signal = Literal[
 """what kind of evidence a reward is, the most trusted first"""
 
 
-class VersionsIn(msgspec.Struct, forbid_unknown_fields=True):
+class Body(msgspec.Struct, forbid_unknown_fields=True):
+    """Its strings are names of at most `bounds.NAME_BYTES` bytes, but for those in `TEXTS`."""
+
+    TEXTS: ClassVar[frozenset[str]] = frozenset()
+
+    def __post_init__(self) -> None:
+        """Raises ValueError, which the decoder reports with its place."""
+        for field in self.__struct_fields__:
+            if field not in self.TEXTS:
+                _check_names(field, getattr(self, field))
+
+
+def _check_names(field: str, value: Any) -> None:
+    if isinstance(value, str):
+        # A character has at most four bytes.
+        if len(value) > bounds.NAME_BYTES // 4 and len(value.encode()) > bounds.NAME_BYTES:
+            raise ValueError(f"{field} is longer than {bounds.NAME_BYTES} bytes")
+    elif isinstance(value, list | dict):
+        if len(value) > bounds.NAMES:
+            raise ValueError(f"{field} has more than {bounds.NAMES} entries")
+        for inner in value:
+            _check_names(field, inner)
+        for inner in value.values() if isinstance(value, dict) else ():
+            _check_names(field, inner)
+
+
+class VersionsIn(Body):
     """What produced the episode besides the weights."""
 
     agent: str = ""
@@ -33,44 +70,62 @@ class VersionsIn(msgspec.Struct, forbid_unknown_fields=True):
     memory: str = ""
 
 
-class StartIn(msgspec.Struct, forbid_unknown_fields=True):
+class SamplingIn(Body):
+    """Defaults for the calls of a session that name none."""
+
+    temperature: Annotated[float, msgspec.Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
+    top_k: Count | None = None
+    seed: Whole | None = None
+    max_tokens: Positive | None = None
+
+    def named(self) -> dict[str, float | int]:
+        """Those that were given."""
+        return {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}
+
+
+class StartIn(Body):
     """`POST /v1/sessions`. With a ticket the episode belongs to that grant's group."""
+
+    TEXTS: ClassVar[frozenset[str]] = frozenset({"task"})
 
     task_id: str = ""
     task: Any = None
-    ticket: int | None = None
+    ticket: Count | None = None
     group: str | None = None
-    group_size: int = 1
-    sample: int = 0
+    group_size: Annotated[int, msgspec.Meta(ge=1, le=bounds.GROUP_SIZE)] = 1
+    sample: Count = 0
     attempt: str | None = None
-    min_version: int = 0
-    deadline: int | None = None
+    min_version: Count = 0
+    deadline: Count | None = None
     split: Literal["train", "evaluation"] = "train"
-    awaits: list[str] | None = None
-    reward_deadline_ms: int | None = None
+    awaits: Names | None = None
+    reward_deadline_ms: Wait | None = None
     mode: Literal["online", "batch", "eval"] = "batch"
     versions: VersionsIn = msgspec.field(default_factory=VersionsIn)
     parent: str | None = None
     spawn_call: str | None = None
-    sampling: dict[str, float | int] = {}
+    sampling: SamplingIn = msgspec.field(default_factory=SamplingIn)
     replay: Literal["deterministic", "approximate", "non_replayable"] | None = None
-    budget: dict[Literal["turns", "tokens", "wall_ms"], NotNegative] = {}
+    budget: dict[Literal["turns", "tokens", "wall_ms"], Wait] = {}
 
 
-class RewardIn(msgspec.Struct, forbid_unknown_fields=True):
+class RewardIn(Body):
     """`POST /v1/sessions/{id}/reward`. Without `response_id` or `target` the whole trajectory is judged."""
 
-    value: float | None = None
+    TEXTS: ClassVar[frozenset[str]] = frozenset({"critique"})
+
+    value: Amount | None = None
     source: str = "agent"
     reward_id: str | None = None
     response_id: str | None = None
     target_kind: Literal["trajectory", "step", "turn", "token_span", "tool_call", "group"] | None = None
     target: str | None = None
-    span_start: int | None = None
-    span_end: int | None = None
+    span_start: Count | None = None
+    span_end: Count | None = None
     source_version: str = ""
     rubric_version: str = ""
-    components: dict[str, float] = {}
+    components: dict[str, Amount] = {}
     label: str | None = None
     failure: str | None = None
     critique: str | None = None
@@ -80,8 +135,10 @@ class RewardIn(msgspec.Struct, forbid_unknown_fields=True):
     confidence: Share | None = None
 
 
-class EndIn(msgspec.Struct, forbid_unknown_fields=True):
+class EndIn(Body):
     """`POST /v1/sessions/{id}/end`."""
+
+    TEXTS: ClassVar[frozenset[str]] = frozenset({"output", "reason"})
 
     status: Literal["completed", "failed", "truncated", "aborted", "abandoned"] = "completed"
     stop_condition: str = "agent"
@@ -89,8 +146,10 @@ class EndIn(msgspec.Struct, forbid_unknown_fields=True):
     reason: str | None = None
 
 
-class ToolCallIn(msgspec.Struct, forbid_unknown_fields=True, tag_field="kind", tag="tool_call"):
+class ToolCallIn(Body, tag_field="kind", tag="tool_call"):
     """The agent asks a tool."""
+
+    TEXTS: ClassVar[frozenset[str]] = frozenset({"arguments"})
 
     name: str
     call_id: str
@@ -98,27 +157,31 @@ class ToolCallIn(msgspec.Struct, forbid_unknown_fields=True, tag_field="kind", t
     response_id: str | None = None
 
 
-class ToolResultIn(msgspec.Struct, forbid_unknown_fields=True, tag_field="kind", tag="tool_result"):
+class ToolResultIn(Body, tag_field="kind", tag="tool_result"):
     """A tool answered."""
+
+    TEXTS: ClassVar[frozenset[str]] = frozenset({"content"})
 
     name: str
     call_id: str
     content: str
     status: Literal["ok", "error", "timeout", "denied", "cancelled"] = "ok"
     tool_version: str | None = None
-    latency_us: int = 0
+    latency_us: Micros = 0
     side_effect: Literal["none", "reversible", "irreversible"] | None = None
 
 
-class ObservationIn(msgspec.Struct, forbid_unknown_fields=True, tag_field="kind", tag="observation"):
+class ObservationIn(Body, tag_field="kind", tag="observation"):
     """The agent saw something."""
+
+    TEXTS: ClassVar[frozenset[str]] = frozenset({"content"})
 
     content: str
     media_type: str = "text/plain"
     origin: str = ""
 
 
-class InjectedIn(msgspec.Struct, forbid_unknown_fields=True):
+class InjectedIn(Body):
     """One thing that was put into the context."""
 
     kind: str
@@ -126,30 +189,34 @@ class InjectedIn(msgspec.Struct, forbid_unknown_fields=True):
     version: str = ""
 
 
-class InternalStateIn(msgspec.Struct, forbid_unknown_fields=True, tag_field="kind", tag="internal_state"):
+class InternalStateIn(Body, tag_field="kind", tag="internal_state"):
     """What the agent held in mind, in short."""
+
+    TEXTS: ClassVar[frozenset[str]] = frozenset({"summary", "plan_step"})
 
     summary: str
     plan_step: str | None = None
-    confidence: float | None = None
-    injected: list[InjectedIn] = []
+    confidence: Amount | None = None
+    injected: Annotated[list[InjectedIn], msgspec.Meta(max_length=bounds.NAMES)] = []
 
 
-class UserFeedbackIn(msgspec.Struct, forbid_unknown_fields=True, tag_field="kind", tag="user_feedback"):
+class UserFeedbackIn(Body, tag_field="kind", tag="user_feedback"):
     """What a person said about a reply."""
 
+    TEXTS: ClassVar[frozenset[str]] = frozenset({"text"})
+
     response_id: str | None = None
-    rating: float | None = None
+    rating: Amount | None = None
     label: str | None = None
     text: str | None = None
 
 
-class SecurityLabelIn(msgspec.Struct, forbid_unknown_fields=True, tag_field="kind", tag="security_label"):
+class SecurityLabelIn(Body, tag_field="kind", tag="security_label"):
     """Labels for the trajectory from here on."""
 
     classification: Literal["public", "internal", "confidential", "restricted"]
-    labels: list[str] = []
-    scopes: list[str] = []
+    labels: Names = []
+    scopes: Names = []
 
 
 EventIn = ToolCallIn | ToolResultIn | ObservationIn | InternalStateIn | UserFeedbackIn | SecurityLabelIn
@@ -158,7 +225,7 @@ EventIn = ToolCallIn | ToolResultIn | ObservationIn | InternalStateIn | UserFeed
 class EventsIn(msgspec.Struct, forbid_unknown_fields=True):
     """`POST /v1/sessions/{id}/events`."""
 
-    events: list[EventIn]
+    events: Annotated[list[EventIn], msgspec.Meta(max_length=bounds.EVENTS)]
 
 
 ACTORS: dict[type, str] = {

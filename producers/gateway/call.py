@@ -2,26 +2,53 @@
 
 Invariants: ids, log-probabilities and version spans are kept as the engine gave them, in its order; a granted session's
 call is trainable only if every token has a known version at or above the grant's; the recorded response is the JSON
-that a client gets, for streams the same assembled."""
+that a client gets, for streams the same assembled, of several choices each in its own record."""
 
 from __future__ import annotations
 
 import math
 import os
 import time
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import orjson
 
-from producers.engines.base import Chunk, Sampling, Span, Usage, token_versions
-from producers.gateway.fleet import Target
-from producers.gateway.lineage import ABORT, Plan
-from producers.gateway.rendering.base import Delta, Parser, Renderer
-from producers.gateway.session import Session
-from producers.gateway.wire import ChatRequest
-from schemas.arrays import pack
-from schemas.ids import new_id, now_micros
+from millrace.infra.engines.base import Chunk, Sampling, Span, Usage, token_versions
+from millrace.producers.gateway.fleet import Target
+from millrace.producers.gateway.lineage import ABORT, Plan
+from millrace.producers.gateway.rendering.base import Delta, Parser, Renderer
+from millrace.producers.gateway.session import Session
+from millrace.producers.gateway.wire import ChatRequest
+from millrace.schemas.arrays import pack
+from millrace.schemas.ids import new_id, now_micros
+from millrace.schemas.records import ModelCall
+
+SLICE = 256
+"""tokens, and rivals of tokens, that are handled at one go on the event loop"""
+
+
+def slices(chunk: Chunk) -> Iterator[Chunk]:
+    """A chunk in pieces that take little time each; only the last of them ends what the chunk ends."""
+    ids, count = chunk.token_ids, len(chunk.token_ids)
+    step = max(1, SLICE // (1 + (len(chunk.tops[0]) if len(chunk.tops) else 0)))
+    if count <= step:
+        yield chunk
+        return
+    for start in range(0, count, step):
+        end = start + step
+        last = end >= count
+        yield replace(
+            chunk,
+            token_ids=ids[start:end],
+            logprobs=chunk.logprobs[start:end],
+            tops=chunk.tops[start:end],
+            finish_reason=chunk.finish_reason if last else None,
+            stop_reason=chunk.stop_reason if last else None,
+            spans=chunk.spans if last else (),
+            usage=chunk.usage if last else None,
+        )
 
 
 @dataclass(slots=True)
@@ -94,6 +121,8 @@ class Call:
     first: float | None = None
     usage: Usage | None = None
     choices: list[Choice] = field(default_factory=list)
+    unshared: int = 0
+    """tokens that were handled since others had their turn"""
 
     def __post_init__(self) -> None:
         tools = None if self.request.tool_choice == "none" else self.request.offered
@@ -110,6 +139,11 @@ class Call:
             self.usage = chunk.usage
         choice = self.choices[chunk.index]
         return choice, choice.feed(chunk)
+
+    @property
+    def most(self) -> int:
+        """Roughly how many numbers an engine may send for it: tokens, and rivals of each."""
+        return self.sampling.n * self.sampling.max_tokens * (1 + self.sampling.top_logprobs)
 
     @property
     def finished(self) -> bool:
@@ -139,18 +173,45 @@ class Call:
             "prompt_tokens_details": {"cached_tokens": cached},
         }
 
-    def response(self) -> bytes:
-        """The whole response."""
+    @property
+    def told(self) -> int:
+        """Roughly how many bytes its response has."""
+        return sum(len(choice.ids) for choice in self.choices) * (100 if self.request.logprobs else 8)
+
+    def responses(self) -> tuple[bytes, list[bytes]]:
+        """The whole response, and for each choice the response that its record holds.
+
+        Records of several choices hold their own alone: all of all would grow with the square of their number."""
+        whole = self.response()
+        return whole, [whole] if len(self.choices) == 1 else [self.response(choice) for choice in self.choices]
+
+    def give_up(self) -> None:
+        """Nobody waits for the reply any more."""
+        for choice in self.choices:
+            choice.finish = ABORT
+
+    def response(self, only: Choice | None = None) -> bytes:
+        """The whole response, or that of one choice alone."""
         choices = [
             {
                 "index": choice.index,
                 "message": choice.message(),
-                "logprobs": self.logprobs(choice, 0, len(choice.ids)),
+                "logprobs": self._all_logprobs(choice),
                 "finish_reason": choice.reason,
             }
-            for choice in self.choices
+            for choice in ([only] if only is not None else self.choices)
         ]
         return orjson.dumps({**self.head("chat.completion"), "choices": choices, "usage": self.usage_body()})
+
+    def _all_logprobs(self, choice: Choice) -> dict[str, Any] | None:
+        """`logprobs` of the whole choice, encoded piece by piece, so that others have the interpreter in between."""
+        if not self.request.logprobs:
+            return None
+        parts = []
+        for start in range(0, len(choice.ids), SLICE):
+            told = self.logprobs(choice, start, min(start + SLICE, len(choice.ids)))
+            parts.append(orjson.dumps(told and told["content"])[1:-1])
+        return {"content": orjson.Fragment(b"[" + b",".join(parts) + b"]")}
 
     def logprobs(self, choice: Choice, start: int, end: int) -> dict[str, Any] | None:
         """OpenAI's log-probabilities of tokens [start, end), None where the client did not ask."""
@@ -169,7 +230,7 @@ class Call:
 
     # ------------------------------------------------------------------ in the log
 
-    def record(self, choice: Choice, response: bytes, engine_version: str) -> tuple[dict[str, Any], str | None]:
+    def record(self, choice: Choice, response: bytes, engine_version: str) -> tuple[ModelCall, str | None]:
         """The ModelCall body of one choice, and why its versions break a grant (None when they do not)."""
         placed = self.session.lineages.placed(self.plan, choice.index, self.sampling.n)
         versions = token_versions(choice.spans, len(choice.ids), self.session.policy)
@@ -186,7 +247,7 @@ class Call:
             "supersedes": self.plan.supersedes,
             "turn": self.plan.turn,
             "prefix_len": placed["prefix_len"],
-            "prompt_ids": pack(placed["prompt"], "int32"),
+            "prompt_ids": {"dtype": "int32", "data": placed["prompt"]},
             "output_ids": pack(choice.ids, "int32"),
             "output_logprobs": pack(choice.logprobs, "float32"),
             "output_versions": pack(versions, "int32"),

@@ -1,33 +1,63 @@
 """Sessions over HTTP: start, events, reward, end. What the client library and the rollout workers speak.
 
-Invariants: starting with an attempt that is already running gives that session again; a reward with an id that is
-already recorded, and ending twice, change nothing; a reward may come after the end."""
+Invariants: starting with an attempt that is already running gives that session again; a reward with an id that its
+source already used, and ending twice, change nothing; a reward may come after the end; `judges` says who may
+give one."""
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeVar, cast
 
 import msgspec
 import orjson
 
-from producers.gateway.bodies import ACTORS, EndIn, EventsIn, RewardIn, StartIn
-from producers.gateway.errors import ApiError, bad_request
-from producers.gateway.gateway import Caller, Gateway
-from producers.gateway.session import Session
-from schemas.ids import new_id, now_micros
+from millrace.producers.gateway import shape
+from millrace.producers.gateway.aside import aside, by_turns
+from millrace.producers.gateway.bodies import ACTORS, EndIn, EventIn, EventsIn, RewardIn, StartIn
+from millrace.producers.gateway.errors import ApiError, bad_request
+from millrace.producers.gateway.gateway import Caller, Gateway
+from millrace.producers.gateway.judges import SELF, check_room, check_source
+from millrace.producers.gateway.session import Session, reward_key, source_of
+from millrace.schemas import bounds
+from millrace.schemas.ids import new_id, now_micros
+from millrace.schemas.records import EpisodeStarted, Reward, Versions
 
+AT_ONCE = 16
+"""events that are recorded in one go"""
 LONGEST_GROUP = 200
 """bytes; a group's name is part of the Kafka key and of the headers of each of its events"""
 
 T = TypeVar("T")
 
 
-def _read(kind: type[T], body: bytes) -> T:
-    """The body as `kind`. Raises ApiError 400."""
+async def _read(kind: type[T], body: bytes) -> T:
+    """The body as `kind`. Raises ApiError 400 and 413."""
+    if len(body) > bounds.REPORT_BYTES:
+        raise ApiError(
+            413,
+            f"A request about a session has at most {bounds.REPORT_BYTES} bytes, not {len(body)}: report less at once",
+            code="request_too_large",
+        )
+    return await aside(len(body), _decoded, kind, body)
+
+
+def _decoded(kind: type[T], body: bytes) -> T:
+    shape.check(body)
     try:
         return msgspec.json.decode(body or b"{}", type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise bad_request(str(error)) from None
+
+
+def _group(wanted: StartIn) -> str | None:
+    """The group that a start names. A number belongs to the ticket of that number, and to nobody else."""
+    own = None if wanted.ticket is None else str(wanted.ticket)
+    group = wanted.group or own
+    if group and group != own and group.isascii() and group.isdigit():
+        raise bad_request(f"group: numbers are the groups of tickets: choose a name, as case-{group}", param="group")
+    return group
 
 
 class Episodes:
@@ -46,56 +76,88 @@ class Episodes:
         session.touch()
         return session
 
-    async def start(self, caller: Caller, body: bytes, base_url: str) -> dict[str, Any]:
+    async def start(self, caller: Caller, body: bytes, base_url: str) -> dict[str, str]:
         """Begin a session; returns its id, key and base URL."""
-        wanted = _read(StartIn, body)
+        wanted = await _read(StartIn, body)
+        if caller.session is not None:
+            # Its holder is the agent under training: it must not fill groups, take grants or grow its own tree.
+            raise ApiError(403, "A session's own key starts no sessions: use a configured key", code="not_granted")
         session = self._running(caller, wanted)
         if session is None:
+            self.gateway.admit(caller.tenant)
             session = self._made(caller, wanted)
             self.gateway.begin(session)
             if not session.whole:
                 self.gateway.sessions.retire(session)
                 raise ApiError(503, "The capture log is full: try again later", type="server_error", code="log_full")
-            await self.gateway.recorder.log.durable()
+            await self.gateway.recorder.durable(session)
         return {"session": session.id, "api_key": self.gateway.sessions.key_of(session), "base_url": base_url}
 
-    async def reward(self, session: Session, body: bytes) -> dict[str, Any]:
+    async def reward(self, caller: Caller, session: Session, body: bytes) -> dict[str, str]:
         """Record a reward; returns its id."""
-        given = _read(RewardIn, body)
+        given = await _read(RewardIn, body)
+        if given.span_start is not None and given.span_end is not None and given.span_end < given.span_start:
+            raise bad_request("span_end is before span_start", param="span_end")
+        own_key = caller.session is not None
+        root = self.gateway.sessions.get(session.root)
+        awaits = [SELF] if root is None else root.start["awaits"]
+        check_source(given.source, own_key=own_key, awaits=awaits, reserved=caller.reserved)
         id = given.reward_id or new_id()
         kind, target = given.target_kind, given.target
         if given.response_id is not None:
             kind, target = kind or "turn", target or given.response_id
-        if id not in session.rewards:
-            fields = {name: getattr(given, name) for name in RewardIn.__struct_fields__ if name != "response_id"}
-            reward = {
-                **fields,
+        known = reward_key(given.source, id)
+        if known not in session.rewards:
+            check_room(map(source_of, session.rewards), given.source, awaits)
+            reward: Reward = {
                 "reward_id": id,
                 "target_kind": kind or "trajectory",
                 "target": target or session.id,
+                "span_start": given.span_start,
+                "span_end": given.span_end,
+                "source": given.source,
+                "source_version": given.source_version,
+                "rubric_version": given.rubric_version,
+                "value": given.value,
+                "components": given.components,
+                "label": given.label,
+                "failure": given.failure,
+                "critique": given.critique,
+                "supersedes": given.supersedes,
+                "independent": given.independent,
                 "observed_at": now_micros(),
+                "signal": given.signal,
+                "confidence": given.confidence,
             }
             self.gateway.recorder.record(session, "reward", reward, actor="evaluator")
-            session.rewards.add(id)
-            await self.gateway.recorder.log.durable()
+            session.rewards.add(known)
+            await self.gateway.recorder.durable(session)
         return {"reward_id": id}
 
-    async def events(self, session: Session, body: bytes) -> dict[str, Any]:
+    async def events(self, session: Session, body: bytes) -> dict[str, list[str | None]]:
         """Record what the agent did and saw; returns the ids of the events (null where the log was full)."""
-        given = _read(EventsIn, body).events
+        given = (await _read(EventsIn, body)).events
         if session.ended:
             raise ApiError(403, f"Session {session.id} has ended", code="session_ended")
-        ids = []
-        for event in given:
-            fields = msgspec.to_builtins(event)
-            kind = type(event).__struct_config__.tag
-            ids.append(self.gateway.recorder.record(session, str(kind), fields, actor=ACTORS[type(event)]))
-        await self.gateway.recorder.log.durable()
+        ids: list[str | None] = []
+        records = self._events(session, given, ids)
+        with self.gateway.calling(session, new_id()):
+            await by_turns(records)
+        await self.gateway.recorder.durable(session)
         return {"ids": ids}
 
-    async def end(self, session: Session, body: bytes) -> dict[str, Any]:
+    def _events(self, session: Session, given: Sequence[EventIn], ids: list[str | None]) -> Iterator[None]:
+        """Record events, a few at a time; nothing happens between the last of them and the end."""
+        for at, event in enumerate(given):
+            if at and at % AT_ONCE == 0:
+                yield
+            fields = msgspec.to_builtins(event)
+            kind = fields.pop("kind")  # the tag says which record it is, and is no field of it
+            ids.append(self.gateway.recorder.record(session, kind, fields, actor=ACTORS[type(event)]))
+
+    async def end(self, session: Session, body: bytes) -> dict[str, str | bool]:
         """End a session."""
-        given = _read(EndIn, body)
+        given = await _read(EndIn, body)
         await self.gateway.end(
             session,
             status=given.status,
@@ -119,21 +181,20 @@ class Episodes:
         if wanted.ticket is not None and not caller.granted:
             raise ApiError(403, "Only the key of rollout workers may take a grant", code="not_granted")
         parent = None if wanted.parent is None else self.find(Caller(caller.tenant, None), wanted.parent)
-        group = wanted.group or (str(wanted.ticket) if wanted.ticket is not None else id)
+        if parent is not None and parent.granted and not caller.granted:
+            raise ApiError(403, "Only the key of rollout workers may add to a granted episode", code="not_granted")
+        group = _group(wanted) or id
         for what, bad in (
-            ("group_size", wanted.group_size < 1),
-            ("sample", not 0 <= wanted.sample < wanted.group_size),
-            ("min_version", wanted.min_version < 0),
-            ("ticket", wanted.ticket is not None and wanted.ticket < 0),
+            ("sample", wanted.sample >= wanted.group_size),
             ("group", len(group.encode()) > LONGEST_GROUP),
         ):
             if bad:
                 raise bad_request(f"{what} is out of range", param=what)
         awaits = list(options.awaits) if wanted.awaits is None else wanted.awaits
         deadline_ms = options.reward_deadline_ms if wanted.reward_deadline_ms is None else wanted.reward_deadline_ms
-        start = {
+        start: EpisodeStarted = {
             "task_id": wanted.task_id or id,
-            "task": "" if wanted.task is None else orjson.dumps(wanted.task).decode(),
+            "task": "" if wanted.task is None else _text(wanted.task),
             "ticket": wanted.ticket,
             "group_size": wanted.group_size,
             "sample": wanted.sample,
@@ -142,9 +203,9 @@ class Episodes:
             "awaits": awaits,
             "reward_deadline_ms": deadline_ms,
             "mode": wanted.mode,
-            "versions": msgspec.structs.asdict(wanted.versions),
+            "versions": cast(Versions, msgspec.structs.asdict(wanted.versions)),
             "replay": wanted.replay,
-            "budget": wanted.budget,
+            "budget": {str(name): most for name, most in wanted.budget.items()},
         }
         return Session(
             id=id,
@@ -157,5 +218,13 @@ class Episodes:
             start=start if parent is None else {**parent.start, "task": "", "awaits": []},
             parent=wanted.parent,
             spawn_call=wanted.spawn_call,
-            defaults=dict(wanted.sampling),
+            defaults=wanted.sampling.named(),
         )
+
+
+def _text(value: Any) -> str:
+    """JSON text of what a client sent."""
+    try:
+        return orjson.dumps(value).decode()
+    except TypeError:  # an integer of more than 64 bits
+        return json.dumps(value, ensure_ascii=False)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import orjson
 from starlette.responses import Response
 
-from infra.errors import EngineError, EngineRejected, EngineTimeout, GatewayError
+from millrace.infra.errors import EngineError, EngineRejected, EngineTimeout, EngineUnavailable, GatewayError
+
+RETRY_AFTER_S = 1
+"""seconds after which a client may try again, where nobody knows better"""
 
 
 class ApiError(GatewayError):
@@ -45,8 +48,9 @@ def bad_request(message: str, *, param: str | None = None, code: str | None = No
 
 
 def of_engine(error: EngineError) -> ApiError:
-    """What an engine's failure means to the client: its own mistake (4xx), or try again (502, 503, 504). A key that the
-    engine refuses is never the client's."""
+    """What an engine's failure means to the client: its own mistake (4xx), busy (429), or try again (502, 503, 504). A
+    key that the engine refuses is never the client's, and where the engine is is nobody's but the operator's: that is
+    in the log."""
     match error:
         case EngineRejected(status=401 | 403):
             said = "The engine does not let the gateway in: its operator should look at [engine] key"
@@ -55,6 +59,16 @@ def of_engine(error: EngineError) -> ApiError:
             status = error.status if 400 <= error.status < 500 else 400
             return ApiError(status, str(error), code="engine_rejected")
         case EngineTimeout():
-            return ApiError(504, str(error), type="server_error", code="engine_timeout")
+            said = "The engine sent nothing for too long: try again"
+            return ApiError(504, said, type="server_error", code="engine_timeout")
+        case EngineUnavailable(status=429):
+            said = "The engine has too much to do: try again later"
+            wait = error.retry_after_s or RETRY_AFTER_S
+            return ApiError(429, said, type="rate_limit_error", code="engine_busy", retry_after_s=wait)
+        case EngineUnavailable(status=503):
+            said = "The engine takes no calls now: try again"
+            wait = error.retry_after_s or RETRY_AFTER_S
+            return ApiError(503, said, type="server_error", code="engine_unavailable", retry_after_s=wait)
         case _:
-            return ApiError(502, str(error), type="server_error", code="engine_unavailable")
+            said = "The engine does not answer, or broke off: try again"
+            return ApiError(502, said, type="server_error", code="engine_unavailable", retry_after_s=RETRY_AFTER_S)

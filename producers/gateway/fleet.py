@@ -8,13 +8,16 @@ tokens carry the engine's own labels and train only as far as those are known.""
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from infra.errors import EngineUnavailable
-from producers.engines.base import Engine
-from schemas.ids import now_micros
+from millrace.infra.engines.base import Engine
+from millrace.infra.errors import EngineUnavailable
+from millrace.schemas.ids import now_micros
+
+logger = logging.getLogger(__name__)
 
 Make = Callable[[str], Engine]
 GONE = ("failed", "stopped", "starting")
@@ -32,10 +35,17 @@ class Target:
     expires_at: int = 0
     running: int = 0
     seen_at: int = 0
+    gone: bool = False
+    """whether the newest status says so"""
 
     def acknowledged(self, min_version: int) -> bool:
         """Whether it may serve a session that needs this version."""
         return self.version is not None and self.version >= min_version and now_micros() < self.expires_at
+
+    @property
+    def away(self) -> bool:
+        """Whether it is said to be gone, or what was said of it has expired; False before anything was said."""
+        return bool(self.incarnation) and (self.gone or now_micros() >= self.expires_at)
 
 
 class Fleet:
@@ -61,7 +71,7 @@ class Fleet:
             return
         if status["incarnation"] != target.incarnation or status["version"] is None or status["state"] in GONE:
             target.version = None
-        target.seen_at = status["time"]
+        target.seen_at, target.gone = status["time"], status["state"] in GONE
         target.incarnation, target.expires_at = status["incarnation"], status["expires_at"]
         if status["state"] in ("loaded", "serving"):
             target.version = status["version"]
@@ -72,6 +82,11 @@ class Fleet:
     def doubt(self, target: Target) -> None:
         """It broke off or mislabelled its tokens: nothing said of it before counts any more."""
         target.version, target.seen_at = None, now_micros()
+
+    @property
+    def away(self) -> bool:
+        """Whether no engine is known that could serve any call."""
+        return all(target.away for target in self.targets.values())
 
     async def route(self, granted: bool, min_version: int, affinity: str | None, patience_s: float) -> Target:
         """The engine for a call: the session's former one, else the least loaded. Waits for one to be ready.
@@ -99,7 +114,8 @@ class Fleet:
         if not self.targets:
             return "no engine is known: start one, or set [gateway] engine_url"
         known = ", ".join(f"{t.url} at {'nothing' if t.version is None else t.version}" for t in self.targets.values())
-        return f"no engine acknowledged version {min_version} or newer in time ({known}): is the reloader running?"
+        logger.warning("no engine at version %d or newer: %s", min_version, known)
+        return f"no engine acknowledged version {min_version} or newer in time: is the reloader running?"
 
     async def close(self) -> None:
         """Close every engine."""

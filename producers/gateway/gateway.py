@@ -1,54 +1,72 @@
 """The gateway's work, free of HTTP: whose call it is, sampling it, recording it, and the life of sessions.
 
 Invariants: everything about a reply is in the capture log before its last byte leaves (`chat` returns after it,
-`stream` yields its last chunks after it); a reply that breaks off is recorded as aborted with the tokens that came; a
-call that failed before its first token leaves no trace in its session; ending a session first ends its calls."""
+`stream` yields its last chunks after it), and what cannot be captured leaves a gap there and never costs the reply; a
+reply that breaks off, or whose client left, is recorded as aborted with the tokens that came; a call that failed before
+its first token leaves no trace in its session, and begins no episode; ending a session first ends its calls."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
 import logging
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
-from infra import telemetry
-from infra.errors import ConfigError, EngineError, EngineRejected
-from producers.engines.base import Chunk
-from producers.gateway import keys
-from producers.gateway.call import Call
-from producers.gateway.errors import ApiError, of_engine
-from producers.gateway.fleet import Fleet
-from producers.gateway.lineage import ABORT
-from producers.gateway.options import Options
-from producers.gateway.recorder import Recorder
-from producers.gateway.rendering.base import Renderer, RenderError
-from producers.gateway.session import Session, to_reply
-from producers.gateway.sessions import Sessions
-from producers.gateway.stream import chunks_of, first_chunk, last_chunks
-from producers.gateway.wire import parse_chat, to_messages, to_sampling
-from schemas.ids import new_id
+from millrace.infra import telemetry
+from millrace.infra.engines.base import Chunk
+from millrace.infra.errors import ConfigError, EngineError, EngineRejected
+from millrace.producers.gateway import keys
+from millrace.producers.gateway.aside import aside, by_turns
+from millrace.producers.gateway.call import SLICE, Call, Choice, slices
+from millrace.producers.gateway.errors import ApiError, bad_request, of_engine
+from millrace.producers.gateway.fleet import Fleet
+from millrace.producers.gateway.lineage import ABORT
+from millrace.producers.gateway.options import Options
+from millrace.producers.gateway.recorder import Recorder
+from millrace.producers.gateway.rendering.base import Delta, Message, PromptTooLong, Renderer, RenderError
+from millrace.producers.gateway.session import Session, to_reply
+from millrace.producers.gateway.sessions import KEY_PREFIX, Sessions
+from millrace.producers.gateway.stream import chunks_of, first_chunk, last_chunks
+from millrace.producers.gateway.whose import Hints, hints
+from millrace.producers.gateway.wire import ChatRequest, parse_chat, to_messages, to_sampling, too_long
+from millrace.schemas.ids import new_id
+from millrace.schemas.records import EpisodeEnded, EpisodeStatus
 
 logger = logging.getLogger(__name__)
+
+WHOLE = 2**17
+"""numbers beyond which even a plain reply comes from the engine piece by piece"""
 
 _calls = telemetry.counter("millrace.gateway.calls", "{call}", "chat calls served, by finish reason")
 _tokens = telemetry.counter("millrace.gateway.tokens", "{token}", "tokens sampled")
 
 
+class Understood(NamedTuple):
+    """A chat request: its messages as templates want them, and the digests that say what it continues or repeats."""
+
+    request: ChatRequest
+    messages: list[Message]
+    digests: list[bytes]
+    hash: bytes
+
+
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who sent a request: a tenant, the session whose own key was used, if any, and whether it may take grants."""
+    """Who sent a request: a tenant, the session whose own key was used, if any, whether it may take grants, and for
+    which verifiers it may not speak."""
 
     tenant: str
     session: Session | None
     granted: bool = False
+    reserved: frozenset[str] = frozenset()
 
 
 class Gateway:
-    """The parts, made elsewhere: see `producers.gateway.serve`. Without a renderer it only keeps sessions, and
-    `producers.gateway.passthrough` answers the calls."""
+    """The parts, made elsewhere: see `millrace.producers.gateway.serve`. Without a renderer it only keeps sessions, and
+    `millrace.producers.gateway.passthrough` answers the calls."""
 
     def __init__(
         self, options: Options, sessions: Sessions, recorder: Recorder, fleet: Fleet, renderer: Renderer | None
@@ -56,22 +74,25 @@ class Gateway:
         self.options = options
         # By digest, so that how long a look-up takes tells nothing about a key.
         self._tenants = {_digest(key): tenant for key, tenant in options.keys.items()}
+        self._judges = {_digest(key): sources for key, sources in options.judges.items()}
         self.sessions = sessions
         self.recorder = recorder
         self.fleet = fleet
         self.renderer = renderer
+        self.stopping = False
+        """no new call is taken any more"""
+        if renderer is not None:
+            renderer.limit_to(options.max_model_len)
 
     # ------------------------------------------------------------------ who
 
     def identify(self, headers: Mapping[str, str]) -> Caller:
         """The caller behind a request's headers. Raises ApiError 401."""
-        given = headers.get("authorization", "").removeprefix("Bearer ").strip() or headers.get("x-api-key", "")
-        id = self.sessions.id_of(given)
-        if id is not None:
-            session = self.sessions.get(id)
-            if session is None:
-                raise ApiError(401, "This session key has expired: start a new session", code="session_expired")
-            return Caller(session.tenant, session)
+        scheme, _, word = headers.get("authorization", "").strip().partition(" ")
+        given = word.strip() if scheme.lower() == "bearer" else scheme
+        given = given or headers.get("x-api-key", "")
+        if given.startswith(KEY_PREFIX):
+            return self._by_session_key(given)
         if not self._tenants:
             return Caller(self.options.tenant, None, granted=True)
         digest = _digest(given)
@@ -80,52 +101,114 @@ class Gateway:
             raise ApiError(
                 401, "Incorrect API key provided: use a session's own key or a configured one", code="invalid_api_key"
             )
-        return Caller(tenant, None, granted=digest == _digest(self.options.rollout_key))
+        granted = digest == _digest(self.options.rollout_key)
+        unnamed = self.options.reserved - self._judges.get(digest, frozenset())
+        return Caller(tenant, None, granted, frozenset() if granted else unnamed)
 
-    def session_of(self, caller: Caller, headers: Mapping[str, str], messages: Any, digests: list[bytes]) -> Session:
-        """The session of a call; an unsolicited one, not begun yet, where it belongs to none."""
-        session = caller.session
-        named = headers.get("x-millrace-session") or headers.get("x-session-id")
-        if session is None and named:
-            session = self.sessions.live.get(named) or self.sessions.named(caller.tenant, named)
-            if session is not None and session.tenant != caller.tenant:
-                raise ApiError(403, "This session belongs to another tenant", code="wrong_tenant")
-        if session is None and not named:
-            session = self.sessions.continued(caller.tenant, messages, digests)
+    def _by_session_key(self, key: str) -> Caller:
+        """A session's own key is that or nothing: it never passes for a caller without one."""
+        id = self.sessions.id_of(key)
+        if id is None:
+            raise ApiError(
+                401,
+                "This session key is not one of this gateway's: gateways that share sessions' keys need the same "
+                "[gateway] session_secret",
+                code="invalid_api_key",
+            )
+        session = self.sessions.get(id)
+        if session is None:
+            raise ApiError(
+                401,
+                "This session is not known here: it has expired, or another gateway holds it. Start a new session, and "
+                "use the base_url that comes with its key",
+                code="session_expired",
+            )
+        return Caller(session.tenant, session)
+
+    def session_of(
+        self, caller: Caller, hints: Hints, messages: Sequence[Message], digests: Sequence[bytes]
+    ) -> tuple[Session, bool]:
+        """The session of a call, an unsolicited one, not begun yet, where it belongs to none; and whether the call
+        proves that it is its own. Raises ApiError 403."""
+        session, proven = caller.session, True
+        if session is None and hints.name:
+            session = self._named(caller, hints)
+        elif session is None and (
+            found := self.sessions.conversations.find(caller.tenant, hints.subject, messages, digests)
+        ):
+            session, proven = found
         if session is None:
             session = self.sessions.unsolicited(
-                caller.tenant, named, self.options.awaits, self.options.reward_deadline_ms
+                caller.tenant, hints, self.options.awaits, self.options.reward_deadline_ms
             )
         if session.ended:
             raise _ended(session)
         session.touch()
+        return session, proven
+
+    def _named(self, caller: Caller, hints: Hints) -> Session | None:
+        """The live session that goes by the id or the name that a call gives."""
+        session = self.sessions.live.get(hints.name or "") or self.sessions.named(caller.tenant, hints)
+        if session is None:
+            return None
+        if session.tenant != caller.tenant:
+            raise ApiError(403, "This session belongs to another tenant", code="wrong_tenant")
+        if session.granted and not caller.granted:
+            raise ApiError(403, "Only its own key and the rollout workers' speak in this session", code="not_granted")
         return session
+
+    def called(
+        self, caller: Caller, hints: Hints, messages: Sequence[Message], digests: Sequence[bytes]
+    ) -> tuple[Session, bool]:
+        """`session_of`, where calls that come meanwhile find it too. It begins with its first record."""
+        session, proven = self.session_of(caller, hints, messages, digests)
+        if session.id not in self.sessions.live:
+            self.admit(caller.tenant)
+            self.sessions.add(session)
+        return session, proven
+
+    def check_open(self) -> None:
+        """Raises ApiError 503 once the gateway is about to stop."""
+        if self.stopping:
+            raise ApiError(503, "The gateway stops: try again", type="server_error", code="stopping", retry_after_s=1)
+
+    def admit(self, tenant: str) -> None:
+        """Raises ApiError 429 for a tenant that has as many live episodes as it may."""
+        if self.sessions.count[tenant] >= self.options.max_sessions:
+            raise ApiError(
+                429,
+                f"This tenant has {self.options.max_sessions} live episodes: end some, or try again later",
+                type="rate_limit_error",
+                code="too_many_sessions",
+                retry_after_s=1,
+            )
 
     # ------------------------------------------------------------------ calls
 
-    async def prepare(self, headers: Mapping[str, str], body: bytes) -> Call:
+    async def prepare(self, caller: Caller, headers: Mapping[str, str], body: bytes) -> Call:
         """Everything of a call before its first token. Raises ApiError."""
         if self.renderer is None:
             raise ConfigError("this gateway has no model to render for: set [gateway] engine_url, or upstream_url")
-        caller = self.identify(headers)
-        request = parse_chat(body)
-        messages = to_messages(request)
-        digests = keys.chain(messages, request.offered)
-        session = self.session_of(caller, headers, messages, digests)
+        asked = await aside(len(body), self._understood, body)
+        request, messages = asked.request, asked.messages
+        said = hints(headers, request.user, request.safety_identifier)
+        session, proven = self.called(caller, said, messages, asked.digests)
         response_id = f"chatcmpl-{new_id()}"
-        hash = keys.request_hash(body)
+        plan = session.lineages.open(messages, asked.digests, asked.hash, response_id, proven=proven)
         try:
-            plan = session.lineages.plan(messages, digests, hash, request.offered, self.renderer, response_id)
-        except RenderError as error:
-            raise ApiError(400, str(error), param="messages", code="unsupported_messages") from error
-        try:
-            sampling = to_sampling(request, session.defaults, self.options.max_model_len - len(plan.prompt))
-            if session.step == 0:
-                self.begin(session)
-            minimum = session.start["min_version"]
-            target = await self.fleet.route(session.granted, minimum, session.engine, self.options.patience_s)
-        except (ApiError, EngineError, asyncio.CancelledError) as error:
+            # A call from here on: neither silence nor another call's failure ends its session meanwhile.
+            with self.calling(session, response_id):
+                await aside(len(body), session.lineages.write, plan, request.offered, self.renderer)
+                sampling = to_sampling(request, session.defaults, self.options.max_model_len - len(plan.prompt))
+                minimum = session.start["min_version"]
+                target = await self.fleet.route(session.granted, minimum, session.engine, self.options.patience_s)
+        except BaseException as error:
             session.lineages.withdraw(plan)
+            self.unbegun(session)
+            if isinstance(error, PromptTooLong):
+                raise too_long() from error
+            if isinstance(error, RenderError):
+                raise ApiError(400, str(error), param="messages", code="unsupported_messages") from error
             if isinstance(error, EngineRejected):
                 raise of_engine(error) from error
             if isinstance(error, EngineError):
@@ -136,17 +219,39 @@ class Gateway:
         session.engine = target.url
         return Call(session, request, body, plan, sampling, self.renderer, target, response_id)
 
+    def _understood(self, body: bytes) -> Understood:
+        request = parse_chat(body)
+        if (request.n or 1) * len(body) > self.options.max_body_bytes:
+            most = self.options.max_body_bytes // len(body)
+            raise bad_request(f"n: a request of {len(body)} bytes may ask for at most {most} choices", param="n")
+        messages = to_messages(request)
+        return Understood(request, messages, keys.chain(messages, request.offered), keys.request_hash(body))
+
     async def chat(self, call: Call) -> bytes:
         """The whole response of a call, recorded. Raises ApiError."""
+        # What may be very long is asked for piece by piece: read at once it would keep everybody else waiting.
+        stream = call.most > WHOLE
         try:
-            async with aclosing(self._sampled(call, stream=False)) as chunks:
+            async with aclosing(self._sampled(call, stream=stream)) as chunks:
                 async for chunk in chunks:
-                    call.take(chunk)
-        finally:
-            response = call.response()
+                    if stream:
+                        async for _ in self._taken(call, chunk):
+                            pass
+                    else:
+                        await aside(8 * len(chunk.token_ids), self._take, call, chunk)
+                        await self._share(call, len(chunk.token_ids))
+            with self.calling(call.session, call.response_id):
+                response, each = await aside(call.told, call.responses)
+        except asyncio.CancelledError:
+            call.give_up()
+            self._record(call)
+            raise
+        except ApiError:
             if call.first is not None:
-                self._record(call, response)
-        await self.recorder.log.durable()
+                self._record(call)
+            raise
+        await self._record_by_turns(call, each)
+        await self.recorder.durable(call.session)
         if any(choice.reason == ABORT for choice in call.choices):
             raise ApiError(503, "The engine aborted this reply: try again", type="server_error", code="engine_aborted")
         return response
@@ -161,28 +266,31 @@ class Gateway:
         try:
             async with aclosing(self._sampled(call, stream=True)) as chunks:
                 async for chunk in chunks:
-                    choice, deltas = call.take(chunk)
-                    if not choice.begun:
-                        choice.begun = True
-                        events.append(first_chunk(call, choice))
-                    events += chunks_of(call, choice, deltas, len(chunk.token_ids))
-                    if events and not call.finished:  # the last tokens leave with the end of the response
-                        yield b"".join(events)
-                        events.clear()
-            self._record(call, call.response())
+                    async for choice, deltas, tokens in self._taken(call, chunk):
+                        if not choice.begun:
+                            choice.begun = True
+                            events.append(first_chunk(call, choice))
+                        events += chunks_of(call, choice, deltas, tokens)
+                        if events and not call.finished:  # the last tokens leave with the end of the response
+                            yield b"".join(events)
+                            events.clear()
+            with self.calling(call.session, call.response_id):
+                _, each = await aside(call.told, call.responses)
             recorded = True
-            await self.recorder.log.durable()
+            await self._record_by_turns(call, each)
+            await self.recorder.durable(call.session)
             yield b"".join([*events, *last_chunks(call)])
         except ApiError as error:
             if call.first is None:
+                recorded = True
                 raise
-            self._record(call, call.response())
             recorded = True
+            self._record(call)
             # Cutting the stream would look like its end to OpenAI's client; an error event does not.
             yield b"".join([*events, b"data: " + error.body() + b"\n\n"])
         finally:
-            if call.first is not None and not recorded:
-                self._record(call, call.response())
+            if not recorded:
+                self._record(call)
 
     @contextmanager
     def calling(self, session: Session, name: str) -> Iterator[None]:
@@ -198,10 +306,14 @@ class Gateway:
 
     async def _sampled(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
         """The engine's chunks. A failure before the first leaves no trace. Raises ApiError."""
-        with self.calling(call.session, call.response_id):
-            async with aclosing(self._chunks(call, stream=stream)) as chunks:
-                async for chunk in chunks:
-                    yield chunk
+        try:
+            with self.calling(call.session, call.response_id):
+                async with aclosing(self._chunks(call, stream=stream)) as chunks:
+                    async for chunk in chunks:
+                        yield chunk
+        finally:
+            if call.first is None:
+                self.unbegun(call.session)
 
     async def _chunks(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
         target = call.target
@@ -214,6 +326,7 @@ class Gateway:
                     yield chunk
         except EngineError as error:
             answer = of_engine(error)
+            logger.warning("%s of %s: %s", call.response_id, call.session.id, error)
             if answer.status >= 500:
                 self.fleet.doubt(target)
             raise answer from error
@@ -222,17 +335,68 @@ class Gateway:
             if call.first is None:
                 call.session.lineages.withdraw(call.plan)
 
-    def _record(self, call: Call, response: bytes) -> None:
+    async def _taken(self, call: Call, chunk: Chunk) -> AsyncGenerator[tuple[Choice, list[Delta], int], None]:
+        """What a chunk adds to a call, and with how many tokens. Others have their turn after each `SLICE` of them.
+        Raises ApiError like `_take`."""
+        for piece in slices(chunk):
+            choice, deltas = self._take(call, piece)
+            yield choice, deltas, len(piece.token_ids)
+            await self._share(call, len(piece.token_ids) * (1 + call.sampling.top_logprobs))
+
+    @staticmethod
+    async def _share(call: Call, tokens: int) -> None:
+        """Others have their turn, where so much was done since they had it."""
+        call.unshared += tokens
+        if call.unshared >= SLICE:
+            call.unshared = 0
+            await asyncio.sleep(0)
+
+    def _take(self, call: Call, chunk: Chunk) -> tuple[Choice, list[Delta]]:
+        """What a chunk adds to a call. Raises ApiError for what no engine should send."""
+        try:
+            return call.take(chunk)
+        except Exception as error:
+            logger.exception("%s: what %s sent cannot be read", call.response_id, call.target.url)
+            raise ApiError(
+                502, "The engine's reply cannot be read: try again", type="server_error", code="engine_unreadable"
+            ) from error
+
+    def _record(self, call: Call, responses: list[bytes] | None = None) -> None:
+        """Fold every choice of a call, and write it. `responses`: what each record says the client got, where that is
+        made already. Never raises: a reply is not lost to its client because it cannot be captured."""
+        for _ in self._records(call, responses):
+            pass
+
+    async def _record_by_turns(self, call: Call, responses: list[bytes]) -> None:
+        """`_record`, between whose choices others have their turn. Cancelling it leaves nothing unrecorded."""
+        records = self._records(call, responses)
+        with self.calling(call.session, call.response_id):
+            await by_turns(records)
+
+    def _records(self, call: Call, responses: list[bytes] | None) -> Iterator[None]:
+        """A step of `_record` for each choice; nothing happens between the last choice and the end."""
         session, plan = call.session, call.plan
-        for choice in call.choices:
-            body, breach = call.record(choice, response, call.target.url)
+        self.begun(session)
+        for at, choice in enumerate(call.choices):
+            if at:
+                yield
+            try:
+                reply = to_reply(choice.message())
+                # Its caller may echo it, whatever becomes of its record.
+                self.sessions.replied(session, keys.extend(plan.digests[-1], reply))
+                told = call.response(choice) if responses is None else responses[at]
+                body, breach = call.record(choice, told, call.target.url)
+                # Folded before it is written: a start folds the same again.
+                session.lineages.apply(body, plan.messages, plan.digests, plan.hash, reply)
+            except Exception as error:
+                logger.exception("%s of %s cannot be captured", call.response_id, session.id)
+                session.forget()
+                self.recorder.missed(session, "model_call", f"not recordable: {type(error).__name__}")
+                continue
             if breach is not None:
                 logger.warning("%s of %s: %s from %s", call.response_id, session.id, breach, call.target.url)
                 self.fleet.doubt(call.target)
             self.recorder.record(session, "model_call", body, actor="policy", event_time=call.when)
-            reply = to_reply(choice.message())
-            digest = session.lineages.apply(body, plan.messages, plan.digests, plan.hash, reply)
-            self.sessions.replied(session, digest)
             session.said = reply["content"] or session.said
             _calls.add(1, finish=choice.reason)
             _tokens.add(len(choice.ids))
@@ -244,11 +408,21 @@ class Gateway:
         self.recorder.record(session, "episode_started", session.start, actor="agent")
         self.sessions.add(session)
 
+    def begun(self, session: Session) -> None:
+        """An episode that nobody asked for begins with the first record of a call."""
+        if session.step == 0:
+            self.begin(session)
+
+    def unbegun(self, session: Session) -> None:
+        """A call failed: an episode that has nothing else is gone."""
+        if session.step == 0 and not session.busy and not session.gap_open:
+            self.sessions.discard(session)
+
     async def end(
         self,
         session: Session,
         *,
-        status: str,
+        status: EpisodeStatus,
         stop_condition: str,
         output: str | None = None,
         reason: str | None = None,
@@ -262,7 +436,7 @@ class Gateway:
         if session.ended:
             return
         start = session.start
-        body = {
+        body: EpisodeEnded = {
             "status": status,
             "stop_condition": stop_condition,
             "steps": session.step,
@@ -276,7 +450,7 @@ class Gateway:
         self.recorder.record(session, "episode_ended", body, actor="agent")
         session.ended = True
         self.sessions.retire(session)
-        await self.recorder.log.durable()
+        await self.recorder.durable(session)
 
     async def drain(self, timeout_s: float) -> None:
         """Wait for the calls in flight, then cut them off: each is recorded as far as it came."""
@@ -293,7 +467,13 @@ class Gateway:
         while True:
             await asyncio.sleep(min(1.0, self.options.idle_timeout_s / 4))
             for session in self.sessions.idle(self.options.idle_timeout_s):
-                status = "abandoned" if session.granted else "completed"
+                await asyncio.sleep(0)  # there may be thousands
+                if not session.silent(self.options.idle_timeout_s) or session.ended:
+                    continue
+                if session.step == 0:
+                    self.sessions.discard(session)
+                    continue
+                status: EpisodeStatus = "abandoned" if session.granted else "completed"
                 await self.end(session, status=status, stop_condition="idle")
 
 
@@ -307,4 +487,5 @@ def _ended(session: Session) -> ApiError:
 
 def _unserved(error: EngineError) -> ApiError:
     """No engine could be given the call: the client may try again."""
+    logger.warning("no engine for a call: %s", error)
     return ApiError(503, str(error), type="server_error", code="no_engine", retry_after_s=1)

@@ -4,7 +4,10 @@ A key holds a message's role, its text stripped, and of each tool call the id, t
 (sorted keys, 1.0 equal to 1). The text beside calls is left out of the key, since some clients lose it; `same_text`
 compares it where it was kept. Thoughts, names and extra keys never count.
 
-A chain of digests over the keys names every prefix of a conversation, tools included."""
+A chain of digests over the keys names every prefix of a conversation, tools included.
+
+Invariant: every value has a key, whatever numbers and however many levels it holds: nothing here raises for what a
+client or a model wrote. A value that cannot be written in the canonical form is named by its own text."""
 
 from __future__ import annotations
 
@@ -14,34 +17,41 @@ from typing import Any
 
 import orjson
 
-from producers.gateway.rendering.base import Message, Tools
+from millrace.producers.gateway import shape
+from millrace.producers.gateway.rendering.base import Message, Tools
 
 SIZE = 16
+LONG = 256 << 10
+"""bytes of a request that is not read a second time only to know its retry"""
+EXACT = 2**53
+"""below it every whole float is one integer"""
 
 
 def canonical(value: Any) -> bytes:
-    """JSON with sorted keys and whole floats as integers."""
-    return orjson.dumps(_whole(value), option=orjson.OPT_SORT_KEYS)
+    """JSON with sorted keys and whole floats as integers; Python's own text of what nests too deep for that."""
+    try:
+        return orjson.dumps(_whole(value), option=orjson.OPT_SORT_KEYS)
+    except (TypeError, RecursionError):
+        return repr(value).encode(errors="surrogatepass")
 
 
 def canonical_json(data: bytes | str) -> bytes:
-    """`canonical` of JSON text; text that is no JSON stays as it is, stripped."""
+    """`canonical` of JSON text; text that is no JSON, or more of it than is looked into, stays as it is, stripped."""
     try:
-        return canonical(orjson.loads(data))
-    except orjson.JSONDecodeError:
-        return data.strip() if isinstance(data, bytes) else data.strip().encode()
+        if shape.unwieldy(data):
+            raise TypeError
+        return orjson.dumps(_whole(orjson.loads(data)), option=orjson.OPT_SORT_KEYS)
+    except (orjson.JSONDecodeError, TypeError, RecursionError):
+        return data.strip() if isinstance(data, bytes) else data.strip().encode(errors="surrogatepass")
 
 
 def message_key(message: Message) -> bytes:
     """What identifies a message."""
     calls = message.get("tool_calls")
     if calls:
-        parts: list[Any] = [
-            [call["id"], call["function"]["name"], canonical_json(call["function"]["arguments"]).decode()]
-            for call in calls
-        ]
-        return orjson.dumps([message["role"], parts])
-    return orjson.dumps([message["role"], message.get("tool_call_id"), message["content"].strip()])
+        parts: list[Any] = [[call["id"], call["function"]["name"], _arguments(call)] for call in calls]
+        return _listed([message["role"], parts])
+    return _listed([message["role"], message.get("tool_call_id"), message["content"].strip()])
 
 
 def same_text(stored: str, echoed: str) -> bool:
@@ -69,15 +79,36 @@ def chain(messages: Sequence[Message], tools: Tools) -> list[bytes]:
 
 
 def request_hash(body: bytes) -> bytes:
-    """What a retry of a request has in common with it."""
-    return blake2b(canonical_json(body), digest_size=SIZE).digest()
+    """What a retry of a request has in common with it: its values, of a long one its bytes."""
+    return blake2b(body if len(body) > LONG else canonical_json(body), digest_size=SIZE).digest()
+
+
+def _arguments(call: Any) -> str:
+    return canonical_json(call["function"]["arguments"]).decode(errors="replace")
+
+
+def _listed(parts: list[Any]) -> bytes:
+    try:
+        return orjson.dumps(parts)
+    except TypeError:  # half a surrogate pair, which no JSON text of UTF-8 holds
+        return repr(parts).encode()
 
 
 def _whole(value: Any) -> Any:
     if isinstance(value, float):
-        return int(value) if value.is_integer() else value
+        return int(value) if -EXACT < value < EXACT and value.is_integer() else value
+    if isinstance(value, int) and not -(2**63) <= value < 2**64:
+        return _rounded(value)
     if isinstance(value, dict):
         return {name: _whole(inner) for name, inner in value.items()}
     if isinstance(value, list):
         return [_whole(inner) for inner in value]
     return value
+
+
+def _rounded(value: int) -> float | str:
+    """An integer that 64 bits do not hold, as a reader of JSON text gets it; in digits where even a float ends."""
+    try:
+        return float(value)
+    except OverflowError:
+        return hex(value)

@@ -5,24 +5,30 @@ node is a place right behind a reply where the conversation may go on.
 
 Invariants: a call extends a lineage only from its tip, except that a retry of the newest call cuts that call's reply
 off; everything else opens a lineage of its own, with the reason; stored ids are never tokenized again; an aborted reply
-is recorded but nothing ever continues from it. The same `apply` folds a call when it happens and when the session is
-rebuilt from the capture log."""
+is recorded but nothing ever continues from it; a caller that proved nothing about itself is never given tokens that it
+could not have read. The same `apply` folds a call when it happens and when the session is rebuilt from the capture log.
+
+A plan is made in two steps: `open` decides on the event loop where a call begins, `write` makes its prompt, which may
+take long and touches nothing but the plan, so that it may run in another thread."""
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 
-from producers.gateway import keys
-from producers.gateway.rendering.base import Message, Refusal, Renderer, Tools
-from schemas.arrays import unpack
-from schemas.ids import new_id
+from millrace.infra.errors import GatewayError
+from millrace.producers.gateway import keys
+from millrace.producers.gateway.rendering.base import Message, Refusal, Renderer, Tools
+from millrace.schemas.arrays import unpack
+from millrace.schemas.ids import new_id
+from millrace.schemas.records import ModelCall
 
 ABORT = "abort"
+ITEM = array("i").itemsize
 
 
 @dataclass(slots=True, eq=False)
@@ -61,7 +67,10 @@ class Asked:
 
 @dataclass(slots=True)
 class Plan:
-    """How a call begins. `keep` tokens of `lineage` are its prefix; `prompt` is the whole prompt."""
+    """How a call begins. `keep` tokens of `lineage` are its prefix; `prompt` is the whole prompt, once it is written.
+
+    `stored` and `past` are the tokens and messages that `write` may go on from, behind `tip`; `known` are those that it
+    compares with where there are none; `packed` is the prompt as records hold it."""
 
     messages: list[Message]
     digests: list[bytes]
@@ -74,6 +83,19 @@ class Plan:
     opened: str | None = None
     supersedes: str | None = None
     former: Asked | None = None
+    stored: list[int] = field(default_factory=list)
+    past: list[Message] = field(default_factory=list)
+    known: list[Message] | None = None
+    packed: bytes = b""
+
+
+class Placed(TypedDict):
+    """Where a choice of a call stands; `prompt`: int32, packed, what follows the first `prefix_len` tokens."""
+
+    lineage: str
+    opened: str | None
+    prefix_len: int
+    prompt: bytes
 
 
 class Lineages:
@@ -90,43 +112,56 @@ class Lineages:
         """Whether a conversation with this digest ends with a reply of this session."""
         return digest in self._nodes
 
-    def plan(
-        self,
-        messages: list[Message],
-        digests: list[bytes],
-        hash: bytes,
-        tools: Tools,
-        renderer: Renderer,
-        response: str,
+    def open(
+        self, messages: list[Message], digests: list[bytes], hash: bytes, response: str, *, proven: bool = True
     ) -> Plan:
-        """Where a call with these messages begins. Notes that `response` will answer it. Raises RenderError."""
+        """Where a call with these messages begins. Notes that `response` will answer it.
+
+        `proven`: whether the caller is known to be the one whose replies are kept here."""
         former = self._asked.get(hash)
         turn = former.turn if former else self.turns
         plan = Plan(messages, digests, hash, turn, [], supersedes=former.response if former else None, former=former)
-        self._fill(plan, former, tools, renderer)
+        self._place(plan, former, proven)
         self._asked[hash] = Asked(response, turn)
         self.turns += former is None
         return plan
 
-    def _fill(self, plan: Plan, former: Asked | None, tools: Tools, renderer: Renderer) -> None:
+    def _place(self, plan: Plan, former: Asked | None, proven: bool) -> None:
         if former is not None and former.node is not None and former.node.lineage.tip is former.node:
             plan.lineage, plan.tip, plan.keep = former.node.lineage, former.node, former.length
             plan.prompt = plan.lineage.tokens[: plan.keep].tolist()
             return
         node = self._match(plan.messages, plan.digests)
         if node is None:
-            plan.opened = self._why(plan.messages, plan.digests)
+            plan.known = [] if self._newest is None else self._newest.messages
+            plan.opened = "it is the first call" if self._newest is None else None
         elif node.lineage.tip is not node:
             plan.opened = "it branches off an earlier reply"
+        elif not proven and _hides(node.lineage.messages[: node.count], plan.messages):
+            plan.opened = "the caller has no name and did not echo the thoughts"
         else:
-            stored = node.lineage.tokens[: node.length].tolist()
-            past, new = node.lineage.messages[: node.count], plan.messages[node.count :]
-            between = renderer.bridge(stored, past, new, tools)
+            plan.tip = node
+            plan.stored = node.lineage.tokens[: node.length].tolist()
+            plan.past = node.lineage.messages[: node.count]
+
+    @staticmethod
+    def write(plan: Plan, tools: Tools, renderer: Renderer) -> None:
+        """Make the prompt of a plan. Raises RenderError; the plan is to be withdrawn then."""
+        if not plan.prompt:
+            Lineages._write(plan, tools, renderer)
+        plan.packed = array("i", plan.prompt).tobytes()
+
+    @staticmethod
+    def _write(plan: Plan, tools: Tools, renderer: Renderer) -> None:
+        if plan.known is not None:
+            plan.opened = plan.opened or _why(plan.known, plan.messages)
+        if plan.tip is not None:
+            between = renderer.bridge(plan.stored, plan.past, plan.messages[plan.tip.count :], tools)
             if not isinstance(between, Refusal):
-                plan.lineage, plan.tip, plan.keep = node.lineage, node, node.length
-                plan.prompt = stored + between
+                plan.lineage, plan.keep = plan.tip.lineage, plan.tip.length
+                plan.prompt = plan.stored + between
                 return
-            plan.opened = between.reason
+            plan.tip, plan.opened = None, between.reason
         plan.prompt = renderer.render(plan.messages, tools)
 
     def withdraw(self, plan: Plan) -> None:
@@ -136,8 +171,8 @@ class Lineages:
         else:
             self._asked.pop(plan.hash, None)
 
-    def placed(self, plan: Plan, choice: int, n: int) -> dict[str, Any]:
-        """The fields lineage, opened, prefix_len and prompt of a call that has its reply now."""
+    def placed(self, plan: Plan, choice: int, n: int) -> Placed:
+        """Where a choice of a call, which has its reply now, stands."""
         lineage, opened = plan.lineage, plan.opened
         if choice:
             lineage, opened = None, f"it is choice {choice} of {n}"
@@ -146,12 +181,13 @@ class Lineages:
             if tip is None or plan.supersedes is None or tip.response != plan.supersedes:
                 lineage, opened = None, "another call went on from the same reply"
         if lineage is None:
-            return {"lineage": new_id(), "opened": opened, "prefix_len": 0, "prompt": plan.prompt}
-        return {"lineage": lineage.id, "opened": None, "prefix_len": plan.keep, "prompt": plan.prompt[plan.keep :]}
+            return {"lineage": new_id(), "opened": opened, "prefix_len": 0, "prompt": plan.packed}
+        prompt = plan.packed[plan.keep * ITEM :]
+        return {"lineage": lineage.id, "opened": None, "prefix_len": plan.keep, "prompt": prompt}
 
     def apply(
         self,
-        call: Mapping[str, Any],
+        call: ModelCall,
         messages: Sequence[Message],
         digests: Sequence[bytes],
         hash: bytes,
@@ -160,6 +196,8 @@ class Lineages:
         """Fold a recorded ModelCall. Returns the digest under which the conversation goes on, if it can."""
         lineage = self._lineages.setdefault(call["lineage"], Lineage(call["lineage"]))
         tokens, keep = lineage.tokens, call["prefix_len"]
+        if not 0 <= keep <= len(tokens):
+            raise GatewayError(f"{call['response_id']} goes on from {keep} tokens, of which {len(tokens)} are known")
         while lineage.tip is not None and lineage.tip.length > keep:
             lineage.tip = lineage.tip.before
         del tokens[keep:]
@@ -194,14 +232,21 @@ class Lineages:
                 return node
         return None
 
-    def _why(self, messages: Sequence[Message], digests: Sequence[bytes]) -> str:
-        """Why no node matched, compared with the newest lineage."""
-        if self._newest is None:
-            return "it is the first call"
-        known = self._newest.messages
-        for at, (ours, theirs) in enumerate(zip(known, messages, strict=False)):
-            if keys.message_key(ours) != keys.message_key(theirs):
-                return f"message {at} ({theirs['role']}) differs from what was known"
-        if len(messages) < len(known):
-            return "it leaves earlier messages out"
-        return "the tools changed" if known else "the former reply was cut off"
+
+def _why(known: Sequence[Message], messages: Sequence[Message]) -> str:
+    """Why no node matched, compared with the messages of the newest lineage."""
+    for at, (ours, theirs) in enumerate(zip(known, messages, strict=False)):
+        if ours != theirs and keys.message_key(ours) != keys.message_key(theirs):
+            return f"message {at} ({theirs['role']}) differs from what was known"
+    if len(messages) < len(known):
+        return "it leaves earlier messages out"
+    return "the tools changed" if known else "the former reply was cut off"
+
+
+def _hides(stored: Sequence[Message], echoed: Sequence[Message]) -> bool:
+    """Whether the stored replies hold thoughts that the echo does not show."""
+    return any(
+        (mine.get("reasoning_content") or "").strip() != (theirs.get("reasoning_content") or "").strip()
+        for mine, theirs in zip(stored, echoed, strict=False)
+        if mine.get("reasoning_content")
+    )

@@ -5,24 +5,33 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from infra.config import Settings
+from millrace.infra.config import Settings
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
     """`keys` maps static keys to tenants; without any, every caller is `tenant` and may take grants. `rollout_key` is
-    the one whose callers may."""
+    the one whose callers may. `reserved` are the sources of deployed verifiers, `judges` those of them that a static
+    key may speak for. `public_url` is where clients reach the gateway, empty where it listens."""
 
     policy: str
     keys: Mapping[str, str] = field(default_factory=dict)
     rollout_key: str = ""
+    reserved: frozenset[str] = frozenset()
+    judges: Mapping[str, frozenset[str]] = field(default_factory=dict)
     tenant: str = "local"
     max_body_bytes: int = 8 << 20
+    max_bodies_bytes: int = 256 << 20
+    body_timeout_s: float = 60.0
+    max_in_flight: int = 1024
+    max_rate: float = 0.0
+    max_sessions: int = 50_000
     max_model_len: int = 2048
     idle_timeout_s: float = 300.0
     patience_s: float = 60.0
     awaits: tuple[str, ...] = ()
     reward_deadline_ms: int = 60_000
+    public_url: str = ""
 
     @classmethod
     def of(cls, settings: Settings, context: int) -> Options:
@@ -32,9 +41,17 @@ class Options:
             policy=settings.policy.name,
             keys={key.key.get_secret_value(): key.tenant for key in gateway.keys.values()},
             rollout_key=settings.rollout_key,
+            reserved=frozenset((*settings.policy.awaits, settings.reward.source)),
+            judges={key.key.get_secret_value(): frozenset(key.judges) for key in gateway.keys.values()},
             max_body_bytes=gateway.max_body_bytes,
+            max_bodies_bytes=gateway.max_bodies_bytes,
+            body_timeout_s=gateway.body_timeout_s,
+            max_in_flight=gateway.max_in_flight,
+            max_rate=gateway.max_rate,
+            max_sessions=gateway.max_sessions,
             max_model_len=min(settings.engine.max_model_len or context, context),
             idle_timeout_s=gateway.idle_timeout_s,
             awaits=settings.policy.awaits,
+            public_url=gateway.public_url.rstrip("/"),
             reward_deadline_ms=int(settings.policy.reward_deadline_s * 1000),
         )

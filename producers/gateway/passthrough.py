@@ -1,31 +1,48 @@
 """In front of an upstream that gives text and no token ids: what it says is captured and never trainable by RL.
 
 Invariants: the request goes on byte for byte and the answer comes back byte for byte, refusals included; the caller's
-key is never passed on; the assembled reply is in the capture log before the last byte leaves; a stream that breaks off
-is recorded as aborted."""
+key is never passed on; the assembled reply is in the capture log before the last byte leaves; a stream that breaks off,
+or whose client left, is recorded as aborted; an answer that cannot be read leaves a gap in the log and reaches the
+client all the same."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any
 
 import orjson
 from starlette.responses import Response
 
-from infra.errors import EngineError
-from producers.engines.openai_upstream import UNTRAINABLE, StreamedReply, TextUpstream
-from producers.gateway import keys
-from producers.gateway.errors import of_engine
-from producers.gateway.gateway import Gateway
-from producers.gateway.lineage import ABORT
-from producers.gateway.rendering.base import Message
-from producers.gateway.session import Session, to_reply
-from producers.gateway.wire import AnyChat, parse_any
-from schemas.arrays import empty
-from schemas.ids import new_id, now_micros
+from millrace.infra.engines.upstream import UNTRAINABLE, StreamedReply, TextUpstream
+from millrace.infra.errors import EngineError
+from millrace.producers.gateway import keys
+from millrace.producers.gateway.answers import Answer, Said, number, read_answer, understood
+from millrace.producers.gateway.aside import aside, by_turns
+from millrace.producers.gateway.assembled import LARGEST, Assembled
+from millrace.producers.gateway.errors import ApiError, of_engine
+from millrace.producers.gateway.gateway import Caller, Gateway
+from millrace.producers.gateway.lineage import ABORT
+from millrace.producers.gateway.rendering.base import Message
+from millrace.producers.gateway.session import Session
+from millrace.producers.gateway.whose import hints
+from millrace.producers.gateway.wire import AnyChat, parse_any
+from millrace.schemas import bounds
+from millrace.schemas.arrays import empty
+from millrace.schemas.ids import new_id, now_micros
+from millrace.schemas.records import ModelCall, Sampling
+
+logger = logging.getLogger(__name__)
+
+PIECE = 8 << 10
+"""bytes of a stream that are read in one go"""
+TOGETHER = 16 << 20
+"""bytes that the records of one answer's choices may have, each of which holds the request and the whole answer"""
+LONGEST_EVENT = 1 << 20
+"""bytes of a streamed event that are held back until its end comes"""
 
 
 @dataclass(slots=True)
@@ -50,35 +67,55 @@ class Passthrough:
         self.gateway = gateway
         self.upstream = upstream
 
-    def prepare(self, headers: Mapping[str, str], body: bytes) -> Passed:
+    async def prepare(self, caller: Caller, headers: Mapping[str, str], body: bytes) -> Passed:
         """Whose call it is. Raises ApiError."""
-        caller = self.gateway.identify(headers)
-        asked = parse_any(body)
-        messages = asked.plain()
-        digests = keys.chain(messages, asked.tools)
-        session = self.gateway.session_of(caller, headers, messages, digests)
-        if session.step == 0:
-            self.gateway.begin(session)
+        asked, messages, digests = await aside(len(body), _understood, body)
+        said = hints(headers, asked.user, asked.safety_identifier)
+        session, _ = self.gateway.called(caller, said, messages, digests)
         return Passed(session, asked, body, messages, digests)
 
     async def chat(self, call: Passed) -> Response:
         """The upstream's whole answer."""
-        with self.gateway.calling(call.session, call.name):
-            try:
+        answered = False
+        try:
+            with self.gateway.calling(call.session, call.name):
                 answer = await self.upstream.chat(call.body)
-            except EngineError as error:
-                raise of_engine(error) from error
-            if answer.status == 200:
-                self._record(call, answer.body, orjson.loads(answer.body))
-        await self.gateway.recorder.log.durable()
+                readable = await aside(len(answer.body), _readable, answer.body)
+            answered = answer.status == 200
+        except EngineError as error:
+            raise self._failed(call, error) from error
+        except asyncio.CancelledError:
+            self._abort(call, Assembled())
+            raise
+        finally:
+            if not answered:
+                self.gateway.unbegun(call.session)
+        if answered:
+            with self.gateway.calling(call.session, call.name):
+                await self._record(call, answer.body, readable)
+        await self.gateway.recorder.durable(call.session)
         return Response(answer.body, answer.status, dict(answer.headers))
 
     async def open(self, call: Passed) -> StreamedReply:
         """The upstream's answer to a streamed call, as soon as its status is known."""
+        opened = False
         try:
-            return await self.upstream.stream_chat(call.body)
+            with self.gateway.calling(call.session, call.name):
+                answer = await self.upstream.stream_chat(call.body)
+            opened = answer.status == 200
         except EngineError as error:
-            raise of_engine(error) from error
+            raise self._failed(call, error) from error
+        except asyncio.CancelledError:
+            self._abort(call, Assembled())
+            raise
+        finally:
+            if not opened:
+                self.gateway.unbegun(call.session)
+        return answer
+
+    def _failed(self, call: Passed, error: EngineError) -> ApiError:
+        logger.warning("a call of %s failed: %s", call.session.id, error)
+        return of_engine(error)
 
     async def stream(self, call: Passed, answer: StreamedReply) -> AsyncGenerator[bytes, None]:
         """The bytes as they come; the last of them after the call is recorded."""
@@ -94,112 +131,120 @@ class Passthrough:
             async with answer:
                 async for part in answer.chunks():
                     call.first = call.first or time.perf_counter()
-                    assembled.feed(part)
+                    for at in range(0, len(part), PIECE):
+                        assembled.feed(part[at : at + PIECE])
+                        if len(part) > PIECE:
+                            await asyncio.sleep(0)  # others have their turn
                     events, rest = _split(rest + part)
+                    if len(rest) > LONGEST_EVENT:
+                        events, rest = events + rest, b""
                     if events:
                         if held:
                             yield held
                         held = events
+            response, read = await aside(assembled.size, _whole, assembled)
             done = True
-            self._record(call, orjson.dumps(assembled.response()), assembled.response())
-            await self.gateway.recorder.log.durable()
+            await self._record(call, response, read, assembled.unread)
+            await self.gateway.recorder.durable(call.session)
             yield held + rest
         except EngineError as error:
             done = True
             self._abort(call, assembled)
-            yield b"data: " + of_engine(error).body() + b"\n\n"
+            yield b"data: " + self._failed(call, error).body() + b"\n\n"
         finally:
             if not done:
                 self._abort(call, assembled)
 
     def _abort(self, call: Passed, assembled: Assembled) -> None:
         assembled.finish = ABORT
-        self._record(call, orjson.dumps(assembled.response()), assembled.response())
+        found = assembled.response()
+        if not found["choices"]:
+            found["choices"] = [{"index": 0, "message": {"role": "assistant", "content": ""}, "finish_reason": ABORT}]
+        for _ in self._records(call, orjson.dumps(found), understood(found), assembled.unread):
+            pass
 
-    def _record(self, call: Passed, response: bytes, content: Mapping[str, Any]) -> None:
-        session, asked, usage = call.session, call.asked, content.get("usage") or {}
-        now = time.perf_counter()
-        for choice in content.get("choices") or ():
-            message = choice.get("message") or {}
-            body = {
-                "call_id": new_id(),
-                "response_id": str(content.get("id") or new_id()),
-                "choice": choice.get("index", 0),
-                "lineage": new_id(),
-                "opened": UNTRAINABLE,
-                "supersedes": None,
-                "turn": session.lineages.turns,
-                "prefix_len": 0,
-                "prompt_ids": empty("int32"),
-                "output_ids": empty("int32"),
-                "output_logprobs": empty("float32"),
-                "output_versions": empty("int32"),
-                "request": call.body,
-                "response": response,
-                "sampling": _sampling(asked),
-                "finish_reason": choice.get("finish_reason") or ABORT,
-                "stop_condition": None,
-                "engine": "openai",
-                "engine_version": self.upstream.base_url,
-                "engine_incarnation": "",
-                "tokenizer_hash": "",
-                "template_hash": "",
-                "usage": {
-                    "prompt": usage.get("prompt_tokens") or 0,
-                    "completion": usage.get("completion_tokens") or 0,
-                    "cached": (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0,
-                },
-                "cost": None,
-                "latency_us": int((now - call.began) * 1e6),
-                "ttft_us": int(((call.first or now) - call.began) * 1e6),
-                "trainable": False,
-                "untrainable_reason": UNTRAINABLE,
-            }
+    async def _record(self, call: Passed, response: bytes, answer: Answer | None, unread: int = 0) -> None:
+        """Every choice of an answer into the log, between which others have their turn; a gap for one that cannot be
+        read. Never raises; cancelling it leaves nothing unrecorded."""
+        await by_turns(self._records(call, response, answer, unread))
+
+    def _records(self, call: Passed, response: bytes, answer: Answer | None, unread: int) -> Iterator[None]:
+        session = call.session
+        self.gateway.begun(session)
+        if answer is None or not answer.choices:
+            logger.warning("an answer of the upstream to %s is no chat completion: %d bytes", session.id, len(response))
+            self.gateway.recorder.missed(session, "model_call", "the upstream's answer is no chat completion")
+            return
+        room = max(1, TOGETHER // (len(call.body) + len(response)))
+        for at, said in enumerate(answer.choices[:room]):
+            if at:
+                yield
+            body = self._body(call, response, answer, said)
             self.gateway.recorder.record(session, "model_call", body, actor="policy", event_time=call.when)
-            session.said = message.get("content") or session.said
-            self.gateway.sessions.replied(session, keys.extend(call.digests[-1], to_reply(message)))
+            session.said = said.message["content"] or session.said
+            self.gateway.sessions.replied(session, keys.extend(call.digests[-1], said.message))
+        if unread:
+            reason = f"{unread} parts of the upstream's stream could not be read"
+            self.gateway.recorder.missed(session, "model_call", reason)
+        if len(answer.choices) > room:
+            reason = f"{len(answer.choices) - room} of the upstream's choices are more than a record holds"
+            self.gateway.recorder.missed(session, "model_call", reason)
         session.lineages.turns += 1
         session.touch()
 
+    def _body(self, call: Passed, response: bytes, answer: Answer, said: Said) -> ModelCall:
+        now = time.perf_counter()
+        prompt, completion, cached = answer.usage
+        return {
+            "call_id": new_id(),
+            "response_id": answer.id,
+            "choice": said.choice,
+            "lineage": new_id(),
+            "opened": UNTRAINABLE,
+            "supersedes": None,
+            "turn": call.session.lineages.turns,
+            "prefix_len": 0,
+            "prompt_ids": empty("int32"),
+            "output_ids": empty("int32"),
+            "output_logprobs": empty("float32"),
+            "output_versions": empty("int32"),
+            "request": call.body,
+            "response": response,
+            "sampling": _sampling(call.asked),
+            "finish_reason": said.finish or ABORT,
+            "stop_condition": None,
+            "engine": "openai",
+            "engine_version": self.upstream.base_url,
+            "engine_incarnation": "",
+            "tokenizer_hash": "",
+            "template_hash": "",
+            "usage": {"prompt": prompt, "completion": completion, "cached": cached},
+            "cost": None,
+            "latency_us": int((now - call.began) * 1e6),
+            "ttft_us": int(((call.first or now) - call.began) * 1e6),
+            "trainable": False,
+            "untrainable_reason": UNTRAINABLE,
+        }
 
-class Assembled:
-    """A streamed answer put together again."""
 
-    def __init__(self) -> None:
-        self.finish: str | None = None
-        self._rest = b""
-        self._head: dict[str, Any] = {}
-        self._choices: dict[int, dict[str, Any]] = {}
-        self._finish: dict[int, str] = {}
+def _understood(body: bytes) -> tuple[AnyChat, list[Message], list[bytes]]:
+    asked = parse_any(body)
+    messages = asked.plain()
+    return asked, messages, keys.chain(messages, asked.tools)
 
-    def feed(self, part: bytes) -> None:
-        """More bytes of the event stream."""
-        *lines, self._rest = (self._rest + part).split(b"\n")
-        for line in lines:
-            data = line.removeprefix(b"data:").strip()
-            if line.startswith(b"data:") and data.startswith(b"{"):
-                self._take(orjson.loads(data))
 
-    def _take(self, event: Mapping[str, Any]) -> None:
-        self._head |= {name: event[name] for name in ("id", "created", "model", "usage") if event.get(name)}
-        for choice in event.get("choices") or ():
-            message = self._choices.setdefault(choice.get("index", 0), {"role": "assistant", "content": ""})
-            delta = choice.get("delta") or {}
-            for name in ("content", "reasoning_content"):
-                if delta.get(name):
-                    message[name] = message.get(name, "") + delta[name]
-            for call in delta.get("tool_calls") or ():
-                _add_call(message.setdefault("tool_calls", []), call)
-            if choice.get("finish_reason"):
-                self._finish[choice.get("index", 0)] = choice["finish_reason"]
+def _readable(body: bytes) -> Answer | None:
+    if len(body) > LARGEST:
+        return None
+    try:
+        return read_answer(body)
+    except ValueError:
+        return None
 
-    def response(self) -> dict[str, Any]:
-        """The whole response that the stream amounts to."""
-        choices = [
-            {"index": index, "message": message, "finish_reason": self.finish or self._finish.get(index)}
-            for index, message in sorted(self._choices.items())
-        ]
-        return {**self._head, "object": "chat.completion", "choices": choices}
+
+def _whole(assembled: Assembled) -> tuple[bytes, Answer]:
+    found = assembled.response()
+    return orjson.dumps(found), understood(found)
 
 
 def _split(data: bytes) -> tuple[bytes, bytes]:
@@ -208,25 +253,14 @@ def _split(data: bytes) -> tuple[bytes, bytes]:
     return data[:at], data[at:]
 
 
-def _add_call(calls: list[dict[str, Any]], delta: Mapping[str, Any]) -> None:
-    at = delta.get("index", 0)
-    while len(calls) <= at:
-        calls.append({"id": "", "type": "function", "function": {"name": "", "arguments": ""}})
-    call, function = calls[at], delta.get("function") or {}
-    call["id"] = delta.get("id") or call["id"]
-    call["function"]["name"] = function.get("name") or call["function"]["name"]
-    call["function"]["arguments"] += function.get("arguments") or ""
-
-
-def _sampling(asked: AnyChat) -> dict[str, Any]:
-    limit = asked.max_completion_tokens or asked.max_tokens
+def _sampling(asked: AnyChat) -> Sampling:
     stop = [asked.stop] if isinstance(asked.stop, str) else asked.stop
     return {
         "temperature": 1.0 if asked.temperature is None else asked.temperature,
         "top_p": 1.0 if asked.top_p is None else asked.top_p,
         "top_k": 0,
-        "max_tokens": limit or 0,
-        "seed": asked.seed,
-        "stop": stop or [],
-        "n": asked.n or 1,
+        "max_tokens": number(asked.max_completion_tokens or asked.max_tokens),
+        "seed": asked.seed if asked.seed is not None and abs(asked.seed) <= bounds.INT else None,
+        "stop": stop if stop and len(stop) <= bounds.NAMES else [],
+        "n": number(asked.n, 1) or 1,
     }

@@ -1,81 +1,98 @@
-"""Events into the capture log: envelope, step, chain, and a gap marker where the disk was full.
+"""Events into the capture log: envelope, step, chain, and a gap marker for what could not be written.
 
-Invariants: an event gets its step and its link only by being in the log; an event that does not fit marks its
-trajectory as not whole, once per outage in the log itself (in reserved space), and nothing is raised: serving goes on.
-The end of an episode may use the reserved space too."""
+Invariants: an event gets its step and its link only by being in the log; an event that cannot be written, whatever the
+reason (a full or broken disk, a body that no schema takes), marks its trajectory as not whole, once per outage in the
+log itself (in reserved space), and nothing is raised: serving goes on. The end of an episode may use the reserved space
+too."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from typing import Any
+from typing import cast
 
-from infra import telemetry
-from infra.chain import event_hash
-from producers.capture.entry import Entry
-from producers.capture.log import CaptureLog, LogFull
-from producers.gateway.session import Session
-from schemas import codec
-from schemas.ids import new_id, now_micros
+from millrace.infra import proof, telemetry
+from millrace.producers.capture.entry import Entry
+from millrace.producers.capture.log import CaptureLog, LogFull
+from millrace.producers.gateway.session import Session
+from millrace.schemas import codec
+from millrace.schemas.chain import VERSION, event_hash
+from millrace.schemas.ids import new_id, now_micros
+from millrace.schemas.records import Body, Event, EventKind
 
 logger = logging.getLogger(__name__)
 
 RESERVED = {"gap", "episode_ended"}
+FULL = "capture log full"
 _events = telemetry.counter("millrace.gateway.events", "{event}", "events captured, by kind")
-_lost = telemetry.counter("millrace.gateway.lost_events", "{event}", "events that did not fit into the capture log")
+_lost = telemetry.counter("millrace.gateway.lost_events", "{event}", "events that could not be captured")
 
 
 class Recorder:
-    """Writes the events of all sessions of one gateway."""
+    """Writes the events of all sessions of one gateway. With a key, rewards carry a proof of who let them in."""
 
-    def __init__(self, log: CaptureLog) -> None:
+    def __init__(self, log: CaptureLog, key: str = "") -> None:
         self.log = log
+        self._key = key
 
     def record(
         self,
         session: Session,
         kind: str,
-        body: Mapping[str, Any],
+        body: Body,
         *,
         actor: str,
         event_time: int | None = None,
         parent_event: str | None = None,
     ) -> str | None:
-        """Append an event; returns its id, or None when it did not fit and the trajectory is no longer whole."""
+        """Append an event; returns its id, or None when it could not be written and the trajectory is not whole."""
         try:
             if session.gap_open:
-                self._append(session, "gap", {"missed": 1, "reason": "capture log full"}, "gateway", None, None)
+                self._append(session, "gap", {"missed": 1, "reason": FULL}, "gateway", None, None)
                 session.gap_open = False
             return self._append(session, kind, body, actor, event_time, parent_event)
         except LogFull as error:
-            _lost.add(1, kind=kind)
             if session.whole or not session.gap_open:
                 logger.error("trajectory %s is no longer whole: %s", session.id, error)
-            self._mark(session)
-            return None
+            self.missed(session, kind, FULL)
+        except Exception as error:
+            logger.exception("an event of trajectory %s cannot be written: %s", session.id, kind)
+            self.missed(session, kind, f"not recordable: {type(error).__name__}")
+        return None
 
-    def _mark(self, session: Session) -> None:
-        """Say in the log that something is missing; if even that does not fit, before the next event."""
+    def missed(self, session: Session, kind: str, reason: str) -> None:
+        """Say in the log that an event is missing; if even that cannot be written, before the next event."""
+        _lost.add(1, kind=kind)
         session.whole = False
         try:
-            self._append(session, "gap", {"missed": 1, "reason": "capture log full"}, "gateway", None, None)
+            self._append(session, "gap", {"missed": 1, "reason": reason}, "gateway", None, None)
             session.gap_open = False
         except LogFull:
             session.gap_open = True
+        except Exception:
+            logger.exception("a gap of trajectory %s cannot be written", session.id)
+            session.gap_open = True
+
+    async def durable(self, session: Session) -> None:
+        """Return once everything appended so far survives what it should survive, or cannot be made to."""
+        try:
+            await self.log.durable()
+        except OSError as error:
+            logger.error("trajectory %s may not survive a power cut: %s", session.id, error)
+            self.missed(session, "unknown", f"not synced: {type(error).__name__}")
 
     def _append(
         self,
         session: Session,
         kind: str,
-        body: Mapping[str, Any],
+        body: Body,
         actor: str,
         event_time: int | None,
         parent_event: str | None,
     ) -> str:
         now, log = now_micros(), self.log
-        event: dict[str, Any] = {
+        event: Event = {
             "id": new_id(),
-            "kind": kind,
+            "kind": cast(EventKind, kind),
             "tenant": session.tenant,
             "policy": session.policy,
             "group": session.group,
@@ -95,13 +112,15 @@ class Recorder:
             "source_epoch": log.identity.epoch,
             "source_seq": log.end,
             "prev_hash": session.link,
+            "hash_version": VERSION,
             "source_place": None,
             "source_hash": None,
             "trace_id": session.root.replace("-", ""),
             "span_id": None,
             "governance": None,
             "body_encoding": "plain",
-            "body": codec.encode_body(kind, body),
+            "hash": b"",
+            "body": codec.encode_named(codec.BODIES[kind], body),
         }
         event["hash"] = event_hash(session.link, event)
         headers = {
@@ -113,11 +132,15 @@ class Recorder:
             "source": log.source,
             "source-seq": str(log.end),
         }
+        if kind == "episode_started":
+            headers |= session.origin
         if context := telemetry.context(session.root, session.id):
             headers[telemetry.HEADER] = context
+        if kind == "reward" and self._key:
+            headers[proof.HEADER] = proof.proof_of(self._key, event["hash"])
         log.append(Entry(session.key, headers, codec.encode("Event", event)), reserved=kind in RESERVED)
         session.followed(kind, event["step"], event["hash"])
         if kind == "episode_ended":
             telemetry.own("millrace.gateway", session.root, session.id, session.began, steps=session.step)
         _events.add(1, kind=kind)
-        return str(event["id"])
+        return event["id"]

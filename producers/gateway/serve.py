@@ -1,15 +1,18 @@
 """The process `millrace gateway`: one event loop with the server, the engines' clients and the capture log.
 
-Order of life: the capture log is opened and the sessions rebuilt before the port is; on SIGTERM the port is closed
-first, calls in flight end, then what was captured is sent on, and what could not be sent is sent by the next start."""
+Order of life: the capture log is opened and the sessions rebuilt before the port is; on SIGTERM new calls and `/health`
+get 503 while calls in flight end, then the port is closed, then what was captured is sent on, and what could not be
+sent is sent by the next start."""
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Callable
@@ -25,32 +28,37 @@ from granian.http import HTTP1Settings
 from granian.log import LogLevels
 from granian.server.embed import Server
 
-from infra.bus.base import EARLIEST, Bus, Record
-from infra.bus.connect import connect
-from infra.claims import ClaimStore
-from infra.config import Settings
-from infra.errors import AccessError, BusError, ConfigError
-from infra.topics import full_name
-from producers.capture.forwarder import Forwarder
-from producers.capture.log import CaptureLog
-from producers.engines.base import Engine
-from producers.engines.openai_upstream import TextUpstream
-from producers.engines.resubmit import ResubmittingEngine
-from producers.gateway.app import make_app
-from producers.gateway.fleet import Fleet
-from producers.gateway.gateway import Gateway
-from producers.gateway.options import Options
-from producers.gateway.recorder import Recorder
-from producers.gateway.rendering.base import Renderer
-from producers.gateway.rendering.choose import check, choose
-from producers.gateway.sessions import Sessions
-from producers.heartbeat import Heartbeat
-from schemas import codec
-from schemas.errors import SchemaError
+from millrace.infra import durable
+from millrace.infra.config import Settings
+from millrace.infra.connect import connect
+from millrace.infra.engines.base import Engine
+from millrace.infra.engines.resubmit import ResubmittingEngine
+from millrace.infra.engines.upstream import TextUpstream
+from millrace.infra.errors import AccessError, BusError, ConfigError
+from millrace.infra.heartbeat import Heartbeat
+from millrace.infra.local_keys import engine_key
+from millrace.infra.log.base import EARLIEST, Bus, Record
+from millrace.infra.log.blobs import ClaimStore
+from millrace.infra.log.topics import PARTS, full_name
+from millrace.producers.capture.forwarder import Forwarder
+from millrace.producers.capture.log import CaptureLog
+from millrace.producers.gateway.app import make_app
+from millrace.producers.gateway.fleet import Fleet
+from millrace.producers.gateway.gateway import Gateway
+from millrace.producers.gateway.options import Options
+from millrace.producers.gateway.recorder import Recorder
+from millrace.producers.gateway.rendering.base import Renderer
+from millrace.producers.gateway.rendering.choose import check, choose
+from millrace.producers.gateway.sessions import Sessions
+from millrace.schemas import bounds, codec
+from millrace.schemas.errors import SchemaError
+from millrace.schemas.records import WorkerStatus
 
 logger = logging.getLogger(__name__)
 
 DRAIN_S = 5.0
+START_S = 60.0
+"""how long a call waits where the only engine does not listen yet"""
 ANY = 1 << 20
 
 
@@ -78,19 +86,24 @@ async def _run(settings: Settings, bus: Bus) -> None:
         renderer = make_renderer(settings, model)
         options = Options.of(settings, context_of(Path(model["uri"])))
         urls = (settings.gateway.engine_url.rstrip("/"),)
-    log = CaptureLog(settings.gateway.capture_dir, max_waiting=settings.gateway.capture_max_bytes)
-    sessions = Sessions(log.folder, options.policy)
+    kept_s = settings.topics.short_hours * 3600
+    log = CaptureLog(
+        settings.gateway.capture_dir, segment_s=kept_s / PARTS, max_waiting=settings.gateway.capture_max_bytes
+    )
+    sessions = Sessions(log.folder, options.policy, settings.gateway.session_secret.get_secret_value())
     live = sessions.rebuild(log)
     logger.info("%s: %d live sessions, %d bytes to send", log.source, live, log.waiting)
-    resubmits, key = settings.engine.interrupt == "abort", settings.engine.key.get_secret_value()
-    fleet = Fleet(options.policy, partial(make_engine, resubmits=resubmits, key=key), urls)
-    gateway = Gateway(options, sessions, Recorder(log), fleet, renderer)
+    resubmits, key = settings.engine.interrupt == "abort", engine_key(settings)
+    # Where one engine alone is known, a call waits until it has started; where there are more, another may serve it.
+    make = partial(make_engine, resubmits=resubmits, key=key)
+    fleet = Fleet(options.policy, lambda url: make(url, absent_patience_s=START_S if urls == (url,) else None), urls)
+    gateway = Gateway(options, sessions, Recorder(log, settings.reward.key.get_secret_value()), fleet, renderer)
     forwarder = Forwarder(
         log,
         bus,
         full_name(settings.namespace, "raw"),
         ClaimStore(settings.claims),
-        retention_s=settings.topics.short_hours * 3600,
+        retention_s=kept_s,
     )
     forwarder.start()
     watch = WorkersWatch(bus, full_name(settings.namespace, "workers"), loop, fleet.observe)
@@ -100,6 +113,9 @@ async def _run(settings: Settings, bus: Bus) -> None:
     beat = Heartbeat(bus, settings.namespace, worker=name, role="gateway", policy=options.policy, url=address)
     beat.start()
     guard = asyncio.create_task(_guard(forwarder))
+    # What is here by now stays: the garbage collector, which stops everybody, need not look at it again and again.
+    gc.collect()
+    gc.freeze()
     try:
         await serve(gateway, settings.gateway.host, settings.gateway.port, stop, upstream, guard)
     finally:
@@ -130,14 +146,14 @@ async def serve(
 ) -> None:
     """Serve `gateway` over HTTP until `stop` is set, or `guard` raises."""
     server = Server(
-        make_app(gateway, upstream),
+        make_app(gateway, upstream, gateway.options.public_url or _address(host, port)),
         host,
         port,
         interface=Interfaces.ASGINL,
         websockets=False,
         log_level=LogLevels.warning,
         backlog=1024,
-        http1_settings=HTTP1Settings(header_read_timeout=30_000),
+        http1_settings=HTTP1Settings(header_read_timeout=30_000, max_buffer_size=bounds.HEADER_BYTES),
     )
     serving = asyncio.create_task(server.serve())
     reaper = asyncio.create_task(gateway.reap())
@@ -150,6 +166,9 @@ async def serve(
     finally:
         stopping.cancel()
         reaper.cancel()
+        gateway.stopping = True
+        if not serving.done():
+            await gateway.drain(DRAIN_S)
         if not serving.done():
             server.main_loop_interrupt.set()
             server.interrupt_signal = True
@@ -157,22 +176,32 @@ async def serve(
         await gateway.drain(DRAIN_S)
 
 
+def _address(host: str, port: int) -> str:
+    """Where clients reach a gateway that listens there. What a request says of it is never believed."""
+    if host in ("0.0.0.0", "::"):
+        host = socket.gethostname()
+        logger.warning(
+            "sessions are told http://%s:%d: set [gateway] public_url to where clients come from", host, port
+        )
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
 def find_model(settings: Settings, bus: Bus, stop: asyncio.Event | threading.Event) -> dict[str, Any] | None:
     """Version 0 of the policy, whose tokenizer lies beside its weights. Waits for it; None on `stop`."""
     topic = full_name(settings.namespace, f"{settings.policy.name}.weights")
     # A gateway that served before serves again though the log is down: what it needs lies beside its capture log.
     known = settings.gateway.capture_dir / "model.json"
-    said = False
+    said: type[BusError] | None = BusError  # nothing yet
     while not stop.is_set():
+        silent = None
+        why = f"policy {settings.policy.name} has no version yet: `millrace policy create` makes one"
         try:
             for record in bus.read(topic, 0):
                 event = codec.decode_as("WeightVersion", record.value or b"")
                 found = {name: event[name] for name in ("policy", "uri", "tokenizer_hash", "template_hash")}
                 found["uri"] = found["uri"].removeprefix("file://")
                 known.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-                draft = known.with_suffix(".new")
-                draft.write_text(json.dumps(found))
-                draft.replace(known)
+                durable.write(known, json.dumps(found))
                 return found
         except BusError as error:
             found = json.loads(known.read_bytes()) if known.is_file() else {}
@@ -181,9 +210,11 @@ def find_model(settings: Settings, bus: Bus, stop: asyncio.Event | threading.Eve
                 return found
             if isinstance(error, AccessError):
                 raise
-        if not said:
-            logger.warning("policy %s has no version yet: `millrace policy create` makes one", settings.policy.name)
-            said = True
+            silent = type(error)
+            why = f"the log does not answer, and this gateway has served no version from here before: {error}"
+        if silent != said:  # texts of one error differ in their times
+            logger.warning("%s", why)
+            said = silent
         threading.Event().wait(0.5)
     return None
 
@@ -212,7 +243,7 @@ class WorkersWatch:
     """Follows `workers` in a thread and hands each status to `observe` in the event loop."""
 
     def __init__(
-        self, bus: Bus, topic: str, loop: asyncio.AbstractEventLoop, observe: Callable[[dict[str, object]], None]
+        self, bus: Bus, topic: str, loop: asyncio.AbstractEventLoop, observe: Callable[[WorkerStatus], None]
     ) -> None:
         self._bus = bus
         self._topic = topic
@@ -255,13 +286,14 @@ class WorkersWatch:
                 self._loop.call_soon_threadsafe(self._observe, status)
 
 
-def make_engine(url: str, *, resubmits: bool, key: str = "") -> Engine:
-    """The engine at `url`; where it ends requests to change its weights, one that asks for the rest of them."""
-    from producers.engines.vllm import VllmEngine
+def make_engine(url: str, *, resubmits: bool, key: str = "", absent_patience_s: float | None = None) -> Engine:
+    """The engine at `url`; where it ends requests to change its weights, one that asks for the rest of them.
+    absent_patience_s: how long a call waits while nothing listens there; None for as long as VllmEngine does."""
+    from millrace.infra.engines.vllm.engine import VllmEngine
 
     if urlsplit(url).scheme not in ("http", "https"):
         raise ConfigError(f"[gateway] engine_url {url!r} must begin with http:// or https://")
-    engine = VllmEngine(url, api_key=key)
+    engine = VllmEngine(url, api_key=key, absent_patience_s=absent_patience_s)
     return ResubmittingEngine(engine) if resubmits else engine
 
 

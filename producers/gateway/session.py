@@ -11,10 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from infra.chain import START
-from producers.gateway.lineage import Lineages
-from producers.gateway.rendering.base import Message
-from schemas.ids import now_micros
+from millrace.producers.gateway.lineage import Lineages
+from millrace.producers.gateway.rendering.base import Message
+from millrace.schemas.chain import START
+from millrace.schemas.ids import now_micros
+from millrace.schemas.records import EpisodeStarted, Event, Split
 
 
 @dataclass(slots=True, eq=False)
@@ -27,8 +28,8 @@ class Session:
     group: str
     root: str
     attempt: str
-    split: str
-    start: dict[str, Any]
+    split: Split
+    start: EpisodeStarted
     parent: str | None = None
     spawn_call: str | None = None
     defaults: dict[str, Any] = field(default_factory=dict)
@@ -44,6 +45,11 @@ class Session:
     engine: str | None = None
     said: str | None = None
     alias: str | None = None
+    """the name that its caller gave the conversation"""
+    subject: str = ""
+    """the caller's end user, as a digest"""
+    nameless: bool = False
+    """whether it began with a call that said nothing about itself"""
     began: int = field(default_factory=now_micros)
     """micros, when the episode started"""
     touched: float = field(default_factory=time.monotonic)
@@ -63,6 +69,16 @@ class Session:
         """Whether a call is in flight."""
         return bool(self.calls)
 
+    @property
+    def origin(self) -> dict[str, str]:
+        """What the start says of the caller beside its event: headers that stay in the capture log."""
+        said = {"_name": self.alias or "", "_subject": self.subject, "_nameless": "1" if self.nameless else ""}
+        return {name: value for name, value in said.items() if value}
+
+    def silent(self, timeout_s: float) -> bool:
+        """Whether nothing happened for so long, and nothing does."""
+        return not self.busy and self.touched < time.monotonic() - timeout_s
+
     def touch(self) -> None:
         """The episode is alive."""
         self.touched = time.monotonic()
@@ -75,6 +91,11 @@ class Session:
         elif kind == "episode_ended":
             self.ended = True
 
+    def forget(self) -> None:
+        """Its tokens are not known any more: the next call opens a lineage. Turns are counted on."""
+        turns, self.lineages = self.lineages.turns, Lineages()
+        self.lineages.turns = turns
+
     def shrink(self) -> None:
         """Keep only what a late reward needs."""
         self.lineages = Lineages()
@@ -83,8 +104,18 @@ class Session:
         self.said = None
 
 
-def begun(event: Mapping[str, Any], body: Mapping[str, Any]) -> Session:
-    """The session that an episode_started event begins."""
+def reward_key(source: str, id: str) -> str:
+    """Under which `Session.rewards` keeps a reward: ids of two sources never meet."""
+    return f"{source}\x1f{id}"
+
+
+def source_of(key: str) -> str:
+    """The source of a reward under its key."""
+    return key.partition("\x1f")[0]
+
+
+def begun(event: Event, body: EpisodeStarted, headers: Mapping[str, str]) -> Session:
+    """The session that an episode_started event begins; `headers` are those of its entry."""
     return Session(
         id=event["trajectory"],
         tenant=event["tenant"],
@@ -93,9 +124,12 @@ def begun(event: Mapping[str, Any], body: Mapping[str, Any]) -> Session:
         root=event["root_trajectory"],
         attempt=event["attempt"],
         split=event["split"],
-        start=dict(body),
+        start=body,
         parent=event["parent_trajectory"],
         spawn_call=event["spawn_call"],
+        alias=headers.get("_name"),
+        subject=headers.get("_subject", ""),
+        nameless="_nameless" in headers,
         began=event["capture_time"],
     )
 

@@ -1,45 +1,62 @@
 """All episodes of one gateway: started ones, unsolicited ones, ended ones that may yet be rewarded.
 
-Invariants: a session's key is derived from its id by a secret of this gateway's folder, so that keys outlive a restart;
-live sessions are bounded by the idle timeout, ended ones by a count; a session is rebuilt from the capture log with the
-same folds that built it; an unsolicited call joins the episode whose conversation it goes on from, else it begins one.
+Invariants: a session's key is derived from its id by a secret of this gateway's folder, or by one that several
+gateways are given, so that keys outlive a restart; live sessions are bounded by the idle timeout, ended ones by a
+count; a session is rebuilt from the capture log with the same folds that built it; which of them a nameless call goes
+on from, `whose` decides.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import logging
 import os
-import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import cast
 
-import orjson
+from millrace.infra import durable, telemetry
+from millrace.infra.config.keys import SESSION_KEY
+from millrace.producers.capture.entry import Entry
+from millrace.producers.capture.log import CaptureLog
+from millrace.producers.gateway import keys
+from millrace.producers.gateway.answers import read_answer
+from millrace.producers.gateway.session import Session, begun, reward_key
+from millrace.producers.gateway.whose import Conversations, Hints
+from millrace.producers.gateway.wire import parse_any
+from millrace.schemas import codec
+from millrace.schemas.errors import SchemaError
+from millrace.schemas.ids import new_id
+from millrace.schemas.records import EpisodeStarted, Event, ModelCall, Reward
 
-from producers.capture.log import CaptureLog
-from producers.gateway import keys
-from producers.gateway.session import Session, begun, to_reply
-from producers.gateway.wire import parse_any
-from schemas import codec
-from schemas.ids import new_id
+logger = logging.getLogger(__name__)
 
-KEY_PREFIX = "mr-"
+_unreadable = telemetry.counter(
+    "millrace.gateway.unreadable_sessions", "{session}", "episodes that a start could not rebuild from the capture log"
+)
+
+KEY_PREFIX = SESSION_KEY
 ENDED = 20_000
 """ended sessions that a late reward may still name"""
 
 
 class Sessions:
-    """`folder` keeps the secret of the session keys."""
+    """`folder` keeps the secret of the session keys, unless one that several gateways share is given."""
 
-    def __init__(self, folder: Path, policy: str) -> None:
+    def __init__(self, folder: Path, policy: str, secret: str = "") -> None:
         self.policy = policy
         self.live: dict[str, Session] = {}
         self.ended: OrderedDict[str, Session] = OrderedDict()
-        self._secret = _secret(folder / "secret")
-        self._replies: dict[tuple[str, bytes], Session] = {}
-        self._aliases: dict[tuple[str, str], Session] = {}
+        self.count: Counter[str] = Counter()
+        """live sessions by tenant"""
+        self.unreadable: set[str] = set()
+        """trajectories of the capture log that could not be rebuilt whole"""
+        self._broken: set[str] = set()
+        self._secret = secret.encode() or durable.once(folder / "secret", os.urandom(32))
+        self.conversations = Conversations()
+        self._aliases: dict[tuple[str, str, str], Session] = {}
         self._attempts: dict[tuple[str, str], Session] = {}
 
     # ------------------------------------------------------------------ keys
@@ -66,26 +83,32 @@ class Sessions:
 
     def add(self, session: Session) -> None:
         """A session begins."""
+        if session.id not in self.live:
+            self.count[session.tenant] += 1
         self.live[session.id] = session
         if session.parent is None:
             self._attempts[(session.tenant, session.attempt)] = session
         if session.alias is not None:
-            self._aliases[(session.tenant, session.alias)] = session
+            self._aliases[(session.tenant, session.subject, session.alias)] = session
 
     def retire(self, session: Session) -> None:
         """A session ended: keep what a late reward needs."""
-        self.live.pop(session.id, None)
-        for digest in session.digests:
-            if self._replies.get((session.tenant, digest)) is session:
-                del self._replies[(session.tenant, digest)]
-        if session.alias is not None and self._aliases.get((session.tenant, session.alias)) is session:
-            del self._aliases[(session.tenant, session.alias)]
-        if self._attempts.get((session.tenant, session.attempt)) is session:
-            del self._attempts[(session.tenant, session.attempt)]
+        self.discard(session)
         session.shrink()
         self.ended[session.id] = session
         while len(self.ended) > ENDED:
             self.ended.popitem(last=False)
+
+    def discard(self, session: Session) -> None:
+        """Nothing continues this session any more, as if its call had never come."""
+        if self.live.pop(session.id, None) is not None:
+            self.count[session.tenant] -= 1
+        self.conversations.retire(session)
+        named = (session.tenant, session.subject, session.alias or "")
+        if session.alias is not None and self._aliases.get(named) is session:
+            del self._aliases[named]
+        if self._attempts.get((session.tenant, session.attempt)) is session:
+            del self._attempts[(session.tenant, session.attempt)]
 
     def attempted(self, tenant: str, attempt: str) -> Session | None:
         """The live session of an attempt."""
@@ -93,34 +116,23 @@ class Sessions:
 
     def idle(self, timeout_s: float) -> list[Session]:
         """Live sessions that nothing happened in for so long."""
-        limit = time.monotonic() - timeout_s
-        return [session for session in self.live.values() if session.touched < limit and not session.busy]
+        return [session for session in self.live.values() if session.silent(timeout_s)]
 
     # ------------------------------------------------------------------ unsolicited calls
 
-    def named(self, tenant: str, alias: str) -> Session | None:
+    def named(self, tenant: str, hints: Hints) -> Session | None:
         """The unsolicited session that a client gave a name of its own."""
-        return self._aliases.get((tenant, alias))
+        return self._aliases.get((tenant, hints.subject, hints.name or ""))
 
-    def continued(self, tenant: str, messages: Sequence[Mapping[str, Any]], digests: Sequence[bytes]) -> Session | None:
-        """The unsolicited session whose conversation these messages go on from."""
-        for count in range(len(messages), 0, -1):
-            if messages[count - 1]["role"] == "assistant":
-                found = self._replies.get((tenant, digests[count]))
-                if found is not None:
-                    return found
-        return None
-
-    def replied(self, session: Session, digest: bytes | None) -> None:
+    def replied(self, session: Session, digest: bytes) -> None:
         """A reply was recorded under this digest."""
-        if digest is not None and not session.granted:
-            session.digests.append(digest)
-            self._replies[(session.tenant, digest)] = session
+        if not session.granted:
+            self.conversations.replied(session, digest)
 
-    def unsolicited(self, tenant: str, alias: str | None, awaits: Sequence[str], reward_deadline_ms: int) -> Session:
+    def unsolicited(self, tenant: str, hints: Hints, awaits: Sequence[str], reward_deadline_ms: int) -> Session:
         """A new episode that nobody asked for. Its group is its own root trajectory."""
         id = new_id()
-        start = {
+        start: EpisodeStarted = {
             "task_id": id,
             "task": "",
             "ticket": None,
@@ -131,54 +143,102 @@ class Sessions:
             "awaits": list(awaits),
             "reward_deadline_ms": reward_deadline_ms,
             "mode": "online",
-            "versions": {"agent": "", "harness": "", "prompt": "", "tools": {}},
+            "versions": {
+                "agent": "",
+                "harness": "",
+                "prompt": "",
+                "tools": {},
+                "guardrail": "",
+                "retrieval": "",
+                "memory": "",
+            },
+            "replay": None,
+            "budget": {},
         }
-        return Session(id, tenant, self.policy, id, id, id, "train", start, alias=alias)
+        return Session(
+            id,
+            tenant,
+            self.policy,
+            id,
+            id,
+            id,
+            "train",
+            start,
+            alias=hints.name,
+            subject=hints.subject,
+            nameless=hints.name is None,
+        )
 
     # ------------------------------------------------------------------ restart
 
     def rebuild(self, log: CaptureLog) -> int:
-        """Take up where the log ends; returns the number of live sessions."""
+        """Take up where the log ends; returns the number of live sessions. Those that cannot be rebuilt are named and
+        counted in `unreadable`; what the log holds of them stays as it is."""
         state: OrderedDict[str, bool] = OrderedDict()
         for kept in log.read():
-            trajectory = kept.entry.headers["trajectory"]
-            state[trajectory] = state.get(trajectory, False) or kept.entry.headers["kind"] == "episode_ended"
+            headers = kept.entry.headers
+            trajectory = headers.get("trajectory", "")
+            state[trajectory] = state.get(trajectory, False) or headers.get("kind") == "episode_ended"
         over = [trajectory for trajectory, ended in state.items() if ended][-ENDED:]
         wanted = {trajectory for trajectory, ended in state.items() if not ended}.union(over)
         for kept in log.read():
-            if kept.entry.headers["trajectory"] in wanted:
-                self._refold(codec.decode_as("Event", kept.entry.value))
+            trajectory = kept.entry.headers.get("trajectory", "")
+            if trajectory in wanted:
+                self._refolded(trajectory, kept.entry)
         for session in [session for session in self.live.values() if session.ended]:
             self.retire(session)
         return len(self.live)
 
-    def _refold(self, event: Mapping[str, Any]) -> None:
+    def _refolded(self, trajectory: str, entry: Entry) -> None:
+        """Fold one event. A session whose calls cannot be folded begins a new lineage with its next call; one whose
+        chain cannot be followed is dropped. All others are served, whatever an older release or a broken disk left."""
+        try:
+            event = codec.decode_as("Event", entry.value)
+        except SchemaError as error:
+            self._name(trajectory, error)
+            self._broken.add(trajectory)
+            if trajectory in self.live:
+                self.discard(self.live[trajectory])
+            return
+        if trajectory in self._broken:
+            return
+        try:
+            self._refold(event, entry.headers)
+        except Exception as error:
+            self._name(trajectory, error)
+            session = self.live.get(trajectory)
+            if session is not None:
+                session.forget()
+
+    def _name(self, trajectory: str, error: Exception) -> None:
+        if trajectory not in self.unreadable:
+            logger.error("trajectory %s cannot be rebuilt: %s: %s", trajectory, type(error).__name__, error)
+            _unreadable.add(1)
+            self.unreadable.add(trajectory)
+
+    def _refold(self, event: Event, headers: Mapping[str, str]) -> None:
+        session = self.live.get(event["trajectory"])
+        if session is not None:
+            session.followed(event["kind"], event["step"], event["hash"])
         kind, body = event["kind"], codec.decode_body(event["kind"], event["body"])
         if kind == "episode_started":
-            self.add(begun(event, body))
-        session = self.live.get(event["trajectory"])
+            session = begun(event, cast(EpisodeStarted, body), headers)
+            self.add(session)
+            session.followed(kind, event["step"], event["hash"])
         if session is None:
             return  # its start lies in files that are gone, or was never written: nothing can be added to it
-        session.followed(kind, event["step"], event["hash"])
         if kind == "model_call":
-            self._recall(session, body)
+            self._recall(session, cast(ModelCall, body))
         elif kind == "reward":
-            session.rewards.add(body["reward_id"])
+            reward = cast(Reward, body)
+            session.rewards.add(reward_key(reward["source"], reward["reward_id"]))
 
-    def _recall(self, session: Session, call: Mapping[str, Any]) -> None:
+    def _recall(self, session: Session, call: ModelCall) -> None:
         request = parse_any(call["request"])
         messages = request.plain()
-        answer = orjson.loads(call["response"])
-        message = next(c["message"] for c in answer["choices"] if c["index"] == call["choice"])
-        session.said = message.get("content") or session.said
+        message = {said.choice: said.message for said in read_answer(call["response"]).choices}[call["choice"]]
+        session.said = message["content"] or session.said
         digests = keys.chain(messages, request.tools)
-        digest = session.lineages.apply(call, messages, digests, keys.request_hash(call["request"]), to_reply(message))
-        self.replied(session, digest)
-
-
-def _secret(path: Path) -> bytes:
-    if not path.exists():
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(os.urandom(32))
-    return path.read_bytes()
+        self.replied(session, keys.extend(digests[-1], message))
+        if session.id not in self.unreadable:
+            session.lineages.apply(call, messages, digests, keys.request_hash(call["request"]), message)

@@ -7,8 +7,8 @@ from typing import Any
 
 import orjson
 
-from producers.gateway.call import Call, Choice
-from producers.gateway.rendering.base import Delta
+from millrace.producers.gateway.call import Call, Choice
+from millrace.producers.gateway.rendering.base import Delta
 
 DONE = b"data: [DONE]\n\n"
 

@@ -7,15 +7,12 @@ Invariant: the agent never sees the task's `answer`; that is for the judges."""
 from __future__ import annotations
 
 import asyncio
-import importlib
 import inspect
-import os
-import sys
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from infra.errors import ConfigError
+from millrace.infra.process.loaders import load_function
 
 HIDDEN = ("answer", "answers", "solution")
 Agent = Callable[[dict[str, Any], str, str], Awaitable[str | None]]
@@ -23,17 +20,7 @@ Agent = Callable[[dict[str, Any], str, str], Awaitable[str | None]]
 
 def load_agent(name: str, threads: int) -> Agent:
     """The agent as an async function; a sync one runs in a pool of `threads`. Raises ConfigError when there is none."""
-    module_name, _, function_name = name.partition(":")
-    if not module_name or not function_name:
-        raise ConfigError(f"[rollout] agent {name!r} must be module:function, such as my_agents.sort:agent")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        function = getattr(importlib.import_module(module_name), function_name)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"[rollout] agent {name!r} cannot be loaded: {error}") from error
-    if not callable(function):
-        raise ConfigError(f"[rollout] agent {name!r} is not a function")
+    function = load_function(name, "[rollout] agent", "my_agents.sort:agent")
     if inspect.iscoroutinefunction(function):
         return _shown(function)
     pool = ThreadPoolExecutor(threads, thread_name_prefix="agent")

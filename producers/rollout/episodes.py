@@ -15,10 +15,12 @@ from typing import Any
 
 import aiohttp
 
-from infra import telemetry
-from producers.client import AsyncSession, GatewayRefused, GatewayUnreachable
-from producers.rollout.agents import Agent
-from schemas.ids import new_id
+from millrace.infra import telemetry
+from millrace.producers.client import AsyncSession, GatewayRefused, GatewayUnreachable
+from millrace.producers.rollout.agents import Agent
+from millrace.producers.rollout.trouble import Trouble
+from millrace.schemas.ids import new_id
+from millrace.schemas.records import Grant
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +40,7 @@ class Runner:
     concurrency: int = 8
     timeout_s: float = 120.0
     sampling: Mapping[str, Any] = field(default_factory=dict)
+    trouble: Trouble = field(default_factory=Trouble)
     _slots: asyncio.Semaphore = field(init=False)
     _http: aiohttp.ClientSession = field(init=False)
 
@@ -49,13 +52,13 @@ class Runner:
         """Let go of the connections."""
         await self._http.close()
 
-    async def group(self, grant: Mapping[str, Any]) -> None:
+    async def group(self, grant: Grant) -> None:
         """Run every sample that a grant asks for; returns once each of them has ended."""
         await asyncio.gather(*(self.sample(grant, sample) for sample in grant["samples"]))
 
-    async def sample(self, grant: Mapping[str, Any], sample: int) -> None:
+    async def sample(self, grant: Grant, sample: int) -> None:
         """Run one sample."""
-        async with self._slots:
+        async with self._slots, self.trouble.turn():
             session = await self._start(grant, sample)
             if session is None:
                 return
@@ -63,7 +66,7 @@ class Runner:
             await self._end(session, ended)
             _episodes.add(1, status=ended["status"])
 
-    async def _start(self, grant: Mapping[str, Any], sample: int) -> AsyncSession | None:
+    async def _start(self, grant: Grant, sample: int) -> AsyncSession | None:
         """The session of a sample; None when the gateway will never take it."""
         fields = {
             "ticket": grant["ticket"],
@@ -98,8 +101,9 @@ class Runner:
             return {"status": "failed", "stop_condition": "timeout", "reason": reason}
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"[:REASON]
-            logger.info("episode %s failed: %s", session.id, reason)
+            self.trouble.failed(session.id, error)
             return {"status": "failed", "stop_condition": "exception", "reason": reason}
+        self.trouble.went_well()
         return {"status": "completed", "stop_condition": "agent", "output": output}
 
     async def _end(self, session: AsyncSession, ended: dict[str, Any]) -> None:

@@ -10,16 +10,17 @@ from pathlib import Path
 
 import uvloop
 
-from infra.bus.base import Bus
-from infra.bus.connect import connect
-from infra.config import Settings
-from infra.errors import ConfigError
-from producers.heartbeat import Heartbeat
-from producers.rollout.agents import load_agent
-from producers.rollout.episodes import Runner
-from producers.rollout.worker import Names, Worker
-from producers.tasks.loader import Loader, LoaderThread
-from producers.tasks.source import open_tasks
+from millrace.infra.config import Settings
+from millrace.infra.connect import connect
+from millrace.infra.errors import ConfigError
+from millrace.infra.heartbeat import Heartbeat, unless_in
+from millrace.infra.log.base import Bus
+from millrace.infra.log.blobs import ClaimStore
+from millrace.producers.rollout.agents import load_agent
+from millrace.producers.rollout.episodes import Runner
+from millrace.producers.rollout.worker import Names, Worker
+from millrace.producers.tasks.loader import Loader, LoaderThread
+from millrace.producers.tasks.source import open_tasks
 
 
 def run(settings: Settings) -> None:
@@ -49,8 +50,15 @@ async def _run(settings: Settings, bus: Bus) -> None:
         sampling=rollout.sampling,
     )
     names = Names(settings.namespace, settings.policy.name, worker_name())
-    worker = Worker(bus, names, runner, make_loader(settings, bus))
-    beat = Heartbeat(bus, names.namespace, worker=names.worker, role="rollout", policy=names.policy)
+    worker = Worker(bus, names, runner, make_loader(settings, bus), ClaimStore(settings.claims))
+    beat = Heartbeat(
+        bus,
+        names.namespace,
+        worker=names.worker,
+        role="rollout",
+        policy=names.policy,
+        standing=unless_in(lambda: runner.trouble.said),
+    )
     beat.start()
     try:
         await worker.run(stop)
@@ -67,6 +75,12 @@ def make_loader(settings: Settings, bus: Bus) -> LoaderThread | None:
     rollout = settings.rollout
     return LoaderThread(
         lambda: Loader(
-            bus, settings.namespace, settings.policy.name, source, ahead=rollout.ahead, epochs=rollout.epochs
+            bus,
+            settings.namespace,
+            settings.policy.name,
+            source,
+            ahead=rollout.ahead,
+            epochs=rollout.epochs,
+            claims=ClaimStore(settings.claims),
         )
     )

@@ -9,25 +9,31 @@ One thread polls, commits and follows the resolutions; the episodes run in the e
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import threading
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from infra import faults
-from infra.bus.base import EARLIEST, Bus, Member, Record, Tail, Transactor
-from infra.errors import AccessError, BusError, FencedError, RefusedError
-from infra.topics import full_name
-from producers.rollout.episodes import Runner
-from producers.rollout.progress import Progress
-from producers.tasks.loader import LoaderThread
-from schemas import codec
+from millrace.infra import faults
+from millrace.infra.errors import AccessError, BusError, FencedError, RefusedError
+from millrace.infra.log.base import EARLIEST, Bus, Member, Record, Tail, Transactor
+from millrace.infra.log.blobs import ClaimStore
+from millrace.infra.log.topics import full_name
+from millrace.infra.reading import passed_over, readable
+from millrace.producers.rollout.episodes import Runner
+from millrace.producers.rollout.progress import Progress
+from millrace.producers.tasks.loader import LoaderThread
+from millrace.schemas.records import Grant, Resolution
 
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.05
 COMMIT_S = 0.5
+
+FAR = 64 << 20
+"""bytes of bits that one ticket may add: half a billion tickets, and no more memory than that"""
 
 Key = tuple[int, int]
 """ticket and round of a grant"""
@@ -63,12 +69,15 @@ class Tickets:
     def __init__(self) -> None:
         self._bits = bytearray()
 
-    def add(self, ticket: int) -> None:
-        """A ticket is resolved."""
+    def add(self, ticket: int) -> bool:
+        """A ticket is resolved; False for one that can be none, so far is it from those before."""
         at = ticket >> 3
+        if at >= len(self._bits) + FAR:
+            return False
         if at >= len(self._bits):
             self._bits.extend(bytes(at + 1024 - len(self._bits)))
         self._bits[at] |= 1 << (ticket & 7)
+        return True
 
     def __contains__(self, ticket: int) -> bool:
         at = ticket >> 3
@@ -78,8 +87,16 @@ class Tickets:
 class Worker:
     """One rollout worker. `loader` runs while this worker owns partition 0 of the grants."""
 
-    def __init__(self, bus: Bus, names: Names, runner: Runner, loader: LoaderThread | None = None) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        names: Names,
+        runner: Runner,
+        loader: LoaderThread | None = None,
+        claims: ClaimStore | None = None,
+    ) -> None:
         self.bus = bus
+        self.claims = claims
         self.names = names
         self.runner = runner
         self.loader = loader
@@ -148,8 +165,12 @@ class Worker:
     ) -> float:
         if self.loader is not None and self.loader.failed is not None:
             raise self.loader.failed
-        room = self.runner.concurrency - self._samples
+        broken = self.runner.trouble.broken
+        # An agent that is broken gets one grant at a time, to try it.
+        room = int(not self._samples) if broken else self.runner.concurrency - self._samples
         owned = member.assigned()
+        if self.loader is not None and 0 in owned:  # tasks that nobody can do are not handed out
+            self.loader.stop() if broken else self.loader.start()
         if room > 0:
             member.resume(owned)
         else:
@@ -166,11 +187,11 @@ class Worker:
         return waited
 
     def _take(self, loop: asyncio.AbstractEventLoop, record: Record) -> None:
-        grant = codec.decode_as("Grant", record.value or b"")
+        grant = self._grant(record)
         partition, offset = record.partition, record.offset
         with self._lock:
             self.progress.began(partition, offset)
-            if grant["ticket"] in self.resolved:
+            if grant is None or grant["ticket"] in self.resolved:
                 self.progress.finished(partition, offset)
                 return
             key, samples = (grant["ticket"], grant["round"]), len(grant["samples"])
@@ -183,6 +204,25 @@ class Worker:
         future = self._running[key] = asyncio.run_coroutine_threadsafe(self.runner.group(grant), loop)
         future.add_done_callback(lambda finished: self._ended(key, samples, finished))
 
+    def _grant(self, record: Record) -> Grant | None:
+        """The grant in a record; None, named in the log of this process, for one that nobody can run: its lease ends
+        it."""
+        grant = readable(Grant, record, self.claims)
+        if grant is None:
+            return None
+        fault = None
+        try:
+            if not isinstance(json.loads(grant["task"]), dict):
+                fault = "its task is no JSON object"
+        except (ValueError, RecursionError):
+            fault = "its task is no JSON that can be read"
+        if any(not 0 <= sample < grant["group_size"] for sample in grant["samples"]):
+            fault = "it asks for samples that its group has not"
+        if fault is not None:
+            passed_over(record, fault)
+            return None
+        return grant
+
     def _ended(self, key: Key, samples: int, finished: Future[None]) -> None:
         """In one go: who finds nothing running commits what is finished."""
         error = None if finished.cancelled() else finished.exception()
@@ -190,7 +230,8 @@ class Worker:
             logger.error("ticket %d: the worker's own error", key[0], exc_info=error)
         with self._lock:
             for progress, partition, offset in self._places.pop(key):
-                if not finished.cancelled() and error is None:
+                # An error of ours would only come again with the same grant: its lease ends it, and nobody waits.
+                if not finished.cancelled():
                     progress.finished(partition, offset)
             self._running.pop(key, None)
             self._samples -= samples
@@ -198,9 +239,11 @@ class Worker:
     def _follow(self, tail: Tail, timeout_s: float) -> int:
         records = tail.poll(2000, timeout_s)
         for record in records:
-            resolution = codec.decode_as("Resolution", record.value or b"")
-            if resolution["solicited"] and resolution["ticket"] is not None:
-                self.resolved.add(resolution["ticket"])
+            resolution = readable(Resolution, record, self.claims)
+            if resolution is None or not resolution["solicited"] or resolution["ticket"] is None:
+                continue
+            if not self.resolved.add(resolution["ticket"]):
+                passed_over(record, "its ticket is far beyond all others")
         return len(records)
 
     def _commit(self, member: Member, transactor: Transactor) -> None:

@@ -12,12 +12,16 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 
-from infra import faults
-from infra.bus.base import EARLIEST, Bus, Outgoing, Tail, Transactor
-from infra.errors import BusError, FencedError
-from infra.topics import full_name
-from producers.tasks.source import Source
-from schemas import codec
+from millrace.infra import faults
+from millrace.infra.errors import BusError, ConfigError, FencedError
+from millrace.infra.log.base import EARLIEST, Bus, Outgoing, Tail, Transactor
+from millrace.infra.log.blobs import ClaimStore
+from millrace.infra.log.topics import full_name
+from millrace.infra.reading import readable
+from millrace.producers.tasks.source import Source
+from millrace.schemas import codec
+from millrace.schemas.limits import beyond
+from millrace.schemas.records import Prompt, Resolution
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +32,18 @@ IDLE_S = 0.2
 class Loader:
     """One loader of one policy. `step` does one round; use it from one thread."""
 
-    def __init__(self, bus: Bus, namespace: str, policy: str, source: Source, *, ahead: int, epochs: int = 0) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        namespace: str,
+        policy: str,
+        source: Source,
+        *,
+        ahead: int,
+        epochs: int = 0,
+        claims: ClaimStore | None = None,
+    ) -> None:
+        self._claims = claims
         self.policy = policy
         self.source = source
         self.ahead = ahead
@@ -42,7 +57,9 @@ class Loader:
         self.unresolved: Counter[str] = Counter()
         """how many prompts of each id; tasks may share theirs"""
         for record in bus.read(self._prompts, 0):
-            prompt = codec.decode_as("Prompt", record.value or b"")
+            prompt = readable(Prompt, record, claims)
+            if prompt is None:
+                continue  # dispatch answers it with a dead letter: nothing waits for it
             self.number = prompt["number"] + 1
             self.unresolved[prompt["id"]] += 1
         self._tail: Tail = bus.tail({(resolutions, 0): EARLIEST})
@@ -67,7 +84,7 @@ class Loader:
         for number in range(self.number, self.number + count):
             epoch, index = divmod(number, len(self.source))
             id = self.source.id(index, epoch)
-            prompt = {
+            prompt: Prompt = {
                 "id": id,
                 "policy": self.policy,
                 "number": number,
@@ -75,7 +92,12 @@ class Loader:
                 "group_size": None,
                 "awaits": [],
             }
-            self._transactor.send(Outgoing(self._prompts, id.encode(), codec.encode("Prompt", prompt)))
+            fault = beyond("Prompt", prompt)
+            if fault is not None:
+                raise ConfigError(f"task {index + 1} of {len(self.source)} cannot be handed out: {fault}")
+            value = codec.encode("Prompt", prompt)
+            fitting = value if self._claims is None else self._claims.fitting("Prompt", value)
+            self._transactor.send(Outgoing(self._prompts, id.encode(), fitting))
             written.append(id)
         faults.point("loader.sent")
         self._transactor.commit({}, None)
@@ -92,7 +114,9 @@ class Loader:
     def _settle(self, timeout_s: float) -> int:
         records = self._tail.poll(1000, timeout_s)
         for record in records:
-            id = codec.decode_as("Resolution", record.value or b"")["prompt_id"]
+            resolution = readable(Resolution, record, self._claims)
+            if resolution is None or (id := resolution["prompt_id"]) is None:
+                continue
             if self.unresolved[id] > 1:
                 self.unresolved[id] -= 1
             else:

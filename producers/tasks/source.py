@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from infra.errors import ConfigError
+from millrace.infra.errors import ConfigError
 
 Task = dict[str, Any]
 

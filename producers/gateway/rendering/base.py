@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
-from infra.errors import GatewayError
+from millrace.infra.errors import GatewayError
 
 Message: TypeAlias = Mapping[str, Any]
 """role, content (str), tool_calls with arguments as JSON text, tool_call_id, name, reasoning_content"""
@@ -20,6 +20,10 @@ Tools: TypeAlias = Sequence[Mapping[str, Any]] | None
 
 class RenderError(GatewayError):
     """The template refuses these messages; the client must change them."""
+
+
+class PromptTooLong(RenderError):
+    """The messages are certain to be longer than the model's context."""
 
 
 class Refusal(NamedTuple):
@@ -74,7 +78,7 @@ class Parser(ABC):
 
 
 class Renderer(ABC):
-    """One model's way of writing conversations. Pure and safe to share."""
+    """One model's way of writing conversations. Safe to share between threads."""
 
     tokenizer_hash: str
     """sha256 hex"""
@@ -82,6 +86,10 @@ class Renderer(ABC):
     """sha256 hex"""
     stop_ids: frozenset[int]
     """ids that end a reply"""
+
+    @abstractmethod
+    def limit_to(self, tokens: int) -> None:
+        """From now on `render` and `bridge` may raise PromptTooLong for what is certain to have more tokens."""
 
     @abstractmethod
     def render(self, messages: Sequence[Message], tools: Tools) -> list[int]:

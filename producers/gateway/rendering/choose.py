@@ -12,11 +12,11 @@ from typing import Any
 
 from renderers.base import MODEL_RENDERER_MAP
 
-from infra.errors import ConfigError
-from producers.gateway.rendering.base import Message, Renderer, RenderError
-from producers.gateway.rendering.packaged import PackagedRenderer, known
-from producers.gateway.rendering.template import TemplateRenderer
-from producers.gateway.rendering.tokenizer import ChatTokenizer
+from millrace.infra.errors import ConfigError
+from millrace.producers.gateway.rendering.base import Message, Renderer, RenderError
+from millrace.producers.gateway.rendering.packaged import PackagedRenderer, known
+from millrace.producers.gateway.rendering.template import TemplateRenderer
+from millrace.producers.gateway.rendering.tokenizer import ChatTokenizer
 
 logger = logging.getLogger(__name__)
 

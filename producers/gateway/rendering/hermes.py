@@ -20,9 +20,10 @@ from renderers.parsing import parse_qwen3
 from renderers.reasoning import prompt_ends_in_reasoning
 from tokenizers.decoders import DecodeStream
 
-from producers.gateway.rendering.base import Delta, Parser, Reply, ToolCall
-from producers.gateway.rendering.stops import StopCutter
-from producers.gateway.rendering.tokenizer import ChatTokenizer
+from millrace.producers.gateway.rendering.base import Delta, Parser, Reply, ToolCall
+from millrace.producers.gateway.rendering.stops import StopCutter
+from millrace.producers.gateway.rendering.tokenizer import ChatTokenizer
+from millrace.schemas import bounds
 
 logger = logging.getLogger(__name__)
 
@@ -217,10 +218,10 @@ class HermesParser(Parser):
         self._stream, self._ids, self._said = DecodeStream(skip_special_tokens=True), [], 0
 
     def _block(self, out: list[Delta]) -> None:
-        _, found = self._markers.parser.extract(self._ids)
-        call = found[0] if found else None
-        if call is not None and call.status == ToolCallParseStatus.OK and call.name:
-            out.append(Delta(call=as_call(call)))
+        _, found = reading(self._markers.parser.extract, self._ids) or (None, ())
+        call = as_call(found[0]) if found else None
+        if call is not None and len(self._reply.calls) < bounds.CALLS:
+            out.append(Delta(call=call))
         else:
             self._as_text(out)
         self._state, self._fresh = TEXT, False
@@ -257,8 +258,10 @@ class HermesParser(Parser):
 
     def _settle(self) -> list[Delta]:
         """Compare what was said with the package's reading; where they differ, the package's is what is recorded."""
-        parsed = self._read(self._all)
-        calls = [as_call(call) for call in parsed.tool_calls if call.status == ToolCallParseStatus.OK and call.name]
+        parsed = reading(self._read, self._all)
+        if parsed is None:
+            return []
+        calls = [call for found in parsed.tool_calls if (call := as_call(found)) is not None][: bounds.CALLS]
         reply = self._reply
         thought = bool((reply.reasoning or "").strip())
         if calls == reply.calls and thought == bool((parsed.reasoning_content or "").strip()):
@@ -288,9 +291,26 @@ def opens_thoughts(tokenizer: ChatTokenizer, markers: Markers, prompt: Sequence[
     )
 
 
-def as_call(parsed: Any) -> ToolCall:
-    """A sound call as the package parsed it."""
-    return ToolCall(parsed.name, _arguments(parsed.raw, parsed.arguments))
+def reading(read: Callable[[Sequence[int]], Any], ids: Sequence[int]) -> Any:
+    """What the package reads in a reply; None where what the model wrote ends its parser instead."""
+    try:
+        return read(ids)
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        logger.warning("a reply of %d tokens stays text: %s: %s", len(ids), type(error).__name__, error)
+        return None
+
+
+def as_call(parsed: Any) -> ToolCall | None:
+    """A sound call as the package parsed it; None for one that is not: without a name, or with one that is too long, or
+    with text that is no Unicode."""
+    if parsed.status != ToolCallParseStatus.OK or not isinstance(parsed.name, str) or not parsed.name:
+        return None
+    try:
+        call = ToolCall(parsed.name, _arguments(parsed.raw, parsed.arguments))
+        call.arguments.encode()
+        return call if len(call.name.encode()) <= bounds.NAME_BYTES else None
+    except (ValueError, RecursionError):
+        return None
 
 
 def _arguments(raw: str, arguments: object) -> str:
@@ -304,6 +324,6 @@ def _arguments(raw: str, arguments: object) -> str:
         try:
             if json.loads(text) == arguments:
                 return text
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):
             pass
     return json.dumps(arguments, ensure_ascii=False)

@@ -1,4 +1,5 @@
-"""Messages as chat templates expect them."""
+"""Messages as chat templates expect them: arguments of tool calls as objects, unless they nest deeper or hold
+more than a template may walk."""
 
 from __future__ import annotations
 
@@ -6,11 +7,12 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from producers.gateway.rendering.base import Message
+from millrace.producers.gateway.rendering.base import Message
+from millrace.producers.gateway.shape import unwieldy
 
 
 def decoded(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """The messages with tool arguments as objects; text that is no JSON stays text."""
+    """The messages with tool arguments as objects; text that is no JSON, or too deep or too much, stays text."""
     return [
         {**message, "tool_calls": [_call(call) for call in message["tool_calls"]]}
         if message.get("tool_calls")
@@ -21,8 +23,10 @@ def decoded(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 def _call(call: Any) -> Any:
     function = call["function"]
-    try:
-        arguments = json.loads(function["arguments"])
-    except (TypeError, ValueError):
-        arguments = function["arguments"]
+    arguments = function["arguments"]
+    if not unwieldy(arguments):
+        try:
+            arguments = json.loads(arguments)
+        except ValueError:
+            arguments = function["arguments"]
     return {**call, "function": {**function, "arguments": arguments}}

@@ -13,14 +13,24 @@ from typing import Any
 
 from renderers import Renderer as Package
 from renderers import config_from_name, create_renderer
-from renderers.base import ToolCallParseStatus
 
-from infra.errors import ConfigError
-from producers.gateway.rendering.base import Delta, Message, Parser, Refusal, Renderer, RenderError, Reply, Tools
-from producers.gateway.rendering.hermes import HermesParser, Markers, as_call, opens_thoughts
-from producers.gateway.rendering.messages import decoded
-from producers.gateway.rendering.stops import StopCutter
-from producers.gateway.rendering.tokenizer import ChatTokenizer
+from millrace.infra.errors import ConfigError
+from millrace.producers.gateway.rendering.base import (
+    Delta,
+    Message,
+    Parser,
+    PromptTooLong,
+    Refusal,
+    Renderer,
+    RenderError,
+    Reply,
+    Tools,
+)
+from millrace.producers.gateway.rendering.hermes import HermesParser, Markers, as_call, opens_thoughts, reading
+from millrace.producers.gateway.rendering.messages import decoded
+from millrace.producers.gateway.rendering.stops import StopCutter
+from millrace.producers.gateway.rendering.tokenizer import ChatTokenizer
+from millrace.producers.gateway.rendering.written import Written
 
 HERMES = ("qwen3", "qwen3-vl")
 """families with tool calls in Hermes form"""
@@ -64,10 +74,17 @@ class PackagedRenderer(Renderer):
         self.tokenizer_hash = tokenizer_hash or tokenizer.hash
         self.template_hash = template_hash or tokenizer.template_hash
         self.stop_ids = tokenizer.stop_ids | frozenset(self.package.get_stop_token_ids())
+        self._written = Written(self._text)
         self._prompts = [found for probe in ([USER], TURN) if (found := self._opening(probe))]
 
+    def limit_to(self, tokens: int) -> None:
+        self.tokenizer.segments.limit = tokens
+
     def render(self, messages: Sequence[Message], tools: Tools) -> list[int]:
-        return self._render(messages, tools, generate=True)
+        messages = self._written.roles(messages)
+        ids = self._render(messages, tools, generate=True)
+        self._written.check(messages, tools)
+        return ids
 
     def bridge(
         self, stored: Sequence[int], past: Sequence[Message], new: Sequence[Message], tools: Tools
@@ -78,13 +95,24 @@ class PackagedRenderer(Renderer):
             return Refusal("the stored tokens do not show where the reply begins")
         if any(message["role"] == "assistant" for message in new):
             return Refusal("the new messages hold a reply that was not sampled here")
-        try:
+        new = self._written.roles(new)
+
+        def go_on(new: Sequence[Message], tools: Tools) -> list[int] | None:
             found = self.package.bridge_to_next_turn(stored[:at], stored[at:], decoded(new), tools=_listed(tools))
-        except (ValueError, TypeError, KeyError) as error:
+            return None if found is None else list(found.token_ids)
+
+        def text(new: Sequence[Message], tools: Tools) -> str:
+            return self.tokenizer.decode((go_on(new, tools) or stored)[len(stored) :])
+
+        try:
+            ids = go_on(new, tools)
+            if ids is None:
+                return Refusal(self._why(new))
+            self._written.check(new, tools, bridge=text)
+        except PromptTooLong:
+            raise
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError, RenderError) as error:
             return Refusal(f"the {self.name} renderer cannot continue: {error}")
-        if found is None:
-            return Refusal(self._why(new))
-        ids: list[int] = found.token_ids
         if ids[: len(stored)] != stored:
             return Refusal("the reply goes on behind its end token")
         return ids[len(stored) :]
@@ -114,9 +142,12 @@ class PackagedRenderer(Renderer):
             ids: list[int] = self.package.render_ids(
                 decoded(messages), tools=_listed(tools), add_generation_prompt=generate
             )
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
             raise RenderError(f"the {self.name} renderer cannot write these messages: {error}") from error
         return ids
+
+    def _text(self, messages: Sequence[Message], tools: Tools) -> str:
+        return self.tokenizer.decode(self._render(messages, tools, generate=True))
 
     def _opening(self, messages: Sequence[Message]) -> list[int]:
         """The ids that ask for a reply behind these messages; empty when they cannot be told apart."""
@@ -166,11 +197,15 @@ class WholeParser(Parser):
 
     def finish(self) -> list[Delta]:
         end = next((at for at, id in enumerate(self._ids) if id in self._stop_ids), len(self._ids))
-        parsed = self._read(self._ids[:end])
+        parsed = reading(self._read, self._ids[:end])
+        if parsed is None:
+            self._reply.content = self._tokenizer.decode(self._ids[:end], skip_special_tokens=True) or None
+            return [Delta(content=self._reply.content)] if self._reply.content else []
         content = parsed.content
         for attempt in parsed.tool_calls:
-            if self._tools and attempt.status == ToolCallParseStatus.OK and attempt.name:
-                self._reply.calls.append(as_call(attempt))
+            call = as_call(attempt) if self._tools else None
+            if call is not None:
+                self._reply.calls.append(call)
             else:
                 span = attempt.token_span
                 content += attempt.raw if span is None else self._tokenizer.decode(self._ids[span[0] : span[1]])

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from producers.gateway.rendering.base import Message, Parser, Refusal, Renderer, RenderError, Tools
-from producers.gateway.rendering.hermes import HermesParser, Markers, opens_thoughts
-from producers.gateway.rendering.messages import decoded
-from producers.gateway.rendering.tokenizer import ChatTokenizer
+from millrace.producers.gateway.rendering.base import Message, Parser, Refusal, Renderer, RenderError, Tools
+from millrace.producers.gateway.rendering.hermes import HermesParser, Markers, opens_thoughts
+from millrace.producers.gateway.rendering.messages import decoded
+from millrace.producers.gateway.rendering.tokenizer import ChatTokenizer
+from millrace.producers.gateway.rendering.written import USER, Written
 
 
 class TemplateRenderer(Renderer):
@@ -28,10 +29,18 @@ class TemplateRenderer(Renderer):
         self.tokenizer_hash = tokenizer_hash or tokenizer.hash
         self.template_hash = template_hash or tokenizer.template_hash
         self.stop_ids = tokenizer.stop_ids
+        self._written = Written(lambda messages, tools: self._text(messages, tools, generate=True))
+
+    def limit_to(self, tokens: int) -> None:
+        self.tokenizer.segments.limit = tokens
 
     def render(self, messages: Sequence[Message], tools: Tools) -> list[int]:
         self._check(tools)
-        return self.tokenizer.encode(self._text(messages, tools, generate=True))
+        messages = self._written.roles(messages)
+        text = self._text(messages, tools, generate=True)
+        ids = self.tokenizer.encode(text)  # before the check: what is too long is refused for that
+        self._written.check(messages, tools)
+        return ids
 
     def bridge(
         self, stored: Sequence[int], past: Sequence[Message], new: Sequence[Message], tools: Tools
@@ -44,6 +53,7 @@ class TemplateRenderer(Renderer):
         ended = bool(stored) and stored[-1] in self.stop_ids
         if ended and stored[-1] != self.tokenizer.eos_token_id:
             return Refusal("the reply ended with another token than the template writes")
+        past, new = self._written.roles(past), self._written.roles(new)
         try:
             prompt = self._text(past[:-1], tools, generate=True)
             before = self._text(past, tools, generate=False)
@@ -54,6 +64,10 @@ class TemplateRenderer(Renderer):
             return Refusal("the template writes replies in another way than it asks for them")
         if not after.startswith(before):
             return Refusal("the template rewrites earlier messages")
+        try:
+            self._written.check([USER, *past[-1:], *new], tools, since=2)
+        except RenderError as error:
+            return Refusal(str(error))
         at = before.rfind(close, len(prompt))
         if at < 0:
             return Refusal("the template does not end replies with the end token")

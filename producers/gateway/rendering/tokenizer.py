@@ -17,11 +17,13 @@ import jinja2
 import jinja2.ext
 import jinja2.nodes
 import jinja2.parser
+import orjson
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
-from infra.errors import ConfigError
-from producers.gateway.rendering.base import RenderError
+from millrace.infra.errors import ConfigError
+from millrace.producers.gateway.rendering.base import RenderError
+from millrace.producers.gateway.rendering.segments import Segments
 
 
 class _Generation(jinja2.ext.Extension):
@@ -91,7 +93,9 @@ class ChatTokenizer:
         self.special_ids = frozenset(id for id, token in self.core.get_added_tokens_decoder().items() if token.special)
         self.all_special_tokens = [self.core.id_to_token(id) for id in sorted(self.special_ids)]
         self._texts: dict[int, str] = {}
-        self.hash = hashlib.sha256(core.read_bytes()).hexdigest()
+        content = core.read_bytes()
+        self.segments = Segments(self.core, orjson.loads(content))
+        self.hash = hashlib.sha256(content).hexdigest()
         self.template_hash = hashlib.sha256(source.encode()).hexdigest()
 
     def render_text(self, messages: Sequence[Any], tools: Any, *, generate: bool, **kwargs: Any) -> str:
@@ -105,12 +109,19 @@ class ChatTokenizer:
                 **self._specials,
                 **kwargs,
             )
-        except (jinja2.TemplateError, TypeError) as error:
+        except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, RecursionError) as error:
             raise RenderError(f"the chat template cannot render these messages: {error}") from error
 
     def encode(self, text: str, add_special_tokens: bool = False, **_: Any) -> list[int]:
-        """Token ids of text; special tokens written in it are recognised, none are added."""
-        ids: list[int] = self.core.encode(text, add_special_tokens=add_special_tokens).ids
+        """Token ids of text; special tokens written in it are recognised, none are added unless asked for.
+
+        Raises PromptTooLong, RenderError."""
+        try:
+            if not add_special_tokens:
+                return self.segments.encode(text)
+            ids: list[int] = self.core.encode(text, add_special_tokens=True).ids
+        except (TypeError, UnicodeEncodeError) as error:  # half a surrogate pair, out of the JSON of a tool call
+            raise RenderError(f"the text of these messages is no Unicode: {error}") from error
         return ids
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = False, **_: Any) -> str:

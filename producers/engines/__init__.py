@@ -1,1 +1,0 @@
-"""Inference engines behind one seam: tokens in, tokens out."""

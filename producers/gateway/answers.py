@@ -1,0 +1,115 @@
+"""What a chat completion says, whoever wrote it: OpenAI's answers and the shapes that other servers give them.
+
+Invariants: nothing here raises anything but ValueError, and that only for what is no answer at all (no JSON, no
+object); a part that has another type than it should is left out, never guessed; what is read fits a ModelCall."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import orjson
+
+from millrace.producers.gateway import keys
+from millrace.producers.gateway.rendering.base import Message
+from millrace.schemas import bounds
+from millrace.schemas.ids import new_id
+
+TEXT = ("text", "input_text", "output_text")
+
+
+class Said(NamedTuple):
+    """One choice: its number, what it says, and why it ended."""
+
+    choice: int
+    message: Message
+    finish: str | None
+
+
+class Answer(NamedTuple):
+    """A whole response: its id, its choices, and its tokens as the server counted them (prompt, completion, cached)."""
+
+    id: str
+    choices: list[Said]
+    usage: tuple[int, int, int]
+
+
+def read_answer(body: bytes) -> Answer:
+    """The answer in a response's body. Raises ValueError for what is no JSON object."""
+    try:
+        found = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise ValueError(f"the answer is no JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise ValueError("the answer is no JSON object")
+    return understood(found)
+
+
+def understood(found: Mapping[str, Any]) -> Answer:
+    """The answer in a response's fields."""
+    usage, details = mapping(found.get("usage")), mapping(mapping(found.get("usage")).get("prompt_tokens_details"))
+    counts = (usage.get("prompt_tokens"), usage.get("completion_tokens"), details.get("cached_tokens"))
+    choices = [choice for choice in listed(found.get("choices")) if isinstance(choice, dict)][: bounds.CHOICES]
+    said = [
+        Said(number(choice.get("index"), at), reply(mapping(choice.get("message"))), name(choice.get("finish_reason")))
+        for at, choice in enumerate(choices)
+    ]
+    prompt, completion, cached = (number(count) for count in counts)
+    return Answer(name(found.get("id")) or new_id(), said, (prompt, completion, cached))
+
+
+def reply(message: Mapping[str, Any]) -> Message:
+    """An assistant's message as match keys and lineages want it: its text, its thoughts, its tool calls."""
+    out: dict[str, Any] = {"role": "assistant", "content": content(message.get("content"))}
+    calls = [found for given in listed(message.get("tool_calls")) if (found := call(given)) is not None]
+    if calls:
+        out["tool_calls"] = calls[: bounds.CALLS]
+    if thoughts := text(message.get("reasoning_content")):
+        out["reasoning_content"] = thoughts
+    return out
+
+
+def content(given: Any) -> str:
+    """The text of a message: a string, or the text parts of a list."""
+    parts = [mapping(part) for part in listed(given)]
+    return text(given) or "".join(text(part.get("text")) or "" for part in parts if part.get("type", "text") in TEXT)
+
+
+def call(given: Any) -> dict[str, Any] | None:
+    """A tool call; a custom one with its input as arguments. None for what is none."""
+    given = mapping(given)
+    function = mapping(given.get("function")) or mapping(given.get("custom"))
+    if not function:
+        return None
+    arguments = function.get("arguments", function.get("input"))
+    if not isinstance(arguments, str):
+        arguments = "" if arguments is None else keys.canonical(arguments).decode(errors="replace")
+    named = {"name": text(function.get("name")) or "", "arguments": arguments}
+    return {"id": text(given.get("id")) or "", "type": "function", "function": named}
+
+
+def text(given: Any) -> str | None:
+    """A string that is one."""
+    return given if isinstance(given, str) and given else None
+
+
+def name(given: Any) -> str | None:
+    """A string that is one, within the bounds of a name."""
+    found = text(given)
+    return found if found and len(found.encode(errors="surrogatepass")) <= bounds.NAME_BYTES else None
+
+
+def number(given: Any, otherwise: int = 0) -> int:
+    """A count or an index within the bounds."""
+    good = isinstance(given, int) and not isinstance(given, bool) and 0 <= given <= bounds.INT
+    return given if good else otherwise
+
+
+def mapping(given: Any) -> Mapping[str, Any]:
+    """A map that is one, else an empty one."""
+    return given if isinstance(given, dict) else {}
+
+
+def listed(given: Any) -> list[Any]:
+    """A list that is one, else an empty one."""
+    return given if isinstance(given, list) else []

@@ -1,0 +1,39 @@
+"""Work whose time grows with a request: beside the event loop, or a piece at a time.
+
+Invariants: what may take more than a few milliseconds of a request's own CPU runs in a thread, where the interpreter
+hands its lock on after each switch interval, so that one call does not delay another; the threads are few and do
+nothing else, so that what waits for them is only ever heavy itself."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import ParamSpec, TypeVar
+
+from millrace.producers.gateway.shape import HEAVY
+
+THREADS = 2
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_threads = ThreadPoolExecutor(THREADS, "aside")
+
+
+async def aside(size: int, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """`work(*args)`, in a thread where `size` (bytes that it reads or writes) is large."""
+    if size < HEAVY:
+        return work(*args, **kwargs)
+    return await asyncio.get_running_loop().run_in_executor(_threads, partial(work, *args, **kwargs))
+
+
+async def by_turns(steps: Iterator[None]) -> None:
+    """All steps, between which others have their turn. Cancelling it leaves none undone."""
+    try:
+        for _ in steps:
+            await asyncio.sleep(0)
+    finally:
+        for _ in steps:
+            pass

@@ -1,0 +1,135 @@
+"""A streamed chat completion put together again, while its bytes go on to the client untouched.
+
+Invariants: nothing that a server sends raises; what is no event of the known shape is counted in `unread` and left out;
+memory is bounded by `LARGEST` and by the bounds on choices and tool calls, whatever indexes the server writes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from millrace.producers.gateway.answers import content, listed, mapping, number, text
+from millrace.schemas import bounds
+
+LARGEST = 8 << 20
+"""bytes of an upstream's reply that are kept; a longer one passes and is not captured whole"""
+FIELDS = ("content", "reasoning_content")
+
+
+class Parts:
+    """One choice while its pieces arrive."""
+
+    def __init__(self) -> None:
+        self.texts: dict[str, list[str]] = {name: [] for name in FIELDS}
+        self.calls: dict[int, dict[str, Any]] = {}
+        self.finish: str | None = None
+
+    def take(self, delta: Mapping[str, Any]) -> bool:
+        """One more piece; whether all of it could be read."""
+        for name in FIELDS:
+            if piece := content(delta.get(name)):
+                self.texts[name].append(piece)
+        unread = sum(not self._call(given) for given in listed(delta.get("tool_calls")))
+        return unread == 0
+
+    def _call(self, given: Any) -> bool:
+        given = mapping(given)
+        function = mapping(given.get("function")) or mapping(given.get("custom"))
+        at = given.get("index")
+        if not isinstance(at, int):  # without an index an id begins a call, and what has none goes on with the last
+            at = len(self.calls) if text(given.get("id")) or not self.calls else max(self.calls)
+        call = self.calls.get(at)
+        if call is None:
+            if len(self.calls) >= bounds.CALLS:
+                return False
+            call = self.calls[at] = {"id": "", "name": "", "arguments": []}
+        call["id"] = text(given.get("id")) or call["id"]
+        call["name"] = text(function.get("name")) or call["name"]
+        if piece := text(function.get("arguments")) or text(function.get("input")):
+            call["arguments"].append(piece)
+        return True
+
+    def message(self) -> dict[str, Any]:
+        """The assistant message that the pieces amount to."""
+        out: dict[str, Any] = {"role": "assistant", "content": "".join(self.texts["content"])}
+        if thoughts := "".join(self.texts["reasoning_content"]):
+            out["reasoning_content"] = thoughts
+        if self.calls:
+            out["tool_calls"] = [
+                {
+                    "id": call["id"],
+                    "type": "function",
+                    "function": {"name": call["name"], "arguments": "".join(call["arguments"])},
+                }
+                for _, call in sorted(self.calls.items())
+            ]
+        return out
+
+
+def _counts(usage: Mapping[str, Any]) -> dict[str, Any]:
+    details = {"cached_tokens": number(mapping(usage.get("prompt_tokens_details")).get("cached_tokens"))}
+    counts = {name: number(usage.get(name)) for name in ("prompt_tokens", "completion_tokens", "total_tokens")}
+    return {**counts, "prompt_tokens_details": details}
+
+
+class Assembled:
+    """A whole stream of server-sent events."""
+
+    def __init__(self) -> None:
+        self.finish: str | None = None
+        self.unread = 0
+        """events, or parts of them, that could not be read"""
+        self.size = 0
+        self._rest: list[bytes] = []
+        self._head: dict[str, Any] = {}
+        self._choices: dict[int, Parts] = {}
+
+    def feed(self, part: bytes) -> None:
+        """More bytes of the event stream."""
+        self.size += len(part)
+        if self.size > LARGEST:
+            self._rest.clear()
+            self.unread += 1
+            return
+        *lines, rest = part.split(b"\n")
+        if lines:
+            lines[0] = b"".join([*self._rest, lines[0]])
+            self._rest.clear()
+        self._rest.append(rest)
+        for line in lines:
+            data = line.removeprefix(b"data:").strip()
+            if line.startswith(b"data:") and data and data != b"[DONE]":
+                self.unread += not self._take(data)
+
+    def _take(self, data: bytes) -> bool:
+        try:
+            event = orjson.loads(data)
+        except orjson.JSONDecodeError:
+            return False
+        if not isinstance(event, dict):
+            return False
+        self._head |= {name: text(event[name]) for name in ("id", "model") if text(event.get(name))}
+        if usage := mapping(event.get("usage")):
+            self._head["usage"] = _counts(usage)
+        good = True
+        for at, choice in enumerate(listed(event.get("choices"))):
+            choice = mapping(choice)
+            index = number(choice.get("index"), at)
+            parts = self._choices.get(index)
+            if parts is None:
+                if len(self._choices) >= bounds.CHOICES:
+                    return False
+                parts = self._choices[index] = Parts()
+            good &= parts.take(mapping(choice.get("delta")))
+            parts.finish = text(choice.get("finish_reason")) or parts.finish
+        return good
+
+    def response(self) -> dict[str, Any]:
+        """The whole response that the stream amounts to."""
+        choices = [
+            {"index": index, "message": parts.message(), "finish_reason": self.finish or parts.finish}
+            for index, parts in sorted(self._choices.items())
+        ]
+        return {**self._head, "object": "chat.completion", "choices": choices}

@@ -1,0 +1,152 @@
+"""What enters over HTTP, and how much of it at once: bodies, calls and requests of each tenant.
+
+Invariants: no byte of a body is read before its sender is known; a body is never read beyond its limit, nor waited for
+beyond its deadline; the bodies that are held, of requests in flight, have a bound together; what a visit took it gives
+back when it ends, however it ends; a tenant that has too much in flight is told so and delays nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from typing import Any
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import Receive
+
+from millrace.infra.config import is_local
+from millrace.producers.gateway.errors import ApiError
+from millrace.producers.gateway.gateway import Caller
+from millrace.producers.gateway.options import Options
+
+
+class Intake:
+    """The counts of one gateway."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.held = 0
+        """bytes of bodies"""
+        self.in_flight: Counter[str] = Counter()
+        """requests by tenant"""
+        self._rates: dict[str, tuple[float, float]] = {}
+
+    def spend(self, tenant: str) -> None:
+        """One request more. Raises ApiError 429 for more than `max_rate` of them in a second."""
+        rate = self.options.max_rate
+        if not rate:
+            return
+        now = time.monotonic()
+        left, then = self._rates.get(tenant, (rate, now))
+        left = min(rate, left + (now - then) * rate)
+        if left < 1:
+            raise _too_many(f"more than {rate:g} requests a second")
+        self._rates[tenant] = (left - 1, now)
+
+
+class Visit:
+    """One request. Close it when its answer is sent."""
+
+    def __init__(self, intake: Intake, receive: Receive) -> None:
+        self._intake = intake
+        self._receive = receive
+        self._tenant: str | None = None
+        self._held = 0
+        self._watch: asyncio.Task[None] | None = None
+        self.left = False
+        """the client is gone"""
+
+    def enter(self, caller: Caller) -> Caller:
+        """The sender is known. Raises ApiError 429 when its tenant has too much in flight."""
+        intake, tenant = self._intake, caller.tenant
+        if self._tenant is None:
+            intake.spend(tenant)
+            if intake.in_flight[tenant] >= intake.options.max_in_flight:
+                raise _too_many(f"more than {intake.options.max_in_flight} requests at once")
+            intake.in_flight[tenant] += 1
+            self._tenant = tenant
+        return caller
+
+    async def body(self, request: Request) -> bytes:
+        """The whole body. Raises ApiError as soon as it is known to be too large, too slow, or one too many."""
+        intake, options = self._intake, self._intake.options
+        limit = options.max_body_bytes
+        too_large = ApiError(413, f"The request is larger than {limit} bytes", code="request_too_large")
+        length = request.headers.get("content-length", "")
+        if length.isdecimal() and (len(length) > len(str(limit)) or int(length) > limit):
+            raise too_large
+        parts: list[bytes] = []
+        try:
+            async with asyncio.timeout(options.body_timeout_s):
+                async for part in request.stream():
+                    self._held += len(part)
+                    intake.held += len(part)
+                    if self._held > limit:
+                        raise too_large
+                    if intake.held > options.max_bodies_bytes:
+                        raise ApiError(
+                            503,
+                            f"The gateway holds {options.max_bodies_bytes} bytes of requests: try again",
+                            type="server_error",
+                            code="busy",
+                            retry_after_s=1,
+                        )
+                    parts.append(part)
+        except TimeoutError:
+            raise ApiError(
+                408, f"The body did not come within {options.body_timeout_s:g} s", code="request_timeout"
+            ) from None
+        except ClientDisconnect:
+            raise ApiError(400, "The request ended in the middle of its body", code="request_cut_off") from None
+        return b"".join(parts)
+
+    def watch(self) -> None:
+        """From here on the current task is cancelled when the client goes. The body must have been read."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._watch = asyncio.create_task(self._leave(task))
+
+    async def _leave(self, task: asyncio.Task[Any]) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self.left = True
+        task.cancel()
+
+    def close(self) -> None:
+        """Give back what it took. Idempotent."""
+        self._intake.held -= self._held
+        self._held = 0
+        if self._tenant is not None:
+            self._intake.in_flight[self._tenant] -= 1
+            if not self._intake.in_flight[self._tenant]:
+                del self._intake.in_flight[self._tenant]
+            self._tenant = None
+        if self._watch is not None:
+            self._watch.cancel()
+
+
+def check_origin(headers: Headers) -> None:
+    """For a gateway without keys, which serves this machine alone: a page from elsewhere, open in a browser here, must
+    not speak to it, neither directly nor under a name that its owner points here. Raises ApiError 403."""
+    for name, given in (("host", f"//{headers.get('host', 'localhost')}"), ("origin", headers.get("origin"))):
+        if given is None:
+            continue
+        try:
+            local = is_local(urlsplit(given).hostname or "")
+        except ValueError:
+            local = False
+        if not local:
+            raise ApiError(
+                403,
+                f"A gateway without keys serves this machine alone, and the header {name} names another: "
+                "set [gateway.keys]",
+                code="foreign_origin",
+            )
+
+
+def _too_many(what: str) -> ApiError:
+    return ApiError(
+        429, f"This tenant has {what}: try again", type="rate_limit_error", code="rate_limited", retry_after_s=1
+    )

@@ -1,0 +1,96 @@
+"""Whose conversation a call belongs to, as far as the call itself says: a name, an end user, or only what it echoes.
+
+A call with a session's own key, or with a session's name, says it. Any other call is nameless: it goes on in an episode
+only where what it echoes ends with a reply that one single conversation was given.
+
+Invariants: only episodes that began nameless are gone on with nameless; a digest that two live episodes hold, or that a
+former episode held, identifies nobody; end users are apart from each other and from callers that name none."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b
+from typing import NamedTuple
+
+from millrace.producers.gateway.errors import bad_request
+from millrace.producers.gateway.rendering.base import Message
+from millrace.producers.gateway.session import Session
+from millrace.schemas.bounds import NAME_BYTES
+
+SPENT = 200_000
+"""replies of former nameless episodes that are remembered, so that nobody else is taken for their owner"""
+
+Key = tuple[str, str, bytes]
+
+
+class Hints(NamedTuple):
+    """What a call says about itself: the name of its conversation, and its end user as a digest ("" where none)."""
+
+    name: str | None
+    subject: str
+
+
+class Found(NamedTuple):
+    """The episode of a nameless call. `proven`: the call echoes an id that only this conversation was told."""
+
+    session: Session
+    proven: bool
+
+
+def hints(headers: Mapping[str, str], *users: object) -> Hints:
+    """What the headers say, and the body's own words for the end user. Raises ApiError 400 for a name too long."""
+    name = headers.get("x-millrace-session") or headers.get("x-session-id") or None
+    if name is not None and len(name.encode()) > NAME_BYTES:
+        raise bad_request(f"x-millrace-session: a name has at most {NAME_BYTES} bytes", param="x-millrace-session")
+    said = headers.get("x-millrace-user") or next((user for user in users if isinstance(user, str) and user), "")
+    return Hints(name, blake2b(said.encode(errors="surrogatepass"), digest_size=16).hexdigest() if said else "")
+
+
+class Conversations:
+    """Which live episode was given which reply, over all tenants."""
+
+    def __init__(self) -> None:
+        self._owners: dict[Key, list[Session]] = {}
+        self._spent: OrderedDict[Key, None] = OrderedDict()
+
+    def replied(self, session: Session, digest: bytes) -> None:
+        """A caller was given this reply in this episode."""
+        owners = self._owners.setdefault((session.tenant, session.subject, digest), [])
+        if session not in owners:
+            owners.append(session)
+            session.digests.append(digest)
+
+    def retire(self, session: Session) -> None:
+        """The episode is over. Its caller may still come back, so its replies identify nobody else."""
+        for digest in session.digests:
+            key = (session.tenant, session.subject, digest)
+            owners = self._owners.get(key, [])
+            if session in owners:
+                owners.remove(session)
+            if not owners:
+                self._owners.pop(key, None)
+            if session.nameless:
+                self._spent[key] = None
+                self._spent.move_to_end(key)
+        while len(self._spent) > SPENT:
+            self._spent.popitem(last=False)
+
+    def find(self, tenant: str, subject: str, messages: Sequence[Message], digests: Sequence[bytes]) -> Found | None:
+        """The nameless episode that these messages go on from; None where there is none, or more than one could be."""
+        found: Session | None = None
+        for count in range(len(messages), 0, -1):
+            if messages[count - 1]["role"] != "assistant":
+                continue
+            key = (tenant, subject, digests[count])
+            owners = self._owners.get(key)
+            if found is None:
+                if owners is None and key not in self._spent:
+                    continue
+                if owners is None or len(owners) != 1 or key in self._spent or not owners[0].nameless:
+                    return None
+                found = owners[0]
+            # The ids of our calls are random: whoever echoes one was told it.
+            if owners == [found] and messages[count - 1].get("tool_calls"):
+                return Found(found, proven=True)
+        return None if found is None else Found(found, proven=bool(subject))
