@@ -4,29 +4,48 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable, Sequence
+from functools import partial
 from threading import Event
 from types import FrameType
 
-from infra.bus.connect import connect
-from infra.claims import ClaimStore
-from infra.config import Settings
-from infra.runner.live import run_stage
-from infra.runner.slot import Settings as RunnerSettings
-from infra.stage import Stage
-from streams.dispatch.stage import Dispatch, Terms
-from streams.refine.detectors.guard import Guarded
-from streams.refine.stage import Refine
-from streams.seal.policies import announce
-from streams.seal.stage import Seal
-from streams.watch import Watch
+from millrace.infra.config import Settings
+from millrace.infra.connect import connect
+from millrace.infra.log.base import Bus
+from millrace.infra.log.blobs import ClaimStore
+from millrace.infra.log.sweep import Sweeping
+from millrace.infra.log.topics import PARTS
+from millrace.infra.stages.base import Stage
+from millrace.infra.stages.live import run_stage
+from millrace.infra.stages.slot import Settings as RunnerSettings
+from millrace.streams.dispatch import announce as asking
+from millrace.streams.dispatch.stage import Dispatch, Terms
+from millrace.streams.refine.detectors.guard import Guarded
+from millrace.streams.refine.names import key_in
+from millrace.streams.refine.stage import Refine
+from millrace.streams.seal.policies import announce
+from millrace.streams.seal.stage import Seal
+from millrace.streams.watch import Watch
 
-DETECTORS = ("streams.refine.detectors.vectorscan:Vectorscan", "streams.refine.detectors.kingfisher:Kingfisher")
+DETECTORS = (
+    "millrace.streams.refine.detectors.vectorscan:Vectorscan",
+    "millrace.streams.refine.detectors.kingfisher:Kingfisher",
+)
 SECOND = 1_000_000
 
 
 def refine_of(settings: Settings, detectors: Guarded) -> Refine:
     """The refine stage that the settings describe."""
-    return Refine(settings.governance, [detectors], slots=settings.topics.slots, claims=ClaimStore(settings.claims))
+    key = settings.governance.name_key.get_secret_value().encode() or key_in(settings.home)
+    return Refine(
+        settings.governance,
+        [detectors],
+        slots=settings.topics.slots,
+        claims=ClaimStore(settings.claims),
+        owners={settings.policy.name: settings.policy.tenant} if settings.policy.tenant else {},
+        name_key=key,
+        reward_key=settings.reward.key.get_secret_value(),
+    )
 
 
 def seal_of(settings: Settings) -> Seal:
@@ -34,42 +53,56 @@ def seal_of(settings: Settings) -> Seal:
     return Seal(claims=ClaimStore(settings.claims))
 
 
-def dispatch_of(settings: Settings) -> Dispatch:
-    """The dispatch stage that the settings describe."""
+def dispatch_terms(settings: Settings) -> Terms:
+    """How the configured policy begins."""
     policy = settings.policy
-    terms = Terms(
+    return Terms(
         release=policy.release,
-        unsolicited_share=policy.unsolicited_share,
+        unsolicited_share=asking.share_of(settings),
         lease=int(policy.lease_s * SECOND),
         reward_deadline_ms=int(policy.reward_deadline_s * 1000),
         awaits=policy.awaits,
         dynamic_sampling=policy.dynamic_sampling,
     )
-    return Dispatch(policy.name, settings.topics.slots, terms, ClaimStore(settings.claims))
+
+
+def dispatch_of(settings: Settings) -> Dispatch:
+    """The dispatch stage that the settings describe."""
+    terms, claims = dispatch_terms(settings), ClaimStore(settings.claims)
+    return Dispatch(settings.policy.name, settings.topics.slots, terms, claims)
 
 
 def run_refine(settings: Settings) -> None:
-    """Raw to events, until SIGTERM."""
+    """Raw to events, until SIGTERM; and bodies of large records go when nothing refers to them any more."""
     os.environ.setdefault("KF_RULE_CACHE_DIR", str(settings.home / "cache" / "kingfisher"))
     detectors = Guarded(DETECTORS)
+    kept_s = settings.topics.short_hours * 3600
+    sweeping = Sweeping(
+        partial(connect, settings),
+        settings.namespace,
+        ClaimStore(settings.claims),
+        patience_s=kept_s,
+        interval_s=kept_s / PARTS,
+    )
     try:
-        run(settings, refine_of(settings, detectors))
+        with sweeping:
+            run(settings, refine_of(settings, detectors))
     finally:
         detectors.close()
 
 
 def run_seal(settings: Settings) -> None:
     """Events to trajectories and completions, until SIGTERM."""
-    run(settings, seal_of(settings), announced=True)
+    run(settings, seal_of(settings), first=(announce,))
 
 
 def run_dispatch(settings: Settings) -> None:
     """Prompts and completions to grants and resolutions, until SIGTERM."""
-    run(settings, dispatch_of(settings), announced=True)
+    run(settings, dispatch_of(settings), first=(announce, asking.announce))
 
 
-def run(settings: Settings, stage: Stage, *, announced: bool = False) -> None:
-    """Run any stage until SIGTERM or SIGINT. `announced`: ask seal to serve the policy first.
+def run(settings: Settings, stage: Stage, *, first: Sequence[Callable[[Settings, Bus], object]] = ()) -> None:
+    """Run any stage until SIGTERM or SIGINT. `first`: what its settings ask for is written to `decisions` before.
 
     Call it from the main thread."""
     stop = Event()
@@ -81,6 +114,6 @@ def run(settings: Settings, stage: Stage, *, announced: bool = False) -> None:
     signal.signal(signal.SIGINT, leave)
     runner = RunnerSettings(settings.namespace, claims=ClaimStore(settings.claims), telemetry=Watch())
     with connect(settings) as bus:
-        if announced:
-            announce(settings, bus)
+        for ask in first:
+            ask(settings, bus)
         run_stage(bus, stage, runner, stop, client_id=f"{stage.name}-{os.getpid()}")

@@ -6,9 +6,9 @@ that record makes no span: one a process is enough to follow a trajectory."""
 
 from __future__ import annotations
 
-from infra import telemetry
-from infra.bus.base import Record
-from infra.runner.telemetry import TurnReport
+from millrace.infra import telemetry
+from millrace.infra.log.base import Record
+from millrace.infra.stages.telemetry import TurnReport
 
 RECORDS = telemetry.counter("millrace.stage.records", "{record}", "records folded")
 DUPLICATES = telemetry.counter("millrace.stage.duplicates", "{record}", "records skipped as duplicates")
@@ -24,7 +24,7 @@ DROPPED = telemetry.counter("millrace.stage.dropped", "{turn}", "turns that were
 
 
 class Watch:
-    """`infra.runner.telemetry.Telemetry` on OpenTelemetry."""
+    """`millrace.infra.stages.telemetry.Telemetry` on OpenTelemetry."""
 
     def turn(self, report: TurnReport) -> None:
         RECORDS.add(len(report.records) - report.duplicates, stage=report.stage, slot=report.slot)

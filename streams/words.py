@@ -5,31 +5,17 @@ ids included."""
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
-from infra.bus.base import Record
-from infra.claims import ClaimStore
-from infra.errors import ClaimError
-from infra.stage import Emit
-from schemas import codec
-from schemas.errors import CorruptRecord, UnknownSchema
-from schemas.ids import Micros
+from millrace.infra.errors import ClaimError, StorageError
+from millrace.infra.log.base import Record
+from millrace.infra.log.blobs import ClaimStore
+from millrace.infra.stages.letters import DEAD_LETTERS, SPACE, dead_letter, made_id, place_of
+from millrace.schemas import codec
+from millrace.schemas.errors import CorruptRecord, UnknownSchema
+from millrace.schemas.records import Claim, Place
 
-SPACE = uuid.UUID("6d696c6c-7261-4365-8000-000000000001")
-DEAD_LETTERS = "dead-letters"
-Place = dict[str, Any]
-
-
-def made_id(*parts: object) -> str:
-    """An id that follows from its parts alone."""
-    return str(uuid.uuid5(SPACE, "\x1f".join(str(part) for part in parts)))
-
-
-def place_of(record: Record) -> Place:
-    """Where a record lies, as a Place record."""
-    return {"topic": record.topic, "partition": record.partition, "offset": record.offset}
+__all__ = ["DEAD_LETTERS", "SPACE", "Decoder", "Place", "Unreadable", "dead_letter", "made_id", "place_of"]
 
 
 class Unreadable(Exception):
@@ -54,7 +40,7 @@ class Decoder:
         self._last: tuple[str, dict[str, Any]] = ("", {})
 
     def __call__(self, record: Record) -> tuple[str, dict[str, Any]]:
-        """(record name, record). Raises Unreadable."""
+        """(record name, record). Raises Unreadable, and StorageError when the claim's storage does not answer."""
         if record is not self._record:
             self._last = self._decode(record.value)
             self._record = record
@@ -69,51 +55,17 @@ class Decoder:
             name, found = codec.decode(data)
             if name != "Claim":
                 return name, found
-            if found["size"] > self._max_bytes:
-                raise Unreadable("oversize", f"{found['size']} bytes, at most {self._max_bytes} are taken")
+            claim = cast(Claim, found)
+            if claim["size"] > self._max_bytes:
+                raise Unreadable("oversize", f"{claim['size']} bytes, at most {self._max_bytes} are taken")
             if self._claims is None:
                 raise Unreadable("claim_lost", "no claims directory is set")
-            return codec.decode(self._claims.load(found))
+            return codec.decode(self._claims.load(claim))
         except UnknownSchema:
             raise Unreadable("unknown_schema", "no schema of this release has the record's fingerprint") from None
         except CorruptRecord:
             raise Unreadable("undecodable", "the bytes are no record of ours") from None
+        except StorageError:
+            raise  # nobody can tell what the record holds: the turn is folded again once the storage answers
         except ClaimError:
             raise Unreadable("claim_lost", "the bytes behind the record's claim are missing or changed") from None
-
-
-def dead_letter(
-    stage: str,
-    place: Mapping[str, Any],
-    reason: str,
-    detail: str,
-    now: Micros,
-    *,
-    key: str,
-    event: Mapping[str, Any] | None = None,
-    partition: int | None = None,
-) -> Emit:
-    """The record that says why something ends here. `detail` must not quote content.
-
-    `event` is anything with an envelope's ids: an event, or what a stage kept of one."""
-    known = event or {}
-    return Emit(
-        DEAD_LETTERS,
-        key,
-        "DeadLetter",
-        {
-            "id": made_id("dead-letter", stage, place["topic"], place["partition"], place["offset"], reason),
-            "stage": stage,
-            "place": dict(place),
-            "reason": reason,
-            "detail": detail,
-            "event_id": known.get("id"),
-            "policy": known.get("policy"),
-            "tenant": known.get("tenant"),
-            "group": known.get("group"),
-            "trajectory": known.get("trajectory"),
-            "time": now,
-        },
-        partition=partition,
-        headers={"reason": reason, "stage": stage},
-    )

@@ -15,8 +15,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from streams.dispatch.schedule import Schedule
-from streams.dispatch.state import Book, Rules
+from millrace.streams.dispatch.schedule import Schedule
+from millrace.streams.dispatch.state import Book, Rules
 
 EVEN = "dynamic sampling: its rewards are all equal"
 """why a group that teaches nothing gets no seq"""

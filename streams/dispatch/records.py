@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from schemas.ids import Micros
-from streams.dispatch.settings import Change
-
-Ticket = dict[str, Any]
-"""ticket, prompt (with `tries`), size, min_version, deadline, eta, granted_at, lease_until, round, done (Completion)"""
+from millrace.schemas.ids import Micros
+from millrace.schemas.records import Completion, Grant, Resolution, ResolutionKind
+from millrace.streams.dispatch.settings import Change
+from millrace.streams.dispatch.state import Ticket
 
 
-def grant(policy: str, ticket: Ticket, samples: Sequence[int], reward_deadline_ms: int, now: Micros) -> dict[str, Any]:
+def grant(policy: str, ticket: Ticket, samples: Sequence[int], reward_deadline_ms: int, now: Micros) -> Grant:
     """The Grant of a ticket, or of its missing samples."""
     prompt = ticket["prompt"]
     return {
@@ -34,33 +32,33 @@ def grant(policy: str, ticket: Ticket, samples: Sequence[int], reward_deadline_m
 
 
 def resolution(
-    kind: str,
+    kind: ResolutionKind,
     policy: str,
     now: Micros,
     *,
     ticket: Ticket | None = None,
     number: int | None = None,
     seq: int | None = None,
-    done: Mapping[str, Any] | None = None,
+    done: Completion | None = None,
     deadline: int = -1,
     reason: str | None = None,
-) -> dict[str, Any]:
+) -> Resolution:
     """The Resolution of a ticket (solicited), or of an unsolicited group with or without ticket `number`."""
-    done = done or (ticket["done"] if ticket else None) or {}
+    done = done or (ticket["done"] if ticket else None)
     return {
         "kind": kind,
         "policy": policy,
         "ticket": ticket["ticket"] if ticket else number,
         "seq": seq,
-        "group": done.get("group", ""),
+        "group": done["group"] if done else "",
         "prompt_id": ticket["prompt"]["id"] if ticket else None,
         "solicited": ticket is not None,
-        "size": ticket["size"] if ticket else done.get("size", 0),
-        "trajectories": done.get("trajectories", []),
-        "tokens": done.get("tokens", []),
-        "rewards": done.get("rewards", []),
-        "v_head": done.get("v_head", -1),
-        "v_tail": done.get("v_tail", -1),
+        "size": ticket["size"] if ticket else done["size"] if done else 0,
+        "trajectories": done["trajectories"] if done else [],
+        "tokens": done["tokens"] if done else [],
+        "rewards": done["rewards"] if done else [],
+        "v_head": done["v_head"] if done else -1,
+        "v_tail": done["v_tail"] if done else -1,
         "min_version": ticket["min_version"] if ticket else -1,
         "deadline": ticket["deadline"] if ticket else deadline,
         "reason": reason,
@@ -69,9 +67,10 @@ def resolution(
     }
 
 
-def setting(policy: str, change: Change, decision: str | None, reason: str | None, now: Micros) -> dict[str, Any]:
+def setting(policy: str, change: Change, decision: str | None, reason: str | None, now: Micros) -> Resolution:
     """The Resolution that says from where a setting holds."""
-    return resolution("setting", policy, now, reason=reason) | {
+    return {
+        **resolution("setting", policy, now, reason=reason),
         "solicited": False,
         "setting": {
             "name": change.name,

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Literal, NamedTuple
 
-from streams.dispatch.schedule import Schedule
-from streams.dispatch.state import Book
+from millrace.streams.dispatch.schedule import Schedule
+from millrace.streams.dispatch.state import Book
 
 Answer = Literal["ready", "hold", "stale"]
 

@@ -10,8 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from streams.dispatch.release import POLICIES
-from streams.dispatch.state import Book, Rules
+from millrace.schemas import bounds
+from millrace.streams.dispatch.release import POLICIES
+from millrace.streams.dispatch.state import Book, Rules
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,19 +29,19 @@ OTHERS = frozenset({"sealing"})
 """settings of a policy that other stages read"""
 
 
-def _whole(low: int) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= low
+def _whole(low: int, high: int) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
 
 
 _VALID: dict[str, Callable[[Any], bool]] = {
-    "batch": _whole(1),
-    "eta": _whole(0),
-    "release": lambda value: value in POLICIES,
+    "batch": _whole(1, bounds.BATCH),
+    "eta": _whole(0, bounds.ETA),
+    "release": lambda value: isinstance(value, str) and value in POLICIES,
     "unsolicited_share": lambda value: (
         isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
     ),
-    "lease_ms": _whole(1),
-    "max_running": _whole(0),
+    "lease_ms": _whole(1, bounds.WAIT_MS),
+    "max_running": _whole(0, bounds.INT),
     "dynamic_sampling": lambda value: isinstance(value, bool),
 }
 
@@ -51,7 +52,7 @@ def parse(name: str, text: str) -> tuple[Any, str | None]:
         return None, f"no setting is called {name[:40]!r}; there are {', '.join(_VALID)}"
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None, f"the value of {name} is not JSON"
     return value, None if _VALID[name](value) else f"{name} cannot have this value"
 

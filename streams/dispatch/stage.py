@@ -3,8 +3,8 @@
 Invariants (`tests/properties`):
 
 - Tickets are dense, and so are seqs; each ticket is resolved once; granted = ready + negative + outstanding.
-- (I1) and (J) of `streams.dispatch.admission` hold after every record, so under `reserve` no trained token is older
-  than eta versions and nothing is dropped.
+- (I1) and (J) of `admission` hold after every record, so under `reserve` no trained token is older than eta versions
+  and nothing is dropped.
 - Only dispatch expires a ticket, in log time: the least time over all slots of seal, so that no backlog makes a lease
   pass. Until every slot has spoken, and version 0 exists, nothing is granted.
 - A group whose oldest token is older than its grant allowed is rejected: the proof rests on min_version.
@@ -13,22 +13,55 @@ Invariants (`tests/properties`):
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
-from infra.bus.base import Record
-from infra.claims import ClaimStore
-from infra.stage import Append, Clear, Emit, Op, Put, Stage, View, Wake
-from infra.topics import logical_name, stages_of
-from schemas.ids import Micros
-from streams.dispatch import records, settings
-from streams.dispatch.admission import EVEN, even, may_admit, may_grant
-from streams.dispatch.records import Ticket
-from streams.dispatch.release import POLICIES, Candidate
-from streams.dispatch.settings import Change
-from streams.dispatch.state import BOOK, CLOCK, EARLY, RULES, Book, Rules, held_key, line_key, ticket_key
-from streams.words import Decoder, Unreadable, dead_letter, place_of
+from millrace.infra.log.base import Record
+from millrace.infra.log.blobs import ClaimStore
+from millrace.infra.log.topics import logical_name, stages_of
+from millrace.infra.stages.base import Clear, Emit, Op, Stage, View, Wake, required
+from millrace.schemas.ids import Micros
+from millrace.schemas.limits import beyond
+from millrace.schemas.records import (
+    Completion,
+    Decision,
+    LedgerEntry,
+    Prompt,
+    Resolution,
+    ResolutionKind,
+    WeightVersion,
+)
+from millrace.streams.dispatch import records, settings
+from millrace.streams.dispatch.admission import EVEN, even, may_admit, may_grant
+from millrace.streams.dispatch.release import POLICIES, Candidate
+from millrace.streams.dispatch.settings import Change
+from millrace.streams.dispatch.state import (
+    ASKED,
+    ASKS,
+    BOOK,
+    BOOKS,
+    CLOCK,
+    CLOCKS,
+    EARLIES,
+    EARLY,
+    HELD,
+    LINE,
+    RULE_SETS,
+    RULES,
+    TICKETS,
+    Advance,
+    Book,
+    Queued,
+    Rules,
+    Ticket,
+    held_key,
+    line_key,
+    ticket_key,
+)
+from millrace.streams.words import Decoder, Unreadable, dead_letter, place_of
+
+Handler = Callable[[View, Record, Any, Micros], Iterator[Op]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +91,7 @@ class Dispatch(Stage):
         self._decode = Decoder(claims)
         self.primary = f"{policy}.completions"
         self.sides = (f"{policy}.prompts", f"{policy}.ledger", f"{policy}.weights", "decisions")
-        self._handlers = {
+        self._handlers: dict[str, tuple[str, Handler]] = {
             self.primary: ("Completion", self._completion),
             f"{policy}.prompts": ("Prompt", self._prompt),
             f"{policy}.ledger": ("LedgerEntry", self._ledger),
@@ -73,9 +106,10 @@ class Dispatch(Stage):
             name, found = self._decode(record)
         except Unreadable:
             return None
-        if name != "Completion" or not 0 <= found["slot"] < self._slots:
+        if name != "Completion":
             return None
-        return _least(self._times(view, found))
+        spoken = cast(Completion, found)
+        return _least(self._times(view, spoken)) if 0 <= spoken["slot"] < self._slots else None
 
     def on_record(self, view: View, record: Record, now: Micros) -> Iterable[Op]:
         wanted, handler = self._handlers[logical_name(record.topic)]
@@ -87,11 +121,21 @@ class Dispatch(Stage):
         if name != wanted:
             yield self._letter(record, "wrong_record", f"a {name} does not belong here", now)
             return
+        refusal = beyond(name, found)
+        if refusal is not None:
+            yield self._letter(record, "out_of_bounds", refusal, now)
+            return
         yield from handler(view, record, found, now)
         yield from self._move(view, now)
 
+    def named(self, view: View, what: Record | str) -> Mapping[str, Any]:
+        if isinstance(what, str):
+            return {"policy": self._policy}
+        return {"policy": self._policy, "group": self._decode(what)[1].get("group")}
+
     def on_wake(self, view: View, key: str, now: Micros) -> Iterable[Op]:
-        ticket: Ticket | None = view.get(key)
+        known = TICKETS.known(key)
+        ticket = view.get(known) if known else None
         if ticket is None or ticket["done"] is not None:
             return
         yield from self._resolve(view, ticket, "expired", now, "its lease ended")
@@ -102,11 +146,11 @@ class Dispatch(Stage):
 
     # -- records
 
-    def _completion(self, view: View, record: Record, found: dict[str, Any], now: Micros) -> Iterator[Op]:
+    def _completion(self, view: View, record: Record, found: Completion, now: Micros) -> Iterator[Op]:
         if found["policy"] != self._policy or not 0 <= found["slot"] < self._slots:
             yield self._letter(record, "wrong_record", "it is of another policy or slot", now, found)
             return
-        yield Put(CLOCK, self._times(view, found))
+        yield CLOCKS.put(CLOCK, self._times(view, found))
         if found["kind"] == "progress":
             return
         if view.get(BOOK) is None:
@@ -115,7 +159,7 @@ class Dispatch(Stage):
         if found["ticket"] is None:
             yield from self._unsolicited(view, found, now)
             return
-        ticket: Ticket | None = view.get(ticket_key(found["ticket"]))
+        ticket = view.get(ticket_key(found["ticket"]))
         if ticket is None:
             known = 0 <= found["ticket"] < self._book(view).granted
             code = "ticket_resolved" if known else "unknown_ticket"
@@ -136,23 +180,24 @@ class Dispatch(Stage):
         else:
             yield from self._complete(view, ticket, found, now)
 
-    def _prompt(self, view: View, record: Record, found: dict[str, Any], now: Micros) -> Iterator[Op]:
+    def _prompt(self, view: View, record: Record, found: Prompt, now: Micros) -> Iterator[Op]:
         book = view.get(BOOK)
         if book is None:
-            yield Append(EARLY, ["prompt", found])
+            yield EARLIES.append(EARLY, ("prompt", found))
         elif found["number"] <= book["prompt"]:
             yield self._letter(record, "duplicate_prompt", f"prompt {found['number']} was seen before", now)
         else:
             yield from self._enqueue(view, found)
 
-    def _ledger(self, view: View, record: Record, found: dict[str, Any], now: Micros) -> Iterator[Op]:
+    def _ledger(self, view: View, record: Record, found: LedgerEntry, now: Micros) -> Iterator[Op]:
+        advance: Advance = {"version": found["version"], "seq_hi": found["seq_hi"]}
         if view.get(BOOK) is None:
             # Version 0 comes in both topics at once; its B and eta are in `weights`, which is read on its own.
-            yield Append(EARLY, ["ledger", {"version": found["version"], "seq_hi": found["seq_hi"]}])
+            yield EARLIES.append(EARLY, ("ledger", advance))
             return
-        yield from self._advance(view, found)
+        yield from self._advance(view, advance)
 
-    def _weights(self, view: View, record: Record, found: dict[str, Any], now: Micros) -> Iterator[Op]:
+    def _weights(self, view: View, record: Record, found: WeightVersion, now: Micros) -> Iterator[Op]:
         if found["version"] != 0 or view.get(BOOK) is not None:
             return
         terms = self._terms
@@ -167,21 +212,21 @@ class Dispatch(Stage):
             dynamic_sampling=terms.dynamic_sampling,
             group_size=found["group_size"] or 1,
         )
-        yield Put(BOOK, Book(0, 0).written())
-        yield Put(RULES, rules.written())
+        yield BOOKS.put(BOOK, Book(0, 0).written())
+        yield RULE_SETS.put(RULES, rules.written())
         for change in settings.first(rules):
             yield self._setting(change, None, "as the policy began", now)
         for kind, early in view.items(EARLY):
             match kind:
                 case "prompt":
-                    yield from self._enqueue(view, early)
+                    yield from self._enqueue(view, cast(Prompt, early))
                 case "ledger":
-                    yield from self._advance(view, early)
+                    yield from self._advance(view, cast(Advance, early))
                 case _:
-                    yield from self._ask(view, early, now)
+                    yield from self._ask(view, cast(Decision, early), now)
         yield Clear(EARLY)
 
-    def _decision(self, view: View, record: Record, found: dict[str, Any], now: Micros) -> Iterator[Op]:
+    def _decision(self, view: View, record: Record, found: Decision, now: Micros) -> Iterator[Op]:
         if found["kind"] != "setting" or found["policy"] not in (None, self._policy):
             return
         if found["name"] in settings.OTHERS:
@@ -190,55 +235,57 @@ class Dispatch(Stage):
         if refusal is not None:
             yield self._letter(record, "bad_setting", refusal, now)
         elif view.get(BOOK) is None:
-            yield Append(EARLY, ["decision", found])
+            yield EARLIES.append(EARLY, ("decision", found))
         else:
             yield from self._ask(view, found, now)
 
     # -- steps
 
-    def _enqueue(self, view: View, prompt: Mapping[str, Any]) -> Iterator[Op]:
+    def _enqueue(self, view: View, prompt: Prompt) -> Iterator[Op]:
         book = self._book(view)
         if prompt["number"] <= book.prompt:
             return
-        yield Put(BOOK, {**book.written(), "prompt": prompt["number"]})
+        yield BOOKS.put(BOOK, replace(book, prompt=prompt["number"]).written())
         awaits = list(prompt["awaits"]) or list(self._terms.awaits)
-        kept = {"id": prompt["id"], "task": prompt["task"], "size": prompt["group_size"], "awaits": awaits, "tries": 0}
-        yield from self._queue(view, kept)
+        size = prompt["group_size"]
+        yield from self._queue(
+            view, {"id": prompt["id"], "task": prompt["task"], "size": size, "awaits": awaits, "tries": 0}
+        )
 
-    def _queue(self, view: View, prompt: Mapping[str, Any]) -> Iterator[Op]:
+    def _queue(self, view: View, prompt: Queued) -> Iterator[Op]:
         book = self._book(view)
         first, following = book.line
-        yield Put(line_key(following), dict(prompt))
-        yield Put(BOOK, {**book.written(), "line": [first, following + 1]})
+        yield LINE.put(line_key(following), {**prompt})
+        yield BOOKS.put(BOOK, replace(book, line=(first, following + 1)).written())
 
-    def _advance(self, view: View, entry: Mapping[str, Any]) -> Iterator[Op]:
+    def _advance(self, view: View, entry: Advance) -> Iterator[Op]:
         book = self._book(view)
         if entry["version"] > book.version:
-            yield Put(BOOK, book.advanced(entry["version"], entry["seq_hi"]).written())
+            yield BOOKS.put(BOOK, book.advanced(entry["version"], entry["seq_hi"]).written())
 
-    def _ask(self, view: View, decision: Mapping[str, Any], now: Micros) -> Iterator[Op]:
+    def _ask(self, view: View, decision: Decision, now: Micros) -> Iterator[Op]:
         value, _ = settings.parse(decision["name"], decision["value"])
         rules, change = settings.asked(decision["name"], value, self._book(view), self._rules(view))
-        yield Put(RULES, rules.written())
+        yield RULE_SETS.put(RULES, rules.written())
         if change is not None:
             yield self._setting(change, decision["id"], decision["reason"], now)
         elif rules.next_release is not None:
-            yield Put("asked", [decision["id"], decision["reason"]])
+            yield ASKS.put(ASKED, (decision["id"], decision["reason"]))
 
-    def _top_up(self, ticket: Ticket, found: Mapping[str, Any], now: Micros) -> Iterator[Op]:
+    def _top_up(self, ticket: Ticket, found: Completion, now: Micros) -> Iterator[Op]:
         lease = ticket["lease_until"] - ticket["granted_at"]
-        again = {**ticket, "round": ticket["round"] + 1, "lease_until": now + lease, "granted_at": now}
+        again: Ticket = {**ticket, "round": ticket["round"] + 1, "lease_until": now + lease, "granted_at": now}
         yield from self._grant(again, found["missing"], now)
 
-    def _complete(self, view: View, ticket: Ticket, found: Mapping[str, Any], now: Micros) -> Iterator[Op]:
+    def _complete(self, view: View, ticket: Ticket, found: Completion, now: Micros) -> Iterator[Op]:
         """Hold it; `_move` gives it its seq, now or later."""
         key = ticket_key(ticket["ticket"])
-        yield Put(BOOK, self._book(view).completing().written())
-        yield Put(key, {**ticket, "done": dict(found)})
+        yield BOOKS.put(BOOK, self._book(view).completing().written())
+        yield TICKETS.put(key, {**ticket, "done": {**found}})
         yield Wake(key, None)
-        yield Put(held_key(ticket["deadline"], ticket["ticket"]), ticket["ticket"])
+        yield HELD.put(held_key(ticket["deadline"], ticket["ticket"]), ticket["ticket"])
 
-    def _unsolicited(self, view: View, found: Mapping[str, Any], now: Micros) -> Iterator[Op]:
+    def _unsolicited(self, view: View, found: Completion, now: Micros) -> Iterator[Op]:
         book, rules = self._book(view), self._rules(view)
         deadline = found["v_head"] + rules.eta
         refusal = may_admit(book, rules, rules.schedule(book), found["v_head"], found["v_tail"])
@@ -249,7 +296,7 @@ class Dispatch(Stage):
                 records.resolution("declined", self._policy, now, done=found, deadline=deadline, reason=refusal)
             )
             return
-        yield Put(BOOK, book.admitting().written())
+        yield BOOKS.put(BOOK, book.admitting().written())
         yield self._resolution(
             records.resolution(
                 "ready", self._policy, now, number=book.granted, seq=book.seq, done=found, deadline=deadline
@@ -260,14 +307,14 @@ class Dispatch(Stage):
         self,
         view: View,
         ticket: Ticket,
-        kind: str,
+        kind: ResolutionKind,
         now: Micros,
         reason: str | None,
-        done: Mapping[str, Any] | None = None,
+        done: Completion | None = None,
     ) -> Iterator[Op]:
         """End a ticket that was still running, without a seq."""
         book = self._book(view).completing().resolving(ticket["deadline"], ready=False)
-        yield Put(BOOK, book.written())
+        yield BOOKS.put(BOOK, book.written())
         yield Clear(ticket_key(ticket["ticket"]))
         yield self._resolution(records.resolution(kind, self._policy, now, ticket=ticket, done=done, reason=reason))
 
@@ -278,9 +325,9 @@ class Dispatch(Stage):
         yield from self._release(view, now)
         rules, change = settings.settled(self._book(view), self._rules(view))
         if change is not None:
-            decision, reason = view.get("asked") or (None, None)
-            yield Put(RULES, rules.written())
-            yield Clear("asked")
+            decision, reason = view.get(ASKED) or (None, None)
+            yield RULE_SETS.put(RULES, rules.written())
+            yield Clear(ASKED)
             yield self._setting(change, decision, reason, now)
         if now > 0:
             yield from self._grants(view, now)
@@ -288,16 +335,16 @@ class Dispatch(Stage):
     def _release(self, view: View, now: Micros) -> Iterator[Op]:
         rules = self._rules(view)
         policy = POLICIES[rules.release]
-        for key in view.keys("h/"):
+        for key in HELD.keys(view):
             book = self._book(view)
-            ticket: Ticket = view.get(ticket_key(view.get(key) or 0)) or {}
-            done = ticket["done"]
+            ticket = required(view, ticket_key(required(view, key)))
+            done = cast(Completion, ticket["done"])
             group = Candidate(ticket["deadline"], ticket["eta"], done["v_head"], done["v_tail"])
             answer = policy(group, book, rules.schedule(book))
             if answer == "hold":
                 return
             ready = answer == "ready"
-            yield Put(BOOK, book.resolving(ticket["deadline"], ready=ready).written())
+            yield BOOKS.put(BOOK, book.resolving(ticket["deadline"], ready=ready).written())
             yield Clear(key)
             yield Clear(ticket_key(ticket["ticket"]))
             yield self._resolution(
@@ -318,7 +365,7 @@ class Dispatch(Stage):
             first, following = book.line
             if first == following or not may_grant(book, rules, rules.schedule(book)):
                 return
-            prompt = view.get(line_key(first)) or {}
+            prompt = required(view, line_key(first))
             deadline = book.version + rules.eta
             ticket: Ticket = {
                 "ticket": book.granted,
@@ -333,12 +380,12 @@ class Dispatch(Stage):
                 "done": None,
             }
             yield Clear(line_key(first))
-            yield Put(BOOK, {**book.granting(deadline).written(), "line": [first + 1, following]})
+            yield BOOKS.put(BOOK, replace(book.granting(deadline), line=(first + 1, following)).written())
             yield from self._grant(ticket, range(ticket["size"]), now)
 
     def _grant(self, ticket: Ticket, samples: Iterable[int], now: Micros) -> Iterator[Op]:
         key, number = ticket_key(ticket["ticket"]), ticket["ticket"]
-        yield Put(key, ticket)
+        yield TICKETS.put(key, ticket)
         yield Wake(key, ticket["lease_until"])
         grant = records.grant(self._policy, ticket, list(samples), self._terms.reward_deadline_ms, now)
         headers = {"ticket": str(number), "policy": self._policy, "round": str(ticket["round"])}
@@ -349,21 +396,29 @@ class Dispatch(Stage):
     # -- small things
 
     def _book(self, view: View) -> Book:
-        return Book.read(view.get(BOOK) or {})
+        written = required(view, BOOK)
+        return Book.read(written)
 
     def _rules(self, view: View) -> Rules:
-        return Rules.read(view.get(RULES) or {})
+        written = required(view, RULES)
+        return Rules.read(written)
 
-    def _times(self, view: View, found: Mapping[str, Any]) -> list[int]:
+    def _times(self, view: View, found: Completion) -> list[int]:
         """The newest time of each slot of seal, this record's included; 0 for one that has not spoken."""
-        times = list(view.get(CLOCK) or [0] * self._slots)
+        known = view.get(CLOCK)
+        times = list(known) if known else [0] * self._slots
         times[found["slot"]] = max(times[found["slot"]], found["time"])
         return times
 
-    def _resolution(self, record: Mapping[str, Any]) -> Emit:
-        headers = {
-            name: str(record[name]) for name in ("kind", "group", "policy", "ticket", "seq") if record[name] is not None
+    def _resolution(self, record: Resolution) -> Emit:
+        said = {
+            "kind": record["kind"],
+            "group": record["group"],
+            "policy": record["policy"],
+            "ticket": record["ticket"],
+            "seq": record["seq"],
         }
+        headers = {name: str(value) for name, value in said.items() if value is not None}
         key = record["group"] or str(record["ticket"])
         return Emit(f"{self._policy}.resolutions", key, "Resolution", record, headers=headers)
 
@@ -372,9 +427,7 @@ class Dispatch(Stage):
         headers = {"kind": "setting", "policy": self._policy}
         return Emit(f"{self._policy}.resolutions", f"setting/{change.name}", "Resolution", record, headers=headers)
 
-    def _letter(
-        self, record: Record, code: str, detail: str, now: Micros, found: Mapping[str, Any] | None = None
-    ) -> Emit:
+    def _letter(self, record: Record, code: str, detail: str, now: Micros, found: Completion | None = None) -> Emit:
         known = {"policy": self._policy, "group": found["group"] if found else None}
         key = record.key.decode("utf-8", "replace")
         return dead_letter(self.name, place_of(record), code, detail, now, key=key, event=known)

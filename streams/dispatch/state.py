@@ -1,7 +1,8 @@
 """What dispatch remembers.
 
-Keys: `book` the counters, `rules` the settings in force, `clock` the newest time of each seal slot, `q/<n>` prompts in
-line, `t/<ticket>` a ticket that is not resolved, `h/<deadline>/<ticket>` one that is complete and waits for release.
+Keys: `book` the counters, `rules` the settings in force, `clock` the newest time of each seal slot, `early` what came
+before version 0, `asked` who asked for the release policy that waits, `q/<n>` prompts in line, `t/<ticket>` a ticket
+that is not resolved, `h/<deadline>/<ticket>` one that is complete and waits for release.
 
 Invariants: granted, negative and seq never fall; `waiting` counts every unresolved ticket, complete or not, under its
 deadline; a ticket below `granted` without a key is resolved."""
@@ -10,11 +11,65 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Self
+from typing import Any, Self, TypeAlias, TypedDict
 
-from streams.dispatch.schedule import Schedule
+from millrace.infra.stages.base import Key, Table
+from millrace.schemas.records import Completion, Decision, Prompt
+from millrace.streams.dispatch.schedule import Schedule
 
-BOOK, RULES, CLOCK, EARLY = "book", "rules", "clock", "early"
+Written: TypeAlias = dict[str, Any]
+"""the fields of a `Book` or of `Rules`, which alone read and write them"""
+
+
+class Queued(TypedDict):
+    """A prompt in line."""
+
+    id: str
+    task: str
+    size: int | None
+    awaits: list[str]
+    tries: int
+    """tickets that expired on it"""
+
+
+class Ticket(TypedDict):
+    """A ticket that is not resolved."""
+
+    ticket: int
+    prompt: Queued
+    size: int
+    min_version: int
+    deadline: int
+    eta: int
+    granted_at: int
+    lease_until: int
+    round: int
+    done: Completion | None
+    """of its group, once that is complete"""
+
+
+class Advance(TypedDict):
+    """What a ledger entry says to dispatch."""
+
+    version: int
+    seq_hi: int
+
+
+BOOKS = Table[Written]("book")
+BOOK = BOOKS.key()
+RULE_SETS = Table[Written]("rules")
+RULES = RULE_SETS.key()
+CLOCKS = Table[list[int]]("clock")
+CLOCK = CLOCKS.key()
+EARLIES = Table[tuple[str, Prompt | Advance | Decision]]("early")
+"""what came before version 0: its kind and the record"""
+EARLY = EARLIES.key()
+ASKS = Table[tuple[str, str]]("asked")
+"""id and reason of the decision whose release policy waits"""
+ASKED = ASKS.key()
+LINE = Table[Queued]("q/")
+TICKETS = Table[Ticket]("t/")
+HELD = Table[int]("h/")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +99,7 @@ class Book:
     def read(cls, value: Mapping[str, Any]) -> Self:
         return cls(**value)
 
-    def written(self) -> dict[str, Any]:
+    def written(self) -> Written:
         return _written(self)
 
     @property
@@ -110,7 +165,7 @@ class Rules:
     def read(cls, value: Mapping[str, Any]) -> Self:
         return cls(**value)
 
-    def written(self) -> dict[str, Any]:
+    def written(self) -> Written:
         return _written(self)
 
     def schedule(self, book: Book) -> Schedule:
@@ -118,19 +173,19 @@ class Rules:
         return Schedule(book.version, book.seq_hi, self.sizes)
 
 
-def ticket_key(ticket: int) -> str:
-    return f"t/{ticket:015d}"
+def ticket_key(ticket: int) -> Key[Ticket]:
+    return TICKETS.key(f"{ticket:015d}")
 
 
-def held_key(deadline: int, ticket: int) -> str:
-    return f"h/{deadline:012d}/{ticket:015d}"
+def held_key(deadline: int, ticket: int) -> Key[int]:
+    return HELD.key(f"{deadline:012d}/{ticket:015d}")
 
 
-def line_key(number: int) -> str:
-    return f"q/{number:015d}"
+def line_key(number: int) -> Key[Queued]:
+    return LINE.key(f"{number:015d}")
 
 
-def _written(of: Book | Rules) -> dict[str, Any]:
+def _written(of: Book | Rules) -> Written:
     return {field.name: getattr(of, field.name) for field in fields(of)}
 
 

@@ -3,7 +3,11 @@
 stage      the fold: validate, check, govern, chain
 validate   is it an event at all, and is it where it belongs
 custody    the gateway's chain and the dense steps of each trajectory
-leaves     the strings inside a body, and a body with some of them replaced
+strings    every string of an event by its schema: texts and names
+documents  JSON text as a row of tokens
+leaves     what detectors read: one buffer, and which bytes of it belong to which string
+sweep      hits against leaves, in one pass
+names      what takes the place of a name that holds a secret
 redact     what the detectors found, taken out; what must not be learned, withheld
 tenancy    what a tenant allows
 detectors  what finds secrets and personal data

@@ -5,17 +5,34 @@ and the withheld lineages never go back; this module only computes, the stage st
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TypedDict
 
-from infra.chain import START
-
-Custody = dict[str, Any]
-"""hash: last link; step: next step; group; split; flaw: reason or None; labels: newest SecurityLabels or None;
-withheld: lineages; ended: whether its end came; seen: micros of its newest event"""
+from millrace.schemas.chain import START
+from millrace.schemas.records import Event, SecurityLabels, Split
 
 
-def opened(event: Mapping[str, Any]) -> Custody:
+class Custody(TypedDict):
+    """What is kept of one trajectory."""
+
+    hash: bytes
+    """the last link"""
+    step: int
+    """the next step"""
+    group: str
+    split: Split
+    flaw: str | None
+    """why nothing of it may train"""
+    labels: SecurityLabels | None
+    """the newest ones"""
+    withheld: list[str]
+    """lineages that hold a call that was withheld"""
+    ended: bool
+    """whether its end came"""
+    seen: int
+    """micros of its newest event"""
+
+
+def opened(event: Event) -> Custody:
     """The state before a trajectory's first event."""
     return {
         "hash": START,
@@ -30,7 +47,7 @@ def opened(event: Mapping[str, Any]) -> Custody:
     }
 
 
-def followed(custody: Mapping[str, Any], event: Mapping[str, Any], now: int) -> Custody:
+def followed(custody: Custody, event: Event, now: int) -> Custody:
     """The state after an event, flagged if it does not follow."""
     flaw = custody["flaw"]
     if flaw is None:
@@ -45,13 +62,13 @@ def followed(custody: Mapping[str, Any], event: Mapping[str, Any], now: int) -> 
     }
 
 
-def tainted(custody: Mapping[str, Any], lineage: str) -> Custody:
+def tainted(custody: Custody, lineage: str) -> Custody:
     """The state after a call of a lineage was withheld."""
-    known: Sequence[str] = custody["withheld"]
+    known = custody["withheld"]
     return {**custody, "withheld": [*known, lineage] if lineage not in known else list(known)}
 
 
-def _flaw(custody: Mapping[str, Any], event: Mapping[str, Any]) -> str | None:
+def _flaw(custody: Custody, event: Event) -> str | None:
     if event["step"] != custody["step"]:
         return "step_gap"
     if event["prev_hash"] != custody["hash"]:

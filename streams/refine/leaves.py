@@ -1,137 +1,154 @@
-"""The strings inside an event's body, as one buffer to scan, and the body again with spans of them replaced.
+"""What a detector reads of an event: one buffer of all its strings, and which bytes of it belong to which string.
 
-Invariants: leaves come in the same order whenever the same body is walked; JSON inside a field is parsed, so that a
-scanner sees values and not their escapes; a leaf's path names fields and positions, never content."""
+A value is laid out as `key: "value"`, because rules need the name of a secret as much as the secret. Log-probabilities
+spell a reply token by token, so their tokens are also laid out as the text they make.
+
+Invariants: leaves lie in the buffer in ascending order and do not overlap; between two of them stands SEPARATOR; one
+event has at most `bounds.LEAVES` of them, and making them takes time linear in its bytes."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import NamedTuple
 
 import orjson
 
+from millrace.schemas import bounds
+from millrace.streams.refine.documents import KEY, NUMBER, STRING, Document, TooDeep, document
+from millrace.streams.refine.strings import String
+
 SEPARATOR = b"\n\x00\n"
 """between leaves in the buffer; no value of ours spans it"""
+SPELLED = frozenset({b"logprobs", b"top_logprobs", b"prompt_logprobs", b"token_ids", b"prompt_token_ids"})
+"""keys of a document under which a reply or a prompt stands once more, token by token"""
 
-FIELDS: Mapping[str, tuple[str, ...]] = {
-    "episode_started": ("task",),
-    "episode_ended": ("output", "reason", "task", "stop_condition"),
-    "model_call": ("request", "response", "stop_condition"),
-    "tool_call": ("arguments",),
-    "tool_result": ("content",),
-    "observation": ("content", "origin"),
-    "internal_state": ("summary", "plan_step", "injected"),
-    "reward": ("critique", "label", "failure"),
-    "user_feedback": ("text", "label"),
-    "security_label": (),
-    "gap": ("reason",),
-}
-"""event kind -> fields of its body that hold text; those that hold JSON are parsed"""
 
-_PLAIN_KEY = re.compile(r"[A-Za-z_][A-Za-z_-]{0,40}")
-Visit = Callable[[str, str], str]
+class TooMuch(Exception):
+    """An event is beyond a bound of what is looked into. `code` is machine-readable."""
+
+    def __init__(self, code: str) -> None:
+        super().__init__(code)
+        self.code = code
+
+
+class Kind(Enum):
+    """What a leaf is, and so what becomes of it when something in it has to go."""
+
+    NAME = "name"
+    """replaced as a whole"""
+    TEXT = "text"
+    """a whole field; spans are cut out"""
+    STRING = "string"
+    """a string of a document; spans are cut out"""
+    NUMBER = "number"
+    """a number of a document; becomes a string with spans cut out"""
+    KEY = "key"
+    """a key of a document; spans are cut out unless they reach into its value"""
+    SPELLED = "spelled"
+    """a list or map under a key of SPELLED; taken out as a whole"""
+
+
+_KINDS = {KEY: Kind.KEY, STRING: Kind.STRING, NUMBER: Kind.NUMBER}
 
 
 class Leaf(NamedTuple):
-    """One string, UTF-8, at bytes [start, start + len(text)) of the buffer."""
+    """Bytes [start, end) of the buffer, which are bytes [lo, hi) of string number `source`."""
 
-    path: str
+    kind: Kind
     start: int
-    text: bytes
+    end: int
+    source: int
+    lo: int
+    hi: int
 
 
-def collect(kind: str, body: Mapping[str, Any]) -> tuple[bytes, list[Leaf]]:
-    """(buffer to scan, its leaves)."""
-    leaves: list[Leaf] = []
-    at = 0
+@dataclass(slots=True)
+class Buffer:
+    """Collects strings. `add` raises TooMuch."""
 
-    def visit(path: str, text: str) -> str:
-        nonlocal at
-        data = text.encode("utf-8", "surrogatepass")
-        leaves.append(Leaf(path, at, data))
-        at += len(data) + len(SEPARATOR)
-        return text
+    sources: list[String] = field(default_factory=list)
+    leaves: list[Leaf] = field(default_factory=list)
+    documents: dict[int, Document] = field(default_factory=dict)
+    """the sources that are documents"""
+    spelled: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
+    """what stands under keys of SPELLED in each of them"""
+    _parts: list[bytes] = field(default_factory=list)
+    _at: int = 0
+    _text: bytes = b""
 
-    for _ in _walk_fields(kind, body, visit):
-        pass
-    return SEPARATOR.join(leaf.text for leaf in leaves), leaves
+    @property
+    def text(self) -> bytes:
+        """What detectors read."""
+        if len(self._text) != self._at:
+            self._text = b"".join(self._parts)
+        return self._text
+
+    def text_of(self, leaf: Leaf) -> bytes:
+        """What a leaf reads."""
+        return self.text[leaf.start : leaf.end]
+
+    def add(self, strings: Iterable[String]) -> None:
+        """Lay out strings behind what is there."""
+        for string in strings:
+            source = len(self.sources)
+            self.sources.append(string)
+            data = string.value.encode() if isinstance(string.value, str) else string.value
+            if not string.text:
+                self._leaf(Kind.NAME, source, 0, len(data), data)
+            elif (found := _document(data)) is not None:
+                self.documents[source] = found
+                self._document(source, found)
+            elif data:
+                self._leaf(Kind.TEXT, source, 0, len(data), _utf8(string.value, data))
+
+    def _document(self, source: int, document: Document) -> None:
+        ahead: list[tuple[int, int]] = []
+        for token in document.tokens():
+            while ahead and token.lo >= ahead[-1][1]:
+                ahead.pop()
+            if ahead and token.lo >= ahead[-1][0]:
+                continue
+            kind = _KINDS[token.kind]
+            self._leaf(kind, source, token.lo, token.hi, token.value, token.beside)
+            if kind is Kind.KEY and token.value in SPELLED and source not in self.spelled:
+                self.spelled[source] = document.values_of(SPELLED)
+                ahead = self.spelled[source][::-1]
+        for lo, hi in self.spelled.get(source, ()):
+            self._leaf(Kind.SPELLED, source, lo, hi, _as_text(document.data[lo:hi]))
+
+    def _leaf(self, kind: Kind, source: int, lo: int, hi: int, text: bytes, beside: bool = False) -> None:
+        if len(self.leaves) >= bounds.LEAVES:
+            raise TooMuch("too_many_leaves")
+        after = SEPARATOR
+        if beside:
+            quoted = kind is Kind.STRING
+            self._parts[-1] = b': "' if quoted else b": "
+            self._at += len(self._parts[-1]) - len(SEPARATOR)
+            after = b'"' + SEPARATOR if quoted else SEPARATOR
+        end = self._at + len(text)
+        self.leaves.append(Leaf(kind, self._at, end, source, lo, hi))
+        self._parts += (text, after)
+        self._at = end + len(after)
 
 
-def replaced(kind: str, body: Mapping[str, Any], texts: Mapping[int, str]) -> dict[str, Any]:
-    """A copy of the body in which leaf n reads `texts[n]`."""
-    n = -1
-
-    def visit(path: str, text: str) -> str:
-        nonlocal n
-        n += 1
-        return texts.get(n, text)
-
-    return {
-        **body,
-        **{
-            field: _restored(body[field], value, document) for field, value, document in _walk_fields(kind, body, visit)
-        },
-    }
-
-
-def spans_of(leaf: Leaf, spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The parts of buffer spans that lie in a leaf, as offsets of the leaf."""
-    end = leaf.start + len(leaf.text)
-    return [
-        (max(lo, leaf.start) - leaf.start, min(hi, end) - leaf.start)
-        for lo, hi in spans
-        if lo < end and hi > leaf.start
-    ]
-
-
-def _walk_fields(kind: str, body: Mapping[str, Any], visit: Visit) -> Iterator[tuple[str, Any, bool]]:
-    """(field, its value after the visit, whether that is a document)."""
-    for field in FIELDS[kind]:
-        value = body[field]
-        if value is None:
-            continue
-        document = _parsed(value) if isinstance(value, str | bytes) else value
-        if document is not None:
-            yield field, _walk(document, field, visit), True
-        else:
-            yield field, visit(field, value.decode("utf-8", "replace") if isinstance(value, bytes) else value), False
-
-
-def _restored(before: Any, value: Any, document: bool) -> Any:
-    if not isinstance(before, str | bytes):
-        return value
-    data = orjson.dumps(value) if document else value.encode("utf-8", "replace")
-    return data if isinstance(before, bytes) else data.decode()
-
-
-def _parsed(value: str | bytes) -> Any | None:
-    """The document behind a field that begins like one."""
-    if value[:1] not in ("{", "[", b"{", b"["):
-        return None
+def _document(data: bytes) -> Document | None:
     try:
-        return orjson.loads(value)
-    except orjson.JSONDecodeError:
-        return None
+        return document(data)
+    except TooDeep:
+        raise TooMuch("too_deep") from None
 
 
-def _walk(node: Any, path: str, visit: Visit) -> Any:
-    match node:
-        case str():
-            return visit(path, node)
-        case dict():
-            out = {}
-            for n, (key, value) in enumerate(node.items()):
-                plain = _PLAIN_KEY.fullmatch(key) is not None
-                name = key if plain else visit(f"{path}/#{n}", key)
-                out[name] = _walk(value, f"{path}/{key if plain else n}", visit)
-            return out
-        case list():
-            return [_walk(value, f"{path}/{n}", visit) for n, value in enumerate(node)]
-        case int() | float() if not isinstance(node, bool) and abs(node) >= 10**11:
-            # A card number or account may come as a bare number: it is text to a detector.
-            text = repr(node)
-            seen = visit(path, text)
-            return node if seen == text else seen
-        case _:
-            return node
+def _utf8(value: str | bytes, data: bytes) -> bytes:
+    return data if isinstance(value, str) else data.decode("utf-8", "replace").encode()
+
+
+def _as_text(data: bytes) -> bytes:
+    """What log-probabilities spell: the sampled tokens as one text, then every string that is among them once."""
+    value = orjson.loads(data)
+    lists = value.values() if isinstance(value, dict) else ()
+    items = [item for found in lists if isinstance(found, list) for item in found]
+    sampled = (item.get("token") if isinstance(item, dict) else item for item in items)
+    joined = "".join(token for token in sampled if isinstance(token, str)).encode()
+    return SEPARATOR.join([joined, *Document(data).values()])

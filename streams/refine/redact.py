@@ -1,105 +1,265 @@
-"""One body through the detectors: what was found, the body without it, and what learning must not see.
+"""One event through the detectors: what was found, the event without it, and what learning must not see.
 
-Invariants: a detector that fails or times out fails closed; token ids are never edited - a call whose text or context
-holds something that blocks keeps none of its token arrays, so that what is stored does not leak through them; findings
-carry places and kinds, never values."""
+Invariants: a detector that fails or times out, and an event beyond a bound, fail closed: no text passes that nobody
+read; token ids are never edited - a call whose text or context holds something that blocks keeps none of its token
+arrays, nor the log-probabilities that spell it, so that what is stored does not leak through them; findings carry
+places and kinds, never values; time is linear in the bytes of the event."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
-from infra.errors import DetectorError
-from schemas import arrays
-from streams.refine.detectors.base import Detector, Hit
-from streams.refine.leaves import Leaf, collect, replaced, spans_of
+import orjson
+
+from millrace.infra.errors import DetectorError
+from millrace.schemas import arrays, bounds
+from millrace.schemas.records import Body, Event, Finding, ModelCall, RedactionStatus
+from millrace.streams.refine import strings
+from millrace.streams.refine.detectors.base import Detector, Hit
+from millrace.streams.refine.leaves import Buffer, Kind, TooMuch
+from millrace.streams.refine.names import Replacements, is_plain
+from millrace.streams.refine.strings import Path, String
+from millrace.streams.refine.sweep import Span, cuts, places
 
 MOST_FINDINGS = 256
 """findings recorded an event; `counts` has them all"""
+MOST_CLEAN = 65_536
+"""names without any finding that are remembered"""
 
-_TOKENS = {"prompt_ids": "int32", "output_ids": "int32", "output_logprobs": "float32", "output_versions": "int32"}
+
+class UnreadNames(Exception):
+    """The detectors failed on the names of an event alone, so that not even an event without its text can be kept."""
+
+
+class Parts:
+    """An event in the parts that it is scanned in. The path of a string begins with the part that it is of."""
+
+    def __init__(self, event: Event, body: Body | None, headers: Mapping[str, str]) -> None:
+        self.event, self.body, self.headers = event, body, headers
+
+    def strings(self, known: Container[str]) -> list[String]:
+        """What is to be scanned: all but the names that are `known`."""
+        return strings.strings_of(self.event, self.body, self.headers, known)
+
+    def changed(self, values: Mapping[Path, str | bytes]) -> tuple[Event, Body | None, Mapping[str, str]]:
+        """(envelope, body, headers) that read `values`; a part without any is the one that came."""
+        parts: dict[Any, dict[Path, str | bytes]] = {"event": {}, "body": {}, "headers": {}}
+        for (part, *path), value in values.items():
+            parts[part][tuple(path)] = value
+        body = self.body
+        return (
+            cast(Event, strings.changed(self.event, parts["event"])) if parts["event"] else self.event,
+            cast(Body, strings.changed(body, parts["body"])) if body is not None and parts["body"] else body,
+            strings.changed(self.headers, parts["headers"]) if parts["headers"] else self.headers,
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Governed:
-    """What became of a body."""
+    """What became of an event."""
 
-    body: Mapping[str, Any]
-    redaction: str
+    event: Event
+    """its envelope, without what its names held"""
+    body: Body | None
+    headers: Mapping[str, str]
+    redaction: RedactionStatus
     """none_needed, applied or failed"""
+    failure: str | None = None
+    """why its text was not read"""
+    text_changed: bool = False
+    """whether more than names was taken out"""
     counts: dict[str, int] = field(default_factory=dict)
-    findings: list[dict[str, Any]] = field(default_factory=list)
-
-    @property
-    def changed(self) -> bool:
-        return self.redaction == "applied"
+    findings: list[Finding] = field(default_factory=list)
 
 
-def govern(kind: str, body: Mapping[str, Any], detectors: Sequence[Detector]) -> Governed:
-    """Scan a body and take out what blocks."""
-    buffer, leaves = collect(kind, body)
-    if not buffer or not detectors:
-        return Governed(body, "none_needed")
-    try:
-        hits = [hit for detector in detectors for hit in detector.scan(buffer)]
-    except DetectorError:
-        return Governed(blanked(kind, body, "unscanned"), "failed")
-    if not hits:
-        return Governed(body, "none_needed")
-    counts = dict(Counter(hit.kind for hit in hits))
-    findings = _findings(hits, leaves)
-    blocking = sorted((hit.start, hit.end, hit.kind) for hit in hits if hit.blocks)
-    if not blocking:
-        return Governed(body, "none_needed", counts, findings)
-    spans = _merged(blocking)
-    texts = {}
-    for n, leaf in enumerate(leaves):
-        inside = [(lo, hi, kind_) for (a, b, kind_) in spans for lo, hi in spans_of(leaf, [(a, b)])]
-        if inside:
-            texts[n] = _without(leaf.text, inside)
-    return Governed(replaced(kind, body, texts), "applied", counts, findings)
+class Redactor:
+    """Detectors, and what they found clean before: names repeat from event to event."""
+
+    def __init__(self, detectors: Sequence[Detector], names: Replacements) -> None:
+        self._detectors = detectors
+        self._names = names
+        self._clean: set[str] = set()
+        self.version = "+".join(detector.version() for detector in detectors) or "none"
+
+    def govern(self, parts: Parts, also: Collection[str] = ()) -> Governed:
+        """Scan an event and take out what blocks, and hits of the kinds in `also`. Raises UnreadNames."""
+        if not self._detectors:
+            return Governed(parts.event, parts.body, parts.headers, "none_needed")
+        try:
+            return self._govern(parts, parts.strings(self._clean), also)
+        except DetectorError:
+            failure = "detectors_failed"
+        except TooMuch as error:
+            failure = error.code
+        try:
+            names = [string for string in parts.strings(self._clean) if not string.text]
+            known = self._govern(parts, names, also)
+        except (DetectorError, TooMuch):
+            raise UnreadNames from None
+        left = None if known.body is None else blanked(parts.event["kind"], known.body, failure)
+        return Governed(known.event, left, known.headers, "failed", failure, True, known.counts, known.findings)
+
+    def names(self, tenant: str, given: Sequence[str]) -> list[str]:
+        """Names of something that is no event, each replaced if it holds what blocks. Without an answer of the
+        detectors all are replaced."""
+        if not self._detectors:
+            return list(given)
+        buffer = Buffer()
+        try:
+            unread = ((number, name) for number, name in enumerate(given) if name not in self._clean)
+            buffer.add(String((number,), name, False) for number, name in unread if not is_plain(name))
+            found = cuts((hit for hit in self._scan(buffer.text) if hit.blocks), buffer.leaves)
+        except (DetectorError, TooMuch):
+            return [self._names.of(tenant, name) for name in given]
+        bad = {buffer.sources[buffer.leaves[number].source].value for number in found}
+        return [self._names.of(tenant, name) if name in bad else name for name in given]
+
+    def _scan(self, text: bytes) -> list[Hit]:
+        if not text:
+            return []
+        hits = [hit for detector in self._detectors for hit in detector.scan(text)]
+        if len(hits) > bounds.HITS:
+            raise TooMuch("too_many_hits")
+        return sorted(hits)
+
+    def _govern(self, parts: Parts, given: Iterable[String], also: Collection[str]) -> Governed:
+        buffer = Buffer()
+        buffer.add(string for string in given if string.text or not is_plain(str(string.value)))
+        hits = self._scan(buffer.text)
+        self._remember(buffer, hits)
+        if not hits:
+            return Governed(parts.event, parts.body, parts.headers, "none_needed")
+        found = cuts((hit for hit in hits if hit.blocks or hit.kind in also), buffer.leaves)
+        counts, findings = dict(Counter(hit.kind for hit in hits)), _findings(hits, buffer, found)
+        if not found:
+            return Governed(parts.event, parts.body, parts.headers, "none_needed", counts=counts, findings=findings)
+        values, text_changed = self._values(parts.event["tenant"], buffer, found)
+        event, body, headers = parts.changed(values)
+        return Governed(event, body, headers, "applied", None, text_changed, counts, findings)
+
+    def _remember(self, buffer: Buffer, hits: Sequence[Hit]) -> None:
+        if len(self._clean) > MOST_CLEAN:
+            self._clean.clear()
+        touched = cuts(hits, buffer.leaves) if hits else {}
+        for number, leaf in enumerate(buffer.leaves):
+            if leaf.kind is Kind.NAME and number not in touched:
+                self._clean.add(str(buffer.sources[leaf.source].value))
+
+    def _values(
+        self, tenant: str, buffer: Buffer, found: Mapping[int, Sequence[Span]]
+    ) -> tuple[dict[Path, str | bytes], bool]:
+        """What the strings read once spans are cut out of leaves, and whether any of them is text."""
+        edits: dict[int, list[tuple[int, int, bytes]]] = {}
+        keys = 0
+        for number, spans in found.items():
+            leaf = buffer.leaves[number]
+            text = buffer.text_of(leaf)
+            match leaf.kind:
+                case Kind.NAME:
+                    new = self._names.of(tenant, text.decode()).encode()
+                case Kind.SPELLED:
+                    continue
+                case Kind.TEXT:
+                    new = _without(text, spans).encode()
+                case Kind.KEY:
+                    # Two keys of one map must not become the same.
+                    keys += 1
+                    new = orjson.dumps(_without(text, spans) + (f" {keys}" if keys > 1 else ""))
+                case _:
+                    new = orjson.dumps(_without(text, spans))
+            edits.setdefault(leaf.source, []).append((leaf.lo, leaf.hi, new))
+        text_changed = any(buffer.leaves[number].kind is not Kind.NAME for number in found)
+        if text_changed:
+            for source, spelled in buffer.spelled.items():
+                edits[source] = [(lo, hi, b"null") for lo, hi in spelled] + edits.get(source, [])
+        return {
+            buffer.sources[source].path: _edited(buffer.sources[source].value, sorted(pieces))
+            for source, pieces in edits.items()
+        }, text_changed
 
 
-def withheld(body: Mapping[str, Any], reason: str) -> dict[str, Any]:
+def withheld(body: ModelCall, reason: str) -> ModelCall:
     """A model call that nothing can be learned from: no token arrays, and why."""
-    empty = {name: arrays.empty(dtype) for name, dtype in _TOKENS.items()}
-    return {**body, **empty, "trainable": False, "untrainable_reason": f"withheld:{reason}"}
+    return {
+        **body,
+        "prompt_ids": arrays.empty("int32"),
+        "output_ids": arrays.empty("int32"),
+        "output_logprobs": arrays.empty("float32"),
+        "output_versions": arrays.empty("int32"),
+        "trainable": False,
+        "untrainable_reason": f"withheld:{reason}",
+    }
 
 
-def blanked(kind: str, body: Mapping[str, Any], mark: str) -> dict[str, Any]:
+def blanked(kind: str, body: Body, mark: str) -> Body:
     """A body without its text: what nobody scanned, or nobody may read."""
-    _, leaves = collect(kind, body)
-    return replaced(kind, body, dict.fromkeys(range(len(leaves)), f"[REDACTED:{mark}]"))
+    put = f"[REDACTED:{mark}]"
+    given = {path: value for path, value, _ in strings.texts_of(kind, body) if value}
+    # What is bytes held JSON, and stays readable as such.
+    values = {path: orjson.dumps(put) if isinstance(value, bytes) else put for path, value in given.items()}
+    return cast(Body, strings.changed(body, values))
 
 
-def _merged(spans: Sequence[tuple[int, int, str]]) -> list[tuple[int, int, str]]:
-    out: list[tuple[int, int, str]] = []
-    for start, end, kind in spans:
-        if out and start < out[-1][1]:
-            out[-1] = (out[-1][0], max(out[-1][1], end), out[-1][2])
-        else:
-            out.append((start, end, kind))
-    return out
-
-
-def _without(text: bytes, spans: Sequence[tuple[int, int, str]]) -> str:
+def _without(text: bytes, spans: Sequence[Span]) -> str:
     out, at = [], 0
     for start, end, kind in spans:
-        out += [text[at:start], f"[REDACTED:{kind}]".encode()]
+        if end <= at:
+            continue
+        out += [text[at : max(at, start)], f"[REDACTED:{kind}]".encode()]
         at = end
     return b"".join([*out, text[at:]]).decode("utf-8", "replace")
 
 
-def _findings(hits: Sequence[Hit], leaves: Sequence[Leaf]) -> list[dict[str, Any]]:
-    found = []
-    for hit in sorted(hits):
-        for leaf in leaves:
-            for start, end in spans_of(leaf, [(hit.start, hit.end)]):
-                found.append(
-                    {"leaf": leaf.path, "start": start, "end": end, "kind": hit.kind, "detector": hit.detector}
-                )
-        if len(found) >= MOST_FINDINGS:
-            return found[:MOST_FINDINGS]
-    return found
+def _edited(value: str | bytes, pieces: Sequence[tuple[int, int, bytes]]) -> str | bytes:
+    """A string with bytes [lo, hi) replaced; pieces are ascending, and one that lies in the one before is dropped."""
+    data = value.encode() if isinstance(value, str) else value
+    out, at = [], 0
+    for lo, hi, new in pieces:
+        if lo >= at:
+            out += [data[at:lo], new]
+            at = hi
+    done = b"".join([*out, data[at:]])
+    return done.decode() if isinstance(value, str) else done
+
+
+def _findings(hits: Sequence[Hit], buffer: Buffer, found: Mapping[int, Sequence[Span]]) -> list[Finding]:
+    """The first MOST_FINDINGS places of hits in leaves."""
+    starts = [leaf.start for leaf in buffer.leaves]
+    rows = []
+    for hit in hits:
+        rows += [(hit, number, start, end) for number, start, end in places(hit, starts, buffer.leaves)]
+        if len(rows) >= MOST_FINDINGS:
+            break
+    rows = rows[:MOST_FINDINGS]
+    paths = _paths(buffer, {number for _, number, _, _ in rows}, found)
+    return [
+        {"leaf": paths[number], "start": start, "end": end, "kind": hit.kind, "detector": hit.detector}
+        for hit, number, start, end in rows
+    ]
+
+
+def _paths(buffer: Buffer, wanted: Collection[int], found: Mapping[int, Sequence[Span]]) -> dict[int, str]:
+    """Leaf number -> where it stands in the event."""
+    by_source: dict[int, dict[int, int]] = {}
+    for number in wanted:
+        leaf = buffer.leaves[number]
+        by_source.setdefault(leaf.source, {})[leaf.lo] = number
+    hidden: dict[int, set[int]] = {}
+    for number in found:
+        leaf = buffer.leaves[number]
+        if leaf.kind is Kind.KEY:
+            hidden.setdefault(leaf.source, set()).add(leaf.lo)
+    out: dict[int, str] = {}
+    for source, numbers in by_source.items():
+        part, *path = buffer.sources[source].path
+        root = strings.path_of(tuple(path)) if part == "body" else strings.path_of((part, *path))
+        inside = buffer.documents.get(source)
+        if inside is None:
+            out |= dict.fromkeys(numbers.values(), root)
+            continue
+        known = inside.paths(root, frozenset(numbers), frozenset(hidden.get(source, ())))
+        out |= {number: known.get(lo, root) for lo, number in numbers.items()}
+    return out

@@ -6,30 +6,44 @@ Invariants:
 - Slot i writes partition i, in the order of the raw partition, with a log time that never falls and a chain of its own
   over the bytes that it stores.
 - What must not be learned is withheld here, before anything downstream can read it: text redacted, token arrays of the
-  call emptied, later calls of the same lineage withheld with it.
+  call emptied, later calls of the same lineage withheld with it. Names that hold a secret are replaced everywhere: in
+  the envelope and the body, in key and headers, in this stage's state and in its dead letters.
 - One outcome is not repeatable: a detector that failed (`redaction` failed) may succeed when a turn is folded again."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
-from infra.bus.base import Record
-from infra.chain import START, event_hash
-from infra.claims import ClaimStore
-from infra.config import Governance
-from infra.stage import TICK, Clear, Emit, Op, Put, Stage, View, Wake
-from schemas import codec
-from schemas.ids import Micros
-from streams.refine import custody as chain
-from streams.refine.detectors.base import Detector
-from streams.refine.redact import Governed, blanked, govern, withheld
-from streams.refine.tenancy import Tenancy, Verdict
-from streams.refine.validate import Refusal, check_link, check_place, decode_body, decode_event
-from streams.words import Decoder, dead_letter, place_of
+from millrace.infra.config import Governance
+from millrace.infra.log.base import Record
+from millrace.infra.log.blobs import ClaimStore
+from millrace.infra.stages.base import TICK, Clear, Emit, Key, Op, Stage, Table, View, Wake
+from millrace.schemas import codec, records
+from millrace.schemas.chain import START, VERSION, event_hash
+from millrace.schemas.ids import Micros
+from millrace.schemas.records import Body, Event, EventKind, ModelCall, Progress, SecurityLabels
+from millrace.streams.refine import custody as chain
+from millrace.streams.refine.detectors.base import Detector
+from millrace.streams.refine.names import Replacements
+from millrace.streams.refine.redact import Governed, Parts, Redactor, UnreadNames, blanked, withheld
+from millrace.streams.refine.tenancy import Tenancy, Verdict
+from millrace.streams.refine.validate import (
+    Refusal,
+    check_link,
+    check_place,
+    check_proof,
+    decode_body,
+    decode_event,
+)
+from millrace.streams.words import Decoder, dead_letter, place_of
 
 EVENTS = "events"
-CHAIN = "chain"
+CHAINS = Table[bytes]("chain")
+CHAIN = CHAINS.key()
+"""under it lies the last link of the slot's chain"""
+TRAJECTORIES = Table[chain.Custody]("t/")
 SECOND = 1_000_000
 AFTER_END = 3600 * SECOND
 """log time for which an ended trajectory is remembered: a late reward through a gateway still finds its chain"""
@@ -38,7 +52,8 @@ IDLE = 24 * 3600 * SECOND
 
 
 class Refine(Stage):
-    """`slots` is N, the number of partitions of `raw`; `max_bytes` bounds an event, behind a claim or not."""
+    """`slots` is N, the number of partitions of `raw`; `max_bytes` bounds an event, behind a claim or not;
+    `reward_key` is what rewards must be signed with, where it is not empty."""
 
     name = "refine"
     primary = "raw"
@@ -52,97 +67,139 @@ class Refine(Stage):
         slots: int,
         claims: ClaimStore | None = None,
         max_bytes: int = 32 << 20,
+        owners: Mapping[str, str] | None = None,
+        name_key: bytes = b"",
+        reward_key: str = "",
     ) -> None:
-        self._tenancy = Tenancy(rules)
-        self._detectors = detectors
-        self._version = "+".join(detector.version() for detector in detectors) or "none"
+        self._tenancy = Tenancy(rules, owners)
+        self._redactor = Redactor(detectors, Replacements(name_key, slots))
         self._slots = slots
+        self._reward_key = reward_key
         self._decode = Decoder(claims, max_bytes)
 
     def on_record(self, view: View, record: Record, now: Micros) -> Iterable[Op]:
         try:
-            event = decode_event(record, self._decode)
-            check_place(record, event, self._slots)
-            body = decode_body(event) if event["body_encoding"] == "plain" else None
-            check_link(event)
+            came = decode_event(record, self._decode)
+            check_place(record, came, self._slots)
+            body = decode_body(came) if came["body_encoding"] == "plain" else None
+            check_link(came)
+            check_proof(record, came, self._reward_key)
+            governed = self._read(came, body, passed_on(record))
+            event = governed.event
             known = view.get(_key(event))
             if known is not None and known["group"] != event["group"]:
-                raise Refusal("wrong_group", "the trajectory belongs to another group", event)
+                raise Refusal("wrong_group", "the trajectory belongs to another group", came)
         except Refusal as refusal:
-            yield dead_letter(
-                self.name,
-                place_of(record),
-                refusal.code,
-                str(refusal),
-                now,
-                key=record.key.decode("utf-8", "replace"),
-                event=refusal.event,
-                partition=view.slot,
-            )
+            yield self._letter(view, record, refusal, now)
             return
 
         custody = known or chain.opened(event)
         chained = event["source_seq"] is not None
         if chained:
             custody = chain.followed(custody, event, now)
-            if event["kind"] == "security_label" and body is not None:
-                custody = {**custody, "labels": body}
-        body_bytes, governance, custody = self._govern(event, body, custody)
+            if event["kind"] == "security_label" and governed.body is not None:
+                custody = {**custody, "labels": cast(SecurityLabels, governed.body)}
+        body_bytes, governance, custody = self._govern(governed, body, custody)
         if chained:
             yield from self._keep(event, known, custody, now)
-        yield from self._append(view, record, event, body_bytes, governance, now)
+        yield from self._append(view, record, governed, body_bytes, governance, now)
+
+    def _read(self, came: Event, body: Body | None, headers: Mapping[str, str]) -> Governed:
+        """The event as detectors leave it. Raises Refusal for one that cannot even be kept without its text."""
+        parts = Parts(came, body, headers)
+        redact, remove = self._tenancy.redacts(came["tenant"])
+        if not redact:
+            return Governed(came, body, headers, "none_needed")
+        try:
+            governed = self._redactor.govern(parts, remove)
+        except UnreadNames:
+            raise Refusal("unread_names", "the detectors failed on the names of the event", came) from None
+        if governed.event["tenant"] != came["tenant"]:
+            raise Refusal("secret_tenant", "the name of the tenant holds a secret", came)
+        return governed
+
+    def _letter(self, view: View, record: Record, refusal: Refusal, now: Micros) -> Emit:
+        """The dead letter of a refused record, without what its names hold."""
+        given = {} if refusal.event is None else _ids(refusal.event)
+        key = record.key.decode("utf-8", "replace")
+        if given and key == f"{given['tenant']}/{given['group']}":
+            clean = dict(zip(given, self._redactor.names(given["tenant"], list(given.values())), strict=True))
+            key = f"{clean['tenant']}/{clean['group']}"
+        else:
+            key, *rest = self._redactor.names(given.get("tenant", ""), [key, *given.values()])
+            clean = dict(zip(given, rest, strict=True))
+        return dead_letter(
+            self.name,
+            place_of(record),
+            refusal.code,
+            str(refusal),
+            now,
+            key=key,
+            event=clean or None,
+            partition=view.slot,
+        )
 
     def on_wake(self, view: View, key: str, now: Micros) -> Iterable[Op]:
         if key == TICK:
-            progress = {"stage": self.name, "slot": view.slot, "time": now}
+            progress: Progress = {"stage": self.name, "slot": view.slot, "time": now}
             yield Emit(EVENTS, f"progress/{view.slot}", "Progress", progress, partition=view.slot)
             return
-        custody = view.get(key)
+        trajectory = TRAJECTORIES.known(key)
+        custody = view.get(trajectory) if trajectory else None
         if custody is not None:
             at = custody["seen"] + (AFTER_END if custody["ended"] else IDLE)
             yield Wake(key, at) if at > now else Clear(key)
 
+    def named(self, view: View, what: Record | str) -> Mapping[str, Any]:
+        return {} if isinstance(what, str) else _ids(decode_event(what, self._decode))
+
+    def kept_name(self, source: str) -> str:
+        return self._redactor.names("", [source])[0]
+
     def _govern(
-        self, event: Mapping[str, Any], body: dict[str, Any] | None, custody: chain.Custody
-    ) -> tuple[bytes, dict[str, Any], chain.Custody]:
-        """(bytes to store, governance, the trajectory's state after it)."""
+        self, governed: Governed, came: Body | None, custody: chain.Custody
+    ) -> tuple[bytes, records.Governance, chain.Custody]:
+        """(bytes to store, governance, the trajectory's state after it); `came` is the body before it was governed."""
+        event, stored = governed.event, governed.body
         kind = event["kind"]
-        verdict = self._tenancy.decide(event["tenant"], custody["split"], custody["labels"])
+        verdict = self._tenancy.decide(event["tenant"], event["policy"], custody["split"], custody["labels"])
         if custody["flaw"] is not None and verdict.eligibility != "denied":
             verdict = verdict._replace(eligibility="audit_only", reason=custody["flaw"])
-        if body is None:
+        if stored is None:
             # Sealed before capture: nobody here can look inside, so nothing may be learned from it.
-            return event["body"], self._record(verdict, Governed({}, "failed"), "sealed"), custody
-        governed = govern(kind, body, self._detectors) if verdict.redact else Governed(body, "none_needed")
-        flagged = self._flagged(kind, body, governed, custody)
+            return event["body"], self._record(verdict, replace(governed, redaction="failed"), "sealed"), custody
+        flagged = self._flagged(kind, stored, governed, custody)
         if verdict.eligibility == "denied":
-            governed = Governed(blanked(kind, governed.body, "denied"), governed.redaction, governed.counts)
+            stored = blanked(kind, stored, "denied")
+            governed = replace(governed, findings=[])
             flagged = flagged or "denied"
-        stored = governed.body
         if kind == "model_call" and flagged:
-            stored = withheld(stored, flagged)
-            custody = chain.tainted(custody, body["lineage"])
-        data = event["body"] if stored is body else codec.encode_body(kind, stored)
+            call = cast(ModelCall, stored)
+            custody = chain.tainted(custody, call["lineage"])
+            stored = withheld(call, flagged)
+        data = event["body"] if stored is came else codec.encode_named(codec.BODIES[kind], stored)
         return data, self._record(verdict, governed, flagged), custody
 
-    def _flagged(self, kind: str, body: Mapping[str, Any], governed: Governed, custody: chain.Custody) -> str | None:
+    def _flagged(self, kind: EventKind, body: Body, governed: Governed, custody: chain.Custody) -> str | None:
         """Why the content of this event must not be learned from; None for events no token comes from."""
-        if governed.redaction == "failed":
-            return "detectors_failed"
+        if governed.failure is not None:
+            return governed.failure
         if kind not in ("model_call", "episode_started", "episode_ended"):
             return None
-        if governed.changed:
+        if governed.text_changed:
             return "redacted"
-        return "withheld_context" if kind == "model_call" and body["lineage"] in custody["withheld"] else None
+        if kind == "model_call" and cast(ModelCall, body)["lineage"] in custody["withheld"]:
+            return "withheld_context"
+        return None
 
-    def _record(self, verdict: Verdict, governed: Governed, flagged: str | None) -> dict[str, Any]:
+    def _record(self, verdict: Verdict, governed: Governed, flagged: str | None) -> records.Governance:
         allowed = verdict.eligibility in ("tenant_only", "aggregate")
         return {
             "eligibility": "audit_only" if flagged and allowed else verdict.eligibility,
             "reason": flagged if flagged and allowed else verdict.reason,
             "classification": verdict.classification,
             "redaction": governed.redaction,
-            "redaction_version": self._version,
+            "redaction_version": self._redactor.version,
             "policy_version": self._tenancy.version,
             "counts": governed.counts,
             "findings": governed.findings,
@@ -150,11 +207,9 @@ class Refine(Stage):
             "residency": verdict.residency,
         }
 
-    def _keep(
-        self, event: Mapping[str, Any], known: chain.Custody | None, custody: chain.Custody, now: Micros
-    ) -> Iterable[Op]:
+    def _keep(self, event: Event, known: chain.Custody | None, custody: chain.Custody, now: Micros) -> Iterable[Op]:
         key = _key(event)
-        yield Put(key, custody)
+        yield TRAJECTORIES.put(key, custody)
         if custody["ended"] and not (known and known["ended"]):
             yield Wake(key, now + AFTER_END)
         elif known is None:
@@ -164,41 +219,65 @@ class Refine(Stage):
         self,
         view: View,
         record: Record,
-        event: Mapping[str, Any],
+        governed: Governed,
         body: bytes,
-        governance: Mapping[str, Any],
+        governance: records.Governance,
         now: Micros,
     ) -> Iterable[Op]:
-        prev: bytes = view.get(CHAIN) or START
-        stored = {
+        event = governed.event
+        prev = view.get(CHAIN) or START
+        stored: Event = {
             **event,
             "body": body,
             "log_time": now,
             "source_place": place_of(record),
             "source_hash": event["hash"],
             "prev_hash": prev,
+            "hash_version": VERSION,
             "governance": governance,
         }
         stored["hash"] = event_hash(prev, stored)
-        yield Put(CHAIN, stored["hash"])
+        yield CHAINS.put(CHAIN, stored["hash"])
         yield Emit(
             EVENTS,
             f"{event['tenant']}/{event['group']}",
             "Event",
             stored,
             partition=view.slot,
-            headers=headers_of(event, record),
+            headers=headers_of(governed),
         )
 
 
-def _key(event: Mapping[str, Any]) -> str:
-    return f"t/{event['tenant']}/{event['trajectory']}"
+def _key(event: Event) -> Key[chain.Custody]:
+    return TRAJECTORIES.key(f"{event['tenant']}/{event['trajectory']}")
 
 
-def headers_of(event: Mapping[str, Any], record: Record) -> dict[str, str]:
-    """What travels beside an event, so that routing need not decode it; numbers and context as they came."""
-    headers = {name: str(event[name]) for name in ("id", "kind", "policy", "group", "trajectory", "source")}
-    for name in ("source", "source-seq", "source-epoch", "traceparent"):
-        if name in record.headers:
-            headers[name] = record.headers[name].decode("utf-8", "backslashreplace")
-    return headers
+def _ids(event: Event) -> dict[str, str]:
+    """What a dead letter says of an event."""
+    return {
+        "id": event["id"],
+        "policy": event["policy"],
+        "tenant": event["tenant"],
+        "group": event["group"],
+        "trajectory": event["trajectory"],
+    }
+
+
+def passed_on(record: Record) -> dict[str, str]:
+    """The headers of a raw record that travel with its event: numbers and context as they came."""
+    names = ("source", "source-seq", "source-epoch", "traceparent")
+    return {name: record.headers[name].decode("utf-8", "backslashreplace") for name in names if name in record.headers}
+
+
+def headers_of(governed: Governed) -> dict[str, str]:
+    """What travels beside an event, so that routing need not decode it."""
+    event = governed.event
+    return {
+        "id": event["id"],
+        "kind": event["kind"],
+        "policy": event["policy"],
+        "group": event["group"],
+        "trajectory": event["trajectory"],
+        "source": event["source"],
+        **governed.headers,
+    }

@@ -1,15 +1,19 @@
 """What a tenant allows: pure rules from the settings, default deny.
 
-Invariants: a tenant without a rule (of its own or the rule named `default`) is recorded and never trained on; every
-decision names the rule that made it; labels can only take permissions away."""
+Invariants: a tenant without a rule (of its own or the rule named `default`) is recorded and never trained on; what only
+its own tenant's policies may learn trains no policy whose tenant is not known to be the same; every decision names the
+rule that made it; labels can only take permissions away."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import NamedTuple
 
-from infra.config import Governance, Tenant
+import orjson
+
+from millrace.infra.config import Governance, Tenant
+from millrace.schemas.records import Eligibility, SecurityLabels
 
 DEFAULT = "default"
 NO_TRAINING = frozenset({"no-train", "no_train", "opt-out", "audit-only"})
@@ -21,36 +25,46 @@ TRAINING_SCOPE = "train"
 class Verdict(NamedTuple):
     """What an event's content may be used for, before anything is known about the content itself."""
 
-    eligibility: str
+    eligibility: Eligibility
     reason: str
     classification: str
     residency: str | None
-    redact: bool
 
 
 class Tenancy:
-    """The rules of one deployment."""
+    """The rules of one deployment. `owners`: policy -> the tenant that it belongs to."""
 
-    def __init__(self, rules: Governance) -> None:
+    def __init__(self, rules: Governance, owners: Mapping[str, str] | None = None) -> None:
         self._rules = rules
-        self.version = hashlib.sha256(rules.model_dump_json().encode()).hexdigest()[:16]
+        self._owners = dict(owners or {})
+        self.version = _version(rules, self._owners)
 
-    def decide(self, tenant: str, split: str, labels: Mapping[str, Any] | None) -> Verdict:
-        """The verdict for an event of a tenant; `labels` is the newest SecurityLabels of its trajectory."""
-        known = labels or {}
+    def redacts(self, tenant: str) -> tuple[bool, tuple[str, ...]]:
+        """(whether the content of a tenant is looked into, the labelled kinds that are taken out too)."""
+        rule = self._rule(tenant)
+        return (True, ()) if rule is None else (rule.redact, rule.remove)
+
+    def _rule(self, tenant: str) -> Tenant | None:
+        return self._rules.tenants.get(tenant if tenant in self._rules.tenants else DEFAULT)
+
+    def decide(self, tenant: str, policy: str, split: str, labels: SecurityLabels | None) -> Verdict:
+        """The verdict for an event of a tenant that one policy is to learn from; `labels` is the newest SecurityLabels
+        of its trajectory."""
+        stated = labels["classification"] if labels else None
         named = tenant if tenant in self._rules.tenants else DEFAULT
-        rule = self._rules.tenants.get(named)
+        rule = self._rule(tenant)
         if rule is None:
-            return Verdict("audit_only", "unknown_tenant", known.get("classification", "restricted"), None, True)
-        classification = known.get("classification") or rule.classification
-        eligibility, reason = self._judge(rule, named, split, known, classification)
-        return Verdict(eligibility, reason, classification, rule.residency or None, rule.redact)
+            return Verdict("audit_only", "unknown_tenant", "restricted" if stated is None else stated, None)
+        classification = stated or rule.classification
+        eligibility, reason = self._judge(rule, named, split, labels, classification)
+        if eligibility == "tenant_only" and self._owners.get(policy) != tenant:
+            eligibility, reason = "audit_only", "other_tenants_policy"
+        return Verdict(eligibility, reason, classification, rule.residency or None)
 
     def _judge(
-        self, rule: Tenant, named: str, split: str, known: Mapping[str, Any], classification: str
-    ) -> tuple[str, str]:
-        labels: Sequence[str] = known.get("labels", ())
-        scopes: Sequence[str] = known.get("scopes", ())
+        self, rule: Tenant, named: str, split: str, known: SecurityLabels | None, classification: str
+    ) -> tuple[Eligibility, str]:
+        labels, scopes = (known["labels"], known["scopes"]) if known else ([], [])
         if rule.eligibility in ("denied", "audit_only"):
             return rule.eligibility, f"tenant:{named}"
         if rule.residency and rule.residency != self._rules.region:
@@ -64,3 +78,15 @@ class Tenancy:
         if not rule.train and split == "train":
             return "audit_only", f"tenant:{named}"
         return rule.eligibility, f"tenant:{named}"
+
+
+def _version(rules: Governance, owners: Mapping[str, str]) -> str:
+    """A digest of all that decides. What is not set does not count, so that a release with a new setting does not look
+    like other rules."""
+    shown = rules.model_dump(mode="json", exclude={"name_key"})
+    for tenant in shown["tenants"].values():
+        if not tenant["remove"]:
+            del tenant["remove"]
+    if owners:
+        shown["owners"] = dict(sorted(owners.items()))
+    return hashlib.sha256(orjson.dumps(shown)).hexdigest()[:16]

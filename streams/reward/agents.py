@@ -7,9 +7,13 @@ this file keeps out:
   answer is acknowledged by all replicas;
 - without transactions its consumer reads what was aborted: here it reads committed records only;
 - an exception in an agent acknowledges the event and goes on: here it ends the process, and the next one begins at the
-  same event.
+  same event;
+- its committed offset stops at every hole of the log for half a second, so it falls behind a log of transactions for
+  good, and it counts the event behind a hole as acknowledged: here the mark is our own (`answered`).
 
-Invariant: the committed offset of a partition is at most the first event whose answer is not acknowledged."""
+Invariants: the committed offset of a partition is at most the first event whose answer is not acknowledged, and it
+reaches the last event as soon as all are answered. Every event that awaits a verdict ends in a reward record, in a
+failure that says `too_large`, or in the log of this process and as `missing` of its trajectory."""
 
 from __future__ import annotations
 
@@ -20,21 +24,31 @@ import ssl
 import traceback
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import faust
 from faust.transport.drivers import aiokafka as driver
-from tenacity import before_sleep_log, retry, retry_if_exception_type, wait_exponential
+from tenacity import before_sleep_log, retry, retry_if_exception, wait_exponential
 
-from infra.bus.base import Bus, Outgoing, Publisher, Record
-from infra.errors import BusError, ConfigError
+from millrace.infra.errors import BusError, ConfigError, TooLargeError
+from millrace.infra.log.base import Bus, Outgoing, Publisher, Record
+from millrace.streams.reward.answered import Answered
 
-Answer = Callable[[Record], Awaitable[Outgoing | None]]
 log = logging.getLogger(__name__)
 
 MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 BROKEN = 70
 """exit code of a process whose agent failed: the supervisor starts another"""
+
+
+class Answer(Protocol):
+    """What answers an event."""
+
+    async def __call__(self, record: Record) -> Outgoing | None:
+        """The record to publish, None when there is nothing to say."""
+
+    def too_large(self, record: Record) -> Outgoing | None:
+        """The record to publish instead of an answer that the log refuses for its size."""
 
 
 class _Thread(driver.AIOKafkaConsumerThread):
@@ -47,6 +61,34 @@ class _Thread(driver.AIOKafkaConsumerThread):
 
 
 class _Consumer(driver.Consumer):
+    """Commits what is answered. faust asks `_new_offset` what to commit, and its own records of holes stay empty."""
+
+    def __init__(self, transport: Any, callback: Callable[[Any], Awaitable[None]], *others: Any, **named: Any) -> None:
+        self._answered: Answered[Any] = Answered()
+
+        async def deliver(message: Any) -> None:
+            # Before it is handed on: one that a rebalance stops half way waits here until it is delivered again.
+            self._answered.deliver(message.tp, message.offset)
+            await callback(message)
+
+        super().__init__(transport, deliver, *others, **named)
+
+    def ack(self, message: Any) -> bool:
+        self._answered.answer(message.tp, message.offset)
+        return bool(super().ack(message))
+
+    def _new_offset(self, tp: Any) -> int | None:
+        self._acked[tp].clear()
+        self._acked_index[tp].clear()
+        return self._answered.mark(tp)
+
+    async def _add_gap(self, tp: Any, offset_from: int, offset_to: int) -> None:
+        """Holes mean nothing here."""
+
+    async def on_partitions_revoked(self, revoked: Any) -> None:
+        await super().on_partitions_revoked(revoked)
+        self._answered.forget(revoked)
+
     def _new_consumer_thread(self) -> _Thread:
         return _Thread(self, loop=self.loop, beacon=self.beacon)
 
@@ -97,9 +139,10 @@ def make_app(
     async def agent(stream: Any) -> None:
         async for event in stream.noack().events():
             try:
-                out = await answer(_record(event))
+                record = _record(event)
+                out = await answer(record)
                 if out is not None:
-                    await _publish(publisher, out)
+                    await _deliver(publisher, answer, record, out)
             except Exception:
                 traceback.print_exc()
                 os._exit(BROKEN)
@@ -108,8 +151,29 @@ def make_app(
     return app
 
 
+async def _deliver(publisher: Publisher, answer: Answer, record: Record, out: Outgoing) -> None:
+    """Publish an answer. One that the log will never take is replaced by its failure; what is refused even then is a
+    line here, and its trajectory says that the reward is missing."""
+    try:
+        await _publish(publisher, out)
+        return
+    except TooLargeError as error:
+        log.error("The verdict on %s is too large for the log: %s A failure replaces it.", record.place, error)
+    instead = answer.too_large(record)
+    try:
+        if instead is not None:
+            await _publish(publisher, instead)
+    except TooLargeError as error:
+        log.error("No reward can be written for %s: %s", record.place, error)
+
+
+def _may_pass(error: BaseException) -> bool:
+    """Whether another try may work."""
+    return isinstance(error, BusError) and not isinstance(error, TooLargeError)
+
+
 @retry(
-    retry=retry_if_exception_type(BusError),
+    retry=retry_if_exception(_may_pass),
     wait=wait_exponential(multiplier=0.2, max=10),
     before_sleep=before_sleep_log(log, logging.WARNING),
 )

@@ -2,24 +2,30 @@
 
 Invariants: the reward's ids follow from its target, source and rubric, so judging twice makes the same reward twice,
 and seal counts the first; the event has no source number and belongs to no chain; it enters by `raw`, like everything
-else."""
+else, and with a key it carries the proof that refine asks for."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
-from infra import telemetry
-from infra.bus.base import Outgoing, Record
-from infra.chain import START, event_hash
-from infra.claims import ClaimStore
-from infra.topics import full_name, logical_name
-from schemas import codec
-from schemas.ids import now_micros
-from streams.reward.pool import Verdict
-from streams.words import Decoder, Unreadable, made_id
+from millrace.infra import proof, telemetry
+from millrace.infra.log.base import Outgoing, Record
+from millrace.infra.log.blobs import ClaimStore
+from millrace.infra.log.topics import full_name, logical_name
+from millrace.schemas import codec
+from millrace.schemas.chain import START, VERSION, event_hash
+from millrace.schemas.errors import SchemaError
+from millrace.schemas.ids import now_micros
+from millrace.schemas.records import EpisodeEnded, Event, Reward
+from millrace.streams.reward.pool import Verdict
+from millrace.streams.words import Decoder, Unreadable, made_id
 
+TOO_LARGE = "too_large"
+"""failure of a verdict that no record can hold"""
+NO_TASK = Verdict(None, {}, None, None, "no_task")
+"""on an episode that was given no task, as plain production calls are: there is nothing to judge it by"""
 VERDICTS = telemetry.counter("millrace.reward.verdicts", "{verdict}", "verdicts, by source and outcome")
 
 
@@ -49,6 +55,7 @@ class Judge:
         policy: str,
         claims: ClaimStore | None = None,
         clock: Callable[[], int] = now_micros,
+        key: str = "",
     ) -> None:
         self._pool = pool
         self._evaluator = evaluator
@@ -56,31 +63,62 @@ class Judge:
         self._decode = Decoder(claims)
         self._claims = claims
         self._clock = clock
+        self._key = key
 
     async def __call__(self, record: Record) -> Outgoing | None:
         """The reward to write into raw for a record of `events`, None when it is not ours to judge."""
+        ours = self._ours(record)
+        if ours is None:
+            return None
+        event, ended = ours
+        episode = {
+            "task_id": ended["task_id"],
+            "status": ended["status"],
+            "stop_condition": ended["stop_condition"],
+            "steps": ended["steps"],
+            "trajectory": event["trajectory"],
+            "group": event["group"],
+            "policy": event["policy"],
+            "attempt": event["attempt"],
+        }
+        with telemetry.span("millrace.reward", record.headers):
+            verdict = (
+                await self._pool.judge(ended["task"], ended["output"] or "", episode) if ended["task"] else NO_TASK
+            )
+        return self._answer(record, event, verdict)
+
+    def too_large(self, record: Record) -> Outgoing | None:
+        """The failure that stands in for a verdict which the log refused for its size."""
+        ours = self._ours(record)
+        return None if ours is None else self._answer(record, ours[0], Verdict(None, {}, None, None, TOO_LARGE))
+
+    def _ours(self, record: Record) -> tuple[Event, EpisodeEnded] | None:
+        """The event and the end of an episode that awaits our verdict."""
         if record.headers.get("kind") != b"episode_ended":
             return None
         try:
-            _, event = self._decode(record)
+            name, found = self._decode(record)
         except Unreadable:
             return None  # seal says so in a dead letter of its own
+        if name != "Event":
+            return None
+        event = cast(Event, found)
         if event["policy"] != self._policy:
             return None
         if event["body_encoding"] != "plain" or event["trajectory"] != event["root_trajectory"]:
             return None
-        ended = codec.decode_body("episode_ended", event["body"])
-        if self._evaluator.source not in ended["awaits"]:
-            return None
-        episode = {name: ended[name] for name in ("task_id", "status", "stop_condition", "steps")}
-        episode |= {name: event[name] for name in ("trajectory", "group", "policy", "attempt")}
-        with telemetry.span("millrace.reward", record.headers):
-            verdict = await self._pool.judge(ended["task"], ended["output"] or "", episode)
+        try:
+            ended = codec.decode_body("episode_ended", event["body"])
+        except SchemaError:
+            return None  # seal says so, too
+        return (event, ended) if self._evaluator.source in ended["awaits"] else None
+
+    def _answer(self, record: Record, event: Event, verdict: Verdict) -> Outgoing:
         VERDICTS.add(1, source=self._evaluator.source, outcome=(verdict.failure or "judged").partition(":")[0])
         namespace = record.topic.removesuffix(f".{logical_name(record.topic)}")
         return self._outgoing(full_name(namespace, "raw"), record, event, self._reward(event, verdict))
 
-    def _reward(self, event: Mapping[str, Any], verdict: Verdict) -> dict[str, Any]:
+    def _reward(self, event: Event, verdict: Verdict) -> Reward:
         who = self._evaluator
         return {
             "reward_id": made_id("reward", event["trajectory"], who.source, who.rubric),
@@ -99,11 +137,20 @@ class Judge:
             "supersedes": None,
             "independent": True,
             "observed_at": self._clock(),
+            "signal": None,
+            "confidence": None,
         }
 
-    def _outgoing(self, topic: str, record: Record, ended: Mapping[str, Any], reward: Mapping[str, Any]) -> Outgoing:
-        kept = ("tenant", "policy", "group", "root_trajectory", "trajectory", "attempt", "split", "trace_id")
-        event = {name: ended[name] for name in kept} | {
+    def _outgoing(self, topic: str, record: Record, ended: Event, reward: Reward) -> Outgoing:
+        event: Event = {
+            "tenant": ended["tenant"],
+            "policy": ended["policy"],
+            "group": ended["group"],
+            "root_trajectory": ended["root_trajectory"],
+            "trajectory": ended["trajectory"],
+            "attempt": ended["attempt"],
+            "split": ended["split"],
+            "trace_id": ended["trace_id"],
             "id": made_id("event", reward["reward_id"]),
             "kind": "reward",
             "parent_trajectory": None,
@@ -119,6 +166,7 @@ class Judge:
             "source_seq": None,
             "prev_hash": START,
             "hash": b"",
+            "hash_version": VERSION,
             "source_place": None,
             "source_hash": None,
             "span_id": None,
@@ -128,8 +176,15 @@ class Judge:
         }
         event["hash"] = event_hash(START, event)
         headers = {
-            name: str(event[name]).encode() for name in ("id", "kind", "policy", "group", "trajectory", "source")
+            "id": event["id"].encode(),
+            "kind": event["kind"].encode(),
+            "policy": event["policy"].encode(),
+            "group": event["group"].encode(),
+            "trajectory": event["trajectory"].encode(),
+            "source": event["source"].encode(),
         }
+        if self._key:
+            headers[proof.HEADER] = proof.proof_of(self._key, event["hash"]).encode()
         if "traceparent" in record.headers:
             headers["traceparent"] = record.headers["traceparent"]
         value = codec.encode("Event", event)

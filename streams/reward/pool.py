@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import orjson
 from pebble import ProcessExpired, ProcessPool
 
-from streams.reward.verifiers import load, normal
+from millrace.streams.reward.verifiers import load, normal
 
 LIFE = 10_000
 """verdicts after which a process is replaced, should a verifier leak"""

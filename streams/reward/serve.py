@@ -3,12 +3,13 @@ consumer group of its own."""
 
 from __future__ import annotations
 
-from infra.bus.connect import connect
-from infra.claims import ClaimStore
-from infra.config import Settings
-from infra.topics import full_name
-from streams.reward.judge import Evaluator, Judge
-from streams.reward.pool import Pool
+from millrace.infra.config import Settings
+from millrace.infra.connect import connect
+from millrace.infra.local_keys import kafka_options
+from millrace.infra.log.blobs import ClaimStore
+from millrace.infra.log.topics import full_name
+from millrace.streams.reward.judge import Evaluator, Judge
+from millrace.streams.reward.pool import Pool
 
 IN_FLIGHT = 32
 """episodes judged at once; more than processes, so that publishing overlaps with judging"""
@@ -16,12 +17,12 @@ IN_FLIGHT = 32
 
 def run(settings: Settings) -> None:
     """Judge what awaits `[reward] source`. Blocks until SIGTERM."""
-    from streams.reward.agents import make_app, run_app
+    from millrace.streams.reward.agents import make_app, run_app
 
     reward = settings.reward
     pool = Pool(reward.verifier, workers=reward.workers, timeout_s=reward.timeout_s)
     evaluator = Evaluator(reward.source, reward.verifier, reward.rubric)
-    judge = Judge(pool, evaluator, settings.policy.name, ClaimStore(settings.claims))
+    judge = Judge(pool, evaluator, settings.policy.name, ClaimStore(settings.claims), key=reward.key.get_secret_value())
     events = full_name(settings.namespace, "events")
     try:
         with connect(settings) as bus:
@@ -32,7 +33,7 @@ def run(settings: Settings) -> None:
                 judge,
                 bus,
                 bootstrap=settings.kafka.bootstrap,
-                options=settings.kafka.client_options(),
+                options=kafka_options(settings),
                 data=settings.home / "faust",
                 concurrency=IN_FLIGHT,
             )

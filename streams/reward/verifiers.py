@@ -10,14 +10,13 @@ Invariant: a verdict is a finite number with its parts, or an error; nothing els
 
 from __future__ import annotations
 
-import importlib
 import math
-import os
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any, SupportsFloat
 
-from infra.errors import RewardError
+from millrace.infra.errors import RewardError
+from millrace.infra.process.loaders import load_function
+from millrace.schemas import bounds
 
 Verifier = Callable[[dict[str, Any], str, dict[str, Any]], float | Mapping[str, Any]]
 
@@ -44,17 +43,7 @@ def load(name: str) -> Verifier:
     """The verifier called `exact`, `math` or `module:function`. Raises RewardError when there is none."""
     if name in OURS:
         return OURS[name]
-    module, _, function = name.partition(":")
-    if not module or not function:
-        raise RewardError(f"verifier {name!r} must be exact, math, or module:function such as my_rewards.sort:check")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        found: Verifier = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError) as error:
-        raise RewardError(f"verifier {name!r} cannot be loaded: {error}") from error
-    if not callable(found):
-        raise RewardError(f"verifier {name!r} is not a function")
+    found: Verifier = load_function(name, "verifier", "my_rewards.sort:check, or one of exact and math", RewardError)
     return found
 
 
@@ -64,9 +53,12 @@ def normal(answer: object) -> dict[str, Any]:
     unknown = set(given) - {"value", "components", "label", "critique"}
     if unknown:
         raise ValueError(f"a verdict has no {', '.join(sorted(map(str, unknown)))}")
+    parts = dict(given.get("components") or {})
+    if len(parts) > bounds.NAMES:
+        raise ValueError(f"a verdict has at most {bounds.NAMES} components")
     return {
         "value": _number(given.get("value")),
-        "components": {str(name): _number(part) for name, part in dict(given.get("components") or {}).items()},
+        "components": {_name(name): _number(part) for name, part in parts.items()},
         "label": _text(given.get("label")),
         "critique": _text(given.get("critique")),
     }
@@ -76,10 +68,18 @@ def _number(value: object) -> float:
     if not isinstance(value, SupportsFloat):
         raise ValueError("a verdict's value must be a number")
     number = float(value)
-    if not math.isfinite(number):
-        raise ValueError("a verdict's value must be finite")
+    if not math.isfinite(number) or abs(number) > bounds.REWARD:
+        raise ValueError(f"a verdict's value must be finite, and at most {bounds.REWARD:,.0f}")
     return number
 
 
 def _text(value: object) -> str | None:
-    return None if value is None else str(value)
+    """Words as they can be stored: half a surrogate pair becomes a question mark."""
+    return None if value is None else str(value).encode("utf-8", "replace").decode()
+
+
+def _name(value: object) -> str:
+    name = _text(value) or ""
+    if len(name.encode()) > bounds.NAME_BYTES:
+        raise ValueError(f"a component's name has at most {bounds.NAME_BYTES} bytes")
+    return name

@@ -6,17 +6,33 @@ log-probability finite; whatever is left out is named with its reason."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 import numpy.typing as npt
 
-from schemas import arrays
+from millrace.schemas import arrays
+from millrace.schemas.errors import CorruptRecord
+from millrace.schemas.records import Array, Lineage, Place
 
-Call = Mapping[str, Any]
-"""response, lineage, keep, supersedes, why (reason or None), place; prompt, output, logprobs, versions as Arrays"""
+
+class Call(TypedDict):
+    """What assembly needs of a model call."""
+
+    response: str
+    lineage: str
+    keep: int
+    """tokens of the lineage that its prompt goes on from"""
+    prompt: Array
+    output: Array
+    logprobs: Array
+    versions: Array
+    supersedes: str | None
+    why: str | None
+    """why nothing of it may train"""
+    place: Place
 
 
 @dataclass(slots=True)
@@ -63,7 +79,7 @@ class _Trace:
 class Assembled:
     """The lineages of one sample that hold a trainable token."""
 
-    lineages: list[dict[str, Any]]
+    lineages: list[Lineage]
     excluded: list[str]
     """`response:reason`"""
     v_head: int
@@ -86,7 +102,8 @@ def assemble(calls: Sequence[Call]) -> Assembled:
         reason = _add(trace, call, call["response"] in superseded)
         if reason is not None:
             excluded.append(f"{call['response']}:{reason}")
-    lineages, heads, tails, trainable, length = [], [], [], 0, 0
+    lineages: list[Lineage] = []
+    heads, tails, trainable, length = [], [], 0, 0
     for name, trace in traces.items():
         mask = _joined(trace.mask, "uint8")
         count = int(mask.sum())
@@ -114,8 +131,11 @@ def assemble(calls: Sequence[Call]) -> Assembled:
 
 def _add(trace: _Trace, call: Call, superseded: bool) -> str | None:
     """Append a call; the reason why nothing of it may train, else None."""
-    output, logprobs, versions = (arrays.unpack(call[name]) for name in ("output", "logprobs", "versions"))
-    prompt = arrays.unpack(call["prompt"])
+    try:
+        prompt, output = _unpacked(call["prompt"], "int32"), _unpacked(call["output"], "int32")
+        logprobs, versions = _unpacked(call["logprobs"], "float32"), _unpacked(call["versions"], "int32")
+    except CorruptRecord:
+        return "ragged"
     if not len(output) == len(logprobs) == len(versions):
         return "ragged"
     if call["keep"] > trace.length or call["keep"] < 0:
@@ -138,6 +158,12 @@ def _add(trace: _Trace, call: Call, superseded: bool) -> str | None:
     if superseded:
         return "superseded"
     return "no_tokens" if not len(output) else "unknown_version" if (versions < 0).all() else "bad_logprobs"
+
+
+def _unpacked(array: Array, dtype: str) -> npt.NDArray[Any]:
+    if array["dtype"] != dtype:
+        raise CorruptRecord(f"an array of {array['dtype']} where {dtype} belongs")
+    return arrays.unpack(array)
 
 
 def _joined(parts: Sequence[npt.NDArray[Any]], dtype: str) -> npt.NDArray[Any]:

@@ -8,41 +8,93 @@ unless a top-up asks for the sample again."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from typing import TypedDict
+
+from millrace.infra.stages.base import Key, Table
+from millrace.schemas import bounds
+from millrace.schemas.records import EpisodeStarted, EpisodeStatus, Event, ModelCall, Place, Split
+from millrace.streams.seal.assemble import Call
+from millrace.streams.seal.rewards import Counted
 
 TRAINABLE = ("tenant_only", "aggregate")
 """eligibilities that may train: refine has already looked at whose policy it is"""
 CHAIN_FLAWS = frozenset({"step_gap", "chain_broken", "split_changed", "gap"})
 """reasons of refine that taint the whole attempt, whichever event carries them"""
 
-Attempt = dict[str, Any]
-Group = dict[str, Any]
+
+class Attempt(TypedDict):
+    """One run of a sample."""
+
+    policy: str
+    tenant: str
+    group: str
+    trajectory: str
+    id: str | None
+    """of the event that started it"""
+    sample: int
+    attempt: str
+    task: str
+    awaits: list[str]
+    wait: int
+    """micros from its end to its reward deadline"""
+    place: Place
+    """of the event that started it"""
+    trace: str | None
+    flaw: str | None
+    """why nothing of it may train"""
+    status: EpisodeStatus | None
+    """how it ended"""
+    closed: str | None
+    """why it does not count"""
+    rewards: Counted
 
 
-def group_key(event: Mapping[str, Any]) -> str:
-    """The state key of an event's group."""
-    return f"g/{event['policy']}/{event['tenant']}/{event['group']}"
+class Group(TypedDict):
+    """A group that is not sealed."""
+
+    policy: str
+    tenant: str
+    group: str
+    ticket: int | None
+    split: Split
+    size: int
+    round: int
+    attempts: list[str]
+    winners: dict[str, str]
+    """sample -> the attempt that ended first"""
+    settled: list[int]
+    """samples for which nothing more is awaited"""
+    rewards: Counted
+    """judgements of the whole group"""
 
 
-def attempt_key(of: Mapping[str, Any], root: str) -> str:
-    """The state key of an attempt; `of` is anything with a tenant. Tenants never see each other's ids."""
-    return f"t/{of['tenant']}/{root}"
+ATTEMPTS = Table[Attempt]("t/")
+CALLS = Table[Call]("c/")
+GROUPS = Table[Group]("g/")
+TOMBSTONES = Table[bool]("z/")
 
 
-def calls_key(of: Mapping[str, Any], root: str) -> str:
+def group_key(of: Event | Attempt) -> Key[Group]:
+    """The state key of an event's or attempt's group."""
+    return GROUPS.key(f"{of['policy']}/{of['tenant']}/{of['group']}")
+
+
+def attempt_key(of: Event | Attempt | Group, root: str) -> Key[Attempt]:
+    """The state key of an attempt. Tenants never see each other's ids."""
+    return ATTEMPTS.key(f"{of['tenant']}/{root}")
+
+
+def calls_key(of: Attempt | Group, root: str) -> Key[Call]:
     """The state key of an attempt's calls."""
-    return f"c/{of['tenant']}/{root}"
+    return CALLS.key(f"{of['tenant']}/{root}")
 
 
-def tombstone_key(group: str) -> str:
+def tombstone_key(group: Key[Group]) -> Key[bool]:
     """The state key that a sealed group leaves behind."""
-    return f"z/{group[2:]}"
+    return TOMBSTONES.key(group.removeprefix(GROUPS.prefix))
 
 
-def attempt_of(
-    event: Mapping[str, Any], body: Mapping[str, Any], place: Mapping[str, Any], trace: str | None
-) -> Attempt:
+def attempt_of(event: Event, body: EpisodeStarted, place: Place, trace: str | None) -> Attempt:
     """A new attempt, from its start."""
     return {
         "policy": event["policy"],
@@ -55,7 +107,7 @@ def attempt_of(
         "task": body["task_id"],
         "awaits": list(body["awaits"]),
         "wait": body["reward_deadline_ms"] * 1000,
-        "place": dict(place),
+        "place": {**place},
         "trace": trace,
         "flaw": None,
         "status": None,
@@ -64,7 +116,7 @@ def attempt_of(
     }
 
 
-def group_of(event: Mapping[str, Any], body: Mapping[str, Any]) -> Group:
+def group_of(event: Event, body: EpisodeStarted) -> Group:
     """A new group, from the start of its first attempt. A root trajectory alone is a group of one."""
     alone = body["ticket"] is None and event["group"] == event["root_trajectory"]
     return {
@@ -82,33 +134,39 @@ def group_of(event: Mapping[str, Any], body: Mapping[str, Any]) -> Group:
     }
 
 
-def refused(group: Group, event: Mapping[str, Any], body: Mapping[str, Any]) -> str | None:
+def refused(group: Group, event: Event, body: EpisodeStarted) -> str | None:
     """Why an attempt cannot belong to its group, None when it can."""
+    if group["size"] > bounds.GROUP_SIZE:
+        return "out_of_bounds"
+    if len(group["attempts"]) >= bounds.ATTEMPTS:
+        return "too_many_attempts"
     if body["ticket"] != group["ticket"] or event["split"] != group["split"]:
         return "wrong_group"
     return None if 0 <= body["sample"] < group["size"] else "bad_sample"
 
 
-def flaw_of(event: Mapping[str, Any]) -> str | None:
+def flaw_of(event: Event) -> str | None:
     """What an event's governance says against its whole attempt."""
     governance = event["governance"]
     if governance is None:
         return "ungoverned"
     if governance["reason"] in CHAIN_FLAWS:
-        return str(governance["reason"])
+        return governance["reason"]
     if event["kind"] in ("episode_started", "episode_ended") and governance["eligibility"] not in TRAINABLE:
-        return str(governance["reason"])
+        return governance["reason"]
     return "gap" if event["kind"] == "gap" else None
 
 
-def call_of(event: Mapping[str, Any], body: Mapping[str, Any], policy: str, place: Mapping[str, Any]) -> dict[str, Any]:
+def call_of(event: Event, body: ModelCall, policy: str, place: Place) -> Call:
     """What assembly needs of a model call."""
-    why = None
-    governance = event["governance"] or {"eligibility": "denied", "reason": "ungoverned"}
+    why: str | None = None
+    governance = event["governance"]
     if event["policy"] != policy:
         why = "other_policy"
     elif not body["trainable"]:
         why = body["untrainable_reason"] or "untrainable"
+    elif governance is None:
+        why = "ungoverned"
     elif governance["eligibility"] not in TRAINABLE:
         why = governance["reason"]
     return {
@@ -121,13 +179,13 @@ def call_of(event: Mapping[str, Any], body: Mapping[str, Any], policy: str, plac
         "versions": body["output_versions"],
         "supersedes": body["supersedes"],
         "why": why,
-        "place": dict(place),
+        "place": {**place},
     }
 
 
 def is_complete(group: Group) -> bool:
     """Whether every sample has ended and been judged, or waited for in vain."""
-    return bool(len(group["settled"]) >= group["size"])
+    return len(group["settled"]) >= group["size"]
 
 
 def settled(group: Group, sample: int) -> Group:

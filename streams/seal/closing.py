@@ -7,14 +7,15 @@ all its good samples and their places, in one transaction with them."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal, cast
 
-from infra.stage import Later
-from streams.seal.assemble import assemble
-from streams.seal.attempts import Attempt, Group
-from streams.seal.rewards import combined, sealed, silent
+from millrace.infra.stages.base import later
+from millrace.schemas.records import Completion, CompletionKind, EpisodeStatus, Trajectory
+from millrace.streams.seal.assemble import Call, assemble
+from millrace.streams.seal.attempts import Attempt, Group
+from millrace.streams.seal.rewards import combined, sealed, silent
 
 Short = Literal["drop", "train", "top-up"]
 FINISHED = ("completed", "truncated")
@@ -42,7 +43,7 @@ class Sample:
     """One ended sample, ready to be written."""
 
     number: int
-    record: dict[str, Any]
+    record: Trajectory
     good: bool
     trace: str | None
 
@@ -54,7 +55,7 @@ class Sample:
 def sample_of(
     number: int,
     attempt: Attempt,
-    calls: Sequence[Mapping[str, Any]],
+    calls: Sequence[Call],
     group: Group,
     rules: Rules,
     now: int,
@@ -63,7 +64,7 @@ def sample_of(
     made = assemble(calls)
     counted = (attempt["rewards"], group["rewards"])
     missing = silent(attempt["awaits"], *counted)
-    reward = combined(() if rules.partial_rewards else attempt["awaits"], *counted)
+    reward = combined(attempt["awaits"], *counted, partial=rules.partial_rewards)
     finished = attempt["status"] in FINISHED or (group["ticket"] is None and attempt["status"] == "abandoned")
     flaw = attempt["flaw"] or (None if finished else f"status_{attempt['status']}")
     if flaw is not None:
@@ -71,7 +72,7 @@ def sample_of(
         excluded = excluded or [f"*:{flaw}"]
     else:
         excluded = made.excluded
-    record = {
+    record: Trajectory = {
         "id": attempt["trajectory"],
         "policy": group["policy"],
         "tenant": group["tenant"],
@@ -81,7 +82,7 @@ def sample_of(
         "attempt": attempt["attempt"],
         "task_id": attempt["task"],
         "split": group["split"],
-        "status": attempt["status"],
+        "status": cast(EpisodeStatus, attempt["status"]),
         "reward": reward,
         "rewards": sealed(*counted),
         "missing": missing,
@@ -98,7 +99,7 @@ def sample_of(
     return Sample(number, record, good, attempt["trace"])
 
 
-def verdict(group: Group, samples: Sequence[Sample], rules: Rules) -> str | None:
+def verdict(group: Group, samples: Sequence[Sample], rules: Rules) -> CompletionKind | None:
     """The kind of the group's completion; None when there is nothing to say about it (evaluation, unfit traffic)."""
     good = sum(sample.good for sample in samples)
     whole = good == group["size"]
@@ -112,10 +113,11 @@ def verdict(group: Group, samples: Sequence[Sample], rules: Rules) -> str | None
     return "top_up" if rules.short == "top-up" and group["round"] < rules.rounds else "short"
 
 
-def completion(kind: str, group: Group, samples: Sequence[Sample], slot: int, now: int) -> dict[str, Any]:
+def completion(kind: CompletionKind, group: Group, samples: Sequence[Sample], slot: int, now: int) -> Completion:
     """The Completion record about a group; the places of its samples are those of their emits."""
     good = [sample for sample in samples if sample.good]
-    missing = sorted(set(range(group["size"])) - {sample.number for sample in good})
+    there = {sample.number for sample in good}
+    missing = [number for number in range(group["size"]) if number not in there]
     return {
         "kind": kind,
         "policy": group["policy"],
@@ -126,7 +128,7 @@ def completion(kind: str, group: Group, samples: Sequence[Sample], slot: int, no
         "size": group["size"],
         "samples": [sample.number for sample in good],
         "missing": missing,
-        "trajectories": [] if kind == "top_up" else [Later(sample.ref) for sample in good],
+        "trajectories": [] if kind == "top_up" else [later(sample.ref) for sample in good],
         "tokens": [sample.record["length"] for sample in good],
         "rewards": [math.nan if sample.record["reward"] is None else sample.record["reward"] for sample in good],
         "v_head": min((sample.record["v_head"] for sample in good), default=-1),
@@ -152,5 +154,5 @@ def why_bad(sample: Sample) -> str:
     """Why an ended sample may not train, in one word."""
     record = sample.record
     if not record["lineages"]:
-        return str(record["excluded"][0]).rpartition(":")[2] if record["excluded"] else "no trainable token"
+        return record["excluded"][0].rpartition(":")[2] if record["excluded"] else "no trainable token"
     return "no reward" if record["reward"] is None else "reward is not finite"

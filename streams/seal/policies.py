@@ -8,52 +8,62 @@ Invariant: a policy is announced only when its topics exist, since seal writes t
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, get_args
+from typing import TypedDict, cast, get_args
 
-from infra.bus.base import Bus, Outgoing
-from infra.config import Settings
-from infra.stage import View
-from infra.topics import full_name
-from schemas import codec
-from schemas.ids import new_id, now_micros
-from streams.seal.closing import Rules, Short
+from millrace.infra.config import Settings
+from millrace.infra.log.base import Bus, Outgoing
+from millrace.infra.log.topics import full_name
+from millrace.infra.reading import readable
+from millrace.infra.stages.base import Key, Table, View
+from millrace.schemas import bounds, codec
+from millrace.schemas.ids import new_id, now_micros
+from millrace.schemas.records import Decision
+from millrace.streams.seal.closing import Rules, Short
 
 SETTING = "sealing"
 """name of the setting; its value is {"short_groups": "drop" | "train" | "top-up", "patience_ms": whole milliseconds}"""
-PREFIX = "p/"
+
+
+class Terms(TypedDict):
+    """How the groups of a policy are closed."""
+
+    short_groups: Short
+    patience_ms: int
+
+
+POLICIES = Table[Terms]("p/")
 
 
 def policies(view: View) -> list[str]:
     """Every policy that was announced, sorted."""
-    return [key.removeprefix(PREFIX) for key in view.keys(PREFIX)]
+    return [key.removeprefix(POLICIES.prefix) for key in POLICIES.keys(view)]
 
 
-def policy_key(policy: str) -> str:
+def policy_key(policy: str) -> Key[Terms]:
     """The state key of a policy's terms."""
-    return f"{PREFIX}{policy}"
+    return POLICIES.key(policy)
 
 
-def parse(text: str) -> dict[str, Any] | None:
+def parse(text: str) -> Terms | None:
     """The terms in a decision's value, None when they are none."""
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     if not isinstance(value, dict) or value.keys() != {"short_groups", "patience_ms"}:
         return None
     patience = value["patience_ms"]
-    fit = isinstance(patience, int) and not isinstance(patience, bool) and patience > 0
-    return value if fit and value["short_groups"] in get_args(Short) else None
+    fit = isinstance(patience, int) and not isinstance(patience, bool) and 0 < patience <= bounds.WAIT_MS
+    return cast(Terms, value) if fit and value["short_groups"] in get_args(Short) else None
 
 
-def rules_of(terms: Mapping[str, Any], rules: Rules) -> Rules:
+def rules_of(terms: Terms, rules: Rules) -> Rules:
     """`rules` with a policy's own terms."""
     return replace(rules, short=terms["short_groups"], patience=terms["patience_ms"] * 1000)
 
 
-def terms_of(settings: Settings) -> dict[str, Any]:
+def terms_of(settings: Settings) -> Terms:
     """What the settings ask for."""
     return {"short_groups": settings.policy.short_groups, "patience_ms": max(1, int(settings.policy.lease_s * 1000))}
 
@@ -67,12 +77,14 @@ def announce(settings: Settings, bus: Bus) -> bool:
     topic = full_name(settings.namespace, "decisions")
     known = None
     for record in bus.read(topic, 0):
-        decision = codec.decode_as("Decision", record.value or b"")
+        decision = readable(Decision, record)
+        if decision is None:
+            continue
         if (decision["kind"], decision["policy"], decision["name"]) == ("setting", name, SETTING):
             known = parse(decision["value"]) or known
     if known == wanted:
         return False
-    decision = {
+    asked: Decision = {
         "id": new_id(),
         "kind": "setting",
         "policy": name,
@@ -83,5 +95,5 @@ def announce(settings: Settings, bus: Bus) -> bool:
         "time": now_micros(),
     }
     with bus.publisher() as publisher:
-        publisher.publish(Outgoing(topic, name.encode(), codec.encode("Decision", decision))).result()
+        publisher.publish(Outgoing(topic, name.encode(), codec.encode("Decision", asked))).result()
     return True

@@ -1,15 +1,34 @@
 """Which judgements count, and what they come to.
 
 Invariants: the first result of a (target, source, rubric version) in partition order counts, whatever comes later,
-unless one names it as superseded before the sample is sealed; a missing or failed judgement is no zero."""
+unless one of the same source names it as superseded before the sample is sealed; no source can replace, forestall or
+crowd out another; where a sample awaits sources, only theirs make up its reward; a missing or failed judgement is no
+zero, and neither is a number beyond `bounds.REWARD`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Collection
+from typing import NamedTuple, TypedDict
 
-Counted = dict[str, Any]
-"""identity -> {reward_id, source, rubric, value, failure, place}"""
+from millrace.schemas import bounds
+from millrace.schemas.records import Place, Reward, SealedReward
+
+
+class Entry(TypedDict):
+    """What is kept of one judgement."""
+
+    reward_id: str
+    source: str
+    rubric: str
+    value: float | None
+    failure: str | None
+    place: Place
+
+
+Counted = dict[str, Entry]
+"""identity -> judgement"""
+OUT_OF_BOUNDS = "value out of bounds"
+"""the failure of a judgement whose value is not finite or larger than any reward may be"""
 
 
 class Taken(NamedTuple):
@@ -18,30 +37,28 @@ class Taken(NamedTuple):
     counted: Counted
     refused: str | None
     """why it does not count"""
-    replaced: Mapping[str, Any] | None
+    replaced: Entry | None
     """the entry that it corrects"""
 
 
-def take(counted: Counted, body: Mapping[str, Any], place: Mapping[str, Any]) -> Taken:
-    """Count a Reward body, or say why not."""
+def take(counted: Counted, body: Reward, place: Place, awaits: Collection[str] = ()) -> Taken:
+    """Count a Reward body, or say why not. `awaits`: the sources whose judgements make up the reward."""
     identity = "\x1f".join((body["target_kind"], body["target"], body["source"], body["rubric_version"]))
-    entry = {
-        "reward_id": body["reward_id"],
-        "source": body["source"],
-        "rubric": body["rubric_version"],
-        "value": body["value"],
-        "failure": body["failure"] or (None if body["value"] is not None else "no value"),
-        "place": dict(place),
-    }
-    if any(body["reward_id"] == known["reward_id"] for known in counted.values()):
+    entry = _entry(body, place)
+    own = {key: known for key, known in counted.items() if known["source"] == body["source"]}
+    if any(body["reward_id"] == known["reward_id"] for known in own.values()):
         return Taken(counted, "duplicate_reward", None)
     if body["supersedes"] is not None:
-        for key, known in counted.items():
+        for key, known in own.items():
             if known["reward_id"] == body["supersedes"] and (key == identity or identity not in counted):
                 rest = {name: value for name, value in counted.items() if name != key}
                 return Taken({**rest, identity: entry}, None, known)
     if identity in counted:
         return Taken(counted, "duplicate_reward", None)
+    # Room is counted apart, so that nobody can fill the room of those who are awaited.
+    awaited = body["source"] in awaits
+    if sum((known["source"] in awaits) == awaited for known in counted.values()) >= bounds.REWARDS:
+        return Taken(counted, "too_many_rewards", None)
     return Taken({**counted, identity: entry}, None, None)
 
 
@@ -50,12 +67,12 @@ def sources(*maps: Counted) -> set[str]:
     return {entry["source"] for counted in maps for entry in counted.values()}
 
 
-def silent(awaits: Iterable[str], *maps: Counted) -> list[str]:
+def silent(awaits: Collection[str], *maps: Counted) -> list[str]:
     """Awaited sources that have not spoken, sorted."""
     return sorted(set(awaits) - sources(*maps))
 
 
-def sealed(*maps: Counted) -> list[dict[str, Any]]:
+def sealed(*maps: Counted) -> list[SealedReward]:
     """SealedReward records of everything that counted, in the order it came."""
     return [
         {
@@ -70,11 +87,32 @@ def sealed(*maps: Counted) -> list[dict[str, Any]]:
     ]
 
 
-def combined(awaits: Iterable[str], *maps: Counted) -> float | None:
-    """The sum of all values; None when there is none, or when an awaited source is silent or failed."""
-    entries = [entry for counted in maps for entry in counted.values()]
-    spoken = {entry["source"] for entry in entries if entry["value"] is not None}
-    if not entries or set(awaits) - spoken:
+def combined(awaits: Collection[str], *maps: Counted, partial: bool = False) -> float | None:
+    """The sum of the awaited sources' values, or of all values where no source is awaited.
+
+    None when there is none. None, too, when an awaited source is silent or failed, unless `partial`."""
+    given = [
+        (entry["source"], entry["value"])
+        for counted in maps
+        for entry in counted.values()
+        if entry["value"] is not None
+    ]
+    values = [float(value) for source, value in given if not awaits or source in awaits]
+    if set(awaits) - {source for source, _ in given} and not partial:
         return None
-    values = [float(entry["value"]) for entry in entries if entry["value"] is not None]
     return sum(values) if values else None
+
+
+def _entry(body: Reward, place: Place) -> Entry:
+    value = body["value"]
+    failure = body["failure"] or (None if value is not None else "no value")
+    if value is not None and not -bounds.REWARD <= value <= bounds.REWARD:
+        value, failure = None, failure or OUT_OF_BOUNDS
+    return {
+        "reward_id": body["reward_id"],
+        "source": body["source"],
+        "rubric": body["rubric_version"],
+        "value": value,
+        "failure": failure,
+        "place": {**place},
+    }

@@ -12,30 +12,53 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
-from infra import telemetry
-from infra.bus.base import Record
-from infra.claims import ClaimStore
-from infra.stage import Append, Clear, Emit, Op, Put, Stage, View, Wake
-from infra.topics import NAME, logical_name
-from schemas import codec
-from schemas.errors import SchemaError
-from schemas.ids import Micros
-from streams.seal import attempts as state
-from streams.seal.attempts import Attempt, Group
-from streams.seal.closing import Rules, Sample, completion, sample_of, verdict, why_bad
-from streams.seal.policies import SETTING, parse, policies, policy_key, rules_of
-from streams.seal.rewards import silent, take
-from streams.words import Decoder, Unreadable, dead_letter, place_of
+from millrace.infra import telemetry
+from millrace.infra.log.base import Record
+from millrace.infra.log.blobs import ClaimStore
+from millrace.infra.log.topics import NAME, logical_name
+from millrace.infra.stages.base import Clear, Emit, Key, Op, Stage, View, Wake, required
+from millrace.infra.stages.letters import UNFOLDABLE
+from millrace.schemas import codec
+from millrace.schemas.errors import SchemaError
+from millrace.schemas.ids import Micros
+from millrace.schemas.records import (
+    Body,
+    Completion,
+    CompletionKind,
+    Decision,
+    EpisodeEnded,
+    EpisodeStarted,
+    Event,
+    ModelCall,
+    Place,
+    Progress,
+    Reward,
+)
+from millrace.streams.seal import attempts as state
+from millrace.streams.seal.attempts import ATTEMPTS, CALLS, GROUPS, TOMBSTONES, Attempt, Group
+from millrace.streams.seal.closing import Rules, Sample, completion, sample_of, verdict, why_bad
+from millrace.streams.seal.policies import POLICIES, SETTING, parse, policies, policy_key, rules_of
+from millrace.streams.seal.rewards import silent, take
+from millrace.streams.words import Decoder, Unreadable, dead_letter, place_of
 
 KINDS = frozenset({"episode_started", "episode_ended", "model_call", "reward", "gap"})
 """kinds that sealing needs; the others are history"""
+TRACES = 512
+"""contexts of samples that travel with a group's completion: headers have no room for any number"""
+CONTEXT_BYTES = 64
+"""bytes of a W3C trace context, and a few more"""
+REFUSED = {
+    "duplicate_reward": "this judgement was counted before",
+    "too_many_rewards": "its episode keeps no more rewards of such sources",
+}
+"""why a judgement does not count"""
 
 
 class Seal(Stage):
-    """Serves the policies that `decisions` name, each by its own terms (`streams.seal.policies`), and `policies` by
-    `rules` from the start; events of others are history only."""
+    """Serves the policies that `decisions` name, each by its own terms (`policies`), and `policies` by `rules` from
+    the start; events of others are history only."""
 
     name = "seal"
     primary = "events"
@@ -55,16 +78,18 @@ class Seal(Stage):
             name, found = self._decode(record)
         except Unreadable:
             return None
-        time: Micros | None = found["time"] if name == "Progress" else found.get("log_time")
-        return time
+        if name == "Progress":
+            return cast(Progress, found)["time"]
+        return cast(Event, found)["log_time"] if name == "Event" else None
 
     def on_record(self, view: View, record: Record, now: Micros) -> Iterable[Op]:
         if logical_name(record.topic) != self.primary:
             yield from self._decision(view, record, now)
             return
         try:
-            name, event = self._decode(record)
-            body = codec.decode_body(event["kind"], event["body"]) if name == "Event" and self._matters(event) else {}
+            name, found = self._decode(record)
+            event = cast(Event, found) if name == "Event" else None
+            body = codec.decode_body(event["kind"], event["body"]) if event and self._matters(event) else None
         except (Unreadable, SchemaError) as error:
             code, detail = (error.code, str(error)) if isinstance(error, Unreadable) else ("undecodable_body", "")
             key = record.key.decode("utf-8", "replace")
@@ -72,32 +97,55 @@ class Seal(Stage):
             return
         if name == "Progress":
             yield from self._progress(view, now)
-        elif name == "Event":
+        elif event is not None:
             yield from self._event(view, record, event, body, now)
 
     def on_wake(self, view: View, key: str, now: Micros) -> Iterable[Op]:
-        if key.startswith("z/"):
+        if TOMBSTONES.known(key):
             yield Clear(key)
-        elif key.startswith("t/"):
-            attempt: Attempt | None = view.get(key)
+        elif root := ATTEMPTS.known(key):
+            attempt = view.get(root)
             if attempt is not None and attempt["status"] is not None and attempt["closed"] is None:
                 yield from self._settle(view, attempt, now)
-        elif key.startswith("g/"):
-            yield from self._close(view, key, now)
+        elif group := GROUPS.known(key):
+            yield from self._close(view, group, now)
+
+    def on_unfoldable(self, view: View, key: str, now: Micros) -> Iterable[Op]:
+        """A group that cannot be closed, or settled, ends as a dead letter of each of its attempts."""
+        if TOMBSTONES.known(key):
+            yield Clear(key)
+            return
+        root = ATTEMPTS.known(key)
+        attempt = view.get(root) if root else None
+        group_key = state.group_key(attempt) if attempt else GROUPS.known(key)
+        group = view.get(group_key) if group_key else None
+        if group_key is not None and group is not None:
+            yield from self._forget(view, group, set(), now, UNFOLDABLE, "its group cannot be closed")
+            yield from self._bury(view, group_key, group["policy"], now)
+
+    def named(self, view: View, what: Record | str) -> Mapping[str, Any]:
+        if isinstance(what, str):
+            root, group = ATTEMPTS.known(what), GROUPS.known(what)
+            known = view.get(root) if root else view.get(group) if group else None
+            return known or {}
+        name, event = self._decode(what)
+        return event if name == "Event" else {}
 
     # -- policies
 
     def _decision(self, view: View, record: Record, now: Micros) -> Iterator[Op]:
         try:
-            name, decision = self._decode(record)
+            name, found = self._decode(record)
         except Unreadable:
             return  # dispatch says so in a dead letter of its own
+        decision = cast(Decision, found)
         if name != "Decision" or decision["kind"] != "setting" or decision["name"] != SETTING:
             return
         terms = parse(decision["value"])
         # Every slot reads the decision, and one of them answers for all.
-        if terms is not None and NAME.fullmatch(decision["policy"] or ""):
-            yield Put(policy_key(decision["policy"]), terms)
+        policy = decision["policy"] or ""
+        if terms is not None and NAME.fullmatch(policy):
+            yield POLICIES.put(policy_key(policy), terms)
         elif view.slot == 0:
             key = record.key.decode("utf-8", "replace")
             detail = f"{SETTING} cannot have this value, or names no policy"
@@ -112,12 +160,12 @@ class Seal(Stage):
 
     # -- events
 
-    def _matters(self, event: Mapping[str, Any]) -> bool:
+    def _matters(self, event: Event) -> bool:
         return event["kind"] in KINDS and event["body_encoding"] == "plain"
 
     def _progress(self, view: View, now: Micros) -> Iterator[Op]:
         for policy in sorted(self._policies.union(policies(view))):
-            passed = {
+            passed: Completion = {
                 "kind": "progress",
                 "policy": policy,
                 "slot": view.slot,
@@ -136,14 +184,12 @@ class Seal(Stage):
             }
             yield Emit(f"{policy}.completions", f"progress/{view.slot}", "Completion", passed)
 
-    def _event(
-        self, view: View, record: Record, event: dict[str, Any], body: Mapping[str, Any], now: Micros
-    ) -> Iterator[Op]:
+    def _event(self, view: View, record: Record, event: Event, body: Body | None, now: Micros) -> Iterator[Op]:
         root = state.attempt_key(event, event["root_trajectory"])
-        attempt: Attempt | None = view.get(root)
+        attempt = view.get(root)
         kind = event["kind"]
         if kind == "episode_started" and event["trajectory"] == event["root_trajectory"] and body:
-            yield from self._started(view, record, event, body, now)
+            yield from self._started(view, record, event, cast(EpisodeStarted, body), now)
             return
         if attempt is None or attempt["group"] != event["group"]:
             yield from self._unattached(view, record, event, now)
@@ -155,23 +201,23 @@ class Seal(Stage):
         flaw = state.flaw_of(event) or (None if body or kind not in KINDS else "sealed_body")
         if flaw is not None and attempt["flaw"] is None:
             attempt = {**attempt, "flaw": flaw}
-            yield Put(root, attempt)
+            yield ATTEMPTS.put(root, attempt)
         if not body:
             return
         if kind == "reward":
-            yield from self._reward(view, record, event, body, attempt, now)
+            yield from self._reward(view, record, event, cast(Reward, body), attempt, now)
         elif attempt["status"] is not None:
             if kind in ("model_call", "episode_ended"):
                 yield self._letter(view, record, event, "after_end", "the attempt had ended", now)
         elif kind == "model_call":
-            yield Append(
+            yield CALLS.append(
                 state.calls_key(attempt, attempt["trajectory"]),
-                state.call_of(event, body, attempt["policy"], place_of(record)),
+                state.call_of(event, cast(ModelCall, body), attempt["policy"], place_of(record)),
             )
         elif kind == "episode_ended" and event["trajectory"] == event["root_trajectory"]:
-            yield from self._ended(view, record, event, body, attempt, now)
+            yield from self._ended(view, record, event, cast(EpisodeEnded, body), attempt, now)
 
-    def _unattached(self, view: View, record: Record, event: Mapping[str, Any], now: Micros) -> Iterator[Op]:
+    def _unattached(self, view: View, record: Record, event: Event, now: Micros) -> Iterator[Op]:
         """An event whose attempt is not known: too late, or never started. History-only kinds need no disposition."""
         if event["kind"] not in KINDS or not self._serves(view, event["policy"]):
             return
@@ -181,25 +227,22 @@ class Seal(Stage):
         elif not late:
             yield self._letter(view, record, event, "orphan", "no attempt of this trajectory has started", now)
 
-    def _started(
-        self, view: View, record: Record, event: Mapping[str, Any], body: Mapping[str, Any], now: Micros
-    ) -> Iterator[Op]:
+    def _started(self, view: View, record: Record, event: Event, body: EpisodeStarted, now: Micros) -> Iterator[Op]:
         refusal = self._refusal(view, event, body)
         if refusal is not None:
             yield self._letter(view, record, event, *refusal, now)
             return
         key = state.group_key(event)
-        group: Group | None = view.get(key)
+        group = view.get(key)
         if group is None:
             group = state.group_of(event, body)
             yield Wake(key, now + self._rules_of(view, event["policy"]).patience)
-        trace = record.headers.get("traceparent")
-        attempt = state.attempt_of(event, body, place_of(record), trace.decode("ascii", "replace") if trace else None)
+        attempt = state.attempt_of(event, body, place_of(record), _trace_of(record))
         attempt["flaw"] = state.flaw_of(event)
-        yield Put(state.attempt_key(attempt, attempt["trajectory"]), attempt)
-        yield Put(key, {**group, "attempts": [*group["attempts"], attempt["trajectory"]]})
+        yield ATTEMPTS.put(state.attempt_key(attempt, attempt["trajectory"]), attempt)
+        yield GROUPS.put(key, {**group, "attempts": [*group["attempts"], attempt["trajectory"]]})
 
-    def _refusal(self, view: View, event: Mapping[str, Any], body: Mapping[str, Any]) -> tuple[str, str] | None:
+    def _refusal(self, view: View, event: Event, body: EpisodeStarted) -> tuple[str, str] | None:
         if not self._serves(view, event["policy"]):
             return "unknown_policy", "nobody has announced such a policy here"
         if view.get(state.attempt_key(event, event["root_trajectory"])) is not None:
@@ -214,13 +257,13 @@ class Seal(Stage):
         self,
         view: View,
         record: Record,
-        event: Mapping[str, Any],
-        body: Mapping[str, Any],
+        event: Event,
+        body: EpisodeEnded,
         attempt: Attempt,
         now: Micros,
     ) -> Iterator[Op]:
         key, root = state.group_key(attempt), state.attempt_key(attempt, attempt["trajectory"])
-        group: Group = view.get(key) or {}
+        group = required(view, key)
         sample = str(attempt["sample"])
         if sample in group["winners"]:
             yield self._letter(view, record, event, "superseded", "another attempt of the sample ended first", now)
@@ -228,8 +271,8 @@ class Seal(Stage):
             return
         flaw = attempt["flaw"] or (None if body["whole"] else "gap")
         attempt = {**attempt, "status": body["status"], "flaw": flaw}
-        yield Put(root, attempt)
-        yield Put(key, {**group, "winners": {**group["winners"], sample: attempt["trajectory"]}})
+        yield ATTEMPTS.put(root, attempt)
+        yield GROUPS.put(key, {**group, "winners": {**group["winners"], sample: attempt["trajectory"]}})
         if silent(attempt["awaits"], attempt["rewards"], group["rewards"]) and attempt["wait"] > 0:
             yield Wake(root, now + attempt["wait"])
         else:
@@ -239,50 +282,50 @@ class Seal(Stage):
         self,
         view: View,
         record: Record,
-        event: Mapping[str, Any],
-        body: Mapping[str, Any],
+        event: Event,
+        body: Reward,
         attempt: Attempt,
         now: Micros,
     ) -> Iterator[Op]:
         key, root = state.group_key(attempt), state.attempt_key(attempt, attempt["trajectory"])
-        group: Group = view.get(key) or {}
+        group = required(view, key)
         shared = body["target_kind"] == "group"
         if not self._known_target(view, event, body, attempt):
             yield self._letter(view, record, event, "unknown_target", "its target is not of this trajectory", now)
             return
-        taken = take(group["rewards"] if shared else attempt["rewards"], body, place_of(record))
+        taken = take(group["rewards"] if shared else attempt["rewards"], body, place_of(record), attempt["awaits"])
         if taken.refused is not None:
-            yield self._letter(view, record, event, taken.refused, "this judgement was counted before", now)
+            yield self._letter(view, record, event, taken.refused, REFUSED[taken.refused], now)
             return
         if taken.replaced is not None:
-            known = {**attempt, "id": None}
+            known: Attempt = {**attempt, "id": None}
             yield self._place_letter(
                 view, taken.replaced["place"], known, "superseded_reward", "a later judgement corrects it", now
             )
         if shared:
-            yield Put(key, {**group, "rewards": taken.counted})
+            yield GROUPS.put(key, {**group, "rewards": taken.counted})
         else:
             attempt = {**attempt, "rewards": taken.counted}
-            yield Put(root, attempt)
+            yield ATTEMPTS.put(root, attempt)
         waiting = (
             [view.get(state.attempt_key(group, name)) for name in group["winners"].values()] if shared else [attempt]
         )
         for one in waiting:
-            group = view.get(key) or {}
-            if not group:
+            left = view.get(key)
+            if left is None:
                 return
-            if one is None or one["status"] is None or one["sample"] in group["settled"]:
+            if one is None or one["status"] is None or one["sample"] in left["settled"]:
                 continue
-            if not silent(one["awaits"], one["rewards"], group["rewards"]):
+            if not silent(one["awaits"], one["rewards"], left["rewards"]):
                 yield from self._settle(view, one, now)
 
-    def _known_target(self, view: View, event: Mapping[str, Any], body: Mapping[str, Any], attempt: Attempt) -> bool:
+    def _known_target(self, view: View, event: Event, body: Reward, attempt: Attempt) -> bool:
         target = body["target"]
         match body["target_kind"]:
             case "trajectory":
                 return target in (attempt["trajectory"], event["trajectory"])
             case "group":
-                return bool(target == attempt["group"])
+                return target == attempt["group"]
             case "tool_call":
                 return True
             case _:
@@ -295,21 +338,22 @@ class Seal(Stage):
     def _settle(self, view: View, attempt: Attempt, now: Micros) -> Iterator[Op]:
         """Nothing more is awaited for a sample that ended."""
         key = state.group_key(attempt)
-        group = state.settled(view.get(key) or {}, attempt["sample"])
+        group = state.settled(required(view, key), attempt["sample"])
         yield Wake(state.attempt_key(attempt, attempt["trajectory"]), None)
-        yield Put(key, group)
+        yield GROUPS.put(key, group)
         if state.is_complete(group):
             yield from self._close(view, key, now)
 
-    def _close(self, view: View, key: str, now: Micros) -> Iterator[Op]:
-        group: Group | None = view.get(key)
+    def _close(self, view: View, key: Key[Group], now: Micros) -> Iterator[Op]:
+        group = view.get(key)
         if group is None:
             return
         rules = self._rules_of(view, group["policy"])
         samples = []
         for number, root in sorted((int(number), root) for number, root in group["winners"].items()):
             calls = view.items(state.calls_key(group, root))
-            samples.append(sample_of(number, view.get(state.attempt_key(group, root)) or {}, calls, group, rules, now))
+            attempt = required(view, state.attempt_key(group, root))
+            samples.append(sample_of(number, attempt, calls, group, rules, now))
         kind = verdict(group, samples, rules)
         if kind == "top_up":
             yield from self._top_up(view, key, group, samples, now)
@@ -326,29 +370,38 @@ class Seal(Stage):
             )
         if kind is not None:
             yield self._completion(view, kind, group, samples, now)
-        yield from self._forget(view, group, set(group["winners"].values()), now)
+        winners = set(group["winners"].values())
+        yield from self._forget(view, group, winners, now, "superseded", "its group was closed without it")
+        yield from self._bury(view, key, group["policy"], now)
+
+    def _bury(self, view: View, key: Key[Group], policy: str, now: Micros) -> Iterator[Op]:
+        """Forget a group that is closed, but for its tombstone."""
         yield Clear(key)
         tombstone = state.tombstone_key(key)
-        yield Put(tombstone, True)
-        yield Wake(tombstone, now + rules.memory)
+        yield TOMBSTONES.put(tombstone, True)
+        yield Wake(tombstone, now + self._rules_of(view, policy).memory)
 
-    def _top_up(self, view: View, key: str, group: Group, samples: Sequence[Sample], now: Micros) -> Iterator[Op]:
+    def _top_up(
+        self, view: View, key: Key[Group], group: Group, samples: Sequence[Sample], now: Micros
+    ) -> Iterator[Op]:
         good = {str(sample.number): group["winners"][str(sample.number)] for sample in samples if sample.good}
         for sample in samples:
             if not sample.good:
-                attempt = view.get(state.attempt_key(group, sample.record["id"])) or {}
+                attempt = required(view, state.attempt_key(group, sample.record["id"]))
                 yield self._place_letter(
                     view, attempt["place"], attempt, "failed_sample", f"asked for again: {why_bad(sample)}", now
                 )
                 yield from self._dropped(attempt, "failed_sample")
         yield self._completion(view, "top_up", group, samples, now)
         settled = [number for number in group["settled"] if str(number) in good]
-        yield Put(key, {**group, "round": group["round"] + 1, "winners": good, "settled": settled})
+        yield GROUPS.put(key, {**group, "round": group["round"] + 1, "winners": good, "settled": settled})
         yield Wake(key, now + self._rules_of(view, group["policy"]).patience)
 
-    def _completion(self, view: View, kind: str, group: Group, samples: Sequence[Sample], now: Micros) -> Emit:
+    def _completion(
+        self, view: View, kind: CompletionKind, group: Group, samples: Sequence[Sample], now: Micros
+    ) -> Emit:
         headers = {"group": group["group"], "kind": kind, "policy": group["policy"]}
-        traces = ",".join(sample.trace for sample in samples if sample.trace)
+        traces = ",".join([sample.trace for sample in samples if sample.trace][:TRACES])
         return Emit(
             f"{group['policy']}.completions",
             group["group"],
@@ -357,14 +410,12 @@ class Seal(Stage):
             headers=headers | ({telemetry.MANY: traces} if traces else {}),
         )
 
-    def _forget(self, view: View, group: Group, winners: set[str], now: Micros) -> Iterator[Op]:
-        """Clear every attempt of a group; one that was still running ends here, as superseded."""
+    def _forget(self, view: View, group: Group, winners: set[str], now: Micros, code: str, detail: str) -> Iterator[Op]:
+        """Clear every attempt of a group; winners aside, one that has no end yet ends here."""
         for root in group["attempts"]:
-            attempt: Attempt | None = view.get(state.attempt_key(group, root))
+            attempt = view.get(state.attempt_key(group, root))
             if attempt is not None and attempt["closed"] is None and root not in winners:
-                yield self._place_letter(
-                    view, attempt["place"], attempt, "superseded", "its group was closed without it", now
-                )
+                yield self._place_letter(view, attempt["place"], attempt, code, detail, now)
             yield Clear(state.attempt_key(group, root))
             yield Clear(state.calls_key(group, root))
 
@@ -372,20 +423,24 @@ class Seal(Stage):
         """Forget the calls of an attempt that does not count, and remember that it does not."""
         yield Clear(state.calls_key(attempt, attempt["trajectory"]))
         yield Wake(state.attempt_key(attempt, attempt["trajectory"]), None)
-        yield Put(state.attempt_key(attempt, attempt["trajectory"]), {**attempt, "closed": why, "rewards": {}})
+        yield ATTEMPTS.put(state.attempt_key(attempt, attempt["trajectory"]), {**attempt, "closed": why, "rewards": {}})
 
     # -- dead letters
 
-    def _letter(
-        self, view: View, record: Record, event: Mapping[str, Any], code: str, detail: str, now: Micros
-    ) -> Emit:
+    def _letter(self, view: View, record: Record, event: Event, code: str, detail: str, now: Micros) -> Emit:
         return self._place_letter(view, place_of(record), event, code, detail, now)
 
     def _place_letter(
-        self, view: View, place: Mapping[str, Any], event: Mapping[str, Any], code: str, detail: str, now: Micros
+        self, view: View, place: Place, event: Event | Attempt, code: str, detail: str, now: Micros
     ) -> Emit:
         key = f"{event['tenant']}/{event['group']}"
         return dead_letter(self.name, place, code, detail, now, key=key, event=event, partition=view.slot)
+
+
+def _trace_of(record: Record) -> str | None:
+    """The context that a record carries, None for none or for one that is too long to be one."""
+    trace = record.headers.get("traceparent")
+    return trace.decode("ascii", "replace") if trace and len(trace) <= CONTEXT_BYTES else None
 
 
 def _headers(group: Group, sample: Sample) -> dict[str, str]:

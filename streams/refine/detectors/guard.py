@@ -1,21 +1,31 @@
 """Detectors in a process of their own, so that a native crash or an endless match costs one event, not the stage.
 
-Invariants: a scan ends with hits or with DetectorError within the timeout; after an error the next scan gets a fresh
-process; the process ends when this one does, however this one ends (its pipe closes)."""
+Invariants: a scan ends with hits or with DetectorError, and no step of it (handing the text over, waiting, reading the
+hits) waits for longer than the timeout, also where the process stands still in the middle of one; after an error the
+next scan gets a fresh process; the process ends when this one does, however this one ends (its pipe closes)."""
 
 from __future__ import annotations
 
 import importlib
 import multiprocessing
+import os
+import socket
+import struct
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 
-from infra.errors import DetectorError
-from streams.refine.detectors.base import Detector, Hit
+import msgspec
+
+from millrace.infra.errors import DetectorError
+from millrace.streams.refine.detectors.base import Detector, Hit
 
 START_S = 120.0
 """compiling every rule from cold takes seconds, more on a busy machine"""
+_NOTHING = b""
+"""the answer for most texts"""
+_dump = msgspec.msgpack.Encoder().encode
+_load = msgspec.msgpack.Decoder(list[tuple[int, int, str, str, bool]] | str).decode
 
 
 class Guarded(Detector):
@@ -40,15 +50,16 @@ class Guarded(Detector):
         assert self._pipe is not None
         try:
             self._pipe.send_bytes(text)
-            if not self._pipe.poll(self._timeout):
-                raise DetectorError(f"no answer of the detectors within {self._timeout:g} s")
-            hits = self._pipe.recv()
+            answer = self._pipe.recv_bytes()
+        except BlockingIOError:
+            self.close()
+            raise DetectorError(f"no answer of the detectors within {self._timeout:g} s") from None
         except (EOFError, OSError) as error:
             self.close()
             raise DetectorError("the detectors' process died") from error
-        except DetectorError:
-            self.close()
-            raise
+        if answer == _NOTHING:
+            return []
+        hits = _load(answer)
         if isinstance(hits, str):
             raise DetectorError(hits)
         return [Hit(*hit) for hit in hits]
@@ -73,12 +84,23 @@ class Guarded(Detector):
             if not ours.poll(START_S):
                 raise DetectorError(f"the detectors did not start within {START_S:g} s")
             version: str = ours.recv()
+            _limit(ours, self._timeout)
         except (EOFError, DetectorError) as error:
             self.close()
             raise DetectorError(
                 f"the detectors {', '.join(self._names)} did not start: run one alone to see why"
             ) from error
         return version
+
+
+def _limit(pipe: Connection, timeout_s: float) -> None:
+    """Let every read and write of a pipe end with BlockingIOError after so long. The system keeps the time, so that a
+    scan costs no call for it."""
+    whole, part = divmod(timeout_s, 1)
+    limit = struct.pack("@ll", int(whole), int(part * 1e6))
+    with socket.socket(fileno=os.dup(pipe.fileno())) as same:
+        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            same.setsockopt(socket.SOL_SOCKET, option, limit)
 
 
 def make(name: str) -> Detector:
@@ -98,9 +120,10 @@ def serve(pipe: Connection, names: Sequence[str]) -> None:
         except EOFError:
             return
         try:
-            answer: object = [tuple(hit) for detector in detectors for hit in detector.scan(text)]
+            hits = [tuple(hit) for detector in detectors for hit in detector.scan(text)]
+            answer = _dump(hits) if hits else _NOTHING
         except (
             Exception
         ) as error:  # whatever a detector raises, its message may quote what it read: the name alone goes out
-            answer = f"a detector raised {type(error).__name__}"
-        pipe.send(answer)
+            answer = _dump(f"a detector raised {type(error).__name__}")
+        pipe.send_bytes(answer)

@@ -8,7 +8,7 @@ from importlib.metadata import version
 
 from kingfisher_sdk import Rules, Scanner
 
-from streams.refine.detectors.base import Detector, Hit
+from millrace.streams.refine.detectors.base import Detector, Hit
 
 
 class Kingfisher(Detector):

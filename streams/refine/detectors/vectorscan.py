@@ -2,7 +2,8 @@
 
 Traps kept out: streaming mode crashes with temporary callbacks, so only block mode is used; every end of a match is
 reported, so triggers are short and `Rule.full` measures; match-dense text costs a Python call a hit, so verified hits
-a rule are capped, and beyond the cap a blocking rule blocks unverified."""
+a rule are capped, and beyond the cap a blocking rule blocks unverified; beyond `bounds.HITS` in all, what is returned
+is one more than that, and nobody may pass such a text."""
 
 from __future__ import annotations
 
@@ -11,8 +12,9 @@ from importlib.metadata import version
 
 import hyperscan
 
-from streams.refine.detectors.base import Detector, Hit
-from streams.refine.detectors.rules import RULES, Rule
+from millrace.schemas import bounds
+from millrace.streams.refine.detectors.base import Detector, Hit
+from millrace.streams.refine.detectors.rules import RULES, Rule
 
 CAP = 200
 """verified hits a rule and buffer"""
@@ -34,7 +36,12 @@ class Vectorscan(Detector):
                 hyperscan.HS_FLAG_SOM_LEFTMOST | (hyperscan.HS_FLAG_CASELESS if rule.caseless else 0) for rule in rules
             ],
         )
-        text = repr([(r.kind, r.trigger, r.full.pattern, r.blocks, r.caseless) for r in rules]).encode()
+        text = repr(
+            [
+                (r.kind, r.trigger, r.full.pattern, r.blocks, r.caseless, r.near and r.near.pattern, r.alone)
+                for r in rules
+            ]
+        ).encode()
         self._version = f"vectorscan-{version('hyperscan')}-{hashlib.sha256(text).hexdigest()[:12]}"
 
     def version(self) -> str:
@@ -50,15 +57,18 @@ class Vectorscan(Detector):
             verified, past = reached.get(number, (0, 0))
             if start < past:
                 continue
-            match = rule.full.match(text, start)
-            if match is None:
+            seen = rule.find(text, start)
+            if seen is None:
                 continue
+            begin, end, value, blocks = seen
             dense = verified >= CAP
-            if dense and not rule.blocks:
+            if dense and not blocks:
                 continue
-            if not dense and rule.verify is not None and not rule.verify(match.group()):
+            if not dense and rule.verify is not None and not rule.verify(value):
                 continue
-            reached[number] = (verified + 1, match.end())
+            reached[number] = (verified + 1, end)
             name = f"{self.name}:dense" if dense else self.name
-            hits.append(Hit(start, match.end(), rule.kind, name, rule.blocks))
+            hits.append(Hit(begin, end, rule.kind, name, blocks))
+            if len(hits) > bounds.HITS:
+                break
         return sorted(hits)

@@ -1,0 +1,119 @@
+"""What the settings file asks of dispatch, written to `decisions` once for each edit.
+
+Version 0 fixes what a policy begins with; from then on a setting changes by a decision, so an edit of the file has to
+become one.
+
+Invariants:
+
+- An edit is asked for once. What somebody else decided since then stands until the file is edited again.
+- Nothing is asked for before version 0 exists: it takes what the file says then.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from millrace.infra.config import Settings
+from millrace.infra.log.base import Bus, Outgoing
+from millrace.infra.log.topics import full_name
+from millrace.schemas import codec
+from millrace.schemas.ids import new_id, now_micros
+from millrace.schemas.records import Decision
+
+log = logging.getLogger(__name__)
+
+AUTHOR = "millrace"
+REASON = "as its settings say"
+
+
+def asked_by(settings: Settings) -> dict[str, Any]:
+    """What the settings ask of dispatch, by the name of the decision."""
+    policy = settings.policy
+    return {
+        "batch": policy.batch,
+        "eta": policy.eta,
+        "release": policy.release,
+        "unsolicited_share": share_of(settings),
+        "lease_ms": int(policy.lease_s * 1000),
+        "dynamic_sampling": policy.dynamic_sampling,
+    }
+
+
+def share_of(settings: Settings) -> float:
+    """The share of a batch that production traffic may take: all of it where no agent runs tasks, since nothing else
+    would fill the batch and the policy would never train."""
+    share = settings.policy.unsolicited_share
+    return 1.0 if share and not settings.rollout.agent else share
+
+
+def announce(settings: Settings, bus: Bus) -> list[str]:
+    """Ask for every setting that the file says otherwise than it did when it was last asked; gives their names."""
+    wanted = asked_by(settings)
+    known = _asked(settings, bus)
+    if not wanted.keys() <= known.keys():
+        began = _begun_with(settings, bus, wanted)
+        if began is None:
+            return []
+        known = {**began, **known}
+    changed = [name for name, value in wanted.items() if name not in known or known[name] != value]
+    topic, policy = full_name(settings.namespace, "decisions"), settings.policy.name
+    with bus.publisher() as publisher:
+        sent = [
+            publisher.publish(Outgoing(topic, policy.encode(), codec.encode("Decision", decision)))
+            for decision in (_decision(policy, name, wanted[name]) for name in changed)
+        ]
+        for one in sent:
+            one.result()
+    if changed:
+        log.info("the settings file changed: dispatch is asked for %s", {name: wanted[name] for name in changed})
+    return changed
+
+
+def _decision(policy: str, name: str, value: Any) -> Decision:
+    return {
+        "id": new_id(),
+        "kind": "setting",
+        "policy": policy,
+        "name": name,
+        "value": json.dumps(value),
+        "reason": REASON,
+        "author": AUTHOR,
+        "time": now_micros(),
+    }
+
+
+def _asked(settings: Settings, bus: Bus) -> dict[str, Any]:
+    """What the file was last asked for with, by name."""
+    found: dict[str, Any] = {}
+    for record in bus.read(full_name(settings.namespace, "decisions"), 0):
+        decision = codec.decode_as("Decision", record.value or b"")
+        mine = (decision["kind"], decision["policy"], decision["author"]) == ("setting", settings.policy.name, AUTHOR)
+        if mine and decision["name"] in asked_by(settings):
+            found[decision["name"]] = json.loads(decision["value"])
+    return found
+
+
+def _begun_with(settings: Settings, bus: Bus, wanted: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What the policy began with, None where it has not begun.
+
+    Dispatch says it first of all in `resolutions`. Before it does, B and eta are in version 0, and dispatch takes the
+    rest from the very settings that are compared here. What retention has deleted is not in the answer."""
+    policy = settings.policy.name
+    resolutions = full_name(settings.namespace, f"{policy}.resolutions")
+    found: dict[str, Any] = {}
+    for record in bus.read(resolutions, 0):
+        setting = codec.decode_as("Resolution", record.value or b"")["setting"]
+        if setting is not None and setting["decision"] is None:
+            found.setdefault(setting["name"], json.loads(setting["value"]))
+        if wanted.keys() <= found.keys():
+            return found
+    if found or bus.starts(resolutions)[0] > 0:
+        return found
+    for record in bus.read(full_name(settings.namespace, f"{policy}.weights"), 0):
+        event = codec.decode_as("WeightVersion", record.value or b"")
+        if event["version"] == 0:
+            return {**wanted, "batch": event["batch"], "eta": event["eta"]}
+    return None

@@ -1,0 +1,86 @@
+"""Hits of detectors on one side, leaves of a buffer on the other: what to cut out of which leaf.
+
+Both are sorted, so one pass over each is enough: time is linear in their number, however they overlap."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from millrace.streams.refine.detectors.base import Hit
+from millrace.streams.refine.leaves import Kind, Leaf
+
+
+class Span(NamedTuple):
+    """Bytes [start, end), and what was found there."""
+
+    start: int
+    end: int
+    kind: str
+
+
+def cuts(hits: Iterable[Hit], leaves: Sequence[Leaf]) -> dict[int, list[Span]]:
+    """Leaf number -> spans of the leaf to take out, ascending.
+
+    A hit that begins in a key and reaches into its value is about the value: the key stays."""
+    starts = [leaf.start for leaf in leaves]
+    in_keys: list[Span] = []
+    others: list[Span] = []
+    for hit in hits:
+        first = _first(starts, leaves, hit.start)
+        if first == len(leaves):
+            continue
+        beyond = starts[first + 1] if first + 1 < len(leaves) else hit.end
+        alone = leaves[first].kind is Kind.KEY and hit.end <= beyond
+        (in_keys if alone else others).append(Span(hit.start, hit.end, hit.kind))
+    found: dict[int, list[Span]] = {}
+    for span in _merged(in_keys):
+        _cut(found, span, _first(starts, leaves, span.start), leaves)
+    for span in _merged(others):
+        touched = list(_touched(starts, leaves, span.start, span.end))
+        values = [number for number in touched if leaves[number].kind is not Kind.KEY]
+        for number in values or touched:
+            _cut(found, span, number, leaves)
+    return {number: sorted(spans) for number, spans in found.items()}
+
+
+def places(hit: Hit, starts: Sequence[int], leaves: Sequence[Leaf]) -> Iterator[tuple[int, int, int]]:
+    """(leaf number, start, end) of the parts of a hit that lie in leaves, as offsets of the leaf; keys that name a
+    value that the hit reaches are left out."""
+    touched = list(_touched(starts, leaves, hit.start, hit.end))
+    values = [number for number in touched if leaves[number].kind is not Kind.KEY]
+    for number in values or touched:
+        leaf = leaves[number]
+        yield number, max(hit.start, leaf.start) - leaf.start, min(hit.end, leaf.end) - leaf.start
+
+
+def _first(starts: Sequence[int], leaves: Sequence[Leaf], at: int) -> int:
+    """The leaf that holds a byte of the buffer, or the first one behind it."""
+    number = bisect_right(starts, at) - 1
+    return number if number >= 0 and at < leaves[number].end else number + 1
+
+
+def _touched(starts: Sequence[int], leaves: Sequence[Leaf], start: int, end: int) -> Iterator[int]:
+    number = _first(starts, leaves, start)
+    while number < len(leaves) and starts[number] < end:
+        yield number
+        number += 1
+
+
+def _cut(found: dict[int, list[Span]], span: Span, number: int, leaves: Sequence[Leaf]) -> None:
+    leaf = leaves[number]
+    start, end = max(span.start, leaf.start) - leaf.start, min(span.end, leaf.end) - leaf.start
+    if start < end:
+        found.setdefault(number, []).append(Span(start, end, span.kind))
+
+
+def _merged(spans: Iterable[Span]) -> list[Span]:
+    """Overlapping spans as one, which is called as the first of them."""
+    out: list[Span] = []
+    for span in sorted(spans):
+        if out and span.start < out[-1].end:
+            out[-1] = out[-1]._replace(end=max(out[-1].end, span.end))
+        else:
+            out.append(span)
+    return out
