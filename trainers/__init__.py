@@ -3,11 +3,11 @@
 A GRPO step from tensors to new weights (this example runs as a test):
 
     import numpy as np
-    from trainers import checkpoint
-    from trainers.algorithms.registry import algorithm
-    from trainers.backends.fsdp import TorchBackend
-    from trainers.batches.sample import Sample
-    from trainers.learning import Schedule, Trainer
+    from millrace.trainers import checkpoint
+    from millrace.trainers.algorithms.registry import algorithm
+    from millrace.trainers.backends.fsdp import TorchBackend
+    from millrace.trainers.batches.sample import Sample
+    from millrace.trainers.learning import Schedule, Trainer
 
     def sample(reply, logprobs, reward, group, name):
         prompt = [1, 24, 6, 4, 17]

@@ -24,8 +24,8 @@ from torch._C._distributed_c10d import TCPStore
 from torch.distributed import BroadcastOptions, ProcessGroupGloo
 from torch.distributed.distributed_c10d import PrefixStore
 
-from trainers.errors import CorruptCheckpoint
-from trainers.tensorfile import Slot, open_file, slots
+from millrace.trainers.errors import CorruptCheckpoint
+from millrace.trainers.tensorfile import Slot, open_file, slots
 
 CONNECT_S = 5.0
 """longest wait for the connection to a store that listens; torch asks a dead one again for up to three times as long"""

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import secrets
 import shutil
 import time
@@ -32,12 +31,13 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
-from trainers import lora, manifest
-from trainers.errors import CheckpointError, CorruptCheckpoint
-from trainers.experts import fused
-from trainers.lora import Adapter, Lora
-from trainers.manifest import Manifest
-from trainers.state import State, dtype_of
+from millrace.infra import durable
+from millrace.trainers import lora, manifest
+from millrace.trainers.errors import CheckpointError, CorruptCheckpoint
+from millrace.trainers.experts import fused
+from millrace.trainers.lora import Adapter, Lora
+from millrace.trainers.manifest import Manifest
+from millrace.trainers.state import State, dtype_of
 
 WEIGHTS, MOMENTS, TRAINING = "model.safetensors", "state.tensors", "training.json"
 CRITIC, CRITIC_TRAINING = "critic.tensors", "critic.json"
@@ -79,7 +79,7 @@ def write(root: Path, version: int, state: State, *, fault: Fault = _no_fault) -
         fault("checkpoint.before_rename")
         _publish(temporary, target, listing.digest)
         fault("checkpoint.after_rename")
-        _fsync(root)
+        durable.flush(root)
         fault("checkpoint.after_parent_fsync")
     except OSError as error:
         raise CheckpointError(
@@ -101,8 +101,8 @@ def _fill(directory: Path, state: State, fault: Fault) -> Manifest:
     (directory / manifest.NAME).write_bytes(listing.to_bytes())
     fault("checkpoint.after_write")
     for name in (*files, manifest.NAME):
-        _fsync(directory / name)
-    _fsync(directory)
+        durable.flush(directory / name)
+    durable.flush(directory)
     fault("checkpoint.after_fsync")
     return listing
 
@@ -174,6 +174,8 @@ def _by_slot(tensors: Mapping[str, torch.Tensor]) -> dict[str, dict[str, torch.T
 
 def adopt(directory: Path, *, seed: int = 0) -> State:
     """The state that starts from a Hugging Face model directory: its weights in fp32, no moments, step 0."""
+    if not directory.is_dir():
+        raise CheckpointError(f"there is no directory {directory}: name one in Hugging Face layout")
     shards = sorted(directory.glob("*.safetensors"))
     if (directory / ADAPTER_CONFIG).is_file():
         raise CheckpointError(f"{directory} is an adapter: merge it into its base, and start from that")
@@ -257,11 +259,3 @@ def _about(adapter: Adapter, root: Path | None) -> dict[str, object]:
 
 def _json(content: Mapping[str, object]) -> bytes:
     return (json.dumps(content) + "\n").encode()
-
-
-def _fsync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

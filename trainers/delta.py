@@ -13,6 +13,7 @@ may be applied from any version in it. Equal inputs give equal bytes."""
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -21,13 +22,19 @@ import cramjam
 import numpy as np
 import xxhash
 
-from trainers.errors import CorruptCheckpoint
-from trainers.tensorfile import SIZES, Bytes, Slot, Tensor, TensorFile, slots
+from millrace.schemas import bounds
+from millrace.trainers.errors import CorruptCheckpoint
+from millrace.trainers.sealed import reading
+from millrace.trainers.tensorfile import SIZES, Bytes, Slot, Tensor, TensorFile, slots
 
 MAGIC = b"MRDELTA1"
 LEVEL = 3
 _CHECK, _LENGTH = 16, 8
 _HEAD = len(MAGIC) + _CHECK + _LENGTH
+_RATIO = 2**15
+"""zstd shrinks nothing further than this"""
+BLOCKS = {"same": 0, "sparse": 2, "dense": 1}
+"""forms of a tensor -> how many blocks they have"""
 _WORTHWHILE = 4
 """a sparse form below this share of the raw bytes is taken without trying the dense one"""
 
@@ -86,14 +93,40 @@ def decode(data: bytes) -> Delta:
     rest = view[len(MAGIC) + _CHECK :]
     if xxhash.xxh3_128_digest(rest) != view[len(MAGIC) : len(MAGIC) + _CHECK]:
         raise CorruptCheckpoint("a weight delta is truncated or changed: read the whole version instead")
+    with reading("the table of a weight delta"):
+        return _table(rest)
+
+
+def _table(rest: memoryview) -> Delta:
     end = _LENGTH + int.from_bytes(rest[:_LENGTH], "little")
-    table = json.loads(bytes(cramjam.zstd.decompress(rest[_LENGTH:end])))
+    room = np.empty(min(bounds.TABLE_BYTES, _RATIO * len(rest)), np.uint8)
+    size = cramjam.zstd.decompress_into(rest[_LENGTH:end], room.data)
+    table = json.loads(room[:size].tobytes())
     header = table["header"].encode("latin-1")
-    entries = {
-        name: Entry(form, width, count, [(begin, stop) for begin, stop in blocks], checksum)
-        for name, (form, width, count, blocks, checksum) in table["tensors"].items()
-    }
-    return Delta(header, slots(header), entries, rest[end:])
+    found = slots(header)
+    entries = {name: _entry(*about) for name, about in table["tensors"].items()}
+    for slot in found:
+        _check(entries[slot.name], slot, len(rest) - end)
+    return Delta(header, found, entries, rest[end:])
+
+
+def _entry(form: Any, width: Any, count: Any, blocks: Any, checksum: Any) -> Entry:
+    if form not in BLOCKS or type(width) is not int or type(count) is not int or not isinstance(checksum, str):
+        raise ValueError("an entry of impossible kinds")
+    return Entry(form, width, count, [(int(begin), int(stop)) for begin, stop in blocks], checksum)
+
+
+def _check(entry: Entry, slot: Slot, body: int) -> None:
+    """ValueError for an entry whose numbers are not of its tensor."""
+    elements = math.prod(slot.shape)
+    if len(entry.blocks) != BLOCKS[entry.form]:
+        raise ValueError(f"{slot.name} has {len(entry.blocks)} blocks")
+    if entry.form == "sparse" and entry.width not in (1, 2, 4, 8):
+        raise ValueError(f"{slot.name} has gaps of {entry.width} bytes")
+    if entry.count < 0 or entry.count > elements or (entry.form == "dense" and entry.count != elements):
+        raise ValueError(f"{slot.name} has {elements} elements, of which {entry.count} change")
+    if any(not 0 <= begin <= stop <= body for begin, stop in entry.blocks):
+        raise ValueError(f"{slot.name} lies outside of the delta")
 
 
 def compose(base: Mapping[str, Tensor], deltas: Sequence[Delta]) -> Iterator[tuple[str, Bytes]]:
@@ -103,7 +136,8 @@ def compose(base: Mapping[str, Tensor], deltas: Sequence[Delta]) -> Iterator[tup
     CorruptCheckpoint when what comes out is not what was encoded."""
     last = deltas[-1]
     for slot in last.slots:
-        data = _overlay(base.get(slot.name), deltas, slot)
+        with reading(f"a weight delta, at {slot.name},"):
+            data = _overlay(base.get(slot.name), deltas, slot)
         if xxhash.xxh3_128_hexdigest(data.data) != last.entries[slot.name].checksum:
             raise CorruptCheckpoint(f"{slot.name} does not come out of these deltas: their base is another version")
         yield slot.name, data
@@ -150,9 +184,11 @@ def _overlay(base: Tensor | None, deltas: Sequence[Delta], slot: Slot) -> Bytes:
     if changes and whole < 0:
         data = np.array(data)
     for delta, entry in changes:
+        if entry.count == 0:
+            continue
         gaps = _unpack(delta, entry.blocks[0], entry.count, entry.width).view(_unsigned(entry.width))
         places = np.cumsum(gaps, dtype=np.int64) - 1
-        if data.size // size <= places[-1]:
+        if int(gaps.max()) > data.size or places[0] < 0 or data.size // size <= places[-1]:
             raise CorruptCheckpoint(f"a weight delta has places beyond the end of {slot.name}")
         values = _unpack(delta, entry.blocks[1], entry.count, size)
         data.view(_unsigned(size))[places] = values.view(_unsigned(size))

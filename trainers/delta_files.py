@@ -18,10 +18,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainers import delta
-from trainers.delta import Delta
-from trainers.errors import CheckpointError, CorruptCheckpoint
-from trainers.tensorfile import open_file, open_folder, weight_files
+from millrace.infra import durable
+from millrace.trainers import delta
+from millrace.trainers.delta import Delta
+from millrace.trainers.errors import CheckpointError, CorruptCheckpoint
+from millrace.trainers.tensorfile import open_file, open_folder, weight_files
 
 FOLDER = "deltas"
 WEIGHTS = "model.safetensors"
@@ -67,7 +68,7 @@ def write(parent: Path, folder: Path, *, fault: Callable[[str], None] = lambda _
         temporary.replace(target)
         fault("delta.after_rename")
         for each in (directory, directory.parent):
-            _fsync(each)
+            durable.flush(each)
     except OSError as error:
         raise CheckpointError(
             f"the changes of {folder.name} cannot be written to {directory} ({error.strerror or error}): make room "
@@ -97,11 +98,3 @@ def compose(base: Path, deltas: Sequence[Delta], folder: Path) -> None:
         file.write(deltas[-1].header)
         for _, data in delta.compose(open_folder(base), deltas):
             file.write(data.data)
-
-
-def _fsync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 import torch
 
-from trainers.errors import CheckpointError
+from millrace.trainers.errors import CheckpointError
 
 _ONE = re.compile(r"(?P<layer>.+\.experts)\.(?P<expert>\d+)\.(?P<matrix>gate_proj|up_proj|down_proj)\.weight")
 _PARTS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}

@@ -10,24 +10,37 @@ without a trainable token, or with no finite step, changes no byte and says so.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from trainers.algorithms import rewards
-from trainers.algorithms.base import Algorithm, Scores
-from trainers.backends.base import ACTOR, CRITIC, Backend, StepResult
-from trainers.backends.models import with_scalar_head
-from trainers.batches.bins import ALLOCATORS
-from trainers.batches.packing import KEEP, PROXIMAL, REWARD_MODEL, VALUES, Floats, Packed, cut, pack
-from trainers.batches.sample import Sample, check
-from trainers.errors import BadConfiguration
-from trainers.lora import Lora, merged, prepare
-from trainers.refusals import fits, right_head, same_vocabulary
-from trainers.schedule import Schedule
-from trainers.state import State
+from millrace.trainers.algorithms import rewards
+from millrace.trainers.algorithms.base import Algorithm, Scores
+from millrace.trainers.backends.base import ACTOR, CRITIC, Backend, StepResult
+from millrace.trainers.backends.models import with_scalar_head
+from millrace.trainers.batches.bins import ALLOCATORS
+from millrace.trainers.batches.packing import (
+    ADVANTAGES,
+    KEEP,
+    PROXIMAL,
+    REWARD_MODEL,
+    VALUES,
+    Floats,
+    Packed,
+    cut,
+    pack,
+)
+from millrace.trainers.batches.sample import Sample, check
+from millrace.trainers.errors import BadConfiguration
+from millrace.trainers.lora import Lora, merged, prepare
+from millrace.trainers.refusals import fits, right_head, same_vocabulary
+from millrace.trainers.schedule import Schedule
+from millrace.trainers.state import State
+
+log = logging.getLogger("millrace.learning")
 
 __all__ = ["Report", "Schedule", "Share", "Trainer"]
 
@@ -118,6 +131,10 @@ class Trainer:
         self.backend.load(state)
         for role, other in held.items():
             self.backend.hold(role, other)
+        if self.prefix_sharing and self.backend.fills_rows:
+            raise BadConfiguration(
+                "this model computes each sample in a row of its own and shares no beginnings: leave prefix_sharing out"
+            )
 
     def train(
         self,
@@ -213,6 +230,7 @@ class Trainer:
             packing=self.packing,
             least=least,
             share=self.prefix_sharing,
+            rows=self.backend.fills_rows,
         )
 
     def _scores(self, samples: Sequence[Sample], packed: list[list[Packed]]) -> dict[str, dict[Sample, Floats]]:
@@ -264,6 +282,7 @@ class Trainer:
             "rewards": len(known),
             "reward": math.fsum(known),
             "unrewarded": len(recorded) - len(known),
+            "pulling": sum(_pulling(micro) for micro in micros),
             "plain": sum(member.length for micro in micros for member in micro.members),
         }
         mine = [0.0] * (3 * self.backend.data_world)
@@ -286,6 +305,7 @@ class Trainer:
             "tokens_computed": float(sum(share.tokens for share in shares)),
             "samples": float(sum(share.samples for share in shares)),
             "samples_without_reward": total["unrewarded"],
+            **({"tokens_pulling": total["pulling"]} if self.algorithm.pulls else {}),
             "steps": float(len(applied)),
             "steps_skipped": float(len(results) - len(applied)),
             "lr": self.schedule.at(max(0, self.backend.steps - 1)),
@@ -293,12 +313,25 @@ class Trainer:
         }
         if self.prefix_sharing:
             metrics["tree_token_ratio"] = _ratio(metrics["tokens_computed"], total["plain"])
+        if self.algorithm.pulls and results and not total["pulling"]:
+            log.warning(
+                "the batch of version %d teaches nothing: no reward of it differs from those it is compared with, so "
+                "every advantage is 0; look at the verifier, or set [policy] dynamic_sampling",
+                version,
+            )
         unchanged = None
         if not results:
             unchanged = "nothing trainable in the batch"
         elif not applied:
             unchanged = "non-finite loss or gradient"
         return Report(metrics, shares, int(total["trainable"] - total["kept"]), unchanged)
+
+
+def _pulling(micro: Packed) -> float:
+    """Tokens that pull: kept, with an advantage that is not 0."""
+    if ADVANTAGES not in micro.columns:
+        return 0.0
+    return float(((micro.advantages != 0) & (micro.keep > 0)).sum())
 
 
 def _values(micro: Packed, values: Floats) -> dict[Sample, Floats]:

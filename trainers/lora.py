@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 
-from trainers import manifest
-from trainers.errors import BadConfiguration, CheckpointError
-from trainers.state import State, dtype_of
+from millrace.trainers import manifest
+from millrace.trainers.errors import BadConfiguration, CheckpointError
+from millrace.trainers.state import State, dtype_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -3,21 +3,26 @@ verify.
 
 Invariants: the digest of a version is the sha256 of its manifest's bytes, so it covers every file; a manifest holds no
 time, host or version number, so equal bytes have equal digests (a version that changed nothing has its parent's
-digest).
+digest); files are named by plain names, so that whoever follows them stays inside the directory.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainers.errors import CheckpointError, CorruptCheckpoint
+from millrace.trainers.errors import CheckpointError, CorruptCheckpoint
+from millrace.trainers.sealed import reading
 
 NAME = "manifest.json"
 CHUNK = 2**20
+LONGEST_NAME = 255
+"""bytes that file systems take"""
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +41,28 @@ class Manifest:
         return hashlib.sha256(self.to_bytes()).hexdigest()
 
 
+def is_plain(name: object) -> bool:
+    """Whether this names a file in any directory and never one outside: no separators, no dots alone, nothing that does
+    not print. The manifest itself is no file of its own listing."""
+    return (
+        isinstance(name, str)
+        and name not in ("", ".", "..", NAME)
+        and not {"/", "\\"}.intersection(name)
+        and name.isprintable()
+        and len(name.encode("utf-8", "surrogatepass")) <= LONGEST_NAME
+    )
+
+
+def check_names(files: Mapping[str, str], digest: str, *, source: str = "a weight event") -> None:
+    """Raises CorruptCheckpoint when the files or the digest of a version, as `source` gives them, are no names that may
+    become part of a path."""
+    odd = [name for name in files if not is_plain(name)]
+    if odd:
+        raise CorruptCheckpoint(f"{source} names {odd[0][:80]!r}, which is no plain file name; use another version")
+    if not _DIGEST.fullmatch(digest):
+        raise CorruptCheckpoint(f"{source} names {digest[:80]!r}, which is no sha256; use another version")
+
+
 def file_hash(path: Path) -> str:
     """sha256 hex of a file's bytes."""
     digest = hashlib.sha256()
@@ -47,16 +74,14 @@ def file_hash(path: Path) -> str:
 
 def load(directory: Path) -> Manifest:
     """The manifest in `directory`; CorruptCheckpoint when there is none or it is not one."""
-    try:
-        content = json.loads((directory / NAME).read_bytes())
-        files = {str(name): str(value) for name, value in content["files"].items()}
-    except FileNotFoundError as error:
-        raise CorruptCheckpoint(f"{directory} has no {NAME}; it is not a finished weight directory") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CorruptCheckpoint(
-            f"{directory / NAME} is damaged ({error}); restore it or use another version"
-        ) from error
-    return Manifest(files)
+    with reading(str(directory / NAME)):
+        try:
+            content = json.loads((directory / NAME).read_bytes())
+        except FileNotFoundError as error:
+            raise CorruptCheckpoint(f"{directory} has no {NAME}; it is not a finished weight directory") from error
+        found = Manifest({str(name): str(value) for name, value in content["files"].items()})
+        check_names(found.files, found.digest, source=str(directory / NAME))
+        return found
 
 
 def verify(directory: Path, digest: str | None = None) -> Manifest:
@@ -70,11 +95,11 @@ def verify(directory: Path, digest: str | None = None) -> Manifest:
         )
     for name, expected in manifest.files.items():
         path = directory / name
-        if path.parent != directory:
-            raise CorruptCheckpoint(f"{directory / NAME} names {name!r}, outside its directory; do not use it")
-        if not path.is_file():
+        with reading(str(path)):
+            found = file_hash(path) if path.is_file() else None
+        if found is None:
             raise CorruptCheckpoint(f"{path} is missing; restore it or use another version")
-        if file_hash(path) != expected:
+        if found != expected:
             raise CorruptCheckpoint(f"{path} is truncated or changed; restore it or use another version")
     return manifest
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import json
 
-from trainers.algorithms.base import Algorithm
-from trainers.algorithms.policy import PolicyGradient
-from trainers.backends.models import is_scalar
-from trainers.batches.packing import REWARD_MODEL
-from trainers.errors import BadConfiguration, CheckpointError
-from trainers.state import State
+from millrace.trainers.algorithms.base import Algorithm
+from millrace.trainers.algorithms.policy import PolicyGradient
+from millrace.trainers.backends.models import is_scalar
+from millrace.trainers.batches.packing import REWARD_MODEL
+from millrace.trainers.errors import BadConfiguration, CheckpointError
+from millrace.trainers.state import State
 
 
 def fits(state: State) -> None:

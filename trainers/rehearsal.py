@@ -13,14 +13,14 @@ from itertools import islice
 import torch
 from transformers import PreTrainedModel
 
-from trainers import tiny
-from trainers.algorithms.base import Algorithm
-from trainers.backends.fsdp import Adam, TorchBackend
-from trainers.batches.sample import Sample
-from trainers.learning import Report, Schedule, Trainer
-from trainers.sampling import sample
-from trainers.state import State
-from trainers.tasks import sort_digits
+from millrace.trainers import tiny
+from millrace.trainers.algorithms.base import Algorithm
+from millrace.trainers.backends.fsdp import Adam, TorchBackend
+from millrace.trainers.batches.sample import Sample
+from millrace.trainers.learning import Report, Schedule, Trainer
+from millrace.trainers.sampling import sample
+from millrace.trainers.state import State
+from millrace.trainers.tasks import sort_digits
 
 ATTEMPTS = 4
 """Times the batch that may be sampled to fill it with groups that the algorithm accepts."""

@@ -14,7 +14,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from trainers.errors import BadConfiguration
+from millrace.trainers.errors import BadConfiguration
 
 Decay: TypeAlias = Literal["constant", "linear", "cosine"]
 DECAYS = ("constant", "linear", "cosine")

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from trainers.errors import CheckpointError
+from millrace.trainers.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from trainers.lora import Adapter
+    from millrace.trainers.lora import Adapter
 
 
 @dataclass(frozen=True, slots=True)

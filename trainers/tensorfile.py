@@ -16,7 +16,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from trainers.errors import CorruptCheckpoint
+from millrace.schemas import bounds
+from millrace.trainers.errors import CorruptCheckpoint
+from millrace.trainers.manifest import is_plain
+from millrace.trainers.sealed import reading
 
 INDEX = "model.safetensors.index.json"
 SIZES = {"BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F16": 2, "BF16": 2, "I16": 2, "U16": 2}
@@ -62,7 +65,9 @@ class TensorFile:
 def slots(header: bytes) -> list[Slot]:
     """The tensors that a file's first bytes (length and JSON) name, in file order. Raises CorruptCheckpoint when they
     do not tile what follows."""
-    try:
+    with reading("a safetensors header"):
+        if len(header) > bounds.TABLE_BYTES:
+            raise ValueError(f"{len(header)} bytes, more than {bounds.TABLE_BYTES}")
         (length,) = struct.unpack("<Q", header[:8])
         if length != len(header) - 8:
             raise ValueError("its length is wrong")
@@ -74,12 +79,29 @@ def slots(header: bytes) -> list[Slot]:
         found.sort(key=lambda slot: (slot.begin, slot.end))
         at = 0
         for slot in found:
-            if slot.begin != at or slot.end - slot.begin != math.prod(slot.shape) * SIZES[slot.dtype]:
+            if (
+                slot.begin != at
+                or min(slot.shape, default=0) < 0
+                or slot.end - slot.begin != math.prod(slot.shape) * SIZES[slot.dtype]
+            ):
                 raise ValueError(f"{slot.name} has impossible bounds")
             at = slot.end
-    except (ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
-        raise CorruptCheckpoint(f"a safetensors header is damaged ({error}); use another version") from error
     return found
+
+
+def slots_of(path: Path) -> list[Slot]:
+    """The tensors of one file, of which its header alone is read. Raises CorruptCheckpoint, naming it, when it is
+    missing or not whole."""
+    with reading(f"{path} is no whole safetensors file: it"), path.open("rb") as file:
+        first = file.read(8)
+        length = int.from_bytes(first, "little") if len(first) == 8 else -1
+        whole = path.stat().st_size
+        if not 0 <= length <= min(whole, bounds.TABLE_BYTES):
+            raise ValueError("truncated")
+        found = slots(first + file.read(length))
+        if 8 + length + (found[-1].end if found else 0) != whole:
+            raise ValueError("truncated")
+        return found
 
 
 def open_file(path: Path) -> TensorFile:
@@ -89,11 +111,11 @@ def open_file(path: Path) -> TensorFile:
         length = int(data[:8].view("<u8")[0]) if data.size >= 8 else -1
         if not 0 <= length <= data.size - 8:
             raise ValueError("truncated")
-        header = data[: 8 + length].tobytes()
+        header = data[: 8 + length].tobytes() if length < bounds.TABLE_BYTES else b""
         found, body = slots(header), data[8 + length :]
         if body.size != (found[-1].end if found else 0):
             raise ValueError("truncated")
-    except (OSError, ValueError, CorruptCheckpoint) as error:
+    except (OSError, ValueError, OverflowError, CorruptCheckpoint) as error:
         raise CorruptCheckpoint(f"{path} is no whole safetensors file ({error}); use another version") from error
     return TensorFile(header, {s.name: Tensor(s.dtype, s.shape, body[s.begin : s.end]) for s in found})
 
@@ -102,11 +124,12 @@ def weight_files(folder: Path) -> list[str]:
     """Names of the files from which an engine loads tensors: those of the index, else every *.safetensors. Raises
     CorruptCheckpoint when there is none."""
     index = folder / INDEX
-    try:
-        if index.exists():
-            return sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CorruptCheckpoint(f"{index} cannot be read ({error}); another version is needed") from error
+    if index.exists():
+        with reading(str(index)):
+            names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
+            if not all(map(is_plain, names)):
+                raise ValueError("it names what is no file beside it")
+            return names
     found = sorted(path.name for path in folder.glob("*.safetensors"))
     if not found:
         raise CorruptCheckpoint(f"{folder} has no *.safetensors; another version is needed")

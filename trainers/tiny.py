@@ -19,15 +19,15 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from trainers import checkpoint
-from trainers.algorithms.sft import Sft
-from trainers.backends.fsdp import Adam, TorchBackend
-from trainers.batches.sample import Sample
-from trainers.errors import TrainerError
-from trainers.learning import Schedule, Trainer
-from trainers.sampling import Reply, sample
-from trainers.state import State
-from trainers.tasks import sort_digits
+from millrace.trainers import checkpoint
+from millrace.trainers.algorithms.sft import Sft
+from millrace.trainers.backends.fsdp import Adam, TorchBackend
+from millrace.trainers.batches.sample import Sample
+from millrace.trainers.errors import TrainerError
+from millrace.trainers.learning import Schedule, Trainer
+from millrace.trainers.sampling import Reply, sample
+from millrace.trainers.state import State
+from millrace.trainers.tasks import sort_digits
 
 PAD, BOS, EOS = 0, 1, 2
 CHARACTERS = "0123456789+=>abcdefs"

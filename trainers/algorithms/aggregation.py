@@ -15,7 +15,7 @@ from typing import Literal, TypeAlias
 
 import torch
 
-from trainers.batches.packing import Packed
+from millrace.trainers.batches.packing import Packed
 
 Aggregation: TypeAlias = Literal["token", "sequence", "constant"]
 AGGREGATIONS = ("token", "sequence", "constant")

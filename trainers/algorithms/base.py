@@ -14,10 +14,10 @@ from typing import Protocol, TypeAlias
 
 import torch
 
-from trainers.algorithms.normalisation import Reduce, alone
-from trainers.algorithms.rewards import Earned, recorded
-from trainers.batches.packing import REFERENCE, REWARD_MODEL, TEACHER, Floats, Packed
-from trainers.batches.sample import Sample
+from millrace.trainers.algorithms.normalisation import Reduce, alone
+from millrace.trainers.algorithms.rewards import Earned, recorded
+from millrace.trainers.batches.packing import REFERENCE, REWARD_MODEL, TEACHER, Floats, Packed
+from millrace.trainers.batches.sample import Sample
 
 Sums = Mapping[str, torch.Tensor]
 Scores: TypeAlias = Mapping[str, Mapping[Sample, Floats]]
@@ -72,6 +72,11 @@ class Algorithm(ABC):
     def temperature(self) -> float:
         """What the behaviour policy sampled with; logits are divided by it."""
         return 1.0
+
+    @property
+    def pulls(self) -> bool:
+        """Whether advantages are all that it learns from, so that a batch where each is 0 teaches nothing."""
+        return False
 
     @property
     def needs(self) -> tuple[str, ...]:

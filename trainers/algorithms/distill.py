@@ -22,13 +22,13 @@ from typing import Literal
 import numpy as np
 import torch
 
-from trainers.algorithms.aggregation import token_sum
-from trainers.algorithms.base import Algorithm, Run, Scores, Sums, Weights
-from trainers.algorithms.masks import fresh
-from trainers.algorithms.normalisation import Reduce, alone
-from trainers.batches.packing import KEEP, TEACHER
-from trainers.batches.sample import Sample
-from trainers.errors import BadConfiguration
+from millrace.trainers.algorithms.aggregation import token_sum
+from millrace.trainers.algorithms.base import Algorithm, Run, Scores, Sums, Weights
+from millrace.trainers.algorithms.masks import fresh
+from millrace.trainers.algorithms.normalisation import Reduce, alone
+from millrace.trainers.batches.packing import KEEP, TEACHER
+from millrace.trainers.batches.sample import Sample
+from millrace.trainers.errors import BadConfiguration
 
 
 def towards(teacher: torch.Tensor, logprobs: torch.Tensor, old: torch.Tensor) -> torch.Tensor:

@@ -17,12 +17,12 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 
-from trainers.algorithms.base import Scores, Sums, TokenAlgorithm, Weights
-from trainers.algorithms.normalisation import Reduce, alone
-from trainers.algorithms.pairs import complete, group_sums, paired
-from trainers.batches.packing import REFERENCE, SIDE, Packed
-from trainers.batches.sample import Sample
-from trainers.errors import BadConfiguration
+from millrace.trainers.algorithms.base import Scores, Sums, TokenAlgorithm, Weights
+from millrace.trainers.algorithms.normalisation import Reduce, alone
+from millrace.trainers.algorithms.pairs import complete, group_sums, paired
+from millrace.trainers.batches.packing import REFERENCE, SIDE, Packed
+from millrace.trainers.batches.sample import Sample
+from millrace.trainers.errors import BadConfiguration
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,13 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from trainers.algorithms.aggregation import AGGREGATIONS, Aggregation
-from trainers.algorithms.kl import ESTIMATORS, Estimator
-from trainers.algorithms.normalisation import Norm
-from trainers.algorithms.policy_loss import OBJECTIVES, Objective
-from trainers.algorithms.proximal import FORWARD, METHODS, Method
-from trainers.algorithms.repair import Rejection
-from trainers.errors import BadConfiguration
+from millrace.trainers.algorithms.aggregation import AGGREGATIONS, Aggregation
+from millrace.trainers.algorithms.kl import ESTIMATORS, Estimator
+from millrace.trainers.algorithms.normalisation import Norm
+from millrace.trainers.algorithms.policy_loss import OBJECTIVES, Objective
+from millrace.trainers.algorithms.proximal import FORWARD, METHODS, Method
+from millrace.trainers.algorithms.repair import Rejection
+from millrace.trainers.errors import BadConfiguration
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,10 @@ class Knobs:
             self.objective == "clip" or self.dual_clip is None, f"dual_clip bounds the clip; {self.objective} has none"
         )
         if self.objective == "cispo":
-            _require(self.high > 0, "cispo bounds ratios from above: set clip_high above 0, such as 4")
+            _require(
+                self.clip_high is not None and self.clip_high > 0,
+                "cispo bounds ratios from above: set clip_high above 0, such as 4 (eps_clip_higher)",
+            )
             _require(self.ratio_level == "token", "cispo weighs tokens: set ratio_level = token")
         _require(
             self.objective != "sapo" or not self.decoupled,

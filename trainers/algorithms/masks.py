@@ -14,8 +14,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from trainers.algorithms.normalisation import Reduce, alone
-from trainers.batches.sample import Sample
+from millrace.trainers.algorithms.normalisation import Reduce, alone
+from millrace.trainers.batches.sample import Sample
 
 
 def fresh(sample: Sample, oldest: int | None) -> NDArray[np.bool_]:

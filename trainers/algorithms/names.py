@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from trainers.errors import BadConfiguration
+from millrace.trainers.errors import BadConfiguration
 
 RENAMED = {
     "ppo_n_minibatches": "minibatches",

@@ -21,7 +21,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from trainers.errors import BadConfiguration
+from millrace.trainers.errors import BadConfiguration
 
 Level: TypeAlias = Literal["batch", "group"]
 Reduce: TypeAlias = Callable[[Sequence[float]], list[float]]

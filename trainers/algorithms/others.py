@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from trainers.algorithms.distill import Distill
-from trainers.algorithms.dpo import Dpo
-from trainers.algorithms.equations import Equation, Line
-from trainers.algorithms.reward_model import RewardModel
-from trainers.algorithms.sft import Sft
+from millrace.trainers.algorithms.distill import Distill
+from millrace.trainers.algorithms.dpo import Dpo
+from millrace.trainers.algorithms.equations import Equation, Line
+from millrace.trainers.algorithms.reward_model import RewardModel
+from millrace.trainers.algorithms.sft import Sft
 
 Kind: TypeAlias = type[Sft] | type[Dpo] | type[RewardModel] | type[Distill]
 

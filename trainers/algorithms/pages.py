@@ -1,5 +1,5 @@
 """The pages of docs/algorithms, made from the presets, the knobs and the equations beside the code, so that they cannot
-differ from what runs: `python -m trainers.algorithms.pages docs/algorithms` writes them."""
+differ from what runs: `python -m millrace.trainers.algorithms.pages docs/algorithms` writes them."""
 
 from __future__ import annotations
 
@@ -7,25 +7,26 @@ import inspect
 import re
 import sys
 import textwrap
-from collections.abc import Mapping
 from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from trainers.algorithms.equations import SYMBOLS, Equation
-from trainers.algorithms.knobs import Knobs
-from trainers.algorithms.names import GONE, RENAMED, SWITCHES, VALUES
-from trainers.algorithms.normalisation import Norm
-from trainers.algorithms.others import OTHERS, Other
-from trainers.algorithms.presets import PRESETS, Preset
-from trainers.algorithms.repair import Rejection
+from millrace.trainers.algorithms.equations import SYMBOLS, Equation
+from millrace.trainers.algorithms.knobs import Knobs
+from millrace.trainers.algorithms.names import GONE, RENAMED, SWITCHES, VALUES
+from millrace.trainers.algorithms.normalisation import Norm
+from millrace.trainers.algorithms.others import OTHERS, Other
+from millrace.trainers.algorithms.presets import PRESETS, Preset
+from millrace.trainers.algorithms.repair import Rejection
 
 INDEX = "README.md"
 AS_WRITTEN = {"None": "none", "math.inf": "inf", "False": "false", "True": "true"}
 """What Python writes -> what a configuration writes."""
 
 
+WRITTEN = ("adding.md",)
+"""Pages of the folder that are written by hand."""
 CURVES = "curves"
 """Folder of the pictures that `benchmarks.study_algorithms --plot` draws."""
 
@@ -62,7 +63,7 @@ def modules(knobs: Knobs) -> list[str]:
 def pages() -> dict[str, str]:
     """File name -> content."""
     made = {f"{name}.md": _page(name) for name in (*PRESETS, *OTHERS)}
-    return {INDEX: _index(), "knobs.md": _knobs(), **made}
+    return {INDEX: _index(), "knobs.md": _knobs(), "shared.md": _shared(), **made}
 
 
 def knob_comments(kind: type[Any] = Knobs) -> list[tuple[str, str, str, str]]:
@@ -91,7 +92,8 @@ def _index() -> str:
         "# Algorithms",
         "",
         "`[learner] algorithm` names one, `[learner] knobs` overrides what it sets; in Python it is",
-        '`trainers.algorithms.registry.algorithm("dapo", clip_high=0.3)`. All knobs: [knobs.md](knobs.md).',
+        '`millrace.trainers.algorithms.registry.algorithm("dapo", clip_high=0.3)`. All knobs: [knobs.md](knobs.md);',
+        "symbols and parts: [shared.md](shared.md). How to add one: [adding.md](adding.md).",
         "",
     ]
     for family, title in FAMILIES.items():
@@ -107,15 +109,14 @@ def _rows(family: str) -> list[tuple[str, str, str]]:
 
 def _page(name: str) -> str:
     told: Preset | Other
-    kind: type[Any]
     if name in PRESETS:
-        told, kind = PRESETS[name], Knobs
-        every, knobs = _every(kind, told.knobs), dict(told.knobs)
-        used, heading = modules(Knobs(**knobs)), "Sets, beyond [the defaults](knobs.md):"
+        told = PRESETS[name]
+        used, heading = modules(Knobs(**told.knobs)), "Sets, beyond [the defaults](knobs.md):"
+        knobs = dict(told.knobs)
     else:
-        told, kind = OTHERS[name], OTHERS[name].kind
-        every = knobs = _every(kind, told.knobs)
-        used, heading = list(told.modules), "Knobs:"
+        told = OTHERS[name]
+        used, heading = list(told.modules), "Knobs, each with its meaning in [shared.md](shared.md#other-knobs):"
+        knobs = {field.name: field.default for field in fields(told.kind)} | dict(told.knobs)
     parts = [
         f"# {name}",
         "",
@@ -129,54 +130,70 @@ def _page(name: str) -> str:
         block(told.equation),
         "```",
         "",
-        *_symbols(told.equation),
+        "[The symbols](shared.md#symbols)",
         "",
         heading,
         "",
         *[f"- `{knob} = {_shown(value)}`" for knob, value in knobs.items()],
         "",
-        "Which knobs turn which terms:",
-        "",
-        *_turned(told.equation, kind, every),
+        *_turned(told.equation),
         "",
         f"![`{name}` on the sort task]({CURVES}/{name}.svg)",
         "",
-        "## The parts it is made of",
-        "",
-        "Algorithms share them, so they also hold what this one leaves out.",
+        f"Made of: {', '.join(f'[{module}](shared.md#{module})' for module in used)}",
         "",
     ]
-    for module in used:
-        doc = inspect.getdoc(import_module(f"trainers.algorithms.{module}")) or ""
-        parts += [f"`trainers/algorithms/{module}.py`", "", "```text", textwrap.dedent(doc).strip(), "```", ""]
     return "\n".join(parts)
 
 
-def _every(kind: type[Any], knobs: Mapping[str, Any]) -> dict[str, Any]:
-    """Every knob of an algorithm: what it sets, and the defaults of the rest."""
-    return {field.name: field.default for field in fields(kind)} | dict(knobs)
-
-
-def _symbols(equation: Equation) -> list[str]:
-    """What the symbols of an equation mean."""
-    words = set(re.findall(r"\w+", " ".join(f"{line.term} {line.text} {line.note}" for line in equation)))
-    shown = ((", ".join(f"`{s}`" for s in keys.split(", ") if s in words), told) for keys, told in SYMBOLS.items())
-    return [f"- {names}: {told}" for names, told in shown if names]
-
-
-def _turned(equation: Equation, kind: type[Any], knobs: Mapping[str, Any]) -> list[str]:
-    """Which knobs turn which terms."""
-    turned: dict[str, list[str]] = {}
-    for line in equation:
-        for knob in line.knobs:
-            terms = turned.setdefault(knob, [])
-            terms += [] if line.term in terms else [line.term]
-    means = {name: meaning for _, name, _, meaning in knob_comments(kind)}
-    rows = [
-        f"| {', '.join(f'`{term}`' for term in terms)} | `{knob} = {_shown(knobs[knob])}` | {means[knob]} |"
-        for knob, terms in turned.items()
+def _shared() -> str:
+    """What algorithms have in common: symbols, knobs of those outside the family, parts."""
+    used = dict.fromkeys(name for knobs in _uses() for name in knobs)
+    kinds = {told.kind.__name__: told.kind for told in OTHERS.values()}
+    parts = [
+        "# What algorithms share",
+        "",
+        "Pages of algorithms show what each of them minimises and sets; this is what they have in common. The knobs of",
+        "the policy-gradient family are in [knobs.md](knobs.md).",
+        "",
+        "## Symbols",
+        "",
+        *[f"- {', '.join(f'`{one}`' for one in names.split(', '))}: {told}" for names, told in SYMBOLS.items()],
+        "",
+        "## Other knobs",
+        "",
+        "| algorithms | knob | default | what it does |",
+        "| --- | --- | --- | --- |",
+        *[
+            f"| {kind} | `{name}` | `{AS_WRITTEN.get(default, default)}` | {meaning} |"
+            for kind, made in kinds.items()
+            for _, name, default, meaning in knob_comments(made)
+        ],
+        "",
     ]
-    return ["| term | turned by | which is |", "| --- | --- | --- |", *rows]
+    for module in used:
+        doc = inspect.getdoc(import_module(f"millrace.trainers.algorithms.{module}")) or ""
+        where = f"`trainers/algorithms/{module}.py`"
+        parts += [f"## {module}", "", where, "", "```text", textwrap.dedent(doc).strip(), "```", ""]
+    return "\n".join(parts)
+
+
+def _uses() -> list[list[str]]:
+    return [
+        *(modules(Knobs(**preset.knobs)) for preset in PRESETS.values()),
+        *(list(told.modules) for told in OTHERS.values()),
+        ["rewards", "kl"],
+    ]
+
+
+def _turned(equation: Equation) -> list[str]:
+    """Which knobs turn which terms."""
+    turned: dict[str, dict[str, None]] = {}
+    for line in equation:
+        if line.knobs:
+            turned.setdefault(line.term, {}).update(dict.fromkeys(line.knobs))
+    rows = [f"| `{term}` | {', '.join(f'`{knob}`' for knob in knobs)} |" for term, knobs in turned.items()]
+    return ["| term | is turned by |", "| --- | --- |", *rows]
 
 
 def _knobs() -> str:

@@ -16,11 +16,11 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from trainers.algorithms.base import Weights
-from trainers.algorithms.masks import fresh
-from trainers.batches.packing import KEEP, SIDE, Packed
-from trainers.batches.sample import Sample
-from trainers.errors import BadConfiguration
+from millrace.trainers.algorithms.base import Weights
+from millrace.trainers.algorithms.masks import fresh
+from millrace.trainers.batches.packing import KEEP, SIDE, Packed
+from millrace.trainers.batches.sample import Sample
+from millrace.trainers.errors import BadConfiguration
 
 
 def paired(samples: Sequence[Sample], oldest: int | None) -> Weights:

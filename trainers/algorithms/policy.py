@@ -22,24 +22,24 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from trainers.algorithms import advantages as adv
-from trainers.algorithms import distill, kl, proximal
-from trainers.algorithms.aggregation import aggregate, count, token_sum
-from trainers.algorithms.base import Algorithm, Scores, Sums, TokenAlgorithm, Weights
-from trainers.algorithms.knobs import Knobs
-from trainers.algorithms.masks import fresh, second_moment
-from trainers.algorithms.normalisation import Reduce, alone, normalise
-from trainers.algorithms.policy_loss import (
+from millrace.trainers.algorithms import advantages as adv
+from millrace.trainers.algorithms import distill, kl, proximal
+from millrace.trainers.algorithms.aggregation import aggregate, count, token_sum
+from millrace.trainers.algorithms.base import Algorithm, Scores, Sums, TokenAlgorithm, Weights
+from millrace.trainers.algorithms.knobs import Knobs
+from millrace.trainers.algorithms.masks import fresh, second_moment
+from millrace.trainers.algorithms.normalisation import Reduce, alone, normalise
+from millrace.trainers.algorithms.policy_loss import (
     cispo,
     clipped_surrogate,
     sapo,
     sequence_advantages,
     sequence_ratio,
 )
-from trainers.algorithms.repair import repair
-from trainers.algorithms.rewards import Earned, mixed, recorded
-from trainers.algorithms.value_loss import ValueLoss
-from trainers.batches.packing import (
+from millrace.trainers.algorithms.repair import clamped, repair
+from millrace.trainers.algorithms.rewards import Earned, mixed, recorded
+from millrace.trainers.algorithms.value_loss import ValueLoss
+from millrace.trainers.batches.packing import (
     ADVANTAGES,
     KEEP,
     PROXIMAL,
@@ -50,8 +50,8 @@ from trainers.batches.packing import (
     VALUES,
     Packed,
 )
-from trainers.batches.sample import Sample
-from trainers.errors import BadConfiguration
+from millrace.trainers.batches.sample import Sample
+from millrace.trainers.errors import BadConfiguration
 
 MEASURES = ("kept", "clipped", "ratio", "kl", "entropy", "behaviour_weight")
 
@@ -79,10 +79,15 @@ class PolicyGradient(TokenAlgorithm):
     def measures(self) -> tuple[str, ...]:
         k = self.knobs
         more = ["rejected"] if k.rejection is not None else []
+        more += ["clamped"] if k.rejection is not None and k.rejection.action == "clamp" else []
         more += ["reference_kl"] if k.kl_loss_coef > 0 else []
         more += ["teacher_kl"] if k.teacher_coef > 0 else []
         more += [f"error_{kind}" for kind in proximal.APPROXIMATIONS] if self._compares else []
         return (*MEASURES, *more)
+
+    @property
+    def pulls(self) -> bool:
+        return self.knobs.teacher_coef == 0 and self.knobs.kl_loss_coef == 0
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -242,6 +247,9 @@ class PolicyGradient(TokenAlgorithm):
             }
             if k.rejection is not None:
                 sums["rejected"] = batch.keep.sum() - keep.sum()
+                if k.rejection.action == "clamp":
+                    share = clamped(old, batch.behaviour, batch.keep, k.rejection, batch)
+                    sums["clamped"] = token_sum(share, keep)
             if k.kl_loss_coef > 0:
                 sums["reference_kl"] = token_sum(gap.detach(), keep)
             if k.teacher_coef > 0:

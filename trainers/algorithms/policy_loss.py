@@ -17,8 +17,8 @@ from typing import Literal, TypeAlias
 
 import torch
 
-from trainers.algorithms.aggregation import sample_means
-from trainers.batches.packing import Packed
+from millrace.trainers.algorithms.aggregation import sample_means
+from millrace.trainers.batches.packing import Packed
 
 Objective: TypeAlias = Literal["clip", "sapo", "cispo"]
 OBJECTIVES = ("clip", "sapo", "cispo")

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trainers.algorithms import equations as eq
-from trainers.algorithms.equations import Equation
-from trainers.algorithms.normalisation import Norm
-from trainers.algorithms.repair import Rejection
+from millrace.trainers.algorithms import equations as eq
+from millrace.trainers.algorithms.equations import Equation
+from millrace.trainers.algorithms.normalisation import Norm
+from millrace.trainers.algorithms.repair import Rejection
 
 GROUP = Norm("group", "group")
 BATCH = Norm("batch", "batch")

@@ -20,7 +20,7 @@ from typing import Literal, TypeAlias
 
 import torch
 
-from trainers.errors import BadConfiguration
+from millrace.trainers.errors import BadConfiguration
 
 Method: TypeAlias = Literal["recompute", "metrics", "loglinear", "linear", "rollout", "reuse"]
 METHODS = ("recompute", "metrics", "loglinear", "linear", "rollout", "reuse")

@@ -7,15 +7,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import Any
 
-from trainers.algorithms.base import Algorithm
-from trainers.algorithms.knobs import Knobs
-from trainers.algorithms.names import RENAMED, check_switches, translate
-from trainers.algorithms.normalisation import Norm
-from trainers.algorithms.others import OTHERS
-from trainers.algorithms.policy import PolicyGradient
-from trainers.algorithms.presets import ALIASES, PRESETS
-from trainers.algorithms.repair import Rejection
-from trainers.errors import BadConfiguration
+from millrace.trainers.algorithms.base import Algorithm
+from millrace.trainers.algorithms.knobs import Knobs
+from millrace.trainers.algorithms.names import RENAMED, check_switches, translate
+from millrace.trainers.algorithms.normalisation import Norm
+from millrace.trainers.algorithms.others import OTHERS
+from millrace.trainers.algorithms.policy import PolicyGradient
+from millrace.trainers.algorithms.presets import ALIASES, PRESETS
+from millrace.trainers.algorithms.repair import Rejection
+from millrace.trainers.errors import BadConfiguration
 
 NULLABLE = {"clip_high", "dual_clip", "m2_threshold", "value_clip", "value_huber"}
 """Numbers that may be left out; configurations that have no null say "none"."""

@@ -25,10 +25,10 @@ from typing import Any, Literal
 
 import torch
 
-from trainers.algorithms import kl
-from trainers.algorithms.aggregation import sample_sums
-from trainers.batches.packing import Packed
-from trainers.errors import BadConfiguration
+from millrace.trainers.algorithms import kl
+from millrace.trainers.algorithms.aggregation import sample_sums
+from millrace.trainers.batches.packing import Packed
+from millrace.trainers.errors import BadConfiguration
 
 CHOICES = {
     "level": ("token", "sequence"),
@@ -106,6 +106,17 @@ def repair(
     if rule.lower is not None:
         inside &= measured >= rule.lower
     return weight, keep * inside
+
+
+def clamped(
+    proximal: torch.Tensor, behaviour: torch.Tensor, keep: torch.Tensor, rule: Rejection, batch: Packed
+) -> torch.Tensor:
+    """1.0 where a rule whose action is clamp changes a token's weight, float[M]."""
+    free = log_ratio(proximal, behaviour)
+    if rule.level == "sequence":
+        free = _by_sample(free, keep, rule.agg, batch)[batch.owners]
+    weight = torch.exp(free)
+    return ((weight > rule.upper) | (weight < (rule.lower or 0.0))).float()
 
 
 def _measure(d: torch.Tensor, behaviour: torch.Tensor, rule: Rejection) -> torch.Tensor:

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from trainers.algorithms.aggregation import sample_sums
-from trainers.algorithms.base import Algorithm, Run, Scores, Sums, Weights
-from trainers.algorithms.normalisation import Reduce, alone
-from trainers.algorithms.pairs import complete, paired
-from trainers.batches.packing import SIDE, Packed
-from trainers.batches.sample import Sample
-from trainers.errors import BadConfiguration
+from millrace.trainers.algorithms.aggregation import sample_sums
+from millrace.trainers.algorithms.base import Algorithm, Run, Scores, Sums, Weights
+from millrace.trainers.algorithms.normalisation import Reduce, alone
+from millrace.trainers.algorithms.pairs import complete, paired
+from millrace.trainers.batches.packing import SIDE, Packed
+from millrace.trainers.batches.sample import Sample
+from millrace.trainers.errors import BadConfiguration
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
-from trainers.batches.packing import Floats
-from trainers.batches.sample import Sample
+from millrace.trainers.batches.packing import Floats
+from millrace.trainers.batches.sample import Sample
 
 Earned: TypeAlias = dict[tuple[str, str], float]
 """(group, trajectory) -> reward, of those that have one."""

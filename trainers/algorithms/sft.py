@@ -13,12 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from trainers.algorithms.aggregation import token_sum
-from trainers.algorithms.base import Scores, Sums, TokenAlgorithm, Weights
-from trainers.algorithms.masks import fresh
-from trainers.algorithms.normalisation import Reduce, alone
-from trainers.batches.packing import KEEP, Packed
-from trainers.batches.sample import Sample
+from millrace.trainers.algorithms.aggregation import token_sum
+from millrace.trainers.algorithms.base import Scores, Sums, TokenAlgorithm, Weights
+from millrace.trainers.algorithms.masks import fresh
+from millrace.trainers.algorithms.normalisation import Reduce, alone
+from millrace.trainers.batches.packing import KEEP, Packed
+from millrace.trainers.batches.sample import Sample
 
 
 @dataclass(frozen=True)

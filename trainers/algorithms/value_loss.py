@@ -13,13 +13,13 @@ from dataclasses import dataclass
 
 import torch
 
-from trainers.algorithms.aggregation import token_sum
-from trainers.algorithms.base import Algorithm, Run, Scores, Sums, Weights
-from trainers.algorithms.knobs import Knobs
-from trainers.algorithms.normalisation import Reduce, alone
-from trainers.batches.packing import RETURNS, VALUES
-from trainers.batches.sample import Sample
-from trainers.errors import BadConfiguration
+from millrace.trainers.algorithms.aggregation import token_sum
+from millrace.trainers.algorithms.base import Algorithm, Run, Scores, Sums, Weights
+from millrace.trainers.algorithms.knobs import Knobs
+from millrace.trainers.algorithms.normalisation import Reduce, alone
+from millrace.trainers.batches.packing import RETURNS, VALUES
+from millrace.trainers.batches.sample import Sample
+from millrace.trainers.errors import BadConfiguration
 
 
 def clipped_value_loss(

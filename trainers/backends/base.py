@@ -22,12 +22,12 @@ from dataclasses import dataclass
 import torch
 from torch.distributed.distributed_c10d import Store
 
-from trainers.algorithms.base import Algorithm
-from trainers.backends.layout import Layout
-from trainers.backends.names import ACTOR, CRITIC, FROZEN, REFERENCE, REWARD_MODEL, ROLES, TEACHER
-from trainers.batches.packing import Packed
-from trainers.clock import Clock
-from trainers.state import State
+from millrace.trainers.algorithms.base import Algorithm
+from millrace.trainers.backends.layout import Layout
+from millrace.trainers.backends.names import ACTOR, CRITIC, FROZEN, REFERENCE, REWARD_MODEL, ROLES, TEACHER
+from millrace.trainers.batches.packing import Packed
+from millrace.trainers.clock import Clock
+from millrace.trainers.state import State
 
 __all__ = [
     "ACTOR",
@@ -77,6 +77,11 @@ class Backend(ABC):
     def plays(self, role: str) -> bool:
         """Whether this rank holds a part of a role's model, so that `hold` wants its state here."""
         return True
+
+    @property
+    def fills_rows(self) -> bool:
+        """Whether the policy computes each sample in a row of its own, filled up to the longest of its micro-batch."""
+        return False
 
     def apart(self, role: str) -> bool:
         """Whether a role has ranks of its own, beside the actor's."""

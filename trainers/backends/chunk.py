@@ -12,24 +12,29 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from transformers import PreTrainedModel
 
-from trainers.backends.comms import TimedAllGather, TimedReduceScatter
-from trainers.backends.compute import Compute
-from trainers.backends.models import build
-from trainers.backends.parallel.context import spread
-from trainers.backends.parallel.experts import Experts
-from trainers.backends.parallel.grid import CP, EDP, FS, PP, TP, Groups
-from trainers.backends.parallel.regions import Held
-from trainers.backends.parallel.schedules import ONE_F_ONE_B
-from trainers.backends.parallel.split import split
-from trainers.backends.parallel.stages import Stage, name_of
-from trainers.clock import Clock
-from trainers.errors import BadConfiguration
-from trainers.lora import attach
-from trainers.state import State
+from millrace.trainers.backends.comms import TimedAllGather, TimedReduceScatter
+from millrace.trainers.backends.compute import Compute
+from millrace.trainers.backends.layout import Layout
+from millrace.trainers.backends.models import build
+from millrace.trainers.backends.parallel.context import spread
+from millrace.trainers.backends.parallel.experts import Experts
+from millrace.trainers.backends.parallel.grid import CP, EDP, FS, PP, TP, Groups
+from millrace.trainers.backends.parallel.regions import Held
+from millrace.trainers.backends.parallel.schedules import ONE_F_ONE_B
+from millrace.trainers.backends.parallel.split import split
+from millrace.trainers.backends.parallel.stages import Stage, name_of
+from millrace.trainers.backends.rows import has_rows
+from millrace.trainers.clock import Clock
+from millrace.trainers.errors import BadConfiguration
+from millrace.trainers.lora import attach
+from millrace.trainers.state import State
+
+SINKS = "sinks"
+"""how parameters end that are one number a head"""
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Home:
     """Where a model lives: its device, and the groups of ranks that it is spread over."""
 
     device: torch.device
@@ -55,10 +60,11 @@ class Chunk:
     masters: Sequence[torch.Tensor]
 
 
-def make(state: State, stage: Stage, place: Place, learns: bool) -> Chunk:
+def make(state: State, stage: Stage, place: Home, learns: bool) -> Chunk:
     """One stage of the model of `state`. Needs no collective. BadConfiguration for an adapter in a layout that cuts
     more than the data."""
     model = build(state.assets, state.weights, stage)
+    _undivided(model, place.groups.grid.layout)
     if state.adapter is not None:
         layout = place.groups.grid.layout
         if layout.split not in ("", "d"):
@@ -86,10 +92,23 @@ def make(state: State, stage: Stage, place: Place, learns: bool) -> Chunk:
     return Chunk(model, held, masters)
 
 
-def _shard(model: PreTrainedModel, place: Place) -> None:
+def _undivided(model: PreTrainedModel, layout: Layout) -> None:
+    """BadConfiguration where a layout cuts what this model must have whole."""
+    if layout.split in ("", "d"):
+        return
+    name = f"{type(model).__name__} ({model.config.model_type})"
+    if has_rows(model):
+        raise BadConfiguration(
+            f"{layout}: {name} computes each sample in a row of its own, which data parallelism alone can share: "
+            f"choose d{layout.world}"
+        )
+    if layout.t * layout.c > 1 and any(name.endswith(SINKS) for name, _ in model.named_parameters()):
+        raise BadConfiguration(f"{layout}: {name} has attention sinks, which t and c do not divide: choose t1 and c1")
+
+
+def _shard(model: PreTrainedModel, place: Home) -> None:
     meshes = place.groups.meshes
-    layers = model.get_submodule(f"{model.base_model_prefix}.layers")
-    units: list[tuple[torch.nn.Module, DeviceMesh]] = [(unit, meshes[FS]) for unit in (*layers.children(), model)]
+    units: list[tuple[torch.nn.Module, DeviceMesh]] = [(unit, meshes[FS]) for unit in (*_layers(model), model)]
     apart: set[torch.nn.Parameter] = set()
     for module in model.modules():
         if isinstance(module, Experts):
@@ -111,3 +130,17 @@ def _shard(model: PreTrainedModel, place: Place) -> None:
             unit.set_custom_reduce_scatter(TimedReduceScatter(place.clock))
             unit.set_gradient_divide_factor(1.0)
             unit.set_force_sum_reduction_for_comms(True)
+
+
+def _layers(model: PreTrainedModel) -> list[torch.nn.Module]:
+    """The layers of a model, or of a pipeline stage, under whatever name its class has them. BadConfiguration where
+    that is not clear."""
+    base: torch.nn.Module = model.base_model
+    named = getattr(base, "layers", None)
+    if isinstance(named, torch.nn.ModuleList):
+        return list(named)
+    count = int(model.config.num_hidden_layers)
+    lists = [module for module in base.modules() if isinstance(module, torch.nn.ModuleList) and len(module) == count]
+    if not lists:
+        raise BadConfiguration(f"{type(model).__name__} has no list of {count} layers to spread over ranks: train on 1")
+    return list(lists[0])

@@ -9,7 +9,7 @@ import torch
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from transformers import PreTrainedModel
 
-from trainers.backends.head import LOGITS
+from millrace.trainers.backends.head import LOGITS
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,19 +22,20 @@ import torch
 from torch.distributed.distributed_c10d import Store
 from transformers import PreTrainedModel
 
-from trainers.algorithms.base import Algorithm
-from trainers.backends.adam import Adam
-from trainers.backends.base import ACTOR, CRITIC, TEACHER, Backend, StepResult
-from trainers.backends.deepspeed_engine import Engine, Zero
-from trainers.backends.forward import ForwardPass
-from trainers.backends.group import Group, check
-from trainers.backends.layout import DEEPSPEED, Layout
-from trainers.backends.models import at_rest, build
-from trainers.backends.seeding import repeatable
-from trainers.batches.packing import Packed
-from trainers.clock import Clock
-from trainers.errors import BadConfiguration, NotFormed
-from trainers.state import State
+from millrace.trainers.algorithms.base import Algorithm
+from millrace.trainers.backends.adam import Adam
+from millrace.trainers.backends.base import ACTOR, CRITIC, TEACHER, Backend, StepResult
+from millrace.trainers.backends.deepspeed_engine import Engine, Zero
+from millrace.trainers.backends.forward import ForwardPass
+from millrace.trainers.backends.group import Group, check
+from millrace.trainers.backends.layout import DEEPSPEED, Layout
+from millrace.trainers.backends.models import at_rest, build
+from millrace.trainers.backends.rows import has_rows
+from millrace.trainers.backends.seeding import repeatable
+from millrace.trainers.batches.packing import Packed
+from millrace.trainers.clock import Clock
+from millrace.trainers.errors import BadConfiguration, NotFormed
+from millrace.trainers.state import State
 
 __all__ = ["Adam", "DeepSpeedBackend"]
 
@@ -159,6 +160,10 @@ class DeepSpeedBackend(Backend):
     @property
     def longest(self) -> int:
         return int(self._learner(ACTOR).config.max_position_embeddings)
+
+    @property
+    def fills_rows(self) -> bool:
+        return has_rows(self._learner(ACTOR).model)
 
     # ---- the step
 

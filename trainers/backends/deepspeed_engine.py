@@ -21,19 +21,19 @@ from typing import Any
 
 import torch
 
-from trainers.algorithms.base import Algorithm
-from trainers.backends.adam import Adam
-from trainers.backends.base import StepResult
-from trainers.backends.comms import COLLECTIVES
-from trainers.backends.deepspeed_shards import WEIGHT, Shards
-from trainers.backends.forward import ForwardPass
-from trainers.backends.group import Group
-from trainers.backends.models import build
-from trainers.backends.seeding import reseed
-from trainers.batches.packing import Packed
-from trainers.clock import Clock
-from trainers.errors import BadConfiguration
-from trainers.state import State
+from millrace.trainers.algorithms.base import Algorithm
+from millrace.trainers.backends.adam import Adam
+from millrace.trainers.backends.base import StepResult
+from millrace.trainers.backends.comms import COLLECTIVES
+from millrace.trainers.backends.deepspeed_shards import WEIGHT, Shards
+from millrace.trainers.backends.forward import ForwardPass
+from millrace.trainers.backends.group import Group
+from millrace.trainers.backends.models import build
+from millrace.trainers.backends.seeding import reseed
+from millrace.trainers.batches.packing import Packed
+from millrace.trainers.clock import Clock
+from millrace.trainers.errors import BadConfiguration
+from millrace.trainers.state import State
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +95,12 @@ class _Whole(torch.nn.Module):
     def __init__(self, engine: Any) -> None:
         super().__init__()
         self._run = [engine]  # in a list: not a part of this module
+
+    @property
+    def behind(self) -> torch.nn.Module:
+        """The transformers model."""
+        model: torch.nn.Module = self._run[0].module
+        return model
 
     def forward(self, **given: Any) -> Any:
         return self._run[0](**given)

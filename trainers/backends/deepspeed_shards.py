@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from trainers.backends.gathering import buckets
+from millrace.trainers.backends.gathering import buckets
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 WEIGHT = ""

@@ -6,17 +6,26 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from trainers.backends.base import Backend
-from trainers.backends.layout import DEEPSPEED, ENGINES, MEGATRON, TORCH, Allocation, Layout, parse, parse_allocation
-from trainers.errors import BadConfiguration
+from millrace.trainers.backends.base import Backend
+from millrace.trainers.backends.layout import (
+    DEEPSPEED,
+    ENGINES,
+    MEGATRON,
+    TORCH,
+    Allocation,
+    Layout,
+    parse,
+    parse_allocation,
+)
+from millrace.trainers.errors import BadConfiguration
 
 if TYPE_CHECKING:
-    from trainers.backends.adam import Adam
+    from millrace.trainers.backends.adam import Adam
 
 SIBLINGS = {
-    TORCH: "trainers.backends.fsdp:TorchBackend",
-    MEGATRON: "trainers.backends.megatron.backend:MegatronBackend",
-    DEEPSPEED: "trainers.backends.deepspeed:DeepSpeedBackend",
+    TORCH: "millrace.trainers.backends.fsdp:TorchBackend",
+    MEGATRON: "millrace.trainers.backends.megatron.backend:MegatronBackend",
+    DEEPSPEED: "millrace.trainers.backends.deepspeed:DeepSpeedBackend",
 }
 """Backend -> module and class. Classes are called with (adam, parallel=layout, **options)."""
 
@@ -50,8 +59,8 @@ def _with_roles(
     allocation: Allocation, adam: Adam | None, offload: Sequence[str], options: Mapping[str, Any]
 ) -> Backend:
     """`options` are for places of the actor's kind."""
-    from trainers.backends.places import places_of
-    from trainers.backends.roles import RolesBackend
+    from millrace.trainers.backends.places import places_of
+    from millrace.trainers.backends.roles import RolesBackend
 
     actor, *others = places_of(allocation)
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from transformers import AutoConfig
 
-from trainers.backends.layout import MEGATRON, Layout
-from trainers.errors import BadConfiguration, CheckpointError
+from millrace.trainers.backends.layout import MEGATRON, Layout
+from millrace.trainers.errors import BadConfiguration, CheckpointError
 
 
 def check(layout: Layout, assets: Mapping[str, bytes]) -> None:
@@ -21,7 +21,7 @@ def check(layout: Layout, assets: Mapping[str, bytes]) -> None:
         raise CheckpointError("no config.json in the state; start from a directory in Hugging Face layout")
     try:
         if layout.backend == MEGATRON:
-            from trainers.backends.megatron import config as megatron
+            from millrace.trainers.backends.megatron import config as megatron
 
             megatron.check(megatron.architecture(assets), layout)
         else:
@@ -31,7 +31,7 @@ def check(layout: Layout, assets: Mapping[str, bytes]) -> None:
 
 
 def _torch(layout: Layout, settings: dict[str, Any]) -> None:
-    from trainers.backends.parallel import stages, tensor
+    from millrace.trainers.backends.parallel import stages, tensor
 
     config = AutoConfig.for_model(settings.pop("model_type"), **settings)
     if layout.t > 1:

@@ -13,9 +13,10 @@ from typing import Any
 
 import torch
 
-from trainers.backends.head import LOGITS, Of, Rows, as_they_are, hidden_rows, in_pieces, rows_at_once
-from trainers.batches.packing import Packed
-from trainers.errors import BadConfiguration
+from millrace.trainers.backends.head import LOGITS, Of, Rows, as_they_are, hidden_rows, in_pieces, rows_at_once
+from millrace.trainers.backends.rows import has_rows, run_rows
+from millrace.trainers.batches.packing import Packed
+from millrace.trainers.errors import BadConfiguration
 
 Compared = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """Log-probabilities float32[n, V] of two models -> float32[n]."""
@@ -50,11 +51,11 @@ class ForwardPass:
 
     def hidden(self) -> torch.Tensor:
         """What a pipeline stage before the last passes on, [1, T, H]."""
-        return _run(self.model, self.batch, **self._given)
+        return run(self.model, self.batch, **self._given)
 
     def values(self) -> torch.Tensor:
         """float32[T]."""
-        values: torch.Tensor = _run(self.model, self.batch, **self._given)[0, :, 0].float()
+        values: torch.Tensor = run(self.model, self.batch, **self._given)[0, :, 0].float()
         return values
 
     @property
@@ -90,9 +91,9 @@ def token_comparison(
         rows = rows_at_once(teacher, logits)
         if rows is None:
             score: Rows = as_they_are
-            theirs = _run(teacher, batch, logits_to_keep=batch.at, **theirs_too)[0]
+            theirs = run(teacher, batch, logits_to_keep=batch.at, **theirs_too)[0]
         else:
-            theirs, score = hidden_rows(teacher, lambda: _run(teacher, batch, logits_to_keep=batch.at, **theirs_too)[0])
+            theirs, score = hidden_rows(teacher, lambda: run(teacher, batch, logits_to_keep=batch.at, **theirs_too)[0])
 
     def of(scores: torch.Tensor, their: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         distribution = torch.log_softmax(scores / temperature, dim=-1)
@@ -115,14 +116,19 @@ def _pieces(
     gradient."""
     rows = rows_at_once(model, logits)
     if rows is None or batch.trainable <= rows:
-        first, second = of(_run(model, batch, logits_to_keep=batch.at, **extra)[0].float(), beside)
+        first, second = of(run(model, batch, logits_to_keep=batch.at, **extra)[0].float(), beside)
         return first, second
     with in_pieces(model, rows, of, beside):
-        columns = _run(model, batch, logits_to_keep=batch.at, **extra)[0]
+        columns = run(model, batch, logits_to_keep=batch.at, **extra)[0]
     return columns[:, 0], columns[:, 1].detach()
 
 
-def _run(model: torch.nn.Module, batch: Packed, **more: Any) -> torch.Tensor:
+def run(model: torch.nn.Module, batch: Packed, logits_to_keep: torch.Tensor | None = None, **more: Any) -> torch.Tensor:
+    """[1, M, V] at the places `logits_to_keep` int64[M] of the row, or [1, T, V]."""
+    if has_rows(model):
+        return run_rows(model, batch, logits_to_keep)
+    if logits_to_keep is not None:
+        more["logits_to_keep"] = logits_to_keep
     if "inputs_embeds" not in more:
         more["input_ids"] = batch.tokens
     logits: torch.Tensor = model(

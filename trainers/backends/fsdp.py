@@ -16,22 +16,23 @@ import torch
 from torch.distributed.distributed_c10d import Store
 from transformers import PreTrainedModel
 
-from trainers.algorithms.base import Algorithm, Run
-from trainers.backends.adam import Adam
-from trainers.backends.base import ACTOR, CRITIC, ROLES, TEACHER, Backend, StepResult
-from trainers.backends.chunk import Place
-from trainers.backends.compute import Compute
-from trainers.backends.group import Group, check, collect
-from trainers.backends.layout import TORCH, Layout
-from trainers.backends.offload import Shelf, check_roles
-from trainers.backends.parallel.grid import DP, Grid, Groups
-from trainers.backends.parallel.schedules import ONE_F_ONE_B, chunks_of
-from trainers.backends.seeding import repeatable
-from trainers.backends.trainee import Trainee
-from trainers.batches.packing import Packed
-from trainers.clock import Clock
-from trainers.errors import BadConfiguration, NotFormed
-from trainers.state import State
+from millrace.trainers.algorithms.base import Algorithm, Run
+from millrace.trainers.backends.adam import Adam
+from millrace.trainers.backends.base import ACTOR, CRITIC, ROLES, TEACHER, Backend, StepResult
+from millrace.trainers.backends.chunk import Home
+from millrace.trainers.backends.compute import Compute
+from millrace.trainers.backends.group import Group, check, collect
+from millrace.trainers.backends.layout import TORCH, Layout
+from millrace.trainers.backends.offload import Shelf, check_roles
+from millrace.trainers.backends.parallel.grid import DP, Grid, Groups
+from millrace.trainers.backends.parallel.schedules import ONE_F_ONE_B, chunks_of
+from millrace.trainers.backends.rows import has_rows
+from millrace.trainers.backends.seeding import repeatable
+from millrace.trainers.backends.trainee import Trainee
+from millrace.trainers.batches.packing import Packed
+from millrace.trainers.clock import Clock
+from millrace.trainers.errors import BadConfiguration, NotFormed
+from millrace.trainers.state import State
 
 __all__ = ["Adam", "TorchBackend"]
 
@@ -164,8 +165,8 @@ class TorchBackend(Backend):
                 self._shelves[role].put_back()
 
     @property
-    def _place(self) -> Place:
-        return Place(self.device, self._groups, self.clock, self._reshard, self.compute, self._schedule)
+    def _place(self) -> Home:
+        return Home(self.device, self._groups, self.clock, self._reshard, self.compute, self._schedule)
 
     def _role(self, role: str) -> Trainee:
         if role not in self._roles:
@@ -190,6 +191,10 @@ class TorchBackend(Backend):
     @property
     def longest(self) -> int:
         return int(self._role(ACTOR).model.config.max_position_embeddings)
+
+    @property
+    def fills_rows(self) -> bool:
+        return has_rows(self._role(ACTOR).model)
 
     def passes(self, micro: Packed) -> Run:
         """A forward pass of the policy, to measure without learning; whole only in a world of 1."""

@@ -9,8 +9,8 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
-from trainers.backends.parallel.grid import PP, Groups
-from trainers.backends.parallel.regions import Held, take
+from millrace.trainers.backends.parallel.grid import PP, Groups
+from millrace.trainers.backends.parallel.regions import Held, take
 
 Item = TypeVar("Item")
 

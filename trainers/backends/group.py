@@ -17,11 +17,11 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 from torch.distributed.distributed_c10d import PrefixStore, Store, _set_pg_timeout, _world
 
-from trainers.backends.caches import forget_meshes
-from trainers.backends.comms import COLLECTIVES
-from trainers.backends.sockets import GroupSockets
-from trainers.clock import Clock
-from trainers.errors import BadConfiguration
+from millrace.trainers.backends.caches import forget_meshes
+from millrace.trainers.backends.comms import COLLECTIVES
+from millrace.trainers.backends.sockets import GroupSockets
+from millrace.trainers.clock import Clock
+from millrace.trainers.errors import BadConfiguration
 
 FORM_S = 10.0
 """longest that ranks wait for each other to form, all of them being on their way: one of them may have died since"""

@@ -33,7 +33,11 @@ Rows = Callable[[torch.Tensor], torch.Tensor]
 def rows_at_once(model: torch.nn.Module, limit: int) -> int | None:
     """Rows of a piece, or None for a model whose head must stay in one."""
     config = getattr(model, "config", None)
-    if config is None or any(getattr(config, name, None) not in (None, 1.0) for name in RESCALING):
+    if (
+        config is None
+        or not hasattr(model, HEAD)
+        or any(getattr(config, name, None) not in (None, 1.0) for name in RESCALING)
+    ):
         return None
     return max(1, limit // int(config.vocab_size))
 
@@ -52,7 +56,7 @@ def in_pieces(model: torch.nn.Module, rows: int, of: Of, beside: torch.Tensor) -
         parts = [checkpoint(piece, *pair, use_reentrant=False, preserve_rng_state=False) for pair in pairs]
         return torch.stack([torch.cat(column)[None] for column in zip(*parts, strict=True)], dim=-1)
 
-    with _instead(model, forward):
+    with instead(model.get_submodule(HEAD), forward):
         yield
 
 
@@ -64,7 +68,7 @@ def as_they_are(logits: torch.Tensor) -> torch.Tensor:
 def hidden_rows(model: torch.nn.Module, run: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, Rows]:
     """What `run`, a forward pass of the frozen `model`, hands its head: [M, H]; and what makes logits float32[n, V] of
     some rows of it, at any later time. A collective where the head is spread over ranks and freed after use."""
-    with _instead(model, lambda hidden: hidden):
+    with instead(model.get_submodule(HEAD), lambda hidden: hidden):
         hidden = run()
     head = model.get_submodule(HEAD)
     whole = {
@@ -82,8 +86,8 @@ def hidden_rows(model: torch.nn.Module, run: Callable[[], torch.Tensor]) -> tupl
 
 
 @contextmanager
-def _instead(model: torch.nn.Module, forward: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
-    head = model.get_submodule(HEAD)
+def instead(head: torch.nn.Module, forward: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
+    """Inside, a head computes `forward`."""
     head.forward = forward
     try:
         yield

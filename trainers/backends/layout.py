@@ -16,7 +16,8 @@ import math
 import re
 from dataclasses import dataclass, replace
 
-from trainers.errors import BadConfiguration
+from millrace.schemas import bounds
+from millrace.trainers.errors import BadConfiguration
 
 TORCH, DEEPSPEED, MEGATRON = "torch", "deepspeed", "megatron"
 DIMENSIONS = {TORCH: "dtpce", DEEPSPEED: "d", MEGATRON: "dtpce", "vllm": "dtp", "sglang": "dtp"}
@@ -29,7 +30,7 @@ _COMPONENT = re.compile(r"(?P<backend>[a-z]+)(?:\[(?P<name>[^\]]*)\])?:(?P<sizes
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 _SIZES = re.compile(r"(?:[a-z](?:[1-9][0-9]*))+")
 _SIZE = re.compile(r"([a-z])([1-9][0-9]*)")
-_HYBRID = re.compile(r"\(attn:(?P<attn>[^|()]*)\|ffn:(?P<ffn>[^|()]*)\)")
+_HYBRID = re.compile(r"\(\s*attn:(?P<attn>[^|()\s]*)\s*\|\s*ffn:(?P<ffn>[^|()\s]*)\s*\)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +72,9 @@ class Layout:
         """The same with as much data parallelism as `world` ranks allow. BadConfiguration when they make no layout."""
         if world < self.cell or world % self.cell:
             size = " x ".join(f"{dim}{getattr(self, dim)}" for dim in self.split if dim in "tpc")
-            few = "too few ranks for a layout" if world < self.cell else "ranks left over by a layout"
-            raise BadConfiguration(
-                f"{few}: {world} of them, and {self.backend} with {size} needs multiples of {self.cell}"
-            )
+            few = "1 rank is too few" if world == 1 else f"{world} ranks are too few"
+            wrong = few if world < self.cell else f"{world} ranks leave some over"
+            raise BadConfiguration(f"{wrong}: {self.backend} with {size} needs a multiple of {self.cell}")
         made = replace(self, d=world // self.cell)
         made.check()
         return made
@@ -173,7 +173,10 @@ def parse(text: str) -> Layout:
 
 
 def parse_allocation(text: str) -> Allocation:
-    """Components joined by + and |. BadConfiguration, with the reason, where the text is none."""
+    """Components joined by + and |, with spaces around these or without. BadConfiguration, with the reason, where the
+    text is none."""
+    if len(text) > bounds.NAME_BYTES:
+        raise BadConfiguration(f"{text[:40]}...: a layout of {len(text)} letters; {bounds.NAME_BYTES} are enough")
     places = tuple(
         tuple(_component(part, text) for part in _split(place, "|", text)) for place in _split(text, "+", text)
     )
@@ -208,7 +211,7 @@ def _split(text: str, at: str, whole: str) -> list[str]:
             parts[-1] += character
     if depth != 0:
         raise BadConfiguration(f"{whole}: brackets that do not match")
-    return parts
+    return [part.strip() for part in parts]
 
 
 def _component(text: str, whole: str) -> Component:
@@ -263,5 +266,7 @@ def _sizes(text: str, allowed: str, of: str, whole: str) -> dict[str, int]:
             raise BadConfiguration(f"{whole}: {of} has no dimension {dim}, only {', '.join(allowed)}")
         if dim in sizes:
             raise BadConfiguration(f"{whole}: {dim} is given twice")
+        if len(size) > len(str(bounds.INT)):
+            raise BadConfiguration(f"{whole}: {dim} has a size of {len(size)} digits; sizes are at most {bounds.INT}")
         sizes[dim] = int(size)
     return sizes

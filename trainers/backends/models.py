@@ -12,13 +12,23 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForTokenClassification, PreTrainedModel
+import transformers
+from transformers import (
+    CONFIG_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForTokenClassification,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 from transformers.initialization import no_init_weights
 
-from trainers.backends.parallel.stages import WHOLE, Stage, cut, name_of
-from trainers.batches.attention import NAME
-from trainers.errors import CheckpointError
-from trainers.state import State
+from millrace.trainers.backends.parallel.stages import WHOLE, Stage, cut, name_of
+from millrace.trainers.backends.probe import settle
+from millrace.trainers.backends.rows import EAGER
+from millrace.trainers.batches.attention import NAME
+from millrace.trainers.errors import CheckpointError
+from millrace.trainers.state import State
 
 HEAD, SCORE = "lm_head.weight", "score.weight"
 CAUSAL, SCALAR = "ForCausalLM", "ForSequenceClassification"
@@ -31,26 +41,33 @@ def build(assets: Mapping[str, bytes], weights: Mapping[str, torch.Tensor], stag
         raise CheckpointError("no config.json in the state; start from a directory in Hugging Face layout")
     settings = json.loads(assets["config.json"])
     scalar = is_scalar(settings)
-    config = AutoConfig.for_model(settings.pop("model_type"), **settings)
+    config = configured(settings)
     with no_init_weights():
         model: PreTrainedModel = _scalar(config) if scalar else _causal(config)
     model.tie_weights()
     parameters = dict(model.named_parameters())
+    still = [name for name, parameter in parameters.items() if not parameter.requires_grad]
+    if still:
+        raise CheckpointError(
+            f"{type(model).__name__} has parameters that never learn ({', '.join(still[:3])}), which versions do not "
+            "keep: name another model"
+        )
     missing, unknown = sorted(parameters.keys() - weights.keys()), sorted(weights.keys() - parameters.keys())
     if missing or unknown:
         raise CheckpointError(
             f"weights do not fit {type(model).__name__}: missing {missing[:3]}, unknown {unknown[:3]}; "
             "config.json and model.safetensors must be of one model"
         )
+    for name, parameter in parameters.items():
+        if parameter.shape != weights[name].shape:
+            raise CheckpointError(
+                f"{name} is {tuple(weights[name].shape)} in the weights, {tuple(parameter.shape)} in config.json"
+            )
+    settle(model, weights, assets["config.json"])
     cut(model, stage)
     with torch.no_grad():
         for own, parameter in model.named_parameters():
-            name = name_of(model, own)
-            if parameter.shape != weights[name].shape:
-                raise CheckpointError(
-                    f"{name} is {tuple(weights[name].shape)} in the weights, {tuple(parameter.shape)} in config.json"
-                )
-            parameter.copy_(weights[name])
+            parameter.copy_(weights[name_of(model, own)])
     model.train(True)
     return model
 
@@ -74,17 +91,47 @@ def is_scalar(settings: Mapping[str, Any]) -> bool:
     return any(name.endswith(SCALAR) for name in settings.get("architectures") or ())
 
 
-def _causal(config: Any) -> PreTrainedModel:
-    made: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=NAME)
+def configured(settings: Mapping[str, Any]) -> PretrainedConfig:
+    """The configuration that a config.json describes. CheckpointError where `transformers` knows no such model."""
+    kind = settings.get("model_type")
+    rest = {name: value for name, value in settings.items() if name != "model_type"}
+    if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
+        raise CheckpointError(
+            f"config.json names the model type {kind!r}, which transformers {transformers.__version__} does not have: "
+            "name a model without code of its own"
+        )
+    config: PretrainedConfig = AutoConfig.for_model(kind, **_numbers(rest))
+    return config
+
+
+def _numbers(value: Any) -> Any:
+    """With the numbers that transformers writes as {"__float__": "Infinity"}, since JSON has none."""
+    if isinstance(value, dict):
+        if value.keys() == {"__float__"}:
+            return float(value["__float__"])
+        return {name: _numbers(each) for name, each in value.items()}
+    return [_numbers(each) for each in value] if isinstance(value, list) else value
+
+
+def _causal(config: PretrainedConfig) -> PreTrainedModel:
+    return _made(AutoModelForCausalLM, config, "vocabulary")
+
+
+def _made(auto: Any, config: PretrainedConfig, head: str) -> PreTrainedModel:
+    if type(config) not in auto._model_mapping:
+        raise CheckpointError(f"transformers has no {config.model_type} with a {head}: name another model")
+    made: PreTrainedModel
+    try:
+        made = auto.from_config(config, dtype=torch.float32, attn_implementation=NAME)
+    except KeyError:  # a class that knows its own attentions alone
+        made = auto.from_config(config, dtype=torch.float32, attn_implementation=EAGER)
     return made
 
 
-def _scalar(config: Any) -> PreTrainedModel:
+def _scalar(config: PretrainedConfig) -> PreTrainedModel:
     """A value after every token; no dropout before the head, which would be noise on a target."""
     config.num_labels = 1
-    made: PreTrainedModel = AutoModelForTokenClassification.from_config(
-        config, dtype=torch.float32, attn_implementation=NAME
-    )
+    made = _made(AutoModelForTokenClassification, config, "score")
     head = getattr(made, "score", None)
     if not isinstance(head, torch.nn.Linear):
         raise CheckpointError(f"{type(made).__name__} has no score head; critics and reward models need one")
@@ -101,8 +148,7 @@ def with_scalar_head(state: State) -> State:
     stem = names[0].removesuffix(CAUSAL) if names else settings["model_type"].capitalize()
     settings |= {"architectures": [f"{stem}{SCALAR}"], "id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
     settings["tie_word_embeddings"] = False
-    weights = {name: tensor for name, tensor in state.weights.items() if name != HEAD}
-    width = next(tensor.shape[-1] for name, tensor in weights.items() if name.endswith("embed_tokens.weight"))
-    weights[SCORE] = torch.zeros(1, width)
+    weights = {name: tensor for name, tensor in state.weights.items() if not name.startswith("lm_head.")}
+    weights[SCORE] = torch.zeros(1, int(configured(settings).get_text_config().hidden_size))
     assets = {"config.json": (json.dumps(settings, indent=2) + "\n").encode()}
     return State(weights, assets, seed=state.seed)

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import torch
 
-from trainers.errors import BadConfiguration
+from millrace.trainers.errors import BadConfiguration
 
 GRAIN = mmap.ALLOCATIONGRANULARITY
 

@@ -13,16 +13,16 @@ import torch
 from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
-from trainers.algorithms.base import Run
-from trainers.backends.compute import Compute
-from trainers.backends.forward import ForwardPass
-from trainers.backends.models import at_rest
-from trainers.backends.parallel import pipeline
-from trainers.backends.parallel.context import Context, ContextPass, context_pass
-from trainers.backends.parallel.pipeline import Pipe
-from trainers.backends.parallel.slices import padded
-from trainers.batches.packing import Packed, pack
-from trainers.clock import Clock
+from millrace.trainers.algorithms.base import Run
+from millrace.trainers.backends.compute import Compute
+from millrace.trainers.backends.forward import ForwardPass
+from millrace.trainers.backends.models import at_rest
+from millrace.trainers.backends.parallel import pipeline
+from millrace.trainers.backends.parallel.context import Context, ContextPass, context_pass
+from millrace.trainers.backends.parallel.pipeline import Pipe
+from millrace.trainers.backends.parallel.slices import padded
+from millrace.trainers.batches.packing import Packed, pack
+from millrace.trainers.clock import Clock
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trainers.backends.layout import ENGINES, TORCH, Allocation, Component, Layout
-from trainers.backends.names import ACTOR, CRITIC, ROLES
-from trainers.errors import BadConfiguration
+from millrace.trainers.backends.layout import ENGINES, TORCH, Allocation, Component, Layout
+from millrace.trainers.backends.names import ACTOR, CRITIC, ROLES
+from millrace.trainers.errors import BadConfiguration
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +26,8 @@ class Place:
         return tuple(cell[0] for cell in self.cells)
 
     def dealt(self, cell: int, count: int) -> list[list[int]]:
-        """By cell of this place: which of an actor's cell's `count` micro-batches it computes. In turn, counted over
-        all cells of the actor, so that none has more than one above another."""
+        """By cell of this place: which of an actor's cell's `count` micro-batches it computes. Round
+        robin over all micro-batches of the actor, so the shares of two cells differ by at most one."""
         cells = len(self.cells)
         return [[m for m in range(count) if (cell * count + m) % cells == index] for index in range(cells)]
 

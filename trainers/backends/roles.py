@@ -27,16 +27,16 @@ from dataclasses import replace
 import torch
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from trainers.algorithms.base import Algorithm
-from trainers.backends.base import ACTOR, CRITIC, Backend, StepResult
-from trainers.backends.bridge import Bridge
-from trainers.backends.group import check
-from trainers.backends.layout import Allocation, Layout
-from trainers.backends.places import by_cell, places_of, within, written
-from trainers.batches import wire
-from trainers.batches.packing import Packed, pack
-from trainers.errors import BadConfiguration, NotFormed
-from trainers.state import State
+from millrace.trainers.algorithms.base import Algorithm
+from millrace.trainers.backends.base import ACTOR, CRITIC, Backend, StepResult
+from millrace.trainers.backends.bridge import Bridge
+from millrace.trainers.backends.group import check
+from millrace.trainers.backends.layout import Allocation, Layout
+from millrace.trainers.backends.places import by_cell, places_of, within, written
+from millrace.trainers.batches import wire
+from millrace.trainers.batches.packing import Packed, pack
+from millrace.trainers.errors import BadConfiguration, NotFormed
+from millrace.trainers.state import State
 
 Compute = Callable[[Sequence[Packed]], list[torch.Tensor]]
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -80,8 +80,9 @@ class RolesBackend(Backend):
         actor, *others = self._places
         served = sum(place.layout.world for place in others)
         if world <= served or store is None:
+            few = "1 rank is too few" if world == 1 else f"{world} ranks are too few"
             raise BadConfiguration(
-                f"too few ranks for a layout: {world} of them, and {self._allocation} has {served} that serve"
+                f"{few}: {self._allocation} needs {served} for serving roles and at least 1 for the actor"
             )
         layouts = [actor.layout.within(world - served), *(place.layout for place in others)]
         self.tear_down()

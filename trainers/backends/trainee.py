@@ -17,28 +17,28 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
-from trainers.algorithms.base import Algorithm, Run
-from trainers.backends.adam import Adam
-from trainers.backends.base import StepResult
-from trainers.backends.chunk import Place, make
-from trainers.backends.comms import COLLECTIVES
-from trainers.backends.gathering import everywhere, gather
-from trainers.backends.parallel.context import context_of
-from trainers.backends.parallel.grid import CP, DP, FS, TP
-from trainers.backends.parallel.pipeline import pipe_of
-from trainers.backends.parallel.regions import take
-from trainers.backends.parallel.stages import WHOLE
-from trainers.backends.passes import Passes
-from trainers.backends.seeding import reseed
-from trainers.batches.packing import Packed
-from trainers.errors import NotFormed
-from trainers.state import State
+from millrace.trainers.algorithms.base import Algorithm, Run
+from millrace.trainers.backends.adam import Adam
+from millrace.trainers.backends.base import StepResult
+from millrace.trainers.backends.chunk import Home, make
+from millrace.trainers.backends.comms import COLLECTIVES
+from millrace.trainers.backends.gathering import everywhere, gather
+from millrace.trainers.backends.parallel.context import context_of
+from millrace.trainers.backends.parallel.grid import CP, DP, FS, TP
+from millrace.trainers.backends.parallel.pipeline import pipe_of
+from millrace.trainers.backends.parallel.regions import take
+from millrace.trainers.backends.parallel.stages import WHOLE
+from millrace.trainers.backends.passes import Passes
+from millrace.trainers.backends.seeding import reseed
+from millrace.trainers.batches.packing import Packed
+from millrace.trainers.errors import NotFormed
+from millrace.trainers.state import State
 
 
 class Trainee:
     """A model of `state`; without `adam` it is frozen and only scores. Building it needs no collective."""
 
-    def __init__(self, state: State, place: Place, adam: Adam | None) -> None:
+    def __init__(self, state: State, place: Home, adam: Adam | None) -> None:
         self._place = place
         self._adam = adam
         groups, clock = place.groups, place.clock

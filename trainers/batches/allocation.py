@@ -16,7 +16,7 @@ SLACK = 1.1
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class ReadyGroup:
     """A ready group: its place in the order, its tokens (all lineages), and the rank that owns its partition, if one
     does."""
 
@@ -25,7 +25,7 @@ class Group:
     owner: int | None = None
 
 
-def minibatches(groups: Sequence[Group], count: int) -> list[list[Group]]:
+def minibatches(groups: Sequence[ReadyGroup], count: int) -> list[list[ReadyGroup]]:
     """At most `count` minibatches of whole groups, contiguous in seq, near equal in number of groups; none is empty."""
     ordered = sorted(groups, key=lambda group: group.seq)
     count = max(1, min(count, len(ordered)))
@@ -33,13 +33,13 @@ def minibatches(groups: Sequence[Group], count: int) -> list[list[Group]]:
     return [ordered[lo:hi] for lo, hi in pairwise(bounds)]
 
 
-def allocate(groups: Sequence[Group], ranks: int, carried: Sequence[int] = ()) -> list[list[Group]]:
+def allocate(groups: Sequence[ReadyGroup], ranks: int, carried: Sequence[int] = ()) -> list[list[ReadyGroup]]:
     """One list of groups a rank, in seq order, balanced by tokens, preferring owners.
 
     No rank's load exceeds SLACK times the mean plus the largest group; none is empty when len(groups) >= ranks. With
     fewer groups than ranks, those with the least `carried` (tokens by rank, from earlier minibatches) come first.
     """
-    shares: list[list[Group]] = [[] for _ in range(ranks)]
+    shares: list[list[ReadyGroup]] = [[] for _ in range(ranks)]
     loads = [0] * ranks
     before = list(carried) or [0] * ranks
     fair = SLACK * sum(group.tokens for group in groups) / ranks
@@ -57,7 +57,7 @@ def allocate(groups: Sequence[Group], ranks: int, carried: Sequence[int] = ()) -
     return [sorted(share, key=lambda group: group.seq) for share in shares]
 
 
-def plan(groups: Sequence[Group], ranks: int, count: int) -> list[list[list[int]]]:
+def plan(groups: Sequence[ReadyGroup], ranks: int, count: int) -> list[list[list[int]]]:
     """plan[minibatch][rank] = seqs. The manifest of a step: what every rank computes and when.
 
     Every rank has a share of the batch when there are as many groups as ranks, however small the minibatches are.

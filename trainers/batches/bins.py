@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from typing import Literal, TypeAlias
 
-from trainers.errors import BadConfiguration
+from millrace.trainers.errors import BadConfiguration
 
 Bins: TypeAlias = list[list[int]]
 """Indices of units."""

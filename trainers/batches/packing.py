@@ -21,10 +21,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from trainers.batches import tree
-from trainers.batches.bins import divide
-from trainers.batches.sample import Sample
-from trainers.errors import BadConfiguration
+from millrace.trainers.batches import tree
+from millrace.trainers.batches.bins import divide
+from millrace.trainers.batches.sample import Sample
+from millrace.trainers.errors import BadConfiguration
 
 Floats = NDArray[np.float32]
 
@@ -149,12 +149,14 @@ def cut(
     packing: str = "sequential",
     least: int = 1,
     share: bool = False,
+    rows: bool = False,
 ) -> list[list[Sample]]:
     """Micro-batches of at most `budget` tokens (what is longer goes alone), trainable samples only, packed as
     `bins.divide` says; sequentially, in canonical order.
 
     whole: the samples of a seq stay together. least: so many micro-batches if there are samples for them. share: tokens
-    count once that samples of a seq begin with alike, and these stay together as far as the budget goes."""
+    count once that samples of a seq begin with alike, and these stay together as far as the budget goes. rows: each
+    sample lies in a row of its own, and what fills it up to the longest counts too."""
     ordered = sorted((sample for sample in samples if sample.trainable), key=_canonical)
     units = [[sample] for sample in ordered]
     if whole or share:
@@ -170,7 +172,23 @@ def cut(
         ]
     sizes = [tree.size([s.tokens for s in unit]) if share else sum(sample.length for sample in unit) for unit in units]
     bins = divide(sizes, budget, packing=packing, least=least)
+    if rows:
+        bins = [piece for members in bins for piece in _filled(members, units, budget)]
     return [[sample for index in members for sample in units[index]] for members in bins]
+
+
+def _filled(members: Sequence[int], units: Sequence[Sequence[Sample]], budget: int) -> list[list[int]]:
+    """A bin of units in pieces whose samples, each as long as the piece's longest, are within the budget; a unit that
+    is over it goes alone."""
+    pieces: list[list[int]] = []
+    count = longest = 0
+    for index in sorted(members, key=lambda index: (max(sample.length for sample in units[index]), index)):
+        count, longest = count + len(units[index]), max(longest, *(sample.length for sample in units[index]))
+        if not pieces or count * longest > budget:
+            pieces.append([])
+            count, longest = len(units[index]), max(sample.length for sample in units[index])
+        pieces[-1].append(index)
+    return pieces
 
 
 def _canonical(sample: Sample) -> tuple[int, int, str, int]:

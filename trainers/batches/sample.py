@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from schemas.arrays import unpack
-from schemas.errors import SchemaError
-from trainers.errors import BadSample
+from millrace.schemas.arrays import unpack
+from millrace.schemas.errors import SchemaError
+from millrace.trainers.errors import BadSample
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from trainers.batches.packing import (
+from millrace.trainers.batches.packing import (
     ADVANTAGES,
     KEEP,
     PROXIMAL,
@@ -24,7 +24,7 @@ from trainers.batches.packing import (
     Packed,
     pack,
 )
-from trainers.batches.sample import Sample
+from millrace.trainers.batches.sample import Sample
 
 COLUMNS = (ADVANTAGES, KEEP, PROXIMAL, REFERENCE, TEACHER, VALUES, RETURNS, SIDE)
 TENSORS = 7

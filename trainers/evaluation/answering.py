@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from trainers import checkpoint, lora, manifest
-from trainers.backends.models import build
-from trainers.errors import BadConfiguration
-from trainers.offline.text import Encoder
-from trainers.sampling import sample
+from millrace.trainers import checkpoint, lora, manifest
+from millrace.trainers.backends.models import build
+from millrace.trainers.errors import BadConfiguration
+from millrace.trainers.offline.text import Encoder
+from millrace.trainers.sampling import sample
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainers.batches.sample import Sample
-from trainers.errors import BadData
-from trainers.offline.rows import Row
-from trainers.offline.text import Encoder, Marked, is_messages, is_tokens
+from millrace.trainers.batches.sample import Sample
+from millrace.trainers.errors import BadData
+from millrace.trainers.offline.rows import Row
+from millrace.trainers.offline.text import Encoder, Marked, is_messages, is_tokens
 
 Make = Callable[[Mapping[str, Any], Encoder], list[Marked]]
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import torch
 
-from trainers.algorithms.base import Algorithm
-from trainers.backends.fsdp import TorchBackend
-from trainers.batches.packing import cut, pack
-from trainers.batches.sample import Sample
+from millrace.trainers.algorithms.base import Algorithm
+from millrace.trainers.backends.fsdp import TorchBackend
+from millrace.trainers.batches.packing import cut, pack
+from millrace.trainers.batches.sample import Sample
 
 
 def measure(backend: TorchBackend, algorithm: Algorithm, samples: Sequence[Sample], budget: int) -> dict[str, float]:

@@ -13,28 +13,28 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from trainers import checkpoint, manifest
-from trainers.algorithms.base import Algorithm
-from trainers.algorithms.registry import algorithm
-from trainers.backends.base import REFERENCE, TEACHER
-from trainers.backends.compute import Compute
-from trainers.backends.fsdp import Adam, TorchBackend
-from trainers.backends.models import with_scalar_head
-from trainers.batches.sample import Sample
-from trainers.checkpoint import Checkpoint, Fault
-from trainers.errors import BadConfiguration
-from trainers.learning import Trainer
-from trainers.lora import Lora
-from trainers.offline import data as shapes
-from trainers.offline import rows
-from trainers.offline.data import Data, Item, Make
-from trainers.offline.onpolicy import Student
-from trainers.offline.order import Order
-from trainers.offline.run import Batch, Listener, Pace, train
-from trainers.offline.text import Encoder
-from trainers.schedule import Decay, Schedule
-from trainers.state import State
-from trainers.tracking.base import Tracker
+from millrace.trainers import checkpoint, manifest
+from millrace.trainers.algorithms.base import Algorithm
+from millrace.trainers.algorithms.registry import algorithm
+from millrace.trainers.backends.base import REFERENCE, TEACHER
+from millrace.trainers.backends.compute import Compute
+from millrace.trainers.backends.fsdp import Adam, TorchBackend
+from millrace.trainers.backends.models import with_scalar_head
+from millrace.trainers.batches.sample import Sample
+from millrace.trainers.checkpoint import Checkpoint, Fault
+from millrace.trainers.errors import BadConfiguration
+from millrace.trainers.learning import Trainer
+from millrace.trainers.lora import Lora
+from millrace.trainers.offline import data as shapes
+from millrace.trainers.offline import rows
+from millrace.trainers.offline.data import Data, Item, Make
+from millrace.trainers.offline.onpolicy import Student
+from millrace.trainers.offline.order import Order
+from millrace.trainers.offline.run import Batch, Listener, Pace, train
+from millrace.trainers.offline.text import Encoder
+from millrace.trainers.schedule import Decay, Schedule
+from millrace.trainers.state import State
+from millrace.trainers.tracking.base import Tracker
 
 SHAPES: Mapping[str, Make] = {
     "sft": shapes.demonstration,

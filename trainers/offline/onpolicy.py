@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from trainers.backends.fsdp import TorchBackend
-from trainers.batches.sample import Sample
-from trainers.offline.data import Item
-from trainers.sampling import sample
+from millrace.trainers.backends.fsdp import TorchBackend
+from millrace.trainers.batches.sample import Sample
+from millrace.trainers.offline.data import Item
+from millrace.trainers.sampling import sample
 
 
 class Student:

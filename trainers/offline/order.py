@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from trainers.errors import BadConfiguration
+from millrace.trainers.errors import BadConfiguration
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainers.errors import BadData
+from millrace.trainers.errors import BadData
 
 SAVED = ("state.json", "dataset_dict.json")
 """What a directory holds that `datasets` saved."""
@@ -51,6 +51,9 @@ def _lines(path: Path) -> Iterator[Row]:
                 content = json.loads(line)
             except ValueError as error:
                 yield Row(where, {}, f"not JSON: {error}")
+                continue
+            except RecursionError:
+                yield Row(where, {}, "nested too deeply")
                 continue
             if isinstance(content, dict):
                 yield Row(where, _present(content))

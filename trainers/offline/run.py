@@ -14,18 +14,20 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from trainers import checkpoint, flops, manifest
-from trainers.backends.fsdp import TorchBackend
-from trainers.batches.sample import Sample
-from trainers.checkpoint import Checkpoint, Fault
-from trainers.errors import BadConfiguration, CheckpointError, CorruptCheckpoint
-from trainers.learning import Trainer
-from trainers.offline.heldout import measure
-from trainers.offline.order import Order
-from trainers.state import State
-from trainers.tracking.base import Tracker
+from millrace.trainers import checkpoint, flops, manifest
+from millrace.trainers.backends.fsdp import TorchBackend
+from millrace.trainers.batches.sample import Sample
+from millrace.trainers.checkpoint import Checkpoint, Fault
+from millrace.trainers.errors import BadConfiguration, CheckpointError, CorruptCheckpoint
+from millrace.trainers.learning import Trainer
+from millrace.trainers.offline.heldout import measure
+from millrace.trainers.offline.order import Order
+from millrace.trainers.state import State
+from millrace.trainers.tracking.base import Tracker
 
 ABOUT = "run.json"
+SAVE_AFTER_S = 300.0
+"""seconds of training that a kill may lose, beside the batch in work"""
 
 Batch = Callable[[int, Sequence[int]], list[Sample]]
 """Step and items -> their samples; seq is the place among the items. Step -1: of what is held out."""
@@ -52,13 +54,14 @@ class Listener:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """steps: batches in all. evaluate_every, save_every: in batches; 0: at the end alone. keep: newest versions whose
-    files are kept."""
+    """steps: batches in all. evaluate_every: in batches; 0: at the end alone. save_every: in batches; 0: whenever
+    save_after_s seconds have passed, so that a kill loses little. keep: newest versions whose files are kept."""
 
     steps: int
     evaluate_every: int = 0
     save_every: int = 0
     keep: int = 2
+    save_after_s: float = SAVE_AFTER_S
 
     def __post_init__(self) -> None:
         if self.steps < 1 or self.keep < 1 or self.evaluate_every < 0 or self.save_every < 0:
@@ -92,6 +95,7 @@ def train(
     written = _newest(out, start)
     if start == 0 and order.held_out:
         _log(trackers, heard, 0, evaluate())
+    saved = time.monotonic()
     for step in range(start + 1, pace.steps + 1):
         began = time.perf_counter()
         samples = batch(step - 1, order.items(step - 1))
@@ -110,8 +114,10 @@ def train(
             heard.noted(f"step {step} changed nothing: {report.unchanged}")
         _log(trackers, heard, step, metrics)
         fault("offline.after_step")
-        if last or (pace.save_every and step % pace.save_every == 0):
+        due = step % pace.save_every == 0 if pace.save_every else time.monotonic() - saved >= pace.save_after_s
+        if last or due:
             written = _save(out, step, backend, pace.keep, fault)
+            saved = time.monotonic()
             heard.saved(written)
             fault("offline.after_save")
     assert written is not None, "a run has steps"

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from jinja2 import TemplateError
 from transformers import AutoTokenizer
 
-from trainers.errors import BadConfiguration, BadData
+from millrace.trainers.errors import BadConfiguration, BadData
 
 Marked: TypeAlias = tuple[list[int], list[int]]
 """Tokens, and 1 for each that trains."""
@@ -23,6 +23,8 @@ class Encoder:
     """The tokenizer and the chat template of a model directory."""
 
     def __init__(self, directory: Path) -> None:
+        if not directory.is_dir():
+            raise BadConfiguration(f"there is no directory {directory}: name one in Hugging Face layout")
         try:
             self._tokenizer: Any = AutoTokenizer.from_pretrained(str(directory), local_files_only=True)
         except (OSError, ValueError) as error:
@@ -106,8 +108,15 @@ class Encoder:
                     [dict(message) for message in messages], tools=tools, tokenize=False, add_generation_prompt=reply
                 )
             )
-        except TemplateError as error:
-            raise BadData(f"the chat template refuses it: {error}") from error
+        except (TemplateError, TypeError, ValueError, AttributeError, LookupError, RecursionError) as error:
+            said = str(error) if isinstance(error, TemplateError) else f"{type(error).__name__}: {error}"
+            raise BadData(f"the chat template refuses it: {said[:300]}{_nulls(messages)}") from error
+
+
+def _nulls(messages: Sequence[Mapping[str, Any]]) -> str:
+    """Which message has no content, for templates that join it to text."""
+    empty = [str(index) for index, message in enumerate(messages) if message["content"] is None]
+    return f"; the content of message {', '.join(empty[:5])} is null: write an empty text" if empty else ""
 
 
 def is_tokens(value: Any) -> bool:

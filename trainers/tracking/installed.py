@@ -7,7 +7,7 @@ import importlib.util
 from collections.abc import Iterable
 from typing import Any
 
-from trainers.errors import BadConfiguration
+from millrace.trainers.errors import BadConfiguration
 
 PACKAGES = {
     "tensorboard": "tensorboard.summary.writer.event_file_writer",

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from trainers.tracking.base import Tracker
+from millrace.trainers.tracking.base import Tracker
 
 NAME = "metrics.jsonl"
 

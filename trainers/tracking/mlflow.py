@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trainers.tracking.base import Tracker
-from trainers.tracking.installed import package
+from millrace.trainers.tracking.base import Tracker
+from millrace.trainers.tracking.installed import package
 
 MARK = "millrace.step"
 """Metric written last of each point; what has it is whole."""

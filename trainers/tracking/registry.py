@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from trainers.errors import BadConfiguration
-from trainers.tracking.base import Tracker
-from trainers.tracking.jsonl import JsonlTracker
-from trainers.tracking.mlflow import MlflowTracker
-from trainers.tracking.tensorboard import TensorboardTracker
-from trainers.tracking.wandb import WandbTracker
+from millrace.trainers.errors import BadConfiguration
+from millrace.trainers.tracking.base import Tracker
+from millrace.trainers.tracking.jsonl import JsonlTracker
+from millrace.trainers.tracking.mlflow import MlflowTracker
+from millrace.trainers.tracking.tensorboard import TensorboardTracker
+from millrace.trainers.tracking.wandb import WandbTracker
 
 TRACKERS: dict[str, Callable[[Path, str], Tracker]] = {
     "jsonl": lambda directory, run: JsonlTracker(directory),

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from trainers.tracking.base import Tracker
-from trainers.tracking.installed import package
+from millrace.trainers.tracking.base import Tracker
+from millrace.trainers.tracking.installed import package
 
 
 class TensorboardTracker(Tracker):

@@ -7,8 +7,8 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from trainers.tracking.base import Tracker
-from trainers.tracking.installed import package
+from millrace.trainers.tracking.base import Tracker
+from millrace.trainers.tracking.installed import package
 
 MARK = "last-step"
 

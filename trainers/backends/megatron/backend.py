@@ -15,23 +15,23 @@ from typing import TYPE_CHECKING
 import torch
 from torch.distributed.distributed_c10d import ProcessGroup, Store
 
-from trainers.algorithms.base import Algorithm
-from trainers.backends.adam import Adam
-from trainers.backends.base import ACTOR, CRITIC, TEACHER, Backend, StepResult
-from trainers.backends.comms import COLLECTIVES
-from trainers.backends.group import Group, check
-from trainers.backends.head import LOGITS
-from trainers.backends.layout import MEGATRON, Layout
-from trainers.backends.megatron.groups import EXTRA, Groups, close_groups, open_groups
-from trainers.backends.seeding import repeatable
-from trainers.batches.packing import Packed
-from trainers.clock import Clock
-from trainers.errors import BadConfiguration, NotFormed
-from trainers.state import State
+from millrace.trainers.algorithms.base import Algorithm
+from millrace.trainers.backends.adam import Adam
+from millrace.trainers.backends.base import ACTOR, CRITIC, TEACHER, Backend, StepResult
+from millrace.trainers.backends.comms import COLLECTIVES
+from millrace.trainers.backends.group import Group, check
+from millrace.trainers.backends.head import LOGITS
+from millrace.trainers.backends.layout import MEGATRON, Layout
+from millrace.trainers.backends.megatron.groups import EXTRA, Groups, close_groups, open_groups
+from millrace.trainers.backends.seeding import repeatable
+from millrace.trainers.batches.packing import Packed
+from millrace.trainers.clock import Clock
+from millrace.trainers.errors import BadConfiguration, NotFormed
+from millrace.trainers.state import State
 
 if TYPE_CHECKING:
-    from trainers.backends.megatron.forward import Outcome
-    from trainers.backends.megatron.trainee import MegatronTrainee, Place
+    from millrace.trainers.backends.megatron.forward import Outcome
+    from millrace.trainers.backends.megatron.trainee import MegatronHome, MegatronTrainee
 
 
 class MegatronBackend(Backend):
@@ -100,7 +100,7 @@ class MegatronBackend(Backend):
     # ---- the models
 
     def load(self, state: State) -> None:
-        from trainers.backends.megatron.trainee import MegatronTrainee
+        from millrace.trainers.backends.megatron.trainee import MegatronTrainee
 
         self._roles = {}
         self._roles[ACTOR] = MegatronTrainee(state, self._place, self.adam)
@@ -108,7 +108,7 @@ class MegatronBackend(Backend):
             self._roles[CRITIC] = MegatronTrainee(state.critic, self._place, self.adam)
 
     def hold(self, role: str, state: State) -> None:
-        from trainers.backends.megatron.trainee import MegatronTrainee
+        from millrace.trainers.backends.megatron.trainee import MegatronTrainee
 
         self._roles[role] = MegatronTrainee(state, self._place, None)
 
@@ -119,10 +119,10 @@ class MegatronBackend(Backend):
         return self._groups
 
     @property
-    def _place(self) -> Place:
-        from trainers.backends.megatron.trainee import Place
+    def _place(self) -> MegatronHome:
+        from millrace.trainers.backends.megatron.trainee import MegatronHome
 
-        return Place(self.device, self._formed, self.rank, self.clock, self._logits)
+        return MegatronHome(self.device, self._formed, self.rank, self.clock, self._logits)
 
     def _role(self, role: str) -> MegatronTrainee:
         if role not in self._roles:
@@ -160,7 +160,7 @@ class MegatronBackend(Backend):
     def _ask(
         self, role: str, micros: Sequence[Packed], what: Callable[[Outcome], torch.Tensor], sizes: Sequence[int]
     ) -> list[torch.Tensor]:
-        from trainers.backends.megatron.transfer import tell
+        from millrace.trainers.backends.megatron.transfer import tell
 
         trainee = self._role(role)
         with self.clock.phase("forward"):
@@ -188,7 +188,7 @@ def _import() -> None:
         import_module("megatron.core")
     except ImportError as error:
         raise BadConfiguration(EXTRA) from error
-    import_module("trainers.backends.megatron.trainee")
+    import_module("millrace.trainers.backends.megatron.trainee")
 
 
 def _device(rank: int) -> torch.device:

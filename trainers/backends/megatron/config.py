@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 import torch.nn.functional as F
 from transformers import AutoConfig
 
-from trainers.backends.layout import Layout
-from trainers.backends.models import SCALAR
-from trainers.errors import BadConfiguration, CheckpointError
+from millrace.trainers.backends.layout import Layout
+from millrace.trainers.backends.models import SCALAR
+from millrace.trainers.errors import BadConfiguration, CheckpointError
 
 if TYPE_CHECKING:
     from megatron.core.transformer import TransformerConfig

@@ -19,11 +19,11 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup
 from torch.utils.checkpoint import checkpoint
 
-from trainers.backends.forward import Compared
-from trainers.backends.head import Of, Rows
-from trainers.backends.layout import Layout
-from trainers.batches.packing import Packed
-from trainers.errors import BadConfiguration
+from millrace.trainers.backends.forward import Compared
+from millrace.trainers.backends.head import Of, Rows
+from millrace.trainers.backends.layout import Layout
+from millrace.trainers.batches.packing import Packed
+from millrace.trainers.errors import BadConfiguration
 
 
 @dataclass(frozen=True, slots=True)

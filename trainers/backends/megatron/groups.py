@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from torch.distributed import ProcessGroup
 
-from trainers.backends.layout import Layout
-from trainers.backends.megatron.config import expert_tensor
-from trainers.backends.megatron.weights import Coordinates
+from millrace.trainers.backends.layout import Layout
+from millrace.trainers.backends.megatron.config import expert_tensor
+from millrace.trainers.backends.megatron.weights import Coordinates
 
 EXTRA = (
     "megatron-core is not installed: run `make setup`, elsewhere `pip install -e '.[backends]'`, or use a torch: layout"

@@ -29,10 +29,10 @@ from megatron.core.transformer.mlp import MLP, MLPSubmodules
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
 from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
 
-from trainers.backends.layout import Layout
-from trainers.backends.megatron.config import Architecture, transformer_config
-from trainers.batches.attention import packed_attention
-from trainers.batches.packing import Run
+from millrace.trainers.backends.layout import Layout
+from millrace.trainers.backends.megatron.config import Architecture, transformer_config
+from millrace.trainers.batches.attention import packed_attention
+from millrace.trainers.batches.packing import Run
 
 
 class Norm(torch.nn.RMSNorm):

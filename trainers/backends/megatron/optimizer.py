@@ -17,10 +17,10 @@ from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.optimizer.optimizer import MixedPrecisionOptimizer
 from torch.distributed import ProcessGroup
 
-from trainers.backends.adam import Adam
-from trainers.backends.megatron.groups import Groups
-from trainers.backends.megatron.weights import Piece, fill
-from trainers.state import State
+from millrace.trainers.backends.adam import Adam
+from millrace.trainers.backends.megatron.groups import Groups
+from millrace.trainers.backends.megatron.weights import Piece, fill
+from millrace.trainers.state import State
 
 
 class Optimizer:

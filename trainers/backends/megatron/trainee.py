@@ -21,26 +21,26 @@ from megatron.core.distributed import (
 )
 from megatron.core.pipeline_parallel import get_forward_backward_func
 
-from trainers.algorithms.base import Algorithm
-from trainers.backends.adam import Adam
-from trainers.backends.base import StepResult
-from trainers.backends.head import LOGITS, Rows
-from trainers.backends.megatron.config import architecture, check
-from trainers.backends.megatron.forward import Feed, Outcome, feed
-from trainers.backends.megatron.groups import Groups
-from trainers.backends.megatron.model import PackedGPT
-from trainers.backends.megatron.optimizer import Optimizer
-from trainers.backends.megatron.transfer import collect
-from trainers.backends.megatron.weights import check_state, fill, pieces
-from trainers.backends.seeding import reseed
-from trainers.batches.packing import Packed
-from trainers.clock import Clock
-from trainers.errors import BadConfiguration, NotFormed
-from trainers.state import State
+from millrace.trainers.algorithms.base import Algorithm
+from millrace.trainers.backends.adam import Adam
+from millrace.trainers.backends.base import StepResult
+from millrace.trainers.backends.head import LOGITS, Rows
+from millrace.trainers.backends.megatron.config import architecture, check
+from millrace.trainers.backends.megatron.forward import Feed, Outcome, feed
+from millrace.trainers.backends.megatron.groups import Groups
+from millrace.trainers.backends.megatron.model import PackedGPT
+from millrace.trainers.backends.megatron.optimizer import Optimizer
+from millrace.trainers.backends.megatron.transfer import collect
+from millrace.trainers.backends.megatron.weights import check_state, fill, pieces
+from millrace.trainers.backends.seeding import reseed
+from millrace.trainers.batches.packing import Packed
+from millrace.trainers.clock import Clock
+from millrace.trainers.errors import BadConfiguration, NotFormed
+from millrace.trainers.state import State
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class MegatronHome:
     """Where a model lives."""
 
     device: torch.device
@@ -54,7 +54,7 @@ class Place:
 class MegatronTrainee:
     """A model of `state`; without `adam` it is frozen and only scores. Building it needs no collective."""
 
-    def __init__(self, state: State, place: Place, adam: Adam | None) -> None:
+    def __init__(self, state: State, place: MegatronHome, adam: Adam | None) -> None:
         if state.adapter is not None:
             raise BadConfiguration("megatron trains whole models, not adapters; use torch:dN for LoRA")
         self.arch = architecture(state.assets)

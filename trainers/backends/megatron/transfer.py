@@ -12,9 +12,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from trainers.backends.megatron.config import Architecture
-from trainers.backends.megatron.groups import Groups
-from trainers.backends.megatron.weights import empty, pieces, shapes
+from millrace.trainers.backends.megatron.config import Architecture
+from millrace.trainers.backends.megatron.groups import Groups
+from millrace.trainers.backends.megatron.weights import empty, pieces, shapes
 
 
 def collect(

@@ -19,10 +19,10 @@ from dataclasses import dataclass
 
 import torch
 
-from trainers.backends.layout import Layout
-from trainers.backends.megatron.config import Architecture, expert_tensor
-from trainers.backends.models import HEAD, SCORE
-from trainers.errors import CheckpointError
+from millrace.trainers.backends.layout import Layout
+from millrace.trainers.backends.megatron.config import Architecture, expert_tensor
+from millrace.trainers.backends.models import HEAD, SCORE
+from millrace.trainers.errors import CheckpointError
 
 Index = tuple[int | slice, ...]
 

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from trainers.backends.comms import COLLECTIVES
-from trainers.clock import Clock
+from millrace.trainers.backends.comms import COLLECTIVES
+from millrace.trainers.clock import Clock
 
 
 @dataclass(frozen=True, slots=True, eq=False)

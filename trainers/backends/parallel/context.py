@@ -22,14 +22,14 @@ import torch.distributed as dist
 from transformers import AttentionInterface, AttentionMaskInterface, PretrainedConfig, PreTrainedModel
 from transformers.masking_utils import sdpa_mask
 
-from trainers.backends.comms import COLLECTIVES
-from trainers.backends.forward import Compared, ForwardPass
-from trainers.backends.parallel.grid import CP, Groups
-from trainers.backends.parallel.slices import Slice, spans, take
-from trainers.batches.attention import packed_attention
-from trainers.batches.packing import Packed
-from trainers.clock import Clock
-from trainers.errors import BadConfiguration
+from millrace.trainers.backends.comms import COLLECTIVES
+from millrace.trainers.backends.forward import Compared, ForwardPass
+from millrace.trainers.backends.parallel.grid import CP, Groups
+from millrace.trainers.backends.parallel.slices import Slice, spans, take
+from millrace.trainers.batches.attention import packed_attention
+from millrace.trainers.batches.packing import Packed
+from millrace.trainers.clock import Clock
+from millrace.trainers.errors import BadConfiguration
 
 NAME = "millrace_packed_context"
 

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
-from trainers.backends.layout import Layout
+from millrace.trainers.backends.layout import Layout
 
 PP, DP, CP, TP, FS, EP, EDP = "pp", "dp", "cp", "tp", "fs", "ep", "edp"
 AXES = (PP, DP, CP, TP, FS, EP, EDP)

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from trainers.backends.comms import COLLECTIVES
-from trainers.backends.parallel.grid import PP, Groups
-from trainers.backends.parallel.schedules import actions, chunks_of, forwards
-from trainers.backends.parallel.stages import Stage
-from trainers.clock import Clock
+from millrace.trainers.backends.comms import COLLECTIVES
+from millrace.trainers.backends.parallel.grid import PP, Groups
+from millrace.trainers.backends.parallel.schedules import actions, chunks_of, forwards
+from millrace.trainers.backends.parallel.stages import Stage
+from millrace.trainers.clock import Clock
 
 Forward = Callable[[int, int, torch.Tensor | None], torch.Tensor]
 """(chunk, micro, hidden states of the stage before or None) -> hidden states, or the loss on the last stage."""

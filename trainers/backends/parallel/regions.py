@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import torch
 
-from trainers.backends.parallel.grid import _COVERS, BASE, FS, PP, Grid
-from trainers.backends.sharding import rows
+from millrace.trainers.backends.parallel.grid import _COVERS, BASE, FS, PP, Grid
+from millrace.trainers.backends.sharding import rows
 
 Box = tuple[slice, ...]
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 import torch.nn.functional as F
 
-from trainers.batches.packing import Packed, Run
+from millrace.trainers.batches.packing import Packed, Run
 
 
 def padded(batch: Packed, multiple: int) -> Packed:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from transformers import PreTrainedModel
 
-from trainers.backends.parallel import experts, tensor
-from trainers.backends.parallel.collectives import Team
-from trainers.backends.parallel.grid import EDP, EP, FS, TP, Groups
-from trainers.backends.parallel.regions import Held, take
-from trainers.clock import Clock
-from trainers.lora import plain
+from millrace.trainers.backends.parallel import experts, tensor
+from millrace.trainers.backends.parallel.collectives import Team
+from millrace.trainers.backends.parallel.grid import EDP, EP, FS, TP, Groups
+from millrace.trainers.backends.parallel.regions import Held, take
+from millrace.trainers.clock import Clock
+from millrace.trainers.lora import plain
 
 
 def split(model: PreTrainedModel, groups: Groups, clock: Clock, *, learns: bool = True) -> list[Held]:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
-from trainers.errors import BadConfiguration
+from millrace.trainers.errors import BadConfiguration
 
 _LAYER = re.compile(r"(.*\.layers\.)(\d+)(\..*)")
 _HEADS = ("lm_head", "score")

@@ -21,9 +21,9 @@ import torch.nn.functional as F
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
-from trainers.backends.parallel.collectives import Team, gather_rows, join, scatter_rows
-from trainers.backends.parallel.experts import is_experts
-from trainers.errors import BadConfiguration
+from millrace.trainers.backends.parallel.collectives import Team, gather_rows, join, scatter_rows
+from millrace.trainers.backends.parallel.experts import is_experts
+from millrace.trainers.errors import BadConfiguration
 
 COLUMNS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
 ROWS = ("o_proj", "down_proj")
