@@ -9,21 +9,23 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from consumers import ledger
-from consumers.ledger import chained
-from infra.bus.base import Bus, Outgoing
-from infra.config import Settings
-from infra.errors import PolicyError
-from infra.topics import full_name
-from schemas import codec
-from schemas.ids import now_micros
-from schemas.records import LedgerEntry, WeightVersion
+from millrace.consumers.history import newest
+from millrace.consumers.history.ledger import chained
+from millrace.infra.config import Settings
+from millrace.infra.engines.vllm.launch import installed
+from millrace.infra.errors import PolicyError, ServiceError
+from millrace.infra.log.base import Bus, Outgoing
+from millrace.infra.log.topics import full_name
+from millrace.schemas import codec
+from millrace.schemas.ids import now_micros
+from millrace.schemas.records import LedgerEntry, WeightVersion
 
 if TYPE_CHECKING:
-    from trainers.checkpoint import Checkpoint
+    from millrace.trainers.checkpoint import Checkpoint
 
 TOKENIZER = (
     "tokenizer.json",
@@ -60,18 +62,26 @@ def weights_root(settings: Settings) -> Path:
     return Path(where)
 
 
-def create(settings: Settings, model_dir: Path, bus: Bus) -> WeightVersion:
+def create(settings: Settings, model_dir: Path, bus: Bus, *, untie: bool = False) -> WeightVersion:
     """Write version 0 of `settings.policy` from a Hugging Face model directory (tokenizer included); gives its event.
+    untie: with an output matrix of its own, where it shares the input embeddings.
 
-    Raises PolicyError when the policy exists, CheckpointError when the directory is no model."""
-    from trainers import checkpoint, delta_files, manifest
+    Raises PolicyError when the policy exists or the local engine cannot serve the model, CheckpointError when the
+    directory is no model."""
+    from millrace.trainers import checkpoint, delta_files, manifest
+    from millrace.trainers.untie import untied
 
+    state = checkpoint.adopt(model_dir, seed=settings.learner.seed)
+    state = untied(state) if untie else state
+    reason = unservable(settings, json.loads(state.assets["config.json"]))
+    if reason is not None:
+        raise PolicyError(f"{model_dir} {reason}")
     names = topics(settings)
     weights, ledger_topic = names["weights"], names["ledger"]
     _refuse_existing(settings, bus)  # before the fence, which would cost running learners a regroup
     with bus.transactor(transactional_id(settings)) as transactor:
         _refuse_existing(settings, bus)
-        written = checkpoint.write(weights_root(settings), 0, checkpoint.adopt(model_dir, seed=settings.learner.seed))
+        written = checkpoint.write(weights_root(settings), 0, state)
         tokenizer_hash = manifest.subset_hash(manifest.Manifest(written.files), TOKENIZER)
         event = _event(settings, written, tokenizer_hash, delta_files.full_size(written.path))
         transactor.begin()
@@ -81,9 +91,22 @@ def create(settings: Settings, model_dir: Path, bus: Bus) -> WeightVersion:
     return event
 
 
+def unservable(settings: Settings, config: Mapping[str, Any]) -> str | None:
+    """Why the engine of this machine cannot serve versions of a model of this config.json, and what to do; None where
+    it can, or where the engine is another's."""
+    from millrace.infra.engines.vllm.control import wrong_on_cpu
+
+    if not settings.engine.local or settings.engine.kind != "vllm":
+        return None
+    try:
+        return wrong_on_cpu(config) if installed(settings.engine.device) == "cpu" else None
+    except ServiceError:
+        return None  # whoever starts the engine says what is missing
+
+
 def _refuse_existing(settings: Settings, bus: Bus) -> None:
     names = topics(settings)
-    existing = ledger.head(bus, names["weights"], names["ledger"])
+    existing = newest.head(bus, names["weights"], names["ledger"])
     if existing is not None:
         raise PolicyError(
             f"policy {settings.policy.name} exists already, at version {existing.version}: "

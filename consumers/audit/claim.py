@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from consumers.audit.facts import Facts
-from consumers.audit.rows import Mark, Row, Sample
-from consumers.audit.verdict import Finding, Violation
-from infra.bus.base import Place, Record
+from millrace.consumers.audit.facts import Facts
+from millrace.consumers.audit.rows import Mark, Row, Sample
+from millrace.consumers.audit.verdict import Finding, Violation
+from millrace.infra.log.base import Place, Record
 
 
 class Claim:

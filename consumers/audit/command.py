@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 
 from rich import box
-from rich.console import Console, Group
+from rich.console import Group
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-from consumers.audit.run import audit
-from consumers.audit.verdict import Finding, Report, Violation
-from infra.bus.base import Place
-from infra.bus.connect import connect
-from infra.claims import ClaimStore
-from infra.config import Settings
+from millrace.consumers.audit.run import audit
+from millrace.consumers.audit.stages import production
+from millrace.consumers.audit.verdict import Finding, Report, Violation
+from millrace.consumers.audit.walk import Watch
+from millrace.infra.config import Settings
+from millrace.infra.connect import connect_now
+from millrace.infra.log.base import Place
+from millrace.infra.log.blobs import ClaimStore
+from millrace.infra.terminal import Terminal
 
 WIDE = 130
 """columns from which on claims are written out"""
@@ -22,11 +28,13 @@ SHOWN = 10
 """violations printed in full"""
 
 
-def run(settings: Settings, files: bool = False, as_json: bool = False) -> int:
-    """Audit the configured policy. 0: every claim holds; 1: at least one is broken.
+def run(settings: Settings, files: bool = False, as_json: bool = False, quick: bool = False) -> int:
+    """Audit the configured policy. 0: every claim holds; 1: at least one is broken. quick: fold nothing again.
 
     Raises AuditError when there is nothing to audit, BusError when the log cannot be read."""
-    with connect(settings) as bus:
+    with ExitStack() as held:
+        bus = held.enter_context(connect_now(settings))
+        watch = held.enter_context(progress(Terminal(stderr=True)))
         report = audit(
             bus,
             settings.namespace,
@@ -34,13 +42,27 @@ def run(settings: Settings, files: bool = False, as_json: bool = False) -> int:
             release=settings.policy.release,
             resolve=ClaimStore(settings.claims).resolve,
             files=files,
+            makers=None if quick else production(settings, held),
+            watch=watch,
         )
     if as_json:
         print(json.dumps(report.as_json(), indent=2))
     else:
-        console = Console()
+        console = Terminal()
         console.print(render(report, console.width), highlight=False)
     return 0 if report.clean else 1
+
+
+@contextmanager
+def progress(console: Terminal) -> Iterator[Watch]:
+    """Shows on a terminal what is being read and how far it is; elsewhere nothing."""
+    if not console.is_terminal:
+        yield lambda what, done, total: None
+        return
+    columns = (TextColumn("{task.description:<28}"), BarColumn(bar_width=30), TaskProgressColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("looking at the topics", total=None)
+        yield lambda what, done, total: bar.update(task, description=what, completed=done, total=max(total, 1))
 
 
 def render(report: Report, width: int = WIDE) -> Group:
@@ -48,13 +70,14 @@ def render(report: Report, width: int = WIDE) -> Group:
     be checked, the violations with their records."""
     wide = width >= WIDE
     title = f"audit of policy {report.policy} in {report.namespace}: {sum(report.records.values()):,} records"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, expand=True)
     table.add_column("", width=1)
     table.add_column("claim", no_wrap=True)
     if wide:
         table.add_column("what must hold", ratio=2)
     table.add_column("checked", justify="right", no_wrap=True)
-    table.add_column("found", style="dim", ratio=1 if wide else None)
+    # Narrow: one line a claim, cut rather than broken into words one above another.
+    table.add_column("found", style="dim", ratio=1, no_wrap=not wide, overflow="fold" if wide else "ellipsis")
     for finding in report.findings:
         table.add_row(*_row(finding, wide=wide))
     parts: list[Table | Text] = [table]

@@ -5,12 +5,17 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
+from collections.abc import Iterator
 from typing import NamedTuple
 
-from consumers.audit.claim import Claim
-from consumers.audit.facts import Facts
-from consumers.audit.rows import Mark, Row, place_of
-from infra.bus.base import Record
+import numpy as np
+
+from millrace.consumers.audit.claim import Claim
+from millrace.consumers.audit.facts import Facts
+from millrace.consumers.audit.rows import Mark, Row, place_of
+from millrace.consumers.audit.written import digest
+from millrace.infra.log.base import Record
+from millrace.schemas.records import DeadLetter, Event, Turn
 
 
 class _Fold(NamedTuple):
@@ -29,9 +34,13 @@ class _Raw(NamedTuple):
     id: str
     source: bytes
     number: tuple[int, int] | None
+    content: int
+    """digest of its bytes: what is sent twice is the same twice"""
 
 
 COUNTS = ("events", "dead letters", "duplicates", "in flight", "before the raw kept", "before the events kept")
+BEHIND = 120_000_000
+"""micros that a raw record may wait for refine while others go on"""
 
 
 class Dispositions(Claim):
@@ -47,6 +56,8 @@ class Dispositions(Claim):
         self._folds: defaultdict[int, list[_Fold]] = defaultdict(list)
         self._dead: defaultdict[int, dict[int, Mark]] = defaultdict(dict)
         self._counts = dict.fromkeys(COUNTS, 0)
+        self._clocks: dict[int, int] = {}
+        """micros that refine's slots have reached"""
         self._begin()
 
     def _begin(self) -> None:
@@ -57,17 +68,21 @@ class Dispositions(Claim):
         self._numbers: defaultdict[tuple[bytes, int], array[int]] = defaultdict(lambda: array("q"))
         self._highest: dict[bytes, tuple[tuple[int, int], Mark]] = {}
         """per source, the highest (epoch, seq) that became an event"""
+        self._contents = _Contents()
+        self._newest = 0
+        """micros of the newest raw record"""
         self._floor = 0
         """offset of raw before which retention has taken the events"""
 
-    def turn(self, row: Row) -> None:
+    def turn(self, row: Row[Turn]) -> None:
         if row["stage"] == "refine":
+            self._clocks[row["slot"]] = max(row["now"], self._clocks.get(row["slot"], 0))
             for span in row["ranges"]:
                 if span["topic"] == "raw":
                     fold = _Fold(span["first"], span["last"], span["skipped"], row.mark)
                     self._folds[span["partition"]].append(fold)
 
-    def dead_letter(self, row: Row) -> None:
+    def dead_letter(self, row: Row[DeadLetter]) -> None:
         place, mark = place_of(row["place"]), row.mark
         if place.topic == self.facts.topics["raw"]:
             first = self._dead[place.partition].setdefault(place.offset, mark)
@@ -79,15 +94,20 @@ class Dispositions(Claim):
         if kind == "raw":
             self._meet(record, "")
 
-    def raw(self, row: Row) -> None:
+    def raw(self, row: Row[Event]) -> None:
         self._meet(row.raw, row["id"])
 
     def _meet(self, record: Record, event_id: str) -> None:
         self.finding.checked += 1
         mark = Mark(record.place, record.timestamp)
-        self._open[record.offset] = _Raw(mark, event_id, record.headers.get("source", b""), _number(record))
+        number, source = _number(record), record.headers.get("source", b"")
+        content = digest(b"", {}, record.value)
+        self._open[record.offset] = _Raw(mark, event_id, source, number, content)
+        self._newest = max(self._newest, record.timestamp)
+        if number is not None:
+            self._contents.add(digest(source, {}, b"%d/%d" % number), content, record)
 
-    def event(self, row: Row) -> None:
+    def event(self, row: Row[Event]) -> None:
         if row.name != "Event":
             return
         if row["source_place"] is None:
@@ -134,10 +154,11 @@ class Dispositions(Claim):
         done = max((fold.last for fold in folds), default=-1)
         if not self.facts.starts["turns.refine"]:
             done = max(self._ended, default=-1)
-        duplicates = []
+        duplicates, waiting = [], []
         for offset, raw in self._open.items():
             if offset > done:
                 self._counts["in flight"] += 1
+                waiting.append(raw)
             elif offset < self._floor:
                 self._counts["before the events kept"] += 1
             elif raw.number and _holds(numbers.get((raw.source, raw.number[0]), []), raw.number[1]):
@@ -145,9 +166,23 @@ class Dispositions(Claim):
             else:
                 self.fail("a raw event was folded but became nothing", raw.mark, event=raw.id)
         self._counts["duplicates"] += len(duplicates)
+        self._keeps_up(partition, waiting)
+        for mark in self._contents.changed():
+            self.fail("a source sent one of its numbers twice, with other content one time", mark)
         self._skips(partition, duplicates)
         self._unmatched(partition)
         self._begin()
+
+    def _keeps_up(self, partition: int, waiting: list[_Raw]) -> None:
+        """The oldest raw record that refine has not folded is not much older than what refine or a source last did."""
+        oldest = min(waiting, key=lambda raw: raw.mark.time, default=None)
+        if oldest is None:
+            return
+        now = max(self._clocks.get(partition, 0), self._newest)
+        if now - oldest.mark.time > BEHIND:
+            seconds = (now - oldest.mark.time) // 1_000_000
+            message = f"refine does not keep up: {len(waiting)} raw records wait, the oldest for {seconds} s"
+            self.fail(message, oldest.mark, event=oldest.id)
 
     def _skips(self, partition: int, duplicates: list[int]) -> None:
         """Turns say how many duplicates they skipped: exactly those that are there."""
@@ -173,6 +208,31 @@ class Dispositions(Claim):
 
     def finish(self) -> None:
         self.finding.facts |= {what: count for what, count in self._counts.items() if count}
+
+
+class _Contents:
+    """What each source sent under each of its numbers, 32 bytes a record."""
+
+    def __init__(self) -> None:
+        self._rows = array("Q")
+        self._first: Record | None = None
+        self._times = array("q")
+
+    def add(self, number: int, content: int, record: Record) -> None:
+        self._rows.extend((number, content, record.offset))
+        self._times.append(record.timestamp)
+        self._first = self._first or record
+
+    def changed(self) -> Iterator[Mark]:
+        """Records whose content differs from what was sent before under the same number."""
+        rows = np.array(self._rows, np.uint64).reshape(-1, 3)
+        order = np.lexsort((rows[:, 2], rows[:, 0]))
+        rows = rows[order]
+        same = (rows[1:, 0] == rows[:-1, 0]) & (rows[1:, 1] != rows[:-1, 1])
+        for at in np.flatnonzero(same) + 1:
+            assert self._first is not None
+            place = self._first.place._replace(offset=int(rows[at, 2]))
+            yield Mark(place, self._times[int(order[at])])
 
 
 def _number(record: Record) -> tuple[int, int] | None:

@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import json
 from array import array
-from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from consumers.audit.rows import Mark, Row
-from infra.bus.base import Place
+from millrace.consumers.audit.rows import Mark, Row
+from millrace.consumers.history.timeline import Timeline
+from millrace.infra.log.base import Place
+from millrace.infra.log.topics import stages_of, turns_of
+from millrace.schemas.records import Decision, Grant, LedgerEntry, Prompt, Resolution, WeightVersion
 
 HARD = frozenset({"reserve", "reject", "mask-head"})
 """release policies that promise a staleness bound"""
@@ -76,32 +79,10 @@ class PlaceIndex:
             yield key >> 48, key & (1 << 48) - 1, int(self._order[at])
 
 
-class Timeline:
-    """Values of one setting by the position from which each holds."""
-
-    def __init__(self) -> None:
-        self._from: list[int] = []
-        self._values: list[Any] = []
-
-    def set(self, position: int, value: Any) -> None:
-        """From `position` on; what was set for it or a later one is replaced."""
-        at = bisect_left(self._from, position)
-        self._from[at:], self._values[at:] = [position], [value]
-
-    def at(self, position: int) -> Any | None:
-        """The value in force, None before the first."""
-        at = bisect_right(self._from, position)
-        return self._values[at - 1] if at else None
-
-    def until(self, position: int) -> int | None:
-        """The first position after `position` at which another value holds."""
-        at = bisect_right(self._from, position)
-        return self._from[at] if at < len(self._from) else None
-
-
 class Facts:
     """The shared knowledge of one walk. `topics` are full names by kind; `starts` by kind and partition; `latest` gives
-    the last readable record of a kind that was committed since the walk took its ends, None where there is none."""
+    the last readable record of a kind that was committed since the walk took its ends, None where there is none;
+    `moved` tells whether anything was written to a partition of a kind since then."""
 
     def __init__(
         self,
@@ -110,19 +91,34 @@ class Facts:
         starts: Mapping[str, Mapping[int, int]],
         release: str,
         latest: Callable[[str], Row | None],
+        moved: Callable[[str, int], bool] = lambda kind, partition: True,
     ) -> None:
         self.policy = policy
+        self.stages = {turns_of(role): name for role, name in stages_of(policy).items()}
+        """names of stages by the kind of topic that holds their turns"""
         self.latest = latest
+        self.moved = moved
         self.topics = topics
         self.starts = starts
-        self.release = Timeline()
+        self.release: Timeline[str] = Timeline()
         self.release.set(0, release)
-        self.batch = Timeline()
-        self.eta = Timeline()
+        self.batch: Timeline[int] = Timeline()
+        self.eta: Timeline[int] = Timeline()
         self.trained: list[Trained] = []
         self.trained_at = PlaceIndex()
         self.ready: dict[int, tuple[int, int]] = {}
+        """(min_version, deadline) by seq"""
+        self.spans: dict[int, tuple[int, int]] = {}
+        """(v_head, v_tail) by seq"""
         self.last_version = -1
+        self.began: dict[str, Any] = {}
+        """settings as dispatch wrote them when the policy began"""
+        self.waits: Counter[int] = Counter()
+        """grants by reward deadline in ms: a setting that only grants record"""
+        self.awaited: dict[tuple[str, ...], set[str]] = {}
+        """awaited sources -> prompts granted with them that name none themselves, two at most: the other one"""
+        self.asking: set[str] = set()
+        """prompts that name the sources of their rewards themselves"""
 
     def begins_at_zero(self, kind: str) -> bool:
         """Whether this kind of topic still has its beginning."""
@@ -146,7 +142,15 @@ class Facts:
             return []
         return [self.trained[at] for at in self.trained_at.take(place)]
 
-    def weights(self, row: Row) -> None:
+    def patience(self, decision: Row[Decision]) -> int | None:
+        """How many micros of log time a decision lets groups of this policy wait for their samples, if it is about
+        that."""
+        if (decision["kind"], decision["policy"], decision["name"]) != ("setting", self.policy, "sealing"):
+            return None
+        terms = json.loads(decision["value"])
+        return int(terms["patience_ms"]) * 1000 if isinstance(terms, dict) else None
+
+    def weights(self, row: Row[WeightVersion]) -> None:
         self.last_version = max(self.last_version, row["version"])
         if row["version"] == 0:
             if row["batch"] is not None:
@@ -154,7 +158,7 @@ class Facts:
             if row["eta"] is not None:
                 self.eta.set(0, row["eta"])
 
-    def ledger(self, row: Row) -> None:
+    def ledger(self, row: Row[LedgerEntry]) -> None:
         for group in row["groups"]:
             entry = Trained(row["version"], group["seq"], group["ticket"], group["group"], row.mark, group["lost"])
             at = len(self.trained)
@@ -163,12 +167,26 @@ class Facts:
                 if place["topic"] == self.topics["trajectories"]:
                     self.trained_at.add(Place(place["topic"], place["partition"], place["offset"]), at)
 
-    def resolution(self, row: Row) -> None:
+    def prompt(self, row: Row[Prompt]) -> None:
+        if row["awaits"]:
+            self.asking.add(row["id"])
+
+    def grant(self, row: Row[Grant]) -> None:
+        self.waits[row["reward_deadline_ms"]] += 1
+        if row["prompt_id"] not in self.asking:
+            prompts = self.awaited.setdefault(tuple(row["awaits"]), set())
+            if len(prompts) < 2:
+                prompts.add(row["prompt_id"])
+
+    def resolution(self, row: Row[Resolution]) -> None:
         setting = row["setting"]
         if row["kind"] == "ready" and row["seq"] is not None:
             self.ready[row["seq"]] = (row["min_version"], row["deadline"])
+            self.spans[row["seq"]] = (row["v_head"], row["v_tail"])
         elif row["kind"] == "setting" and setting is not None:
             value = json.loads(setting["value"])
+            if setting["decision"] is None:
+                self.began.setdefault(setting["name"], value)
             match setting["name"]:
                 case "batch":
                     self.batch.set(setting["from_seq"] or 0, int(value))

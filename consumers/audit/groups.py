@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from typing import NamedTuple
 
-from consumers.audit.claim import Claim
-from consumers.audit.facts import Facts
-from consumers.audit.rows import Mark, Row
-from infra.bus.base import Place
+from millrace.consumers.audit.claim import Claim
+from millrace.consumers.audit.facts import Facts
+from millrace.consumers.audit.rows import Mark, Row
+from millrace.infra.log.base import Place
+from millrace.schemas.records import LedgerEntry, Resolution
 
 
 class _Ready(NamedTuple):
@@ -33,7 +34,7 @@ class ConsumedOnce(Claim):
         self._lost = 0
         self._seq_hi = 0
 
-    def ledger(self, row: Row) -> None:
+    def ledger(self, row: Row[LedgerEntry]) -> None:
         self._seq_hi = max(self._seq_hi, row["seq_hi"])
         for group in row["groups"]:
             places = tuple(Place(p["topic"], p["partition"], p["offset"]) for p in group["trajectories"])
@@ -103,7 +104,7 @@ class ResolvedOnce(Claim):
         self._tickets: dict[int, Mark] = {}
         self._groups: dict[str, Mark] = {}
 
-    def resolution(self, row: Row) -> None:
+    def resolution(self, row: Row[Resolution]) -> None:
         if row["kind"] == "setting":
             return
         self.finding.checked += 1
@@ -129,7 +130,7 @@ class Tickets(Claim):
         self._floor = 0
         self._heads: dict[int, int] = {}
 
-    def resolution(self, row: Row) -> None:
+    def resolution(self, row: Row[Resolution]) -> None:
         if row["kind"] == "setting" or row["ticket"] is None:
             return
         self._resolved.setdefault(row["ticket"], (row["kind"], row["solicited"], row.mark))

@@ -12,8 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from consumers.audit.rows import Floats, Ints, Row, Sample, Trace
-from schemas.arrays import unpack
+from millrace.consumers.audit.rows import Floats, Ints, Row, Sample, Trace
+from millrace.schemas.arrays import unpack
+
+CLEARED = frozenset({"tenant_only", "aggregate"})
+"""eligibilities that may train"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +59,42 @@ def rebuild(trace: Trace, calls: Sequence[Row | None]) -> Built:
 
 def faults(sample: Sample) -> Iterator[tuple[str, list[Row]]]:
     """What is wrong with a sample's arrays and sums, each with the model calls that show it."""
+    learned = _learned(sample)
     for trace in sample.traces:
         yield from _alone(trace)
         if trace.even:
-            yield from _against(trace, sample.calls)
+            yield from _against(trace, sample.calls, learned)
+    yield from _left_out(sample, learned)
     yield from _sums(sample)
+
+
+def _learned(sample: Sample) -> frozenset[str]:
+    """Response ids whose tokens may be learned from: trainable, cleared, of the sample's policy and not retried."""
+    calls = [call for call in sample.calls if call is not None]
+    retried = {call.body["supersedes"] for call in calls}
+    return frozenset(
+        call.body["response_id"]
+        for call in calls
+        if call.body["trainable"]
+        and call["policy"] == sample.row["policy"]
+        and call["governance"] is not None
+        and call["governance"]["eligibility"] in CLEARED
+        and call.body["response_id"] not in retried
+    )
+
+
+def _left_out(sample: Sample, learned: frozenset[str]) -> Iterator[tuple[str, list[Row]]]:
+    """Replies that could train and are neither in a lineage nor excluded with a reason."""
+    kept = {response for trace in sample.traces for response in trace.calls}
+    excused = {entry.rpartition(":")[0] for entry in sample.row["excluded"]}
+    if "*" in excused:
+        return
+    for call in sample.calls:
+        if call is None or not len(unpack(call.body["output_ids"])):
+            continue
+        response = call.body["response_id"]
+        if response in learned and response not in kept and response not in excused:
+            yield f"reply {response} is in no lineage, and nothing says why", [call]
 
 
 def _alone(trace: Trace) -> Iterator[tuple[str, list[Row]]]:
@@ -75,7 +109,7 @@ def _alone(trace: Trace) -> Iterator[tuple[str, list[Row]]]:
         yield f"lineage {trace.id} trains on a token without a version", []
 
 
-def _against(trace: Trace, calls: Sequence[Row | None]) -> Iterator[tuple[str, list[Row]]]:
+def _against(trace: Trace, calls: Sequence[Row | None], learned: frozenset[str]) -> Iterator[tuple[str, list[Row]]]:
     """What the calls say otherwise."""
     rows = [call for call in calls if call is not None and call.body["response_id"] in trace.calls]
     built = rebuild(trace, calls)
@@ -85,13 +119,14 @@ def _against(trace: Trace, calls: Sequence[Row | None]) -> Iterator[tuple[str, l
     if len(built.tokens) != len(trace.tokens):
         yield f"lineage {trace.id} has {len(trace.tokens)} tokens, its calls {len(built.tokens)}", rows
         return
-    sampled = np.array([bool(response) for response in built.made_by], bool)
+    sampled = np.array([response in learned for response in built.made_by], bool)
+    sampled &= (built.versions >= 0) & np.isfinite(built.logprobs)
     masked = trace.mask
     for what, differs in (
         ("token", built.tokens != trace.tokens),
         ("log-probability", masked & (built.logprobs != trace.logprobs)),
         ("version", masked & (built.versions != trace.versions)),
-        ("mask", masked & ~sampled),
+        ("mask", masked != sampled),
     ):
         at = _first(differs)
         if at is not None:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 
-from consumers.audit.claim import Claim
-from consumers.audit.facts import Facts
-from consumers.audit.rows import Mark, Row
-from infra.bus.base import Record
-from infra.topics import turns_of
+from millrace.consumers.audit.claim import Claim
+from millrace.consumers.audit.facts import Facts
+from millrace.consumers.audit.rows import Mark, Row
+from millrace.infra.log.base import Record
+from millrace.infra.log.topics import turns_of
+from millrace.schemas.records import Turn
 
-WRITTEN = ("events", "trajectories", "evaluations", "completions", "grants", "resolutions")
-"""kinds of topic that one stage alone writes"""
+WRITTEN = ("events", "trajectories", "evaluations", "completions", "grants", "resolutions", "dead-letters")
+"""kinds of topic that stages alone write"""
 
 
 class Outputs(Claim):
@@ -23,6 +24,7 @@ class Outputs(Claim):
 
     def __init__(self, facts: Facts) -> None:
         super().__init__(facts)
+        self._stages = frozenset(facts.stages.values())
         self._wrote: Counter[tuple[bytes, str]] = Counter()
         self._first: dict[tuple[bytes, str], Mark] = {}
         self._turns: dict[bytes, tuple[Mark, dict[str, int]]] = {}
@@ -38,10 +40,12 @@ class Outputs(Claim):
         if turn is None:
             self.fail(f"a record of {kind} was written by no turn", mark)
             return
+        if kind == "dead-letters" and turn.rpartition(b"/")[0].rpartition(b"/")[0].decode() not in self._stages:
+            return  # another policy's dispatch: audited with it
         self._wrote[turn, kind] += 1
         self._first.setdefault((turn, kind), mark)
 
-    def turn(self, row: Row) -> None:
+    def turn(self, row: Row[Turn]) -> None:
         slot = f"{row['stage']}/{row['slot']}".encode()
         number = row["number"]
         emitted = {self.facts.kind(topic): count for topic, count in row["emitted"].items() if self.facts.mine(topic)}
@@ -73,4 +77,10 @@ class Outputs(Claim):
             stage = slot.rpartition(b"/")[0].decode()
             return self.facts.latest(turns_of(self.facts.kind(stage))) is None
         first, last = self._span[slot]
-        return not number.isdigit() or first <= int(number) <= last
+        return not number.isdigit() or first <= int(number) <= last or (int(number) > last and not self._later(slot))
+
+    def _later(self, slot: bytes) -> bool:
+        """Whether a slot went on since the end of its turns was taken. One that rests has written nothing since."""
+        stage, _, partition = slot.decode().rpartition("/")
+        kind = turns_of(self.facts.kind(stage))
+        return self.facts.moved(kind, int(partition))

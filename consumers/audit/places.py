@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from consumers.audit.claim import Claim
-from consumers.audit.facts import Facts, PlaceIndex
-from consumers.audit.rows import Mark, Row, Sample
-from infra.bus.base import Place
-from infra.topics import partition_of
+from millrace.consumers.audit.claim import Claim
+from millrace.consumers.audit.facts import Facts, PlaceIndex
+from millrace.consumers.audit.rows import Mark, Row, Sample
+from millrace.infra.log.base import Place
+from millrace.infra.log.topics import partition_of
+from millrace.schemas.records import Completion, LedgerEntry, Resolution
 
 
 class _Named(NamedTuple):
@@ -37,18 +38,18 @@ class Places(Claim):
         self._named: list[_Named] = []
         self._gone = 0
 
-    def ledger(self, row: Row) -> None:
+    def ledger(self, row: Row[LedgerEntry]) -> None:
         for group in row["groups"]:
             if group["lost"] is None:
                 for place in group["trajectories"]:
                     where = Place(place["topic"], place["partition"], place["offset"])
                     self._add(where, _Named(group["group"], f"version {row['version']}", row.mark, None, -1, math.nan))
 
-    def resolution(self, row: Row) -> None:
+    def resolution(self, row: Row[Resolution]) -> None:
         if row["kind"] != "setting":
             self._group(row, f"the {row['kind']} resolution", None)
 
-    def completion(self, row: Row) -> None:
+    def completion(self, row: Row[Completion]) -> None:
         if row["kind"] in ("complete", "short", "unsolicited"):
             self._group(row, "the completion", row["samples"])
 

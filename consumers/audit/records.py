@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from consumers.audit.claim import Claim
-from infra.bus.base import Record
+from millrace.consumers.audit.claim import Claim
+from millrace.infra.log.base import Record
 
 
 class Records(Claim):

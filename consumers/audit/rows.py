@@ -4,65 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from infra.bus.base import Place, Record
-from schemas.arrays import unpack
-from schemas.codec import decode_body
+from millrace.consumers.history.rows import Mark, Row, place_of
+from millrace.infra.log.base import Place
+from millrace.schemas.arrays import unpack
+from millrace.schemas.records import Lineage
+
+__all__ = ["Floats", "Ints", "Mark", "Row", "Sample", "Trace", "place_of"]
 
 Ints = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]
 
 
-def place_of(record: dict[str, Any]) -> Place:
-    """The bus's place of a schema's place."""
-    return Place(record["topic"], record["partition"], record["offset"])
-
-
-class Mark(NamedTuple):
-    """What is kept of a row to name it later."""
-
-    place: Place
-    time: int
-
-
-class Row:
-    """One decoded record. `value` is its bytes, those behind a claim where it was one."""
-
-    def __init__(self, raw: Record, name: str, record: dict[str, Any], value: bytes) -> None:
-        self.raw = raw
-        self.name = name
-        self.record = record
-        self.value = value
-
-    def __getitem__(self, field: str) -> Any:
-        return self.record[field]
-
-    @property
-    def place(self) -> Place:
-        return self.raw.place
-
-    @property
-    def mark(self) -> Mark:
-        return Mark(self.raw.place, self.raw.timestamp)
-
-    @cached_property
-    def body(self) -> dict[str, Any]:
-        """The body of an event. Raises SchemaError when it does not decode."""
-        return decode_body(self.record["kind"], self.record["body"])
-
-    def places(self, field: str = "trajectories") -> list[Place]:
-        """A list of places that the record holds."""
-        return [place_of(place) for place in self.record[field]]
-
-
 class Trace:
     """The arrays of one lineage. All of length T when they are consistent."""
 
-    def __init__(self, lineage: dict[str, Any]) -> None:
+    def __init__(self, lineage: Lineage) -> None:
         self.id: str = lineage["id"]
         self.calls: list[str] = lineage["calls"]
         self.tokens: Ints = unpack(lineage["tokens"])

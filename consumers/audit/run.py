@@ -2,31 +2,45 @@
 
 from __future__ import annotations
 
-from consumers.audit.chains import CaptureChain, EventsChain
-from consumers.audit.claim import Claim
-from consumers.audit.dispositions import Dispositions
-from consumers.audit.facts import Facts
-from consumers.audit.files import Files
-from consumers.audit.groups import ConsumedOnce, ResolvedOnce, Tickets
-from consumers.audit.outputs import Outputs
-from consumers.audit.places import Places
-from consumers.audit.records import Records
-from consumers.audit.samples import Eligible, MinVersion, Staleness, Tokens
-from consumers.audit.settings import Settings as SettingsClaim
-from consumers.audit.turns import Turns
-from consumers.audit.verdict import Report
-from consumers.audit.versions import LedgerChain, Tiles, Versions
-from consumers.audit.walk import Resolve, Walk
-from infra.bus.base import Bus
+from millrace.consumers.audit.agreements import Agreements
+from millrace.consumers.audit.chains import CaptureChain, EventsChain
+from millrace.consumers.audit.claim import Claim
+from millrace.consumers.audit.dispositions import Dispositions
+from millrace.consumers.audit.envelopes import Envelopes
+from millrace.consumers.audit.episodes import Episodes
+from millrace.consumers.audit.facts import Facts
+from millrace.consumers.audit.figures import Figures
+from millrace.consumers.audit.files import Files
+from millrace.consumers.audit.folds import Folds, Makers
+from millrace.consumers.audit.groups import ConsumedOnce, ResolvedOnce, Tickets
+from millrace.consumers.audit.leaders import Leaders
+from millrace.consumers.audit.outputs import Outputs
+from millrace.consumers.audit.places import Places
+from millrace.consumers.audit.records import Records
+from millrace.consumers.audit.samples import Eligible, MinVersion, Staleness, Tokens
+from millrace.consumers.audit.settings import Settings as SettingsClaim
+from millrace.consumers.audit.times import Times
+from millrace.consumers.audit.turns import Turns
+from millrace.consumers.audit.verdict import Report
+from millrace.consumers.audit.versions import LedgerChain, Tiles, Versions
+from millrace.consumers.audit.walk import Walk, Watch
+from millrace.consumers.audit.weights import Weights
+from millrace.consumers.history.rows import Resolve, as_stored
+from millrace.infra.errors import AuditError
+from millrace.infra.log.base import Bus
 
 CLAIMS: tuple[type[Claim], ...] = (
     Records,
     Versions,
+    Weights,
     Tiles,
     LedgerChain,
+    Figures,
+    Leaders,
     ConsumedOnce,
     ResolvedOnce,
     Tickets,
+    Agreements,
     SettingsClaim,
     Places,
     Tokens,
@@ -34,10 +48,13 @@ CLAIMS: tuple[type[Claim], ...] = (
     MinVersion,
     Eligible,
     Turns,
+    Times,
     Outputs,
     EventsChain,
     CaptureChain,
+    Envelopes,
     Dispositions,
+    Episodes,
 )
 
 
@@ -47,17 +64,27 @@ def audit(
     policy: str,
     *,
     release: str = "reserve",
-    resolve: Resolve = lambda record: record,
+    resolve: Resolve = as_stored,
     files: bool = False,
+    makers: Makers | None = None,
+    watch: Watch = lambda *_: None,
 ) -> Report:
     """Read every topic of a policy and judge every claim.
 
     release: the policy's first release policy (later ones are in `resolutions`); resolve: reads claims of large records
-    (`infra.claims.ClaimStore.resolve`); files: also hash the checkpoint directories. Raises AuditError when there is
-    nothing to audit, BusError when the log cannot be read."""
-    walk = Walk(bus, namespace, policy, resolve)
-    facts = Facts(policy, walk.full, walk.starts, release, walk.latest)
+    (`millrace.infra.log.blobs.ClaimStore.resolve`); files: also hash the checkpoint directories; makers: fold the turns
+    of these stages again (`audit.stages`); watch: is told how far it is. Raises AuditError when there is nothing to
+    audit, BusError when the log cannot be read."""
+    walk = Walk(bus, namespace, policy, resolve, watch)
+    facts = Facts(policy, walk.full, walk.starts, release, walk.latest, walk.moved)
     claims = [claim(facts) for claim in (*CLAIMS, *((Files,) if files else ()))]
+    if makers:
+        claims.append(Folds(facts, walk, makers))
     walk.run(facts, claims)
+    if not any(count for kind, count in walk.counts.items() if kind != "decisions"):
+        raise AuditError(
+            f"there is nothing to audit: {namespace} holds no record of policy {policy} yet. Create it with"
+            " `millrace policy create`, or check [policy] name and the namespace"
+        )
     findings = tuple(claim.finding for claim in claims)
     return Report(namespace, policy, release, findings, tuple(walk.notes), dict(walk.counts))

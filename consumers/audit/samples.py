@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 
-from consumers.audit.claim import Claim
-from consumers.audit.facts import HARD, Facts
-from consumers.audit.lineages import faults, rebuild
-from consumers.audit.rows import Mark, Row, Sample
+from millrace.consumers.audit.claim import Claim
+from millrace.consumers.audit.facts import HARD, Facts
+from millrace.consumers.audit.lineages import faults, rebuild
+from millrace.consumers.audit.rows import Mark, Row, Sample
+from millrace.schemas.records import Event, LedgerEntry, Trajectory
 
 BARRED = frozenset({"denied", "audit_only"})
 """eligibilities that never train"""
@@ -61,7 +62,7 @@ class Staleness(Claim):
         self._marks: dict[int, Row] = {}
         self._unread: set[int] = set()
 
-    def ledger(self, row: Row) -> None:
+    def ledger(self, row: Row[LedgerEntry]) -> None:
         self._masked[row["version"]] = row["masked_tokens"]
         self._marks[row["version"]] = Row(row.raw, row.name, {"eta": row["eta"]}, b"")
         if any(group["lost"] for group in row["groups"]):
@@ -155,7 +156,7 @@ class Eligible(Claim):
         super().__init__(facts)
         self._trained: dict[str, Mark] = {}
 
-    def ledger(self, row: Row) -> None:
+    def ledger(self, row: Row[LedgerEntry]) -> None:
         for group in row["groups"]:
             for place in group["trajectories"]:
                 if place["topic"] == self.facts.topics["evaluations"]:
@@ -183,7 +184,7 @@ class Eligible(Claim):
         if row["tokens"] and self.facts.trained_in(row.place):
             self._trained[row["id"]] = row.mark
 
-    def event(self, row: Row) -> None:
+    def event(self, row: Row[Event]) -> None:
         """What taints an attempt taints all of it, from its start to its end."""
         mark = self._trained.get(row["root_trajectory"]) if row.name == "Event" else None
         if mark is None:
@@ -196,7 +197,7 @@ class Eligible(Claim):
         if ended or why is not None:
             del self._trained[row["root_trajectory"]]
 
-    def evaluation(self, row: Row) -> None:
+    def evaluation(self, row: Row[Trajectory]) -> None:
         self.finding.checked += 1
         if row["split"] != "evaluation":
             self.fail(f"a sample of split {row['split']} lies among the evaluations", row, trajectory=row["id"])

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from consumers.audit.claim import Claim
-from consumers.audit.facts import Facts
-from consumers.audit.rows import Mark, Row
+from millrace.consumers.audit.claim import Claim
+from millrace.consumers.audit.facts import Facts
+from millrace.consumers.audit.rows import Mark, Row
+from millrace.schemas.records import Decision, Grant, LedgerEntry, Resolution
 
 
 class Settings(Claim):
@@ -22,13 +23,13 @@ class Settings(Claim):
         self._decisions: set[str] = set()
         self._borders: set[int] = set()
 
-    def ledger(self, row: Row) -> None:
+    def ledger(self, row: Row[LedgerEntry]) -> None:
         self._borders.add(row["seq_hi"])
 
-    def decision(self, row: Row) -> None:
+    def decision(self, row: Row[Decision]) -> None:
         self._decisions.add(row["id"])
 
-    def resolution(self, row: Row) -> None:
+    def resolution(self, row: Row[Resolution]) -> None:
         setting = row["setting"]
         if row["kind"] != "setting":
             return
@@ -43,7 +44,7 @@ class Settings(Claim):
             return
         self._changes.append((name, position, setting["decision"], row.mark))
 
-    def grant(self, row: Row) -> None:
+    def grant(self, row: Row[Grant]) -> None:
         self.finding.checked += 1
         if row["round"] == 0:
             eta = self.facts.eta.at(row["ticket"])

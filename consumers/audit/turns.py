@@ -9,11 +9,12 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from consumers.audit.claim import Claim
-from consumers.audit.facts import Facts
-from consumers.audit.rows import Mark, Row
-from infra.bus.base import Record
-from infra.topics import turns_of
+from millrace.consumers.audit.claim import Claim
+from millrace.consumers.audit.facts import Facts
+from millrace.consumers.audit.rows import Mark, Row
+from millrace.infra.log.base import Record
+from millrace.infra.log.topics import turns_of
+from millrace.schemas.records import Turn
 
 
 class _Range(NamedTuple):
@@ -41,11 +42,16 @@ class Turns(Claim):
     def record(self, kind: str, record: Record) -> None:
         self._offsets[kind, record.partition].append(record.offset)
 
-    def turn(self, row: Row) -> None:
+    def turn(self, row: Row[Turn]) -> None:
         self.finding.checked += 1
         slot, number = (row["stage"], row["slot"]), row["number"]
         last = self._last.get(slot)
         ids: dict[str, str | int] = {"stage": row["stage"], "slot": row["slot"], "turn": number}
+        if row["stage"] != self.facts.stages[row.kind]:
+            self.fail(f"a turn of {row['stage']} lies among those of {self.facts.stages[row.kind]}", row, **ids)
+            return
+        if row.raw.key != str(row["slot"]).encode():
+            self.fail(f"a turn of slot {row['slot']} has the key {row.raw.key!r}", row, **ids)
         if row["slot"] != row.place.partition:
             self.fail(f"a turn of slot {row['slot']} lies on partition {row.place.partition}", row, **ids)
         if last is not None and number != last[0] + 1:
@@ -82,8 +88,11 @@ class Turns(Claim):
             if before is not None and folded.first <= before.last:
                 message = f"offsets {folded.first} to {min(folded.last, before.last)} are folded twice"
                 self.fail(message, before.mark, folded.mark, **named)
-            elif folded.last < folded.first:
-                self.fail("a range ends before it begins", folded.mark, **named)
+            elif folded.last < folded.first or folded.first < 0:
+                self.fail("a range ends before it begins, or begins before its topic", folded.mark, **named)
+            elif folded.first < start and high - low > folded.taken:
+                message = f"a turn read {folded.taken} records up to offset {folded.last}: {high - low} lie there"
+                self.fail(message, folded.mark, **named)
             elif folded.first >= start and high - low != folded.taken:
                 message = f"a turn read {folded.taken} records of offsets {folded.first} to {folded.last}"
                 self.fail(f"{message}: {high - low} lie there", folded.mark, **named)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from infra.bus.base import Place
+from millrace.infra.log.base import Place
 
 KEPT = 50
 """violations kept a claim; the rest are counted"""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from consumers.audit.claim import Claim
-from consumers.audit.facts import Facts
-from consumers.audit.rows import Mark, Row
-from consumers.ledger import stored_hash
+from millrace.consumers.audit.claim import Claim
+from millrace.consumers.audit.facts import Facts
+from millrace.consumers.audit.rows import Mark, Row
+from millrace.consumers.history.ledger import stored_hash
+from millrace.schemas.records import LedgerEntry, WeightVersion
 
 
 class Versions(Claim):
@@ -21,7 +22,7 @@ class Versions(Claim):
         self._weights: dict[int, Row] = {}
         self._entries: set[int] = set()
 
-    def weights(self, row: Row) -> None:
+    def weights(self, row: Row[WeightVersion]) -> None:
         version = row["version"]
         self.finding.checked += 1
         wanted = self._last[0] + 1 if self._last else 0
@@ -73,7 +74,7 @@ class Tiles(Claim):
         super().__init__(facts)
         self._ranges: list[tuple[int, int, int, Mark]] = []
 
-    def ledger(self, row: Row) -> None:
+    def ledger(self, row: Row[LedgerEntry]) -> None:
         version, low, high = row["version"], row["seq_lo"], row["seq_hi"]
         self.finding.checked += 1
         if not self._ranges:
@@ -119,7 +120,7 @@ class LedgerChain(Claim):
         super().__init__(facts)
         self._last: tuple[bytes, Mark] | None = None
 
-    def ledger(self, row: Row) -> None:
+    def ledger(self, row: Row[LedgerEntry]) -> None:
         version = row["version"]
         self.finding.checked += 1
         if stored_hash(row.value) != row["hash"]:

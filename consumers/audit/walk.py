@@ -1,9 +1,8 @@
 """Reads every topic of one policy once, in a fixed order, and hands each record to the claims.
 
-Invariants: only committed records are read; the end of every topic is taken before that of the topics it points into,
-and with nothing open before it, so what a live system appends meanwhile never looks like a violation; one record is
-held at a time, and of trajectories one batch with the model calls they name. What stays open for longer than
-`PATIENCE_S` is noted: what points behind it then looks like a violation.
+Invariants: only committed records are read, up to ends that were taken so that what a live system appends meanwhile
+never looks like a violation (`history.extent`); one record is held at a time, and of trajectories one batch with the
+model calls they name.
 
 Order: weights, ledger, decisions, prompts, resolutions, grants, completions, trajectories, evaluations, turns, dead
 letters, then per partition raw and events side by side. So a claim knows all that was decided when it sees what it was
@@ -12,128 +11,52 @@ decided about.
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from consumers.audit.rows import Row, Sample
-from infra.bus.base import Bus, Record
-from infra.errors import AuditError, ClaimError, TopicError
-from infra.topics import full_name, stages_of, turns_of
-from schemas.codec import decode
-from schemas.errors import SchemaError
+from millrace.consumers.audit.rows import Row, Sample
+from millrace.consumers.history.extent import Extent
+from millrace.consumers.history.kinds import TURNS
+from millrace.consumers.history.reader import History, Stretch, Unreadable, left_out
+from millrace.consumers.history.rows import Resolve
+from millrace.infra.errors import AuditError, ClaimError
+from millrace.infra.log.base import Bus, Place, Record
+from millrace.schemas.errors import SchemaError
 
 if TYPE_CHECKING:
-    from consumers.audit.claim import Claim
-    from consumers.audit.facts import Facts
+    from millrace.consumers.audit.claim import Claim
+    from millrace.consumers.audit.facts import Facts
 
-TURNS = tuple(turns_of(role) for role in stages_of(""))
-"""kinds of topic with turns, by role: a stage of one policy carries its name in the topic's"""
-NAMES = {
-    "weights": "WeightVersion",
-    "ledger": "LedgerEntry",
-    "decisions": "Decision",
-    "prompts": "Prompt",
-    "resolutions": "Resolution",
-    "grants": "Grant",
-    "completions": "Completion",
-    "trajectories": "Trajectory",
-    "evaluations": "Trajectory",
-    "dead-letters": "DeadLetter",
-    "raw": "Event",
-    **dict.fromkeys(TURNS, "Turn"),
-}
-"""record name by kind of topic; `events` also holds Progress"""
-
-SHARED = ("raw", "events", "dead-letters", "decisions")
-JOINT = ("ledger", "weights", "resolutions", "grants")
-"""topics that point at each other inside one transaction"""
-LOOK_S = 0.02
-PATIENCE_S = 20.0
-"""twice as long as a transaction whose owner died stays open"""
-MAY_BE_WHOLE = "what is named at the log's end may be whole; audit again"
+TELL_EVERY = 200
 BATCH = 64
 """trajectories whose model calls are fetched together"""
 
-Resolve = Callable[[Record], Record]
-"""turns a record that stands for a claim into the record that was claimed, and any other into itself"""
+Watch = Callable[[str, int, int], None]
+"""is told what is being done, how far it is, and where that ends"""
 
 
 class Walk:
     """One reading of the topics. `starts` and `ends` are by kind of topic and partition."""
 
-    def __init__(self, bus: Bus, namespace: str, policy: str, resolve: Resolve) -> None:
+    def __init__(self, bus: Bus, namespace: str, policy: str, resolve: Resolve, watch: Watch = lambda *_: None) -> None:
         """Raises AuditError when the policy has no topic of weights."""
+        self.history = History(bus, namespace, policy, resolve)
         self.bus = bus
+        self.namespace = namespace
+        self.watch = watch
         self.policy = policy
         self.resolve = resolve
-        turns = {turns_of(role): turns_of(stage) for role, stage in stages_of(policy).items()}
-        names = {kind: turns.get(kind) or (kind if kind in SHARED else f"{policy}.{kind}") for kind in ORDER}
-        self.full = {kind: full_name(namespace, name) for kind, name in names.items()}
-        self.starts: dict[str, dict[int, int]] = {}
-        self.ends: dict[str, dict[int, int]] = {}
+        self.full = self.history.names
+        self.extent = Extent(self.history)
+        self.starts, self.ends = self.extent.starts, self.extent.ends
         self.counts: Counter[str] = Counter()
-        self.notes: list[str] = []
-        self._measure_all()
+        self.notes = self.extent.notes
         if not self.starts.get("weights"):
             raise AuditError(
                 f"there is no topic {self.full['weights']}: check [policy] name and the namespace, or create the policy"
             )
-
-    def _measure_all(self) -> None:
-        """Take starts and ends. A transaction ends on one partition after the other and must not seem to be half there:
-        what was written to a topic is decided before its end is taken, or a note says that it was not."""
-        for kind in ORDER[: ORDER.index(JOINT[0])]:
-            self._measure(kind)
-        self._measure_joint()
-        for kind in ORDER[ORDER.index(JOINT[-1]) + 1 :]:
-            self._decided(kind)
-            self._measure(kind)
-        for kind in ORDER:
-            self._describe(kind)
-
-    def _measure_joint(self) -> None:
-        """The ends of one moment at which nothing was open on any of them."""
-        until = time.monotonic() + PATIENCE_S
-        while True:
-            before = {kind: self._ask(self.bus.ends, kind) for kind in JOINT}
-            written = {kind: self._ask(self.bus.written, kind) for kind in JOINT}
-            for kind in JOINT:
-                self._measure(kind)
-            if before == written == {kind: self.ends[kind] for kind in JOINT}:
-                return
-            if time.monotonic() > until:
-                self.notes.append(f"transactions on {', '.join(JOINT)} never rested: {MAY_BE_WHOLE}")
-                return
-            time.sleep(LOOK_S)
-
-    def _decided(self, kind: str) -> None:
-        """Wait until what was written before now is decided."""
-        written, until = self._ask(self.bus.written, kind), time.monotonic() + PATIENCE_S
-        while any(end < written[p] for p, end in self._ask(self.bus.ends, kind).items()):
-            if time.monotonic() > until:
-                self.notes.append(f"transactions on {kind} stayed open: {MAY_BE_WHOLE}")
-                return
-            time.sleep(LOOK_S)
-
-    def _ask(self, look: Callable[[str], dict[int, int]], kind: str) -> dict[int, int]:
-        """Offsets by partition; none of a topic that does not exist."""
-        try:
-            return look(self.full[kind])
-        except TopicError:
-            return {}
-
-    def _measure(self, kind: str) -> None:
-        self.ends[kind], self.starts[kind] = self._ask(self.bus.ends, kind), self._ask(self.bus.starts, kind)
-
-    def _describe(self, kind: str) -> None:
-        if not self.starts[kind]:
-            self.notes.append(f"{self.full[kind]} does not exist")
-        lost = ", ".join(f"{p} from offset {at}" for p, at in sorted(self.starts[kind].items()) if at > 0)
-        if lost:
-            self.notes.append(f"{self.full[kind]} has lost its beginning to retention; read partition {lost}")
 
     def partitions(self, kind: str) -> list[int]:
         return sorted(self.starts[kind])
@@ -141,13 +64,18 @@ class Walk:
     def records(self, kind: str, partition: int) -> Iterator[Record]:
         """Committed records of one partition up to the measured end."""
         start, end = self.starts[kind][partition], self.ends[kind][partition]
-        for record in self.bus.read(self.full[kind], partition, start, end):
+        for record in self.history.records(kind, partition, Stretch(start, end)):
             self.counts[kind] += 1
+            if not self.counts[kind] % TELL_EVERY:
+                self.watch(f"reading {kind}[{partition}]", record.offset - start, end - start)
             yield record
+        self.watch(f"reading {kind}[{partition}]", end - start, end - start)
 
     def run(self, facts: Facts, claims: Sequence[Claim]) -> None:
         """Walk once: the facts see what they ask for first, then every claim; at the end the claims finish."""
+        learn: dict[str, Callable[[Row[Any]], None]]
         learn = {"weights": facts.weights, "ledger": facts.ledger, "resolutions": facts.resolution}
+        learn |= {"prompts": facts.prompt, "grants": facts.grant}
         for kind in ("weights", "ledger", "decisions", "prompts", "resolutions", "grants", "completions"):
             self._feed(kind, claims, learn.get(kind))
         self._samples(claims)
@@ -166,14 +94,11 @@ class Walk:
         for row in self._rows("events", partition, claims):
             source = row["source_place"] if row.name == "Event" else None
             while source and ahead is not None and ahead.place.offset <= source["offset"]:
-                for claim in takers["raw"]:
-                    claim.raw(ahead)
+                tell(takers["raw"], "raw", ahead)
                 ahead = next(raw, None)
-            for claim in takers["events"]:
-                claim.event(row)
+            tell(takers["events"], "event", row)
         for row in chain([ahead] if ahead else [], raw):
-            for claim in takers["raw"]:
-                claim.raw(row)
+            tell(takers["raw"], "raw", row)
         for claim in claims:
             claim.slot_end(partition)
 
@@ -182,10 +107,11 @@ class Walk:
         seers = [claim for claim in claims if claim.sees("record")]
         if partition not in self.starts[kind]:
             return
+        unreadable = unreadable_to(claims)
         for record in self.records(kind, partition):
             for claim in seers:
                 claim.record(kind, record)
-            row = self.row(kind, record, claims)
+            row = self.history.row(kind, record, unreadable)
             if row is not None:
                 yield row
 
@@ -194,33 +120,28 @@ class Walk:
         for partition in self.partitions(kind):
             for row in self._rows(kind, partition, claims):
                 if learn is not None:
-                    learn(row)
-                for claim in takers:
-                    getattr(claim, handler(kind))(row)
+                    self._learn(learn, row, claims)
+                tell(takers, handler(kind), row)
 
-    def row(self, kind: str, record: Record, claims: Sequence[Claim]) -> Row | None:
-        """The decoded record, or None when it is none that this kind of topic holds: the claims are told."""
+    def _learn(self, learn: Callable[[Row], None], row: Row, claims: Sequence[Claim]) -> None:
+        """The facts take in a row; one that nothing can be learned from is unreadable."""
         try:
-            if record.value is None:
-                raise SchemaError("a tombstone where every record is kept")
-            stored = self.resolve(record).value or b""
-            name, value = decode(stored)
-            wanted = NAMES.get(kind, "Event")
-            if name not in (wanted, "Progress" if kind == "events" else wanted):
-                raise SchemaError(f"a {name} where a {wanted} belongs")
-        except (SchemaError, ClaimError) as error:
+            learn(row)
+        except (ValueError, TypeError, LookupError) as error:
             for claim in claims:
-                claim.unreadable(kind, record, str(error))
-            return None
-        return Row(record, name, value, stored)
+                claim.unreadable(row.kind, row.raw, f"{type(error).__name__}: {error}")
 
     def latest(self, kind: str) -> Row | None:
         """The last readable record of a kind that was committed since its end was measured; None without one."""
         found = None
         for partition in self.partitions(kind):
-            for record in self.bus.read(self.full[kind], partition, self.ends[kind][partition]):
-                found = self.row(kind, record, ()) or found
+            for record in self.history.records(kind, partition, Stretch(self.ends[kind][partition])):
+                found = self.history.row(kind, record, left_out) or found
         return found
+
+    def moved(self, kind: str, partition: int) -> bool:
+        """Whether anything, decided or not, was written to a partition since its end was taken."""
+        return self.extent.moved(kind, partition)
 
     def _samples(self, claims: Sequence[Claim]) -> None:
         takers = [claim for claim in claims if claim.sees("trajectory")]
@@ -228,15 +149,15 @@ class Walk:
             rows = self._rows("trajectories", partition, claims)
             while batch := list(islice(rows, BATCH)):
                 for sample in self._with_calls(batch, claims):
-                    for claim in takers:
-                        claim.trajectory(sample)
+                    tell(takers, "trajectory", sample)
 
     def _with_calls(self, rows: Sequence[Row], claims: Sequence[Claim]) -> Iterator[Sample]:
         """Samples with the events they name; None stands where nothing (readable) lies."""
         wanted = [row.places("events") for row in rows]
-        found = iter(self.bus.fetch([place for places in wanted for place in places]))
+        there = [place for places in wanted for place in places if self._exists(place)]
+        found = dict(zip(there, self.bus.fetch(there), strict=True))
         for row, places in zip(rows, wanted, strict=True):
-            calls = [self._call(record) if (record := next(found)) else None for _ in places]
+            calls = [self._call(record) if (record := found.get(place)) else None for place in places]
             sample = Sample(row, places, calls)
             try:
                 _ = sample.traces
@@ -246,33 +167,41 @@ class Walk:
             else:
                 yield sample
 
+    def _exists(self, place: Place) -> bool:
+        """Whether a place can be looked at: what is forged may name any topic."""
+        return place.topic == self.full["events"] and place.partition in self.ends["events"] and place.offset >= 0
+
     def _call(self, record: Record) -> Row | None:
         """A model call whose body can be read. What cannot is named where `events` are walked."""
-        row = self.row("events", record, ())
+        row = self.history.row("events", record, left_out)
         try:
-            return row if row is not None and row.name == "Event" and row.body else None
+            fits = row is not None and row.name == "Event" and row["kind"] == "model_call"
+            return row if row is not None and fits and row.body else None
         except SchemaError:
             return None
 
 
-ORDER = (
-    *TURNS,
-    "ledger",
-    "weights",
-    "resolutions",
-    "grants",
-    "completions",
-    "trajectories",
-    "evaluations",
-    "dead-letters",
-    "events",
-    "raw",
-    "prompts",
-    "decisions",
-)
-"""the order in which ends are taken: what points, before what it points at"""
-
 HANDLERS = {"ledger": "ledger", "raw": "raw", "weights": "weights", "dead-letters": "dead_letter"}
+
+
+def unreadable_to(claims: Sequence[Claim]) -> Unreadable:
+    """Tells each of these claims of a record that is none of those its topic holds."""
+
+    def told(kind: str, record: Record, error: SchemaError | ClaimError) -> None:
+        for claim in claims:
+            claim.unreadable(kind, record, str(error))
+
+    return told
+
+
+def tell(claims: Sequence[Claim], method: str, row: Row | Sample) -> None:
+    """Show a row to each of these claims. One that cannot judge it, for what was forged may hold anything, says so."""
+    for claim in claims:
+        try:
+            getattr(claim, method)(row)
+        except (ArithmeticError, AttributeError, LookupError, SchemaError, TypeError, ValueError) as error:
+            shown = row.row if isinstance(row, Sample) else row
+            claim.fail(f"a {shown.name} holds what cannot be judged: {type(error).__name__}: {error}", shown)
 
 
 def handler(kind: str) -> str:

@@ -14,7 +14,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from infra.bus.base import GroupMember, GroupView, MemberToken
+from millrace.infra.log.base import GroupMember, GroupView, MemberToken
 
 
 @dataclass(frozen=True, slots=True)

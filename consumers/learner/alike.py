@@ -5,11 +5,11 @@ Before, since a member with another layout would count other ranks, and wait for
 
 from __future__ import annotations
 
-from consumers import ledger
-from consumers.learner.agreement import Roster
-from consumers.learner.identity import Identity, differing, shown_by
-from consumers.learner.parts import Parts
-from infra.errors import RefusedMember, RegroupError
+from millrace.consumers.history import newest
+from millrace.consumers.learner.agreement import Roster
+from millrace.consumers.learner.identity import Identity, differing, shown_by
+from millrace.consumers.learner.parts import Parts
+from millrace.infra.errors import RefusedMember, RegroupError
 
 
 def refuse(parts: Parts, roster: Roster) -> None:
@@ -18,7 +18,7 @@ def refuse(parts: Parts, roster: Roster) -> None:
     shown = [shown_by(peer.client_id) for peer in roster.members]
     if len(set(shown)) == 1:
         return
-    head = ledger.head(parts.bus, parts.topics["weights"], parts.topics["ledger"])
+    head = newest.head(parts.bus, parts.topics["weights"], parts.topics["ledger"])
     theirs = ""
     if head is not None:
         entry = head.entry

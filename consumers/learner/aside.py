@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import time
 
-from consumers import ledger
-from consumers.learner.agreement import Roster
-from consumers.learner.parts import Parts
+from millrace.consumers.history import newest
+from millrace.consumers.learner.agreement import Roster
+from millrace.consumers.learner.parts import Parts
 
 LOOK_S = 0.2
 """between two polls of the group"""
@@ -35,5 +35,5 @@ def _over(parts: Parts) -> bool:
     wanted = parts.settings.learner.max_versions
     if not wanted:
         return False
-    head = ledger.head(parts.bus, parts.topics["weights"], parts.topics["ledger"])
+    head = newest.head(parts.bus, parts.topics["weights"], parts.topics["ledger"])
     return head is not None and head.version >= wanted

@@ -8,36 +8,37 @@ from pathlib import Path
 
 import numpy as np
 
-from consumers import ledger, policy
-from consumers.learner import layouts
-from consumers.learner.agreement import client_id
-from consumers.learner.collect import newer
-from consumers.learner.identity import identify
-from consumers.learner.membership import Membership
-from consumers.learner.parts import Parts
-from consumers.learner.rendezvous import STORE_TIMEOUT_S
-from consumers.learner.sender import Sender
-from consumers.places import PlaceReader
-from infra import config
-from infra.bus.base import Bus
-from infra.claims import ClaimStore
-from infra.config import Settings
-from infra.errors import ConfigError, PolicyError
-from infra.topics import full_name
-from schemas.records import LedgerEntry, WeightVersion
-from trainers import checkpoint
-from trainers.algorithms.registry import algorithm
-from trainers.backends import fits
-from trainers.backends.adam import Adam
-from trainers.backends.base import ACTOR, CRITIC, FROZEN
-from trainers.backends.layout import Layout
-from trainers.backends.places import Place
-from trainers.backends.stores import own_store
-from trainers.batches.sample import Sample
-from trainers.errors import BadConfiguration, CheckpointError
-from trainers.learning import Schedule, Trainer
-from trainers.lora import Lora
-from trainers.refusals import suits
+from millrace.consumers import policy
+from millrace.consumers.history import newest
+from millrace.consumers.history.places import PlaceReader
+from millrace.consumers.learner import layouts
+from millrace.consumers.learner.agreement import client_id
+from millrace.consumers.learner.collect import newer
+from millrace.consumers.learner.identity import identify
+from millrace.consumers.learner.membership import Membership
+from millrace.consumers.learner.parts import Parts
+from millrace.consumers.learner.rendezvous import STORE_TIMEOUT_S
+from millrace.consumers.learner.sender import Sender
+from millrace.infra import config
+from millrace.infra.config import Settings
+from millrace.infra.errors import ConfigError, PolicyError
+from millrace.infra.log.base import Bus
+from millrace.infra.log.blobs import ClaimStore
+from millrace.infra.log.topics import full_name
+from millrace.schemas.records import LedgerEntry, WeightVersion
+from millrace.trainers import checkpoint
+from millrace.trainers.algorithms.registry import algorithm
+from millrace.trainers.backends import fits
+from millrace.trainers.backends.adam import Adam
+from millrace.trainers.backends.base import ACTOR, CRITIC, FROZEN
+from millrace.trainers.backends.layout import Layout
+from millrace.trainers.backends.places import Place
+from millrace.trainers.backends.stores import own_store
+from millrace.trainers.batches.sample import Sample
+from millrace.trainers.errors import BadConfiguration, CheckpointError
+from millrace.trainers.learning import Schedule, Trainer
+from millrace.trainers.lora import Lora
+from millrace.trainers.refusals import suits
 
 
 def build(
@@ -51,7 +52,7 @@ def build(
 ) -> Parts:
     """The parts of a learner of an existing policy, its rendezvous store listening. Raises PolicyError without one."""
     names = policy.topics(settings)
-    head = ledger.head(bus, names["weights"], names["ledger"])
+    head = newest.head(bus, names["weights"], names["ledger"])
     if head is None:
         raise PolicyError(
             f"policy {settings.policy.name} does not exist: `millrace policy create --model DIR` writes version 0"
@@ -151,7 +152,7 @@ def warm_up(trainer: Trainer, weights: WeightVersion) -> None:
 def rehearse(learner: config.Learner, weights: WeightVersion) -> None:
     """The same for a layout that needs peers, whose cells may be all that holds the model: a tiny one, alone. Raises
     ConfigError where a model does not divide as its layout says."""
-    from trainers import tiny
+    from millrace.trainers import tiny
 
     actor, *others = layouts.chosen(learner)
     try:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trainers.backends.base import Backend
+from millrace.trainers.backends.base import Backend
 
 SERVES = -1
 """in the place of a cell, of a rank that serves a role and trains no share"""

@@ -18,12 +18,13 @@ import shutil
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
-from consumers import ledger
-from consumers.ledger import Head
-from infra import faults
-from infra.bus.base import Bus
-from schemas import codec
-from trainers.delta_files import FOLDER
+from millrace.consumers.history import newest
+from millrace.consumers.history.kinds import WORKERS
+from millrace.consumers.history.newest import Head
+from millrace.consumers.history.reader import History, left_out
+from millrace.infra import faults
+from millrace.infra.log.base import Bus
+from millrace.trainers.delta_files import FOLDER
 
 log = logging.getLogger(__name__)
 
@@ -94,18 +95,13 @@ def choose_deltas(
 
 def serving_versions(bus: Bus, workers_topic: str, policy: str, now: int) -> set[int]:
     """Versions that engines which are alive at `now` (micros) say they have or are loading."""
-    newest: dict[bytes, bytes | None] = {}
-    for partition in range(bus.partitions(workers_topic)):
-        for record in bus.read(workers_topic, partition):
-            newest[record.key] = record.value
+    history = History(bus, workers_topic.partition(".")[0], policy)
     versions = set()
-    for value in newest.values():
-        if value is None or codec.name_of(value) != "WorkerStatus":
-            continue
-        status = codec.decode_as("WorkerStatus", value)
-        mine = status["role"] == "engine" and status["policy"] == policy and status["expires_at"] > now
-        if mine and status["version"] is not None:
-            versions.add(int(status["version"]))
+    for record in history.newest_by_key(WORKERS).values():
+        row = history.row(WORKERS, record, left_out)  # what is no status is no engine's
+        mine = row is not None and row["role"] == "engine" and row["policy"] == policy and row["expires_at"] > now
+        if row is not None and mine and row["version"] is not None:
+            versions.add(int(row["version"]))
     return versions
 
 
@@ -116,7 +112,7 @@ def newer(bus: Bus, topics: Mapping[str, str], head: Head) -> Head | None:
     believed."""
     if Path(head.weights["uri"]).exists():
         return None
-    later = ledger.head(bus, topics["weights"], topics["ledger"])
+    later = newest.head(bus, topics["weights"], topics["ledger"])
     return later if later is not None and later.version > head.version else None
 
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from infra import faults
-from infra.bus.base import MemberToken, Outgoing, Transactor
-from infra.errors import RefusedError
-from schemas import codec
-from schemas.records import LedgerEntry, WeightVersion
+from millrace.infra import faults
+from millrace.infra.errors import RefusedError
+from millrace.infra.log.base import MemberToken, Outgoing, Transactor
+from millrace.schemas import codec
+from millrace.schemas.records import LedgerEntry, WeightVersion
 
 
 def commit_version(
@@ -46,7 +46,7 @@ def commit_version(
 
 
 def checkpoint_fault(name: str) -> None:
-    """The points of `trainers.checkpoint` and `trainers.delta_files`, which know no `infra`, under names that the list
+    """The points of `millrace.trainers.checkpoint` and `delta_files`, which know no `infra`, under names that the list
     of points finds."""
     match name:
         case "checkpoint.between_files":

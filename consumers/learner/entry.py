@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from consumers.learner.agreement import Roster
-from consumers.learner.identity import Identity
-from consumers.learner.order import Batch
-from consumers.ledger import Head, chained
-from schemas.records import LedgerEntry, RankShare, TrainedGroup, WeightVersion
-from trainers.delta_files import Written as WrittenDelta
-from trainers.learning import Report, Share
+from millrace.consumers.history.ledger import chained
+from millrace.consumers.history.newest import Head
+from millrace.consumers.learner.agreement import Roster
+from millrace.consumers.learner.identity import Identity
+from millrace.consumers.learner.order import Batch
+from millrace.schemas.records import LedgerEntry, RankShare, TrainedGroup, WeightVersion
+from millrace.trainers.delta_files import Written as WrittenDelta
+from millrace.trainers.learning import Report, Share
 
 ADAPTER = "adapter_config.json"
 """a file that only versions have which are adapters"""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from schemas.records import Completion, Place, Resolution
+from millrace.schemas.records import Completion, Place, Resolution
 
 
 @dataclass(slots=True)

@@ -12,23 +12,23 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from consumers.learner import alike, channel, verdict
-from consumers.learner.agreement import Roster
-from consumers.learner.collect import newer
-from consumers.learner.entry import histogram
-from consumers.learner.order import Batch
-from consumers.learner.parts import Parts
-from consumers.learner.publish import Leader, Step
-from consumers.learner.reading import REASONS, ages, read
-from consumers.learner.rendezvous import Meeting
-from consumers.learner.verdict import Regroup, Stop, Train, Verdict, Wait
-from consumers.ledger import Head
-from infra import faults
-from infra.bus.base import MemberToken
-from infra.errors import RegroupError
-from trainers import checkpoint
-from trainers.errors import CheckpointError
-from trainers.state import State
+from millrace.consumers.history.newest import Head
+from millrace.consumers.learner import alike, channel, verdict
+from millrace.consumers.learner.agreement import Roster
+from millrace.consumers.learner.collect import newer
+from millrace.consumers.learner.entry import histogram
+from millrace.consumers.learner.order import Batch
+from millrace.consumers.learner.parts import Parts
+from millrace.consumers.learner.publish import Leader, Step
+from millrace.consumers.learner.reading import REASONS, ages, read
+from millrace.consumers.learner.rendezvous import Meeting
+from millrace.consumers.learner.verdict import Regroup, Stop, Train, Verdict, Wait
+from millrace.infra import faults
+from millrace.infra.errors import RegroupError
+from millrace.infra.log.base import MemberToken
+from millrace.trainers import checkpoint
+from millrace.trainers.errors import CheckpointError
+from millrace.trainers.state import State
 
 IDLE_S = 0.03
 """how long a boundary without work waits"""

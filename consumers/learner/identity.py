@@ -16,11 +16,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from consumers.learner import layouts
-from infra.config import Settings
+from millrace.consumers.learner import layouts
+from millrace.infra.config import Settings
 
 LIBRARIES = ("torch", "transformers", "peft", "safetensors", "numpy", "fastavro", "confluent-kafka")
-CODE = ("schemas", "trainers", "consumers/learner", "consumers/ledger.py", "consumers/places.py")
+CODE = ("schemas", "trainers", "consumers/learner", "consumers/history")
 NOT_TRAINING = frozenset(
     {
         "learners",

@@ -10,17 +10,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from consumers.learner.agreement import Need
-from infra import config
-from infra.errors import ConfigError
-from trainers.backends.layout import DEEPSPEED, TORCH, Allocation, parse_allocation
-from trainers.backends.names import ACTOR
-from trainers.backends.places import Place, places_of, written
-from trainers.errors import BadConfiguration
+from millrace.consumers.learner.agreement import Need
+from millrace.infra import config
+from millrace.infra.errors import ConfigError
+from millrace.trainers.backends.layout import DEEPSPEED, TORCH, Allocation, parse_allocation
+from millrace.trainers.backends.names import ACTOR
+from millrace.trainers.backends.places import Place, places_of, written
+from millrace.trainers.errors import BadConfiguration
 
 if TYPE_CHECKING:
-    from trainers.backends.adam import Adam
-    from trainers.backends.base import Backend
+    from millrace.trainers.backends.adam import Adam
+    from millrace.trainers.backends.base import Backend
 
 OF: Mapping[str, tuple[str, ...]] = {
     "precision": (TORCH, DEEPSPEED),
@@ -98,7 +98,7 @@ def made(learner: config.Learner, places: Sequence[Place], adam: Adam) -> Backen
     """An unformed backend for `places`, with the options of `learner`."""
     layout = places[0].layout
     if layout.backend == DEEPSPEED:
-        from trainers.backends.deepspeed import DeepSpeedBackend
+        from millrace.trainers.backends.deepspeed import DeepSpeedBackend
 
         return DeepSpeedBackend(
             adam,
@@ -107,11 +107,11 @@ def made(learner: config.Learner, places: Sequence[Place], adam: Adam) -> Backen
             offload=learner.zero_offload,
             bf16=learner.precision == "bf16",
         )
-    from trainers.backends.factory import make_backend
+    from millrace.trainers.backends.factory import make_backend
 
     if layout.backend != TORCH:
         return make_backend(layout, adam)
-    from trainers.backends.compute import Compute
+    from millrace.trainers.backends.compute import Compute
 
     return make_backend(
         written(places),

@@ -10,13 +10,13 @@ from __future__ import annotations
 import logging
 import time
 
-from consumers.learner import alike, aside, layouts
-from consumers.learner.agreement import Roster
-from consumers.learner.generation import Generation
-from consumers.learner.parts import Parts
-from consumers.learner.verdict import Regroup, Stop
-from consumers.learner.watch import Watchdog
-from infra.errors import BusError, LearnerError, RefusedError, RegroupError, UnreachableError
+from millrace.consumers.learner import alike, aside, layouts
+from millrace.consumers.learner.agreement import Roster
+from millrace.consumers.learner.generation import Generation
+from millrace.consumers.learner.parts import Parts
+from millrace.consumers.learner.verdict import Regroup, Stop
+from millrace.consumers.learner.watch import Watchdog
+from millrace.infra.errors import BusError, LearnerError, RefusedError, RegroupError, UnreachableError
 
 MOST_BREAKS = 5
 """generations in a row that broke in training before their first step; more are a fault of ours, not of a peer"""
@@ -75,7 +75,7 @@ class Learner:
             return aside.wait(p, roster)
         except (RegroupError, UnreachableError) as error:
             reason = _first_line(error)
-        p.note(f"it waits no longer so: {reason}")
+        p.note(f"no longer waiting as a spare: {reason}")
         return False
 
     def _together(self, roster: Roster) -> bool:

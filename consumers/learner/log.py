@@ -1,29 +1,41 @@
 """What rank 0 knows from the log: the order of learning, the frontier of what is settled, the committed digests.
 
 Invariants: read_committed, from the start once a process, then followed; `completions` is read to a later point than
-`resolutions`, so that a resolution is never folded before its completion.
+`resolutions`, so that a resolution is never folded before its completion. No record stops the learner: one that makes
+no sense is named and passed over, and a ready group that cannot be read keeps its place in the order and is trained as
+lost.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import cast
+from collections.abc import Mapping, Sequence
 
-from consumers.learner.frontier import Frontier
-from consumers.learner.order import Order
-from infra.bus.base import Bus, Record
-from infra.errors import LedgerError
-from schemas import codec
-from schemas.records import Completion, Resolution, WeightVersion
+from millrace.consumers.history.follow import Cursor
+from millrace.consumers.history.kinds import COMPLETIONS, RESOLUTIONS, WEIGHTS, deployment_of
+from millrace.consumers.history.reader import History, named
+from millrace.consumers.history.rows import Row, as_stored
+from millrace.consumers.learner.frontier import Frontier
+from millrace.consumers.learner.order import Order
+from millrace.infra.errors import ClaimError, LearnerError, LedgerError
+from millrace.infra.log.base import Bus, Record
+from millrace.infra.log.blobs import ClaimStore
+from millrace.infra.reading import passed_over
+from millrace.schemas import bounds
+from millrace.schemas.errors import SchemaError
+from millrace.schemas.records import Place, Resolution, WeightVersion
 
 
 class Log:
     """Follows the policy's one-partition topics. `catch_up` reads everything that is new."""
 
-    def __init__(self, bus: Bus, topics: Mapping[str, str], release: str) -> None:
+    def __init__(self, bus: Bus, topics: Mapping[str, str], release: str, claims: ClaimStore | None = None) -> None:
         self._bus = bus
         self._topics = topics
-        self._next = dict.fromkeys(("weights", "completions", "resolutions"), 0)
+        resolve = as_stored if claims is None else claims.resolve
+        history = History(bus, *deployment_of(topics["weights"]), resolve, bounded=True)
+        self._events = Cursor(history, WEIGHTS)
+        self._completions = Cursor(history, COMPLETIONS)
+        self._resolutions = Cursor(history, RESOLUTIONS, unreadable=_seq_kept)
         self.digests: dict[int, str] = {}
         """digest by committed version"""
         self.deltas: set[int] = set()
@@ -36,14 +48,41 @@ class Log:
     def catch_up(self) -> None:
         """Fold what is new in `completions` and `resolutions`."""
         end = self._bus.ends(self._topics["resolutions"])[0]
-        if end <= self._next["resolutions"]:
+        if end <= self._resolutions.next:
             return
-        for record in self._read("completions", None):
-            self.frontier.complete(cast(Completion, codec.decode_as("Completion", record.value or b"")))
-        for record in self._read("resolutions", end):
-            resolution = cast(Resolution, codec.decode_as("Resolution", record.value or b""))
-            self.order.fold(resolution)
-            self.frontier.resolve(resolution)
+        for completion in self._completions.new():
+            if self._exist(completion.record["trajectories"], completion.raw):
+                self.frontier.complete(completion.record)
+        for row in self._resolutions.new(end):
+            resolution = self._taken(row)
+            if resolution is not None:
+                self.frontier.resolve(resolution)
+
+    def _taken(self, row: Row[Resolution]) -> Resolution | None:
+        """A resolution, taken into the order; None for one that says nothing about it."""
+        found = row.record
+        if not self._exist(found["trajectories"], row.raw):
+            found = {**found, "trajectories": []}
+        try:
+            self.order.fold(found)
+        except LearnerError as error:
+            passed_over(row.raw, str(error))
+            return None
+        return found
+
+    def _exist(self, places: Sequence[Place], record: Record) -> bool:
+        """Whether places may be of trajectories of this policy."""
+        topic = self._topics.get("trajectories")
+        if topic is None or not places:
+            return True
+        count = self._bus.partitions(topic)
+        good = all(
+            place["topic"] == topic and 0 <= place["partition"] < count and 0 <= place["offset"] <= bounds.VERSION
+            for place in places
+        )
+        if not good:
+            passed_over(record, f"it names places outside {topic}")
+        return good
 
     def committed(self, seq_hi: int) -> None:
         """A version up to `seq_hi` is committed."""
@@ -56,8 +95,8 @@ class Log:
         return self.digests
 
     def _weights(self) -> WeightVersion:
-        for record in self._read("weights", None):
-            event = cast(WeightVersion, codec.decode_as("WeightVersion", record.value or b""))
+        for row in self._events.new():
+            event = row.record
             self._first = self._first or event
             self.digests[event["version"]] = event["digest"]
             if event["mode"] == "delta":
@@ -68,11 +107,37 @@ class Log:
             )
         return self._first
 
-    def _read(self, name: str, end: int | None) -> Iterator[Record]:
-        topic = self._topics[name]
-        stop = self._bus.ends(topic)[0] if end is None else end
-        if stop > self._next[name]:
-            for record in self._bus.read(topic, 0, self._next[name], stop):
-                yield record
-                self._next[name] = record.offset + 1
-            self._next[name] = stop
+
+def _seq_kept(kind: str, record: Record, error: SchemaError | ClaimError) -> Row[Resolution] | None:
+    """Name a resolution that cannot be read; what its headers say of it stands for it."""
+    named(kind, record, error)
+    found = _unread(record)
+    return None if found is None else Row(record, "Resolution", found, b"", kind)
+
+
+def _unread(record: Record) -> Resolution | None:
+    """What the headers of a resolution that cannot be read still say: a ready group keeps its seq, so that the order
+    has no hole; it names no trajectories, so it is lost."""
+    seq = record.headers.get("seq", b"")
+    if record.headers.get("kind") != b"ready" or not seq.isdigit() or len(seq) > len(str(bounds.VERSION)):
+        return None
+    return {
+        "kind": "ready",
+        "policy": record.headers.get("policy", b"").decode("utf-8", "replace"),
+        "ticket": None,
+        "seq": int(seq),
+        "group": record.headers.get("group", b"").decode("utf-8", "replace"),
+        "prompt_id": None,
+        "solicited": False,
+        "size": 0,
+        "trajectories": [],
+        "tokens": [],
+        "rewards": [],
+        "v_head": -1,
+        "v_tail": -1,
+        "min_version": -1,
+        "deadline": -1,
+        "reason": "its resolution cannot be read",
+        "setting": None,
+        "time": record.timestamp,
+    }

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from infra import telemetry
-from schemas.records import LedgerEntry
-from trainers.tracking.line import line as numbers
+from millrace.infra import telemetry
+from millrace.schemas.records import LedgerEntry
+from millrace.trainers.tracking.line import line as numbers
 
 _versions = telemetry.counter("millrace.learner.versions", "{version}", "versions committed")
 _tokens = telemetry.counter("millrace.learner.tokens", "{token}", "tokens computed")
@@ -49,6 +49,8 @@ def line(entry: LedgerEntry) -> str:
     lost = sum(group["lost"] is not None for group in entry["groups"])
     if lost:
         parts.append(f"{lost} groups lost")
+    if m.get("tokens_pulling", 1.0) == 0:
+        parts.append("taught nothing: every advantage is 0, since rewards that are compared are equal")
     if entry["unchanged"]:
         parts.append(f"unchanged: {entry['unchanged']}")
     return "  ".join(parts)

@@ -12,9 +12,9 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 
-from consumers.learner.agreement import ANY, Need, Roster, address, agree, covered
-from infra.bus.base import LATEST, Bus, GroupView, Member, MemberToken
-from infra.errors import RefusedError, RegroupError
+from millrace.consumers.learner.agreement import ANY, Need, Roster, address, agree, covered
+from millrace.infra.errors import RefusedError, RegroupError
+from millrace.infra.log.base import LATEST, Bus, GroupView, Member, MemberToken
 
 QUIET_S = 0.2
 """the table must not change for so long"""

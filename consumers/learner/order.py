@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_right
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Generic, TypeVar
 
-from infra.errors import LearnerError
-from schemas.records import Resolution
+from millrace.infra.errors import LearnerError
+from millrace.schemas import bounds
+from millrace.schemas.records import Resolution
+
+Value = TypeVar("Value")
 
 MASK_HEAD = "mask-head"
 
@@ -32,18 +34,18 @@ class Batch:
 
 
 @dataclass(slots=True)
-class Steps:
+class Steps(Generic[Value]):
     """A setting's value from a position (seq or ticket) on, until the next one."""
 
     at: list[int]
-    values: list[Any]
+    values: list[Value]
 
-    def set(self, position: int, value: Any) -> None:
+    def set(self, position: int, value: Value) -> None:
         """The value holds from `position` on; what was set for a later position is replaced."""
         keep = bisect_right(self.at, position - 1)
         self.at[keep:], self.values[keep:] = [position], [value]
 
-    def get(self, position: int) -> Any:
+    def get(self, position: int) -> Value:
         """The value in force at `position`."""
         return self.values[max(0, bisect_right(self.at, position) - 1)]
 
@@ -57,9 +59,9 @@ class Order:
     release: str
     floor: int = 0
     _ready: dict[int, Resolution] = field(default_factory=dict)
-    _batches: Steps = field(init=False)
-    _etas: Steps = field(init=False)
-    _releases: Steps = field(init=False)
+    _batches: Steps[int] = field(init=False)
+    _etas: Steps[int] = field(init=False)
+    _releases: Steps[str] = field(init=False)
 
     def __post_init__(self) -> None:
         self._batches = Steps([0], [self.batch])
@@ -81,11 +83,14 @@ class Order:
         setting = resolution["setting"]
         if setting is None:
             raise LearnerError("a setting resolution without its setting: `resolutions` is not dispatch's")
-        value = json.loads(setting["value"])
+        try:
+            value = json.loads(setting["value"])
+        except (ValueError, RecursionError):
+            raise LearnerError("a setting whose value is no JSON: `resolutions` is not dispatch's") from None
         if setting["name"] == "batch":
-            self._batches.set(setting["from_seq"] or 0, int(value))
+            self._batches.set(setting["from_seq"] or 0, _whole(value, 1, bounds.BATCH))
         elif setting["name"] == "eta":
-            self._etas.set(setting["from_ticket"] or 0, int(value))
+            self._etas.set(setting["from_ticket"] or 0, _whole(value, 0, bounds.ETA))
         elif setting["name"] == "release":
             self._releases.set(setting["from_seq"] or 0, str(value))
 
@@ -97,15 +102,15 @@ class Order:
 
     def size(self, seq: int) -> int:
         """B in force for a batch that begins at `seq`."""
-        return int(self._batches.get(seq))
+        return self._batches.get(seq)
 
-    def eta_of(self, resolution: Mapping[str, Any]) -> int:
+    def eta_of(self, resolution: Resolution) -> int:
         """The staleness bound under which a group was granted."""
-        return int(self._etas.get(resolution["ticket"] or 0))
+        return self._etas.get(resolution["ticket"] or 0)
 
     def masks_head(self, seq: int) -> bool:
         """Whether tokens older than eta are masked by the learner, instead of guaranteed absent, from `seq` on."""
-        return str(self._releases.get(seq)) == MASK_HEAD
+        return self._releases.get(seq) == MASK_HEAD
 
     def pending(self, seq: int) -> int:
         """How many groups of the batch that begins at `seq` are ready."""
@@ -118,3 +123,9 @@ class Order:
             return None
         groups = tuple(self._ready[number] for number in wanted)
         return Batch(seq, groups, max(self.eta_of(group) for group in groups))
+
+
+def _whole(value: object, low: int, high: int) -> int:
+    if not isinstance(value, int) or not low <= value <= high:
+        raise LearnerError(f"a setting outside {low} to {high:,}: `resolutions` is not dispatch's")
+    return value

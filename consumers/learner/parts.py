@@ -8,16 +8,16 @@ from pathlib import Path
 
 from torch.distributed.distributed_c10d import Store
 
-from consumers.learner.identity import Identity
-from consumers.learner.log import Log
-from consumers.learner.membership import Membership
-from consumers.learner.sender import Sender
-from consumers.places import PlaceReader
-from infra.bus.base import Bus
-from infra.config import Settings
-from schemas.records import LedgerEntry
-from trainers.backends.base import Backend
-from trainers.learning import Trainer
+from millrace.consumers.history.places import PlaceReader
+from millrace.consumers.learner.identity import Identity
+from millrace.consumers.learner.log import Log
+from millrace.consumers.learner.membership import Membership
+from millrace.consumers.learner.sender import Sender
+from millrace.infra.config import Settings
+from millrace.infra.log.base import Bus
+from millrace.schemas.records import LedgerEntry
+from millrace.trainers.backends.base import Backend
+from millrace.trainers.learning import Trainer
 
 
 @dataclass(slots=True)

@@ -11,25 +11,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from consumers import ledger
-from consumers.learner.agreement import Roster
-from consumers.learner.collect import collect, serving_versions
-from consumers.learner.commit import checkpoint_fault, commit_version
-from consumers.learner.entry import Written, ledger_entry, rank_shares, weight_event
-from consumers.learner.log import Log
-from consumers.learner.order import Batch
-from consumers.learner.parts import Parts
-from consumers.ledger import Head
-from infra import faults
-from infra.bus.base import MemberToken, Transactor
-from infra.errors import BusError, FencedError, LearnerError, RefusedError, UnreachableError
-from schemas.ids import now_micros
-from schemas.records import LedgerEntry, WeightVersion
-from trainers import checkpoint, delta_files, flops
-from trainers.checkpoint import Checkpoint
-from trainers.errors import CorruptCheckpoint
-from trainers.learning import Report
-from trainers.state import State
+from millrace.consumers.history import newest
+from millrace.consumers.history.newest import Head
+from millrace.consumers.learner.agreement import Roster
+from millrace.consumers.learner.collect import collect, serving_versions
+from millrace.consumers.learner.commit import checkpoint_fault, commit_version
+from millrace.consumers.learner.entry import Written, ledger_entry, rank_shares, weight_event
+from millrace.consumers.learner.log import Log
+from millrace.consumers.learner.order import Batch
+from millrace.consumers.learner.parts import Parts
+from millrace.infra import faults
+from millrace.infra.errors import BusError, FencedError, LearnerError, RefusedError, UnreachableError
+from millrace.infra.log.base import MemberToken, Transactor
+from millrace.infra.log.blobs import ClaimStore
+from millrace.schemas.ids import now_micros
+from millrace.schemas.records import LedgerEntry, WeightVersion
+from millrace.trainers import checkpoint, delta_files, flops
+from millrace.trainers.checkpoint import Checkpoint
+from millrace.trainers.errors import CorruptCheckpoint
+from millrace.trainers.learning import Report
+from millrace.trainers.state import State
 
 SPARE = 4
 """directories beyond those kept before it is worth asking who serves what"""
@@ -58,7 +59,9 @@ class Leader:
         self.failure: str | None = None
         """why the last commit did not happen"""
         self.head = self._fence()
-        self.log = parts.log = parts.log or Log(parts.bus, parts.topics, parts.settings.policy.release)
+        self.log = parts.log = parts.log or Log(
+            parts.bus, parts.topics, parts.settings.policy.release, ClaimStore(parts.settings.claims)
+        )
         self.log.committed(self.head.seq_hi)
 
     def close(self) -> None:
@@ -132,7 +135,7 @@ class Leader:
         self.close()
         self._transactor = p.bus.transactor(p.transactional_id)
         faults.point("learner.after_fence")
-        head = ledger.head(p.bus, p.topics["weights"], p.topics["ledger"])
+        head = newest.head(p.bus, p.topics["weights"], p.topics["ledger"])
         if head is None:
             raise LearnerError("the policy has no version: `millrace policy create --model DIR` writes version 0")
         return head

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from consumers.learner.entry import AGES
-from consumers.learner.verdict import Part
-from consumers.places import CLAIM, CORRUPT, GONE, Lost, PlaceReader
-from infra import telemetry
-from infra.bus.base import Place
-from trainers.batches.sample import Sample, check, samples_of
-from trainers.errors import BadSample
+from millrace.consumers.history.places import CLAIM, CORRUPT, GONE, Lost, PlaceReader
+from millrace.consumers.learner.entry import AGES
+from millrace.consumers.learner.verdict import Part
+from millrace.infra import telemetry
+from millrace.infra.log.base import Place
+from millrace.trainers.batches.sample import Sample, check, samples_of
+from millrace.trainers.errors import BadSample
 
 IMPOSSIBLE = "not trainable: its arrays or numbers are impossible"
 EMPTY = "it names no trajectories"
@@ -51,6 +51,9 @@ def read(reader: PlaceReader, parts: Sequence[Part], *, vocabulary: int, longest
                     check(samples, vocabulary=vocabulary, longest=longest)
             except BadSample as error:
                 problem = Lost(IMPOSSIBLE, str(error))
+                break
+            except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+                problem = Lost(IMPOSSIBLE, f"{type(error).__name__} at {one['id']}")
                 break
         if problem is None:
             share.samples += samples

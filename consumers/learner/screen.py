@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Column
 
-from consumers.learner.measure import line
-from schemas.records import LedgerEntry
+from millrace.consumers.learner.measure import line
+from millrace.schemas.records import LedgerEntry
 
 
 class Screen:

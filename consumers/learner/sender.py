@@ -4,7 +4,11 @@
 
 Invariants: a request for a version is answered at once, its group formed and fed by a thread of its own, so engines
 wait for nobody but the learner; what is sent is the durable file of a committed version; an engine that never comes
-costs a thread until the timeout, and learning goes on meanwhile. It may always refuse: the directory remains."""
+costs a thread until the timeout, and learning goes on meanwhile; of a request at most LONGEST bytes are read, in
+PATIENCE_S seconds. It may always refuse: the directory remains.
+
+It asks for no key: whoever reaches `[learner] host` may receive weights. So that address belongs on the learners' own
+network, as that of their process groups does."""
 
 from __future__ import annotations
 
@@ -16,17 +20,21 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from infra import faults
-from trainers import broadcast
-from trainers.backends.stores import own_store
-from trainers.errors import CorruptCheckpoint
-from trainers.tensorfile import open_file
+from millrace.infra import faults
+from millrace.trainers import broadcast
+from millrace.trainers.backends.stores import own_store
+from millrace.trainers.errors import CorruptCheckpoint
+from millrace.trainers.tensorfile import open_file
 
 CLOSING_S = 0.05
 """how soon the listener notices that it is closed"""
 HELD = 3
 """newest versions that are sent"""
 MOST_RANKS = 4096
+LONGEST = 4096
+"""bytes of a request"""
+PATIENCE_S = 10.0
+"""how long a client may be silent"""
 
 log = logging.getLogger(__name__)
 
@@ -83,9 +91,14 @@ class Sender:
         sender = self
 
         class Handler(BaseHTTPRequestHandler):
+            timeout = PATIENCE_S
+
             def do_POST(self) -> None:
                 try:
-                    asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                    length = int(self.headers["Content-Length"])
+                    if not 0 < length <= LONGEST:
+                        raise ValueError(f"a request has 1 to {LONGEST} bytes")
+                    asked = json.loads(self.rfile.read(length))
                     offer = sender.offer(int(asked["version"]), str(asked["digest"]), int(asked["ranks"]))
                 except (ValueError, KeyError, TypeError):
                     self.send_error(400)
@@ -107,7 +120,7 @@ class Sender:
 
 
 def _fault(name: str) -> None:
-    """The points of `trainers.broadcast`, which knows no `infra`, under names that the list of points finds."""
+    """The points of `millrace.trainers.broadcast`, which knows no `infra`, under names that the list finds."""
     match name:
         case "joining":
             faults.point("sender.joining")

@@ -5,24 +5,31 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
 from collections.abc import Callable
+from functools import partial
 
-from rich.console import Console
-
-from consumers import policy
-from consumers.learner.agreement import address
-from consumers.learner.identity import differing, identify, shown_by
-from consumers.learner.measure import measure
-from consumers.learner.membership import refuses
-from consumers.learner.screen import Screen
-from infra.bus.base import Bus
-from infra.bus.connect import connect
-from infra.config import Settings, is_local
-from infra.errors import RefusedMember
-from schemas.records import LedgerEntry
-from trainers.tracking import installed
+from millrace.consumers import policy
+from millrace.consumers.learner.agreement import address
+from millrace.consumers.learner.identity import differing, identify, shown_by
+from millrace.consumers.learner.measure import measure
+from millrace.consumers.learner.membership import refuses
+from millrace.consumers.learner.screen import Screen
+from millrace.infra.config import Settings, is_local
+from millrace.infra.connect import connect
+from millrace.infra.errors import RefusedMember
+from millrace.infra.heartbeat import Heartbeat, Pace, Standing
+from millrace.infra.log.base import Bus
+from millrace.infra.terminal import Terminal
+from millrace.schemas.records import LedgerEntry
+from millrace.trainers.tracking import installed
 
 log = logging.getLogger(__name__)
+
+PACE = Pace(beat_s=5.0, lives_s=15.0, quiet_s=1.0, farewell_s=15.0)
+"""of the status in `workers`: versions may follow each other fast"""
+PATIENCE_S = 30.0
+"""longest that a learner waits at its end for the log to take its last status"""
 
 
 def run(settings: Settings, *, at: Callable[[str], None] | None = None) -> None:
@@ -53,17 +60,26 @@ def _serve(settings: Settings, bus: Bus, stop: _Stop, at: Callable[[str], None] 
     _prepare_process(settings)
 
     # torch takes seconds to import: after everything that can refuse to start.
-    from consumers.learner.build import build
-    from consumers.learner.learner import Learner
-    from consumers.learner.status import Heartbeat
-    from consumers.learner.tracking import Tracking
-    from consumers.learner.watch import Watchdog
+    from millrace.consumers.learner.build import build
+    from millrace.consumers.learner.learner import Learner
+    from millrace.consumers.learner.tracking import Tracking
+    from millrace.consumers.learner.watch import Watchdog
 
     parts = build(settings, bus, stopping=stop, note=log.warning, at=at)
-    heartbeat = Heartbeat(bus, parts.workers_topic, settings.policy.name, parts.url)
+    heartbeat = Heartbeat(
+        bus,
+        settings.namespace,
+        worker=f"learner-{socket.gethostname()}-{os.getpid()}",
+        role="learner",
+        policy=settings.policy.name,
+        url=parts.url,
+        standing=partial(Standing, "starting"),
+        pace=PACE,
+    )
+    heartbeat.start()
     watchdog = Watchdog(bus, parts.group, parts.backend.abort)
     tracking = Tracking.of(settings, bus, parts.topics["ledger"])
-    screen = Screen(settings.policy.name, settings.learner.max_versions, Console())
+    screen = Screen(settings.policy.name, settings.learner.max_versions, Terminal())
 
     def said(entry: LedgerEntry) -> None:
         measure(entry)
@@ -85,7 +101,7 @@ def _serve(settings: Settings, bus: Bus, stop: _Stop, at: Callable[[str], None] 
         tracking.close()
         if parts.sender is not None:
             parts.sender.close()
-        heartbeat.close(error)
+        heartbeat.close(PATIENCE_S, error)
 
 
 def _check_peers(settings: Settings, bus: Bus) -> None:

@@ -10,12 +10,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 
-from consumers import ledger
-from infra.bus.base import Bus
-from infra.config import Settings
-from schemas.records import LedgerEntry
-from trainers.tracking.base import Tracker
-from trainers.tracking.registry import open_trackers
+from millrace.consumers.history import ledger
+from millrace.infra.config import Settings
+from millrace.infra.log.base import Bus
+from millrace.schemas.records import LedgerEntry
+from millrace.trainers.tracking.base import Tracker
+from millrace.trainers.tracking.registry import open_trackers
 
 log = logging.getLogger(__name__)
 

@@ -11,10 +11,10 @@ from typing import TypeAlias
 
 import msgspec
 
-from consumers.learner.agreement import Roster
-from consumers.learner.order import Batch
-from schemas.records import Resolution
-from trainers.batches.allocation import Group, plan
+from millrace.consumers.learner.agreement import Roster
+from millrace.consumers.learner.order import Batch
+from millrace.schemas.records import Resolution
+from millrace.trainers.batches.allocation import ReadyGroup, plan
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True):
@@ -96,7 +96,7 @@ def manifest(
     cells: by rank, below 0 where a rank serves a role and trains no share."""
     many = max(cells) + 1
     groups = [
-        Group(
+        ReadyGroup(
             seq=_seq(resolution["seq"]),
             tokens=sum(resolution["tokens"]),
             owner=_owner(resolution, roster, cells),

@@ -15,10 +15,10 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
-from consumers.learner.agreement import Roster
-from infra.bus.base import Bus
-from infra.errors import BusError
-from trainers.backends.sockets import open_sockets
+from millrace.consumers.learner.agreement import Roster
+from millrace.infra.errors import BusError
+from millrace.infra.log.base import Bus
+from millrace.trainers.backends.sockets import open_sockets
 
 EVERY_S = 0.5
 

@@ -11,12 +11,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from consumers.reloader.control import EngineControl, EngineState
-from consumers.reloader.swap import swap
-from infra.errors import ReloadError
-from infra.labels import base_label, parse_label
-from trainers import manifest
-from trainers.errors import CorruptCheckpoint
+from millrace.consumers.reloader.swap import swap
+from millrace.infra.engines.control import EngineControl, EngineState
+from millrace.infra.errors import ReloadError
+from millrace.schemas.labels import base_label, parse_label
+from millrace.trainers import manifest
+from millrace.trainers.errors import CorruptCheckpoint
 
 
 @dataclass(frozen=True, slots=True)

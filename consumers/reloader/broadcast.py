@@ -12,15 +12,15 @@ import logging
 
 import httpx
 
-from consumers.reloader.control import Broadcast, EngineControl
-from consumers.reloader.directory import Signature
-from consumers.reloader.transport import Events, Ready, WeightTransport
-from infra import faults
-from infra.errors import EngineError, EngineTimeout, EngineUnavailable, ReloadError
-from schemas.records import WeightVersion
-from trainers.delta_files import WEIGHTS
-from trainers.errors import CorruptCheckpoint
-from trainers.tensorfile import slots
+from millrace.consumers.reloader.directory import Signature
+from millrace.consumers.reloader.transport import Events, Ready, WeightTransport
+from millrace.infra import faults
+from millrace.infra.engines.control import Broadcast, EngineControl
+from millrace.infra.errors import EngineError, EngineTimeout, EngineUnavailable, ReloadError
+from millrace.schemas.records import WeightVersion
+from millrace.trainers.delta_files import WEIGHTS
+from millrace.trainers.errors import CorruptCheckpoint
+from millrace.trainers.tensorfile import slots
 
 log = logging.getLogger(__name__)
 

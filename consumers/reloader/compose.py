@@ -2,9 +2,10 @@
 
     cache/v{n}-{digest12}/      what engines read of the version, bit for bit as in its own directory
 
-Invariants: whatever is composed passes the checks of every weight directory, against the hashes of its event, before
-an engine sees it; a folder appears under its name by one rename, so a reloader killed anywhere leaves a whole folder or
-a draft that the next one removes; what cannot be composed is read whole, and that is said."""
+Invariants: names and digests of an event are checked before any becomes part of a path; whatever is composed passes the
+checks of every weight directory, against the hashes of its event, before an engine sees it; a folder appears under its
+name by one rename, so a reloader killed anywhere leaves a whole folder or a draft that the next one removes; what
+cannot be composed is read whole, and that is said."""
 
 from __future__ import annotations
 
@@ -14,13 +15,13 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from consumers.reloader.directory import Signature, check, is_served, local_folder
-from infra import faults
-from infra.errors import ReloadError
-from schemas.records import WeightVersion
-from trainers import delta_files, manifest
-from trainers.errors import CorruptCheckpoint
-from trainers.manifest import Manifest
+from millrace.consumers.reloader.directory import Signature, check, is_served, local_folder
+from millrace.infra import faults
+from millrace.infra.errors import ReloadError
+from millrace.schemas.records import WeightVersion
+from millrace.trainers import delta_files, manifest
+from millrace.trainers.errors import CorruptCheckpoint
+from millrace.trainers.manifest import Manifest
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +52,7 @@ def fetch(
 
 def compose(event: WeightVersion, events: Events, cache: Path, reference: Signature | None) -> tuple[Path, Signature]:
     """The version in `cache`: there already, or from the newest version there on its chain, or from its anchor."""
+    manifest.check_names(event["files"], event["digest"])
     target = cache / name_of(event)
     here: WeightVersion = {**event, "uri": str(target)}
     if target.is_dir():
@@ -83,7 +85,7 @@ def compose(event: WeightVersion, events: Events, cache: Path, reference: Signat
 
 def chain(event: WeightVersion, events: Events, cache: Path) -> tuple[Path, WeightVersion, list[WeightVersion]]:
     """(directory to begin from, its event, the events whose deltas lead from it to `event`, in order). Raises
-    ReloadError when a link is missing."""
+    ReloadError when a link is missing, CorruptCheckpoint when one has names that are none."""
     links = [event]
     while True:
         parent = events.get(-1 if links[-1]["parent"] is None else links[-1]["parent"])
@@ -92,6 +94,7 @@ def chain(event: WeightVersion, events: Events, cache: Path) -> tuple[Path, Weig
                 f"version {links[-1]['version']} is a delta, and the event of its parent is not there: keep the "
                 "topic of weights whole, or wait for the next version that is published whole ([learner] anchor_every)"
             )
+        manifest.check_names(parent["files"], parent["digest"])
         composed = cache / name_of(parent)
         if composed.is_dir():
             return composed, parent, links[::-1]

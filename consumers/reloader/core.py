@@ -13,12 +13,17 @@ Invariants:
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 
-from consumers.reloader.control import EngineState
-from infra.labels import parse_label
-from schemas.records import WeightVersion
+from millrace.infra.engines.control import EngineState
+from millrace.schemas import bounds
+from millrace.schemas.labels import parse_label
+from millrace.schemas.records import WeightVersion
 
+_DIGEST = re.compile(r"[0-9A-Za-z_-]*")
+_NAME = re.compile(r"[^/\\\x00-\x1f][^\\\x00-\x1f]*")
+"""relative to the directory, with no way out of it"""
 DELAY_S = 1.0
 MOST_S = 60.0
 
@@ -71,7 +76,7 @@ class Machine:
     # ------------------------------------------------------------------ facts
 
     def learn(self, event: WeightVersion) -> None:
-        """A version exists."""
+        """A version exists. `fault_of` says first whether its event makes sense."""
         self.events[event["version"]] = event
 
     def see(self, state: EngineState) -> bool:
@@ -154,3 +159,19 @@ class Machine:
         times = before.times + 1 if before else 1
         delay = min(MOST_S, DELAY_S * 2 ** (times - 1))
         self.trouble[version] = _Trouble(reason, times, now + delay)
+
+
+def fault_of(event: WeightVersion, policy: str) -> str | None:
+    """Why nothing may be loaded by an event, None when it may be tried: what it names becomes names on a disk."""
+    version, parent = event["version"], event["parent"]
+    if event["policy"] != policy:
+        return "it is of another policy"
+    if not 0 <= version <= bounds.VERSION:
+        return "its version is out of bounds"
+    if parent is not None and not 0 <= parent < version:
+        return "its parent is no earlier version"
+    if not _DIGEST.fullmatch(event["digest"]):
+        return "its digest is none"
+    if not all(_NAME.fullmatch(name) and ".." not in name.split("/") for name in event["files"]):
+        return "it names files outside its directory"
+    return None

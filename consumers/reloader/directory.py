@@ -6,19 +6,15 @@ is hashed: the training state beside it may be many times larger."""
 
 from __future__ import annotations
 
-import json
-import struct
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from infra.errors import ReloadError
-from schemas.records import WeightVersion
-from trainers import manifest
-from trainers.errors import CorruptCheckpoint
+from millrace.infra.errors import ReloadError
+from millrace.schemas.records import WeightVersion
+from millrace.trainers import manifest, tensorfile
+from millrace.trainers.errors import CorruptCheckpoint
 
-INDEX = "model.safetensors.index.json"
 Signature = Mapping[str, tuple[str, tuple[int, ...]]]
 """tensor name -> (dtype, shape)"""
 
@@ -30,6 +26,7 @@ def check(version: WeightVersion, reference: Signature | None) -> tuple[Path, Si
     Raises ReloadError that names the first difference."""
     folder = local_folder(version["uri"])
     try:
+        manifest.check_names(version["files"], version["digest"])
         listing = manifest.load(folder)
     except CorruptCheckpoint as error:
         raise ReloadError(str(error)) from error
@@ -72,38 +69,15 @@ def local_folder(uri: str) -> Path:
 
 def weight_files(folder: Path) -> list[str]:
     """Names of the files from which an engine loads tensors: those of the index, else every *.safetensors."""
-    index = folder / INDEX
     try:
-        if index.exists():
-            return sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ReloadError(f"{index} cannot be read ({error}); another version is needed") from error
-    found = sorted(path.name for path in folder.glob("*.safetensors"))
-    if not found:
-        raise ReloadError(f"{folder} has no *.safetensors; another version is needed")
-    return found
+        return tensorfile.weight_files(folder)
+    except CorruptCheckpoint as error:
+        raise ReloadError(str(error)) from error
 
 
 def signature(folder: Path, names: list[str]) -> Signature:
     """Names, dtypes and shapes of all tensors, from the files' headers alone."""
-    found: dict[str, tuple[str, tuple[int, ...]]] = {}
-    for name in names:
-        for tensor, about in _header(folder / name).items():
-            if tensor != "__metadata__":
-                found[tensor] = (str(about["dtype"]), tuple(int(size) for size in about["shape"]))
-    return found
-
-
-def _header(path: Path) -> dict[str, Any]:
     try:
-        with path.open("rb") as file:
-            (length,) = struct.unpack("<Q", file.read(8))
-            if length > path.stat().st_size:
-                raise ValueError("truncated")
-            header = json.loads(file.read(length))
-            end = max((about["data_offsets"][1] for key, about in header.items() if key != "__metadata__"), default=0)
-            if 8 + length + end != path.stat().st_size:
-                raise ValueError("truncated")
-            return dict(header)
-    except (OSError, ValueError, KeyError, TypeError, struct.error) as error:
-        raise ReloadError(f"{path} is no whole safetensors file ({error}); another version is needed") from error
+        return {slot.name: (slot.dtype, slot.shape) for name in names for slot in tensorfile.slots_of(folder / name)}
+    except CorruptCheckpoint as error:
+        raise ReloadError(str(error)) from error

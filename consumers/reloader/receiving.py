@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from infra import faults
-from trainers import broadcast
+from millrace.infra import faults
+from millrace.trainers import broadcast
 
 
 def receive(group: Mapping[str, Any], announced: Mapping[str, Any], rank: int = 1) -> dict[str, torch.Tensor]:
@@ -32,7 +32,7 @@ def receive(group: Mapping[str, Any], announced: Mapping[str, Any], rank: int = 
 
 
 def _fault(name: str) -> None:
-    """The points of `trainers.broadcast`, which knows no `infra`, under names that the list of points finds."""
+    """The points of `millrace.trainers.broadcast`, which knows no `infra`, under names that the list finds."""
     match name:
         case "joining":
             faults.point("receiver.joining")

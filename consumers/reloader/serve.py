@@ -8,13 +8,16 @@ from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from consumers.reloader.broadcast import FromLearner
-from consumers.reloader.restart import end_engine
-from consumers.reloader.shell import Reloader
-from consumers.reloader.transport import Directory, WeightTransport
-from consumers.reloader.vllm import VllmControl
-from infra.bus.connect import connect
-from infra.config import Settings
+from millrace.consumers.reloader.broadcast import FromLearner
+from millrace.consumers.reloader.restart import end_engine
+from millrace.consumers.reloader.shell import Reloader
+from millrace.consumers.reloader.transport import Directory, WeightTransport
+from millrace.infra.config import Settings
+from millrace.infra.connect import connect
+from millrace.infra.engines.vllm.control import VllmControl
+from millrace.infra.engines.vllm.launch import installed
+from millrace.infra.errors import ServiceError
+from millrace.infra.local_keys import engine_key
 
 
 def run(settings: Settings, *, url: str | None = None) -> None:
@@ -33,6 +36,16 @@ def transport_of(settings: Settings, url: str) -> WeightTransport:
     return FromLearner(directory) if settings.engine.weights == "broadcast" else directory
 
 
+def on_cpu(settings: Settings) -> bool | None:
+    """Whether the engine runs on a CPU; None where only it can know."""
+    if not settings.engine.local:
+        return None
+    try:
+        return settings.engine.kind == "vllm" and installed(settings.engine.device) == "cpu"
+    except ServiceError:
+        return None
+
+
 def cache_of(settings: Settings, url: str) -> Path | None:
     """Where versions of the engine at `url` are composed: a place of its own; None when engine and reloader are known
     to share no disk but that of the weights."""
@@ -48,7 +61,7 @@ async def _run(settings: Settings, url: str) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     bus = connect(settings)
-    control = VllmControl(url, key=settings.engine.key.get_secret_value())
+    control = VllmControl(url, key=engine_key(settings), on_cpu=on_cpu(settings))
     try:
         reloader = Reloader(
             bus,

@@ -9,22 +9,25 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, cast
+from typing import Any
 
-from consumers.reloader import adapter
-from consumers.reloader.control import EngineControl, EngineState, PauseMode
-from consumers.reloader.core import Condemn, Idle, Machine, Swap
-from consumers.reloader.directory import Signature, check
-from consumers.reloader.status import ADAPTER, Status
-from consumers.reloader.swap import freeze, swap
-from consumers.reloader.transport import Directory, WeightTransport
-from infra import faults
-from infra.bus.base import EARLIEST, Bus, Tail
-from infra.errors import EngineError, EngineUnavailable, ReloadError, UnreachableError
-from infra.labels import make_label
-from infra.topics import full_name
-from schemas import codec
-from schemas.records import WeightVersion
+from millrace.consumers.history.follow import Follower
+from millrace.consumers.history.kinds import WEIGHTS
+from millrace.consumers.history.reader import History
+from millrace.consumers.history.rows import Row
+from millrace.consumers.reloader import adapter
+from millrace.consumers.reloader.core import Condemn, Idle, Machine, Swap, fault_of
+from millrace.consumers.reloader.directory import Signature, check
+from millrace.consumers.reloader.status import ADAPTER, Status
+from millrace.consumers.reloader.swap import freeze, swap
+from millrace.consumers.reloader.transport import Directory, WeightTransport
+from millrace.infra import faults
+from millrace.infra.engines.control import EngineControl, EngineState, PauseMode
+from millrace.infra.errors import EngineError, EngineUnavailable, ReloadError, UnreachableError
+from millrace.infra.log.base import Bus
+from millrace.infra.reading import passed_over
+from millrace.schemas.labels import make_label
+from millrace.schemas.records import WeightVersion
 
 log = logging.getLogger(__name__)
 
@@ -54,9 +57,8 @@ class Reloader:
         keep: int = 4,
         interrupt: PauseMode = "keep",
     ) -> None:
-        self._bus = bus
+        self._history = History(bus, namespace, policy, bounded=True)
         self._control = control
-        self._weights = full_name(namespace, f"{policy}.weights")
         self._worker = worker
         self._restart = restart
         self._transport = transport or Directory()
@@ -77,16 +79,15 @@ class Reloader:
         """Until `stop` is set. Leaves the engine as it is, and its status to lapse: a reloader that comes back in time
         interrupts nothing. BusError and whatever is unexpected propagate: whoever starts this process starts it again,
         and nothing depends on what it knew."""
-        records = await asyncio.to_thread(lambda: list(self._bus.read(self._weights, 0)))
-        for record in records:
-            self._learn(record.value)
-        tail = self._bus.tail({(self._weights, 0): records[-1].offset + 1 if records else EARLIEST})
+        follower = await asyncio.to_thread(Follower, self._history, [WEIGHTS])
         try:
+            for row in await asyncio.to_thread(lambda: list(follower.catch_up())):
+                self._learn(row)
             while not stop.is_set():
                 await self._turn()
-                await self._wait(tail)
+                await self._wait(follower)
         finally:
-            tail.close()
+            follower.close()
             self._status.close()
 
     # ------------------------------------------------------------------ one turn
@@ -222,17 +223,22 @@ class Reloader:
             await self._status.say("stopped")
         self._alive = False
 
-    async def _wait(self, tail: Tail) -> None:
+    async def _wait(self, follower: Follower) -> None:
         """Until there are weight events, or it is time to look again."""
         try:
-            records = await asyncio.to_thread(tail.poll, 1000, LOOK_S)
+            rows = await asyncio.to_thread(follower.poll, LOOK_S)
         except UnreachableError as error:
             log.warning("%s: the log does not answer: %s", self._worker, error)
             await asyncio.sleep(LOOK_S)
             return
-        for record in records:
-            self._learn(record.value)
+        for row in rows:
+            self._learn(row)
 
-    def _learn(self, value: bytes | None) -> None:
-        if value is not None:
-            self._machine.learn(cast(WeightVersion, codec.decode_as("WeightVersion", value)))
+    def _learn(self, row: Row[WeightVersion]) -> None:
+        """A weight event: none names files outside a version's directory."""
+        event = row.record
+        fault = fault_of(event, self._machine.policy)
+        if fault is None:
+            self._machine.learn(event)
+        else:
+            passed_over(row.raw, fault)

@@ -12,13 +12,13 @@ import time
 from collections.abc import Coroutine
 from typing import Any
 
-from consumers.reloader.core import Machine
-from infra.bus.base import Bus, Outgoing, Publisher
-from infra.errors import UnreachableError
-from infra.topics import full_name
-from infra.workers import key_of, status
-from schemas import codec
-from schemas.records import WorkerState
+from millrace.consumers.history.kinds import WORKERS
+from millrace.consumers.history.reader import History, left_out
+from millrace.consumers.reloader.core import Machine
+from millrace.infra.errors import UnreachableError
+from millrace.infra.log.base import Bus, Outgoing, Publisher
+from millrace.infra.workers import key_of, status
+from millrace.schemas.records import WorkerState
 
 log = logging.getLogger(__name__)
 
@@ -34,9 +34,9 @@ class Status:
     """The status of the engine at `url`, whose stable name is `worker`, as `machine` knows it."""
 
     def __init__(self, bus: Bus, machine: Machine, *, namespace: str, worker: str, url: str) -> None:
-        self._bus = bus
+        self._history = History(bus, namespace, machine.policy)
         self._machine = machine
-        self._workers = full_name(namespace, "workers")
+        self._workers = self._history.names[WORKERS]
         self._worker = worker
         self._url = url
         self._publisher: Publisher = bus.publisher()
@@ -94,13 +94,14 @@ class Status:
 
     async def withdraw_former(self, incarnation: str) -> None:
         """Take back what was said of former starts of this engine, so that `workers` keeps one status of it."""
-        records = await asyncio.to_thread(lambda: list(self._bus.read(self._workers, 0)))
-        last = {record.key.decode().rpartition("/"): record.value for record in records}
-        for (worker, _, former), value in last.items():
-            if worker != self._worker or former == incarnation or value is None:
+        said = await asyncio.to_thread(self._history.newest_by_key, WORKERS)
+        for key, record in said.items():
+            worker, _, former = key.decode("utf-8", "replace").rpartition("/")
+            if worker != self._worker or former == incarnation:
                 continue
             # An engine of another policy may have this address too, on a machine of its own.
-            if codec.decode_as("WorkerStatus", value)["policy"] == self._machine.policy:
+            row = self._history.row(WORKERS, record, left_out)
+            if row is not None and row["policy"] == self._machine.policy:
                 await self._publish(Outgoing(self._workers, key_of(worker, former), None))
 
     def close(self) -> None:

@@ -11,10 +11,10 @@ from collections.abc import Awaitable, Callable
 
 from tenacity import AsyncRetrying, retry_if_result, stop_after_attempt, wait_fixed
 
-from consumers.reloader.control import EngineControl, PauseMode
-from infra import faults
-from infra.errors import ReloadError
-from infra.labels import LOADING
+from millrace.infra import faults
+from millrace.infra.engines.control import EngineControl, PauseMode
+from millrace.infra.errors import ReloadError
+from millrace.schemas.labels import LOADING
 
 log = logging.getLogger(__name__)
 

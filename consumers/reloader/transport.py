@@ -12,11 +12,11 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from consumers.reloader.compose import KEPT, clear, fetch
-from consumers.reloader.control import EngineControl
-from consumers.reloader.directory import Signature
-from infra.errors import ReloadError
-from schemas.records import WeightVersion
+from millrace.consumers.reloader.compose import KEPT, clear, fetch
+from millrace.consumers.reloader.directory import Signature
+from millrace.infra.engines.control import EngineControl
+from millrace.infra.errors import ReloadError
+from millrace.schemas.records import WeightVersion
 
 Events = Mapping[int, WeightVersion]
 

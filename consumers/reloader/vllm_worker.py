@@ -20,7 +20,7 @@ from vllm.distributed.weight_transfer.base import (
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
-from consumers.reloader.receiving import receive
+from millrace.consumers.reloader.receiving import receive
 
 BACKEND = "gloo"
 

@@ -7,7 +7,7 @@ charts    the values as SVG that follows the page's colours
 page      values and charts in one file
 """
 
-from consumers.report.page import write, write_from
-from consumers.report.summary import Summary, summary
+from millrace.consumers.report.page import write, write_from
+from millrace.consumers.report.summary import Summary, summary
 
 __all__ = ["Summary", "summary", "write", "write_from"]

@@ -8,12 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 from matplotlib.axes import Axes
 
-from consumers.report.summary import SECOND, Step, Summary
-from consumers.report.svg import COLOUR, SERIES, Drawing
+from millrace.consumers.report.summary import SECOND, Stage, Step, Summary
+from millrace.consumers.report.svg import COLOUR, SERIES, Drawing
 
 WIDE, HALF = 11.0, 5.4
 MEMBERS = len(SERIES)
 MOST_BARS = 120
+NAMED = 3
+"""kinds of groups that a step of the funnel names"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,29 +160,33 @@ def groups(found: Summary) -> Chart:
     return Chart(drawing.svg, (("c4", "granted"), ("c1", "ready"), ("c3", "trained"), ("c2", "ended otherwise")))
 
 
-def fates(found: Summary) -> Chart:
-    """What became of every group, in one bar each."""
-    counts = {"trained": sum(step.groups for step in found.steps)}
-    counts["waiting for its batch"] = found.resolved.get("ready", 0) - counts["trained"]
-    counts |= {kind: count for kind, count in found.resolved.items() if kind != "ready"}
-    counts["outstanding"] = found.outstanding
-    shown = [(name, count) for name, count in counts.items() if count > 0]
-    colours = {"trained": "c3", "waiting for its batch": "c1", "outstanding": "c4"}
-    with Drawing("fates", HALF, 2.9) as drawing:
+def funnel(found: Summary) -> Chart:
+    """How many groups came how far, and where the others are."""
+    stages = found.funnel
+    with Drawing("funnel", HALF, 2.9) as drawing:
         axes = drawing.axes
         axes.grid(False)
-        names = [name for name, _ in shown]
-        values = [count for _, count in shown]
-        axes.barh(names, values, 0.62, color=[COLOUR[colours.get(name, "c2")] for name in names])
-        for at, value in enumerate(values):
-            axes.text(value, at, f" {value:,}", va="center", color=COLOUR["fg"])
-        axes.invert_yaxis()
-        axes.set_ylim(max(len(shown), 4) - 0.4, -0.6)
+        colours = [COLOUR[name] for name in ("c4", "c8", "c1", "c3")]
+        axes.barh([stage.name for stage in stages], [stage.groups for stage in stages], 0.46, color=colours)
+        for at, stage in enumerate(stages):
+            axes.text(stage.groups, at, f" {stage.groups:,}", va="center", color=COLOUR["fg"])
+            if said := _left(stage):
+                axes.text(0, at - 0.5, said, va="center", color=COLOUR["muted"], size=7.5)
+        axes.set_ylim(len(stages) - 0.5, -0.6)
         axes.margins(x=0.12)
         axes.set_xticks([])
         axes.spines["bottom"].set_visible(False)
         axes.tick_params(axis="y", colors=COLOUR["fg"])
     return Chart(drawing.svg)
+
+
+def _left(stage: Stage) -> str:
+    """Where the groups are that did not come to a stage, those of few kinds by name."""
+    known = [(name, count) for name, count in stage.left if count > 0]
+    parts = [f"{count:,} {name}" for name, count in known[:NAMED]]
+    if rest := sum(count for _, count in known[NAMED:]):
+        parts.append(f"{rest:,} otherwise")
+    return "without " + ", ".join(parts) if parts else ""
 
 
 def time(found: Summary) -> Chart:
@@ -222,7 +228,7 @@ def pace(found: Summary) -> Chart:
     return Chart(drawing.svg, (*legend, *([("c4", "learners changed")] if found.faults else [])))
 
 
-ALL = (reward, staleness, staleness_by_version, learners, groups, fates, time, pace)
+ALL = (reward, staleness, staleness_by_version, learners, groups, funnel, time, pace)
 
 
 def drawn(found: Summary) -> dict[str, Chart]:

@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import median
 
-from consumers.report.reading import Fields, Reading
+from millrace.consumers.report.reading import Reading
+from millrace.schemas.records import LedgerEntry
 
 SECOND = 1_000_000
 SILENT_S = 2.5
@@ -53,7 +54,7 @@ class Silence:
         return (self.until - self.since) / SECOND
 
 
-def changes(ledger: Sequence[Fields]) -> tuple[Fault, ...]:
+def changes(ledger: Sequence[LedgerEntry]) -> tuple[Fault, ...]:
     """Every change of generation, and every version that took far longer than most."""
     steps = [entry for entry in ledger if entry["version"] > 0]
     gaps = [(b["time"] - a["time"]) / SECOND for a, b in pairwise(steps)]
@@ -68,7 +69,7 @@ def changes(ledger: Sequence[Fields]) -> tuple[Fault, ...]:
     return tuple(faults)
 
 
-def _what(before: Fields, after: Fields) -> str:
+def _what(before: LedgerEntry, after: LedgerEntry) -> str:
     """Who left and who came."""
     old, new = ({rank["member"] for rank in entry["ranks"]} for entry in (before, after))
     left, came = len(old - new), len(new - old)
@@ -83,12 +84,14 @@ def _what(before: Fields, after: Fields) -> str:
 
 
 def silences(found: Reading) -> tuple[Silence, ...]:
-    """Gaps between the turns of slots, the first in time first; slots that fall silent together count as one."""
+    """Gaps between the turns of slots, the first in time first; slots that fall silent together count as one. What was
+    over before the first version was trained is the start of the deployment, in which nobody hurries."""
+    began = next((entry["time"] for entry in found.ledger if entry["version"] > 0), 0)
     gaps = sorted(
         (since, until, slot)
         for slot, times in found.turns.items()
         for since, until in pairwise(times)
-        if until - since > SILENT_S * SECOND
+        if until - since > SILENT_S * SECOND and until > began
     )
     out: list[Silence] = []
     for since, until, slot in gaps:

@@ -4,22 +4,24 @@ Invariants: no script and no link to anywhere; everything that a record says is 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from consumers.audit import Report, audit
-from consumers.audit.command import spot
-from consumers.report.charts import drawn, shortened
-from consumers.report.summary import Summary, summary
-from infra.bus.base import Bus, Record
-from infra.bus.connect import connect
-from infra.claims import ClaimStore
-from infra.config import Settings
-from schemas.ids import now_micros
+from millrace.consumers.audit import Report, audit
+from millrace.consumers.audit.command import spot
+from millrace.consumers.history.rows import Resolve, as_stored
+from millrace.consumers.report.charts import drawn, shortened
+from millrace.consumers.report.summary import Summary, summary
+from millrace.infra import durable
+from millrace.infra.config import Settings
+from millrace.infra.connect import connect_now
+from millrace.infra.log.base import Bus
+from millrace.infra.log.blobs import ClaimStore
+from millrace.schemas.ids import now_micros
 
 TEMPLATE = "page.html.jinja"
 SHOWN = 300
@@ -31,7 +33,7 @@ def write(settings: Settings, out: Path, *, files: bool = False) -> Report:
 
     files: also hash every kept checkpoint. Raises AuditError when the policy has no topics, BusError when the log
     cannot be read."""
-    with connect(settings) as bus:
+    with connect_now(settings) as bus:
         names = (settings.namespace, settings.policy.name)
         resolve = ClaimStore(settings.claims).resolve
         return write_from(bus, *names, out, settings.policy.release, resolve, files=files)
@@ -43,16 +45,14 @@ def write_from(
     policy: str,
     out: Path,
     release: str = "reserve",
-    resolve: Callable[[Record], Record] = lambda record: record,
+    resolve: Resolve = as_stored,
     *,
     files: bool = False,
 ) -> Report:
     """The same for any bus. release: the policy's first release policy; resolve: reads claims of large records."""
     report = audit(bus, namespace, policy, release=release, resolve=resolve, files=files)
-    found = summary(bus, namespace, policy, now_micros())
-    part = out.with_name(f".{out.name}.part")
-    part.write_text(render(found, report), encoding="utf-8")
-    part.replace(out)
+    found = summary(bus, namespace, policy, now_micros(), resolve)
+    durable.write(out, render(found, report), mode=0o666, sync=False)
     return report
 
 
@@ -74,6 +74,7 @@ def render(found: Summary, report: Report) -> str:
         "decimal": decimal,
         "spot": spot,
         "member": shortened,
+        "spans": spans,
     }
     environment.filters.update(filters)
     charts = {name: (Markup(chart.svg), chart.legend) for name, chart in drawn(found).items()}
@@ -93,6 +94,17 @@ def clock(micros: int) -> str:
 def decimal(value: float, digits: int = 3) -> str:
     """A number with so many digits behind the point, a dash for NaN."""
     return "–" if value != value else f"{value:,.{digits}f}"
+
+
+def spans(numbers: Sequence[int]) -> str:
+    """Ascending numbers, those that follow each other as one span: `4–6, 9`."""
+    out: list[list[int]] = []
+    for number in numbers:
+        if out and number == out[-1][-1] + 1:
+            out[-1] = [out[-1][0], number]
+        else:
+            out.append([number])
+    return ", ".join("–".join(map(str, span)) for span in out)
 
 
 def duration(seconds: float) -> str:

@@ -5,17 +5,32 @@ about this one or about none is read."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
-from infra.bus.base import Bus, Record
-from infra.errors import TopicError
-from infra.topics import full_name, stages_of, turns_of
-from schemas import codec
-from schemas.errors import SchemaError
-
-Fields = dict[str, Any]
+from millrace.consumers.history.kinds import (
+    DEAD_LETTERS,
+    DECISIONS,
+    GRANTS,
+    LEDGER,
+    RESOLUTIONS,
+    WEIGHTS,
+    WORKERS,
+    Kind,
+    R,
+)
+from millrace.consumers.history.reader import History, left_out
+from millrace.consumers.history.rows import Resolve, as_stored
+from millrace.infra.log.base import Bus
+from millrace.infra.log.topics import stages_of, turns_of
+from millrace.schemas.records import (
+    DeadLetter,
+    Decision,
+    Grant,
+    LedgerEntry,
+    Resolution,
+    WeightVersion,
+    WorkerStatus,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,59 +39,39 @@ class Reading:
 
     namespace: str
     policy: str
-    weights: list[Fields]
-    ledger: list[Fields]
-    resolutions: list[Fields]
-    grants: list[Fields]
-    decisions: list[Fields]
-    dead_letters: list[Fields]
-    workers: list[Fields]
+    weights: list[WeightVersion]
+    ledger: list[LedgerEntry]
+    resolutions: list[Resolution]
+    grants: list[Grant]
+    decisions: list[Decision]
+    dead_letters: list[DeadLetter]
+    workers: list[WorkerStatus]
     turns: dict[str, list[int]]
     now: int
 
 
-def read(bus: Bus, namespace: str, policy: str, now: int) -> Reading:
-    """Read the small topics of a policy. `now` (micros) decides who counts as alive."""
+def read(bus: Bus, namespace: str, policy: str, now: int, resolve: Resolve = as_stored) -> Reading:
+    """Read the small topics of a policy. `now` (micros) decides who counts as alive; `resolve` reads claims."""
+    history = History(bus, namespace, policy, resolve)
 
-    def rows(name: str) -> list[Fields]:
-        return [fields for record in _records(bus, full_name(namespace, name)) if (fields := _decoded(record))]
-
-    def ours(name: str) -> list[Fields]:
-        return [fields for fields in rows(name) if fields["policy"] in (None, policy)]
+    def fields(kind: Kind[R]) -> list[R]:
+        """What cannot be read is left out: the audit names it."""
+        return [row.record for row in history.rows(kind, own=True, unreadable=left_out)]
 
     turns: dict[str, list[int]] = {}
-    for role, stage in stages_of(policy).items():
-        for record in _records(bus, full_name(namespace, turns_of(stage))):
+    for role in stages_of(policy):
+        for record in history.records(turns_of(role)):
             turns.setdefault(f"{role}/{record.partition}", []).append(record.timestamp)
     return Reading(
         namespace,
         policy,
-        weights=rows(f"{policy}.weights"),
-        ledger=rows(f"{policy}.ledger"),
-        resolutions=rows(f"{policy}.resolutions"),
-        grants=rows(f"{policy}.grants"),
-        decisions=ours("decisions"),
-        dead_letters=ours("dead-letters"),
-        workers=ours("workers"),
+        weights=fields(WEIGHTS),
+        ledger=fields(LEDGER),
+        resolutions=fields(RESOLUTIONS),
+        grants=fields(GRANTS),
+        decisions=fields(DECISIONS),
+        dead_letters=fields(DEAD_LETTERS),
+        workers=fields(WORKERS),
         turns=turns,
         now=now,
     )
-
-
-def _records(bus: Bus, topic: str) -> Iterator[Record]:
-    try:
-        partitions = bus.partitions(topic)
-    except TopicError:
-        return
-    for partition in range(partitions):
-        yield from bus.read(topic, partition)
-
-
-def _decoded(record: Record) -> Fields | None:
-    """The record's fields; None for tombstones and for what cannot be read, which the audit names."""
-    if record.value is None:
-        return None
-    try:
-        return codec.decode(record.value)[1]
-    except SchemaError:
-        return None

@@ -12,14 +12,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from statistics import fmean
-from typing import Any
 
 import numpy as np
 
-from consumers.report.faults import Fault, Silence, changes, silences
-from consumers.report.reading import Fields, Reading, read
-from infra.bus.base import Bus
-from schemas.ids import now_micros
+from millrace.consumers.history.rows import Resolve, as_stored
+from millrace.consumers.report.faults import Fault, Silence, changes, silences
+from millrace.consumers.report.reading import Reading, read
+from millrace.infra.log.base import Bus
+from millrace.schemas.ids import now_micros
+from millrace.schemas.records import LedgerEntry, Resolution, WorkerStatus
 
 SECOND = 1_000_000
 EDGE = 10
@@ -62,6 +63,17 @@ class Step:
     unchanged: str | None
     digest: str
     metrics: dict[str, float]
+    tickets: tuple[int, ...] = ()
+    """of its groups, ascending"""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One width of the funnel: so many groups came to it, and where those are that did not, the most first."""
+
+    name: str
+    groups: int
+    left: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +171,19 @@ class Summary:
         """Tickets that are granted and not resolved."""
         return self.granted - sum(self.resolved.values()) + self.resolved.get("declined", 0)
 
+    @property
+    def funnel(self) -> tuple[Stage, ...]:
+        """From every group that was granted, or came unasked, to those that trained."""
+        resolved, ready = sum(self.resolved.values()), self.resolved.get("ready", 0)
+        trained = sum(step.groups for step in self.steps)
+        negative = [(kind, count) for kind, count in self.resolved.items() if kind != "ready"]
+        return (
+            Stage("granted or came unasked", resolved + self.outstanding),
+            Stage("came to an end", resolved, (("outstanding", self.outstanding),)),
+            Stage("ready", ready, tuple(sorted(negative, key=lambda one: -one[1]))),
+            Stage("trained", trained, (("waiting for a batch", ready - trained),)),
+        )
+
     def rate(self, field: str) -> float:
         """Samples, tokens or groups per second, over the whole run."""
         amount = sum(getattr(step, field) for step in self.steps if step.seconds)
@@ -173,9 +198,9 @@ class Summary:
         return sorted(total.items(), key=lambda item: -item[1])
 
 
-def summary(bus: Bus, namespace: str, policy: str, now: int | None = None) -> Summary:
-    """Read the small topics of a policy and sum them up."""
-    return summed(read(bus, namespace, policy, now or now_micros()))
+def summary(bus: Bus, namespace: str, policy: str, now: int | None = None, resolve: Resolve = as_stored) -> Summary:
+    """Read the small topics of a policy and sum them up. `resolve` reads claims of large records."""
+    return summed(read(bus, namespace, policy, now or now_micros(), resolve))
 
 
 def summed(found: Reading) -> Summary:
@@ -210,7 +235,7 @@ def summed(found: Reading) -> Summary:
 def _steps(found: Reading) -> tuple[Step, ...]:
     ready = {row["seq"]: row for row in found.resolutions if row["kind"] == "ready"}
     steps: list[Step] = []
-    before: Fields | None = None
+    before: LedgerEntry | None = None
     for entry in found.ledger:
         if entry["version"] > 0:
             batch = [ready[group["seq"]] for group in entry["groups"] if group["seq"] in ready]
@@ -219,13 +244,13 @@ def _steps(found: Reading) -> tuple[Step, ...]:
     return tuple(steps)
 
 
-def _step(entry: Fields, batch: Sequence[Fields], before: Fields | None) -> Step:
+def _step(entry: LedgerEntry, batch: Sequence[Resolution], before: LedgerEntry | None) -> Step:
     """`before` is the entry of the version it was trained from; version 0's time says nothing of a step's length."""
     parent = entry["version"] - 1
     means = [fmean(known) for row in batch if (known := [r for r in row["rewards"] if r == r])]
     rewards = [reward for row in batch for reward in row["rewards"] if reward == reward]
     low, high = np.percentile(means, [10, 90]).tolist() if means else (float("nan"), float("nan"))
-    metrics: dict[str, float] = entry["metrics"]
+    metrics = entry["metrics"]
     timed = [(name.removeprefix("timings_"), value) for name, value in sorted(metrics.items()) if _is_phase(name)]
     return Step(
         version=entry["version"],
@@ -249,6 +274,7 @@ def _step(entry: Fields, batch: Sequence[Fields], before: Fields | None) -> Step
         unchanged=entry["unchanged"],
         digest=entry["digest"],
         metrics=metrics,
+        tickets=tuple(sorted(row["ticket"] for row in batch if row["ticket"] is not None)),
     )
 
 
@@ -257,7 +283,7 @@ def _is_phase(name: str) -> bool:
     return name.startswith("timings_") and name not in ("timings_total", "timings_step")
 
 
-def _reasons(groups: Sequence[Fields]) -> tuple[tuple[str, str, int], ...]:
+def _reasons(groups: Sequence[Resolution]) -> tuple[tuple[str, str, int], ...]:
     counted = Counter((row["kind"], _cause(row["reason"] or "")) for row in groups if row["kind"] != "ready")
     return tuple((kind, reason, count) for (kind, reason), count in counted.most_common(20))
 
@@ -270,7 +296,7 @@ def _cause(reason: str) -> str:
 def _settings(found: Reading) -> tuple[tuple[int, str, str, str], ...]:
     out = []
     for row in found.resolutions:
-        setting: dict[str, Any] | None = row["setting"]
+        setting = row["setting"]
         if row["kind"] == "setting" and setting is not None:
             where = "at once"
             if setting["from_seq"] is not None:
@@ -281,7 +307,7 @@ def _settings(found: Reading) -> tuple[tuple[int, str, str, str], ...]:
     return tuple(out)
 
 
-def _flow(found: Reading, groups: Sequence[Fields]) -> Flow:
+def _flow(found: Reading, groups: Sequence[Resolution]) -> Flow:
     """Cumulative counts at up to 300 moments between the first and the last."""
     granted = sorted(row["time"] for row in found.grants if row["round"] == 0)
     ready = sorted(row["time"] for row in groups if row["kind"] == "ready")
@@ -299,7 +325,7 @@ def _flow(found: Reading, groups: Sequence[Fields]) -> Flow:
 
 
 def _workers(found: Reading) -> tuple[Worker, ...]:
-    newest: dict[tuple[str, str], Fields] = {}
+    newest: dict[tuple[str, str], WorkerStatus] = {}
     for row in found.workers:
         newest[row["worker"], row["incarnation"]] = row
     workers = [

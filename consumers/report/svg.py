@@ -6,6 +6,7 @@ in no other of the page."""
 from __future__ import annotations
 
 import re
+from html import escape
 from io import StringIO
 from typing import Any
 
@@ -48,6 +49,7 @@ class Drawing:
     def __init__(self, name: str, width: float, height: float, rows: int = 1) -> None:
         settings: Any = {**_RC, "svg.hashsalt": name}
         self._context = rc_context(settings)
+        self._name = name
         self._size = (width, height)
         self._rows = rows
         self.svg = ""
@@ -67,16 +69,17 @@ class Drawing:
             if kind is None:
                 out = StringIO()
                 self._figure.savefig(out, format="svg", transparent=True, metadata={"Date": None})
-                self.svg = finish(out.getvalue())
+                self.svg = finish(out.getvalue(), self._name)
         finally:
             self._context.__exit__(None, None, None)
 
 
-def finish(svg: str) -> str:
-    """The element alone, scaled to its container, with colours as CSS variables."""
+def finish(svg: str, name: str) -> str:
+    """The element alone, scaled to its container, with colours as CSS variables, and its name for screen readers."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r' width="[^"]*pt"| height="[^"]*pt"', "", svg, count=2)
     svg = re.sub(r"#0102([0-9a-f]{2})", lambda found: f"var(--{_NAMES[int(found[1], 16)]})", svg)
     svg = re.sub(r' id="(?!p[0-9a-f]{10}|m[0-9a-f]{10}|C)[^"]*"', "", svg)
+    svg = svg.replace("<svg", f'<svg role="img" aria-label="chart: {escape(name)}"', 1)
     return re.sub(r"\n\s*", "\n", svg).strip()

@@ -6,6 +6,6 @@ verdict   what became of it, in one sentence
 render    the tree for a terminal
 """
 
-from consumers.why.command import explain, explain_in
+from millrace.consumers.why.command import explain, explain_in
 
 __all__ = ["explain", "explain_in"]

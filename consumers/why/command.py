@@ -6,16 +6,18 @@ from dataclasses import replace
 from io import StringIO
 from typing import NamedTuple
 
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 
-from consumers.why.find import find
-from consumers.why.read import Resolve, Topics
-from consumers.why.render import render
-from consumers.why.story import tell
-from infra.bus.base import Bus
-from infra.bus.connect import connect
-from infra.claims import ClaimStore
-from infra.config import Settings
+from millrace.consumers.history.rows import Resolve, as_stored
+from millrace.consumers.why.find import find
+from millrace.consumers.why.read import Topics
+from millrace.consumers.why.render import render
+from millrace.consumers.why.story import tell
+from millrace.infra.config import Settings
+from millrace.infra.connect import connect_now
+from millrace.infra.log.base import Bus
+from millrace.infra.log.blobs import ClaimStore
+from millrace.infra.terminal import Terminal, clean
 
 WIDTH = 160
 MOST_TICKETS = 5
@@ -33,7 +35,7 @@ def explain(settings: Settings, wanted: str) -> Answer:
     """What became of an event, reply, call, session, group, ticket, prompt or reward.
 
     Raises BusError when the log cannot be read."""
-    with connect(settings) as bus:
+    with connect_now(settings) as bus:
         return explain_in(bus, settings.namespace, settings.policy.name, wanted, ClaimStore(settings.claims).resolve)
 
 
@@ -42,7 +44,7 @@ def explain_in(
     namespace: str,
     policy: str,
     wanted: str,
-    resolve: Resolve = lambda record: record,
+    resolve: Resolve = as_stored,
     *,
     colour: bool = False,
 ) -> Answer:
@@ -72,12 +74,12 @@ def explain_in(
 
 
 def _unknown(text: str) -> Answer:
-    return Answer(text, known=False)
+    return Answer(clean(text), known=False)
 
 
 def _text(parts: list[RenderableType], colour: bool) -> str:
     out = StringIO()
-    console = Console(file=out, width=WIDTH, force_terminal=colour, no_color=not colour, highlight=False)
+    console = Terminal(file=out, width=WIDTH, force_terminal=colour, no_color=not colour, highlight=False)
     for part in parts:
         console.print(part)
     return out.getvalue().rstrip()

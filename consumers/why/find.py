@@ -4,12 +4,25 @@ Invariant: ids are compared whole; a number is a ticket."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from consumers.audit.rows import Row
-from consumers.why.read import Topics
-from infra.bus.base import Record
-from schemas.errors import SchemaError
+from millrace.consumers.history.kinds import (
+    COMPLETIONS,
+    DEAD_LETTERS,
+    EVALUATIONS,
+    EVENTS,
+    GRANTS,
+    PROMPTS,
+    RAW,
+    RESOLUTIONS,
+    TRAJECTORIES,
+)
+from millrace.consumers.history.rows import Row
+from millrace.consumers.why.read import Topics
+from millrace.infra.log.base import Record
+from millrace.schemas.errors import SchemaError
+from millrace.schemas.records import Event, ModelCall
 
 BODY_IDS = {
     "model_call": (("response_id", "reply"), ("call_id", "call"), ("lineage", "lineage")),
@@ -45,21 +58,19 @@ def find(topics: Topics, wanted: str) -> Subject | None:
 
 def _ticket(topics: Topics, ticket: int) -> Subject | None:
     """A ticket and the group that answered it, if any did."""
-    known, group = False, None
-    for kind in ("grants", "completions", "resolutions"):
-        for row in topics.rows(kind):
-            if row["ticket"] == ticket:
-                known = True
-                group = group or (row["group"] if kind != "grants" else None) or None
-    if not known:
+    groups: list[str | None] = [None for grant in topics.rows(GRANTS) if grant["ticket"] == ticket]
+    groups += [completion["group"] for completion in topics.rows(COMPLETIONS) if completion["ticket"] == ticket]
+    groups += [resolution["group"] for resolution in topics.rows(RESOLUTIONS) if resolution["ticket"] == ticket]
+    if not groups:
         return None
+    group = next(filter(None, groups), None)
     return Subject(str(ticket), "ticket", group, key=_key(topics, group or str(ticket)), ticket=ticket)
 
 
 def _key(topics: Topics, group: str) -> str | None:
     """The key of a group's events."""
     wanted = group.encode()
-    for kind in ("events", "raw"):
+    for kind in (EVENTS, RAW):
         for record in topics.records(kind):
             if record.headers.get("group") == wanted:
                 return record.key.decode()
@@ -69,7 +80,7 @@ def _key(topics: Topics, group: str) -> str | None:
 def _by_header(topics: Topics, wanted: str) -> Subject | None:
     """An event, trajectory or group by the headers of events and raw events."""
     value = wanted.encode()
-    for kind in ("events", "raw"):
+    for kind in (EVENTS, RAW):
         for record in topics.records(kind):
             for header, what in (("id", "event"), ("trajectory", "session"), ("group", "group")):
                 if record.headers.get(header) == value:
@@ -86,32 +97,44 @@ def _from_event(wanted: str, what: str, record: Record) -> Subject:
 
 def _by_group(topics: Topics, wanted: str) -> Subject | None:
     """A group that is resolved, a prompt, or what a dead letter names."""
-    for kind in ("resolutions", "completions", "trajectories", "evaluations"):
-        for row in topics.rows(kind):
-            if row["group"] == wanted:
-                return Subject(wanted, "group", wanted, _key(topics, wanted), row["ticket"])
-    tickets = tuple(row["ticket"] for row in topics.rows("grants") if row["prompt_id"] == wanted and not row["round"])
-    if tickets or any(row["id"] == wanted for row in topics.rows("prompts")):
+    for ticket in _tickets(topics, wanted):
+        return Subject(wanted, "group", wanted, _key(topics, wanted), ticket)
+    tickets = tuple(row["ticket"] for row in topics.rows(GRANTS) if row["prompt_id"] == wanted and not row["round"])
+    if tickets or any(row["id"] == wanted for row in topics.rows(PROMPTS)):
         return Subject(wanted, "prompt", tickets=tickets)
-    for row in topics.rows("dead-letters"):
+    for row in topics.rows(DEAD_LETTERS):
         if wanted in (row["id"], row["event_id"], row["trajectory"], row["group"]):
             what = "dead letter" if wanted == row["id"] else "event"
             return Subject(wanted, what, row["group"], row.raw.key.decode(), None, row["trajectory"], row["event_id"])
     return None
 
 
+def _tickets(topics: Topics, group: str) -> Iterator[int | None]:
+    """The ticket of each record about a group, None in those of a group that nobody asked for."""
+    yield from (row["ticket"] for row in topics.rows(RESOLUTIONS) if row["group"] == group)
+    yield from (row["ticket"] for row in topics.rows(COMPLETIONS) if row["group"] == group)
+    for kind in (TRAJECTORIES, EVALUATIONS):
+        yield from (row["ticket"] for row in topics.rows(kind) if row["group"] == group)
+
+
 def _by_body(topics: Topics, wanted: str) -> Subject | None:
     """A reply, call, lineage, tool call, reward or attempt, inside events."""
-    for kind in ("events", "raw"):
+    for kind in (EVENTS, RAW):
         for row in topics.rows(kind):
             if row.name == "Event" and (what := _named(row, wanted)) is not None:
-                response = row.body["response_id"] if row["kind"] == "model_call" and what != "lineage" else None
+                response = _reply(row) if row["kind"] == "model_call" and what != "lineage" else None
                 key = row.raw.key.decode()
                 return Subject(wanted, what, row["group"], key, None, row["root_trajectory"], row["id"], response)
     return None
 
 
-def _named(row: Row, wanted: str) -> str | None:
+def _reply(row: Row[Event]) -> str:
+    """The id of the reply that a model call gave."""
+    call: ModelCall = row.body
+    return call["response_id"]
+
+
+def _named(row: Row[Event], wanted: str) -> str | None:
     """What the id names in this event, None when it does not occur."""
     if row["attempt"] == wanted:
         return "attempt"

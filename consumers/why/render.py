@@ -8,22 +8,35 @@ from typing import Any
 from rich.text import Text
 from rich.tree import Tree
 
-from consumers.audit.command import spot
-from consumers.audit.rows import Row
-from consumers.why.story import Passage, Story
-from consumers.why.verdict import verdict
-from schemas.arrays import unpack
-from schemas.errors import SchemaError
+from millrace.consumers.audit.command import spot
+from millrace.consumers.history.rows import Row
+from millrace.consumers.why.story import Passage, Story
+from millrace.consumers.why.verdict import verdict
+from millrace.schemas.arrays import unpack
+from millrace.schemas.errors import SchemaError
+from millrace.schemas.records import (
+    Completion,
+    EpisodeEnded,
+    EpisodeStarted,
+    Event,
+    Gap,
+    ModelCall,
+    Resolution,
+    Reward,
+    ToolCall,
+    ToolResult,
+    Trajectory,
+)
 
 
 def render(story: Story) -> Tree:
     """The whole tree; what was asked for is marked."""
     subject = story.subject
     tree = Tree(Text.assemble((f"{subject.kind} {subject.id}", "bold"), ": ", (verdict(story), "bold green")))
-    for row in story.grants:
-        again = f", round {row['round']} for samples {row['samples']}" if row["round"] else ""
-        line = f"granted as ticket {row['ticket']}{again}: prompt {row['prompt_id']}, {row['group_size']} samples"
-        _add(tree, f"{line}, from version {row['min_version']} on, for batch {row['deadline']} at last", row)
+    for grant in story.grants:
+        again = f", round {grant['round']} for samples {grant['samples']}" if grant["round"] else ""
+        line = f"granted as ticket {grant['ticket']}{again}: prompt {grant['prompt_id']}, {grant['group_size']} samples"
+        _add(tree, f"{line}, from version {grant['min_version']} on, for batch {grant['deadline']} at last", grant)
     attempts: dict[str, Tree] = {}
     told: set[str] = set()
     for passage in story.passages:
@@ -35,20 +48,19 @@ def render(story: Story) -> Tree:
             _passage(attempts[name], passage, story, again=event is not None and event["id"] in told)
         if passage.event is not None:
             told.add(passage.event["id"])
-    for row in story.samples:
-        _sample(attempts.get(row["id"], tree), row)
-    for row in story.completions:
-        _add(tree, _completion(row), row)
-    for row in story.letters:
-        _add(tree, f"dead letter of {row['stage']}: {row['reason']} ({row['detail']})", row, style="red")
-    for row in story.resolutions:
-        _add(tree, _resolution(row), row, style="" if row["kind"] == "ready" else "yellow")
-    for row, group in story.trained():
-        lost = f"as lost: {group['lost']}" if group["lost"] else f"with seqs {row['seq_lo']} to {row['seq_hi'] - 1}"
-        line = (
-            f"version {row['version']} trained from version {row['version'] - 1} {lost} on {len(row['ranks'])} rank(s)"
-        )
-        _add(tree, line, row, style="green")
+    for sample in story.samples:
+        _sample(attempts.get(sample["id"], tree), sample)
+    for completion in story.completions:
+        _add(tree, _completion(completion), completion)
+    for letter in story.letters:
+        _add(tree, f"dead letter of {letter['stage']}: {letter['reason']} ({letter['detail']})", letter, style="red")
+    for resolution in story.resolutions:
+        _add(tree, _resolution(resolution), resolution, style="" if resolution["kind"] == "ready" else "yellow")
+    for entry, group in story.trained():
+        lost = f"as lost: {group['lost']}" if group["lost"] else f"with seqs {entry['seq_lo']} to {entry['seq_hi'] - 1}"
+        version, ranks = entry["version"], len(entry["ranks"])
+        line = f"version {version} trained from version {version - 1} {lost} on {ranks} rank(s)"
+        _add(tree, line, entry, style="green")
     return tree
 
 
@@ -80,17 +92,19 @@ def _passage(tree: Tree, passage: Passage, story: Story, *, again: bool) -> None
         _add(branch, f"dead letter of {letter['stage']}: {letter['reason']} ({letter['detail']})", letter, style="red")
 
 
-def _governed(tree: Tree, event: Row) -> None:
+def _governed(tree: Tree, event: Row[Event]) -> None:
     """Only what is out of the ordinary."""
-    governance: dict[str, Any] = event["governance"] or {}
-    if governance.get("eligibility") in ("denied", "audit_only"):
+    governance = event["governance"]
+    if governance is None:
+        return
+    if governance["eligibility"] in ("denied", "audit_only"):
         tree.add(Text(f"{governance['eligibility']}: {governance['reason']}", "yellow"))
-    if governance.get("redaction") not in (None, "none_needed"):
+    if governance["redaction"] != "none_needed":
         found = ", ".join(f"{count} {what}" for what, count in sorted(governance["counts"].items()))
         tree.add(Text(f"redaction {governance['redaction']}: {found or 'no findings'}", "yellow"))
 
 
-def _event(row: Row) -> str:
+def _event(row: Row[Event]) -> str:
     """One line about an event."""
     try:
         body = row.body
@@ -98,31 +112,37 @@ def _event(row: Row) -> str:
         return f"{row['kind']} (its body cannot be read)"
     match row["kind"]:
         case "model_call":
-            versions = unpack(body["output_versions"])
+            call: ModelCall = body
+            versions = unpack(call["output_versions"])
             made = f"{len(versions)} tokens"
             if len(versions):
                 low, high = int(versions.min()), int(versions.max())
                 made += f" of version {low}" if low == high else f" of versions {low} to {high}"
-            retry = f", retries {body['supersedes']}" if body["supersedes"] else ""
-            barred = "" if body["trainable"] else f", untrainable: {body['untrainable_reason']}"
-            return f"model call, reply {body['response_id']}: {made}, {body['finish_reason']}{retry}{barred}"
+            retry = f", retries {call['supersedes']}" if call["supersedes"] else ""
+            barred = "" if call["trainable"] else f", untrainable: {call['untrainable_reason']}"
+            return f"model call, reply {call['response_id']}: {made}, {call['finish_reason']}{retry}{barred}"
         case "reward":
-            value = f"{body['value']:.4g}" if body["value"] is not None else f"missing ({body['failure']})"
-            return f"reward {value} from {body['source']} for {body['target_kind']} {body['target']}"
+            reward: Reward = body
+            value = f"{reward['value']:.4g}" if reward["value"] is not None else f"missing ({reward['failure']})"
+            return f"reward {value} from {reward['source']} for {reward['target_kind']} {reward['target']}"
         case "episode_started":
-            return f"started: task {body['task_id']}, sample {body['sample']} of {body['group_size']}"
+            start: EpisodeStarted = body
+            return f"started: task {start['task_id']}, sample {start['sample']} of {start['group_size']}"
         case "episode_ended":
-            reason = f", {body['reason']}" if body["reason"] else ""
-            return f"ended: {body['status']} ({body['stop_condition']}){reason}"
+            end: EpisodeEnded = body
+            reason = f", {end['reason']}" if end["reason"] else ""
+            return f"ended: {end['status']} ({end['stop_condition']}){reason}"
         case "tool_call" | "tool_result":
-            return f"{row['kind'].replace('_', ' ')} {body['name']} ({body['call_id']})"
+            tool: ToolCall | ToolResult = body
+            return f"{row['kind'].replace('_', ' ')} {tool['name']} ({tool['call_id']})"
         case "gap":
-            return f"gap: {body['missed']} events lost, {body['reason']}"
+            gap: Gap = body
+            return f"gap: {gap['missed']} events lost, {gap['reason']}"
         case kind:
             return str(kind).replace("_", " ")
 
 
-def _sample(tree: Tree, row: Row) -> None:
+def _sample(tree: Tree, row: Row[Trajectory]) -> None:
     what = "evaluation" if row["split"] == "evaluation" else "sample"
     reward = "no reward" if row["reward"] is None else f"reward {row['reward']:.3f}"
     line = f"sealed as {what} {row['sample']}: {reward}, {row['tokens']} trainable of {row['length']} tokens"
@@ -137,20 +157,20 @@ def _sample(tree: Tree, row: Row) -> None:
         branch.add(Text(f"never judged by {', '.join(row['missing'])}", "yellow"))
 
 
-def _completion(row: Row) -> str:
+def _completion(row: Row[Completion]) -> str:
     count = f"{len(row['samples'])} of {row['size']} samples"
     reason = f": {row['reason']}" if row["reason"] else ""
     return f"group {row['kind'].replace('_', '-')}, {count}{reason}"
 
 
-def _resolution(row: Row) -> str:
+def _resolution(row: Row[Resolution]) -> str:
     if row["kind"] == "ready":
         asked = "" if row["solicited"] else ", unsolicited"
         return f"resolved as ready: ticket {row['ticket']}, seq {row['seq']}{asked}"
     return f"resolved as {row['kind']}: {row['reason'] or 'no reason given'}"
 
 
-def _add(tree: Tree, line: str, row: Row, style: str = "") -> Tree:
+def _add(tree: Tree, line: str, row: Row[Any], style: str = "") -> Tree:
     text = Text(line, style)
     text.append(f"  {_when(row.raw.timestamp)} {spot(row.place)}", "dim")
     return tree.add(text)

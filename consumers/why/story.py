@@ -8,24 +8,45 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from consumers.audit.rows import Row, place_of
-from consumers.why.find import Subject
-from consumers.why.read import Topics
-from infra.bus.base import Place, Record
-from infra.topics import partition_of
+from millrace.consumers.history.kinds import (
+    COMPLETIONS,
+    DEAD_LETTERS,
+    EVALUATIONS,
+    EVENTS,
+    GRANTS,
+    LEDGER,
+    RAW,
+    RESOLUTIONS,
+    TRAJECTORIES,
+)
+from millrace.consumers.history.rows import Row, place_of
+from millrace.consumers.why.find import Subject
+from millrace.consumers.why.read import Topics
+from millrace.infra.log.base import Place, Record
+from millrace.infra.log.topics import partition_of
+from millrace.schemas.records import (
+    Completion,
+    DeadLetter,
+    Event,
+    Grant,
+    LedgerEntry,
+    Resolution,
+    TrainedGroup,
+    Trajectory,
+)
 
 
 @dataclass(slots=True)
 class Passage:
     """One captured event on its way: raw record, governed event, dead letters about either."""
 
-    raw: Row | None
-    event: Row | None = None
+    raw: Row[Event] | None
+    event: Row[Event] | None = None
     raw_place: Place | None = None
-    letters: list[Row] = field(default_factory=list)
+    letters: list[Row[DeadLetter]] = field(default_factory=list)
 
     @property
-    def row(self) -> Row | None:
+    def row(self) -> Row[Event] | None:
         """The event as far as it can be read, the governed one first."""
         return self.event or self.raw
 
@@ -36,34 +57,34 @@ class Story:
 
     subject: Subject
     passages: list[Passage] = field(default_factory=list)
-    grants: list[Row] = field(default_factory=list)
-    samples: list[Row] = field(default_factory=list)
-    completions: list[Row] = field(default_factory=list)
-    resolutions: list[Row] = field(default_factory=list)
-    ledger: list[Row] = field(default_factory=list)
-    letters: list[Row] = field(default_factory=list)
+    grants: list[Row[Grant]] = field(default_factory=list)
+    samples: list[Row[Trajectory]] = field(default_factory=list)
+    completions: list[Row[Completion]] = field(default_factory=list)
+    resolutions: list[Row[Resolution]] = field(default_factory=list)
+    ledger: list[Row[LedgerEntry]] = field(default_factory=list)
+    letters: list[Row[DeadLetter]] = field(default_factory=list)
     """dead letters about what is no event"""
 
     @property
     def ticket(self) -> int | None:
         """The group's ticket, whoever names it."""
-        for row in (*self.resolutions, *self.completions, *self.samples):
-            if row["ticket"] is not None:
-                return int(row["ticket"])
-        return self.subject.ticket
+        tickets = [row["ticket"] for row in self.resolutions]
+        tickets += [row["ticket"] for row in self.completions]
+        tickets += [row["ticket"] for row in self.samples]
+        return next((ticket for ticket in tickets if ticket is not None), self.subject.ticket)
 
     @property
-    def resolution(self) -> Row | None:
+    def resolution(self) -> Row[Resolution] | None:
         return self.resolutions[-1] if self.resolutions else None
 
-    def trained(self) -> Iterator[tuple[Row, dict[str, object]]]:
+    def trained(self) -> Iterator[tuple[Row[LedgerEntry], TrainedGroup]]:
         """Ledger entries with the group inside."""
         for row in self.ledger:
             for group in row["groups"]:
                 if self._is_ours(group):
                     yield row, group
 
-    def _is_ours(self, group: dict[str, object]) -> bool:
+    def _is_ours(self, group: TrainedGroup) -> bool:
         return group["group"] == self.subject.group if self.subject.group else group["ticket"] == self.ticket
 
 
@@ -75,19 +96,19 @@ def tell(topics: Topics, subject: Subject) -> Story:
     _letters(topics, story)
     group = subject.group
     if group is not None:
-        for kind in ("trajectories", "evaluations"):
+        for kind in (TRAJECTORIES, EVALUATIONS):
             if count := topics.count(kind):
                 story.samples += [r for r in topics.rows(kind, partition_of(group, count)) if r["group"] == group]
-        story.completions = [r for r in topics.rows("completions") if r["group"] == group]
-    for row in topics.rows("resolutions"):
+        story.completions = [r for r in topics.rows(COMPLETIONS) if r["group"] == group]
+    for row in topics.rows(RESOLUTIONS):
         if (group and row["group"] == group) or (row["ticket"] is not None and row["ticket"] == story.ticket):
             story.resolutions.append(row)
     if story.ticket is None and group is not None and group.isdigit():
         story.subject = subject = _with_ticket(subject, int(group))
     if (ticket := story.ticket) is not None:
-        story.grants = [row for row in topics.rows("grants") if row["ticket"] == ticket]
+        story.grants = [row for row in topics.rows(GRANTS) if row["ticket"] == ticket]
     if any(row["kind"] == "ready" for row in story.resolutions):
-        story.ledger = [row for row in topics.rows("ledger") if any(map(story._is_ours, row["groups"]))]
+        story.ledger = [row for row in topics.rows(LEDGER) if any(map(story._is_ours, row["groups"]))]
     return story
 
 
@@ -104,14 +125,14 @@ def _passages(topics: Topics, key: str) -> list[Passage]:
         return record.key == wanted
 
     passages: dict[Place, Passage] = {}
-    if count := topics.count("raw"):
-        for record in topics.records("raw", partition_of(wanted, count)):
+    if count := topics.count(RAW):
+        for record in topics.records(RAW, partition_of(wanted, count)):
             if ours(record):
                 row = topics.row(record)
                 if row is None or row.record.get("policy", topics.policy) == topics.policy:
                     passages[record.place] = Passage(row, raw_place=record.place)
-    if count := topics.count("events"):
-        for row in topics.rows("events", partition_of(wanted, count), ours):
+    if count := topics.count(EVENTS):
+        for row in topics.rows(EVENTS, partition_of(wanted, count), ours):
             if row.name == "Event" and row["source_place"] is not None:
                 place = place_of(row["source_place"])
                 passages.setdefault(place, Passage(None, raw_place=place)).event = row
@@ -126,7 +147,7 @@ def _letters(topics: Topics, story: Story) -> None:
             by_place[passage.raw_place] = passage
         if passage.event is not None:
             by_place[passage.event.place] = passage
-    for row in topics.rows("dead-letters"):
+    for row in topics.rows(DEAD_LETTERS):
         found = by_place.get(place_of(row["place"]))
         if found is not None:
             found.letters.append(row)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from consumers.audit.rows import Row
-from consumers.why.story import Passage, Story
+from millrace.consumers.history.rows import Row
+from millrace.consumers.why.story import Passage, Story
+from millrace.schemas.records import Trajectory
 
+LATE = "late_reward"
+"""reason of seal's letter about a reward that came after its sample was sealed"""
 NEGATIVE = {
     "rejected": "was rejected",
     "failed": "failed",
@@ -27,8 +30,8 @@ def verdict(story: Story) -> str:
         return f"reply {subject.response} does not train: {left_out}"
     sample = sample_of(story)
     if sample is not None and (reason := untrained(sample)) is not None:
-        return reason
-    fate = group_fate(story)
+        return reason + too_late(story)
+    fate = group_fate(story) + too_late(story)
     if sample is None and subject.trajectory is not None and story.samples:
         return f"its attempt did not become the sample (another ended first, or it never ended); the group {fate}"
     return f"its group {fate}" if subject.kind not in ("group", "ticket") else f"{subject.kind} {subject.id} {fate}"
@@ -64,22 +67,44 @@ def excluded(story: Story, response: str) -> str | None:
     return None
 
 
-def sample_of(story: Story) -> Row | None:
+def sample_of(story: Story) -> Row[Trajectory] | None:
     """The sealed sample of the subject's attempt."""
     wanted = story.subject.trajectory
     return next((row for row in story.samples if row["id"] == wanted), None) if wanted else None
 
 
-def untrained(sample: Row) -> str | None:
+def untrained(sample: Row[Trajectory]) -> str | None:
     """Why a sealed sample can never train, None when it may."""
     if sample["split"] == "evaluation":
         return f"it was sealed as an evaluation with reward {sample['reward']}, and never trains"
     if sample["reward"] is None:
-        waited = ", ".join(sample["missing"]) or "nobody judged it"
-        return f"it was sealed without a reward ({waited}) and does not train"
+        return f"it was sealed without a reward ({unjudged(sample)}) and does not train"
     if not sample["tokens"]:
         reasons = {entry.rpartition(":")[2] for entry in sample["excluded"]}
         return f"it was sealed without a trainable token: {', '.join(sorted(reasons)) or 'no call was captured'}"
+    return None
+
+
+def unjudged(sample: Row[Trajectory]) -> str:
+    """Why a sample has no reward, by awaited source."""
+    failures = {reward["source"]: reward["failure"] for reward in sample["rewards"] if reward["failure"]}
+    silent = [f"{source} said nothing in time" for source in sample["missing"] if source not in failures]
+    return ", ".join([*(f"{source} failed: {why}" for source, why in failures.items()), *silent]) or "nobody judged it"
+
+
+def too_late(story: Story) -> str:
+    """Says of a sample that rewards came for it after it was sealed; empty when none did."""
+    count = sum(letter["reason"] == LATE for passage in story.passages for letter in passage.letters)
+    return f"; {count} reward{'s' * (count != 1)} came after it was sealed and changed nothing" if count else ""
+
+
+def closed_without_samples(story: Story) -> str | None:
+    """Why a group that was closed left no sample: the letters of seal about where its attempts began."""
+    for passage in story.passages:
+        if passage.row is not None and passage.row["kind"] == "episode_started":
+            for letter in passage.letters:
+                if letter["stage"] == "seal":
+                    return f"{letter['reason']} ({letter['detail']})"
     return None
 
 
@@ -102,7 +127,10 @@ def group_fate(story: Story) -> str:
     if story.completions:
         return f"is {story.completions[-1]['kind'].replace('_', '-')} and waits for dispatch"
     if story.samples:
-        return "was sealed, and is not fit to train"
+        reasons = sorted(filter(None, map(untrained, story.samples)))
+        return f"was sealed, and is not fit to train: {'; '.join(dict.fromkeys(reasons)) or 'no sample is good'}"
+    if (closed := closed_without_samples(story)) is not None:
+        return f"was closed without a sample: {closed}"
     if story.passages:
         return "is not complete yet"
     return "was granted and nobody has answered yet" if story.grants else "has left no trace"

@@ -7,16 +7,17 @@ exception, since it says nothing about the records.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias, cast
+from typing import TypeAlias
 
-from infra.bus.base import Bus, Place, Record
-from infra.claims import ClaimStore
-from infra.errors import ClaimError
-from schemas import codec
-from schemas.errors import SchemaError
-from schemas.records import Trajectory
+from millrace.consumers.history.kinds import TRAJECTORIES
+from millrace.consumers.history.rows import row_of
+from millrace.infra.errors import ClaimError, ConfigError, StorageError, TopicError, UnreachableError
+from millrace.infra.log.base import Bus, Place, Record
+from millrace.infra.log.blobs import ClaimStore
+from millrace.schemas.errors import SchemaError
+from millrace.schemas.records import Trajectory
 
 GONE = "gone from the log"
 CLAIM = "its claimed bytes are missing or altered"
@@ -40,25 +41,33 @@ class PlaceReader:
     def __init__(self, bus: Bus, claims: ClaimStore) -> None:
         self._bus = bus
         self._claims = claims
+        self._partitions: dict[str, int] = {}
 
     def trajectories(self, places: Sequence[Place]) -> list[Found]:
         """The trajectory at each place, same order. Raises UnreachableError."""
-        records = self._bus.fetch(places) if places else []
-        return [self._read(place, record) for place, record in zip(places, records, strict=True)]
+        possible = [place for place in places if self._may_be(place)]
+        records = dict(zip(possible, self._bus.fetch(possible) if possible else [], strict=True))
+        return [self._read(place, records.get(place)) for place in places]
+
+    def _may_be(self, place: Place) -> bool:
+        """Whether there is such a partition to ask."""
+        if place.topic not in self._partitions:
+            try:
+                self._partitions[place.topic] = self._bus.partitions(place.topic)
+            except (ConfigError, TopicError):
+                return False
+        return 0 <= place.partition < self._partitions[place.topic] and place.offset >= 0
 
     def _read(self, place: Place, record: Record | None) -> Found:
         where = f"{place.topic}/{place.partition}@{place.offset}"
         if record is None or record.value is None:
             return Lost(GONE, f"{where} holds no committed record (any more)")
         try:
-            value = self._claims.resolve(record).value or b""
-            return cast(Trajectory, codec.decode_as("Trajectory", value))
+            found: Trajectory = row_of(TRAJECTORIES, record, self._claims.resolve).record
+            return found
+        except StorageError as error:
+            raise UnreachableError(str(error)) from error
         except ClaimError as error:
             return Lost(CLAIM, f"{where}: {error}")
         except SchemaError as error:
             return Lost(CORRUPT, f"{where}: {error}")
-
-
-def places(topic_places: Iterable[tuple[str, int, int]]) -> list[Place]:
-    """Places from (topic, partition, offset)."""
-    return [Place(*one) for one in topic_places]

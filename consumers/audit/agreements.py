@@ -1,0 +1,184 @@
+"""The claim that the records about one group agree: prompt, grant, completion and resolution say the same of it."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any, NamedTuple
+
+from millrace.consumers.audit.claim import Claim
+from millrace.consumers.audit.facts import Facts
+from millrace.consumers.audit.rows import Mark, Row
+from millrace.schemas.records import Completion, Decision, Grant, Prompt, Resolution
+
+GRANTED = ("prompt_id", "group_size", "min_version", "deadline")
+"""fields of a grant, and as a resolution calls them:"""
+RESOLVED = ("prompt_id", "size", "min_version", "deadline")
+COPIED = ("group", "trajectories", "tokens", "rewards", "v_head", "v_tail", "size")
+"""what a resolution takes over from the completion that it answers"""
+
+COUNTED = ("samples", "trajectories", "tokens", "rewards")
+
+
+class _Asked(NamedTuple):
+    """What a prompt asks for; what it leaves open is the policy's own."""
+
+    task: int
+    size: int | None
+    awaits: tuple[str, ...]
+
+    def gives(self, grant: Row[Grant]) -> bool:
+        """Whether a grant may come from it."""
+        sized = self.size in (None, grant["group_size"])
+        return sized and self.task == hash(grant["task"]) and self.awaits in ((), tuple(grant["awaits"]))
+
+
+class _Resolved(NamedTuple):
+    kind: str
+    terms: tuple[Any, ...]
+    time: int
+    group: str
+    copied: str
+    mark: Mark
+
+
+class Agreements(Claim):
+    """Prompts come before grants, grants before resolutions, and each repeats the terms of the one before it. A ready
+    group repeats a completion that said it was complete, sample by sample."""
+
+    name = "agreements"
+    sentence = "prompts, grants, completions and resolutions of a group name the same terms and samples"
+    unit = "resolutions"
+
+    def __init__(self, facts: Facts) -> None:
+        super().__init__(facts)
+        self._prompts: dict[str, tuple[Mark, set[_Asked]]] = {}
+        """by id, which several may share"""
+        self._number: tuple[int, Mark] | None = None
+        self._asked: dict[str, tuple[str, str]] = {}
+        self._resolved: dict[int, _Resolved] = {}
+        self._ready: dict[str, _Resolved] = {}
+        self._matched: set[str] = set()
+        self._lost = 0
+
+    def prompt(self, row: Row[Prompt]) -> None:
+        if row["policy"] != self.facts.policy:
+            self.fail(f"a prompt is for policy {row['policy']}", row, prompt=row["id"])
+        if row.raw.key != row["id"].encode():
+            self.fail("a prompt lies under another key than its id", row, prompt=row["id"])
+        if self._number is not None and row["number"] > self._number[0] + 1:
+            message = f"prompt {row['number']} follows prompt {self._number[0]}"
+            self.fail(message, self._number[1], row, prompt=row["id"])
+        if self._number is None or row["number"] > self._number[0]:
+            self._number = (row["number"], row.mark)
+        asked = _Asked(hash(row["task"]), row["group_size"], tuple(row["awaits"]))
+        self._prompts.setdefault(row["id"], (row.mark, set()))[1].add(asked)
+
+    def decision(self, row: Row[Decision]) -> None:
+        if row["kind"] == "setting" and row["policy"] in (None, self.facts.policy):
+            if row["id"] in self._asked:
+                self.fail(f"two decisions have the id {row['id']}", row)
+            self._asked[row["id"]] = (row["name"], row["value"])
+
+    def resolution(self, row: Row) -> None:
+        self.finding.checked += 1
+        if row["policy"] != self.facts.policy:
+            self.fail(f"a resolution is of policy {row['policy']}", row, group=row["group"])
+        if row["kind"] == "setting":
+            self._setting(row)
+            return
+        if row["setting"] is not None:
+            self.fail(f"a {row['kind']} group carries a setting", row, group=row["group"])
+        if row["reason"] is None and row["kind"] not in ("ready", "failed"):
+            self.fail(f"a {row['kind']} group has no reason", row, group=row["group"])
+        terms = tuple(row[field] for field in RESOLVED)
+        kept = _Resolved(row["kind"], terms, row["time"], row["group"], _copied(row), row.mark)
+        if row["ticket"] is not None and row["solicited"]:
+            self._resolved.setdefault(row["ticket"], kept)
+        if row["kind"] == "ready":
+            self._ready.setdefault(row["group"], kept)
+
+    def _setting(self, row: Row[Resolution]) -> None:
+        setting = row["setting"]
+        if setting is None or setting["decision"] is None:
+            return
+        asked = self._asked.get(setting["decision"])
+        if asked is None:
+            return  # the claim about settings names it
+        name, value = asked
+        if setting["name"] != name or json.loads(setting["value"]) != json.loads(value):
+            message = f"{setting['name']} became {setting['value']}, but decision {setting['decision']} asked for "
+            self.fail(f"{message}{name} {value}", row, setting=setting["name"])
+
+    def grant(self, row: Row) -> None:
+        ticket = row["ticket"]
+        if row["policy"] != self.facts.policy:
+            self.fail(f"a grant is of policy {row['policy']}", row, ticket=ticket)
+        if self.facts.begins_at_zero("prompts"):
+            self._of_prompt(row)
+        wanted = range(row["group_size"])
+        if (not row["round"] and row["samples"] != list(wanted)) or not set(row["samples"]) <= set(wanted):
+            self.fail(f"ticket {ticket} grants other samples than its group has", row, ticket=ticket)
+        found = self._resolved.get(ticket)
+        if found is None:
+            return
+        for field, mine, theirs in zip(GRANTED, (row[field] for field in GRANTED), found.terms, strict=True):
+            if mine != theirs:
+                message = f"ticket {ticket} was granted with {field} {mine} and resolved with {theirs}"
+                self.fail(message, row, found.mark, ticket=ticket)
+        if found.time < row["time"]:
+            self.fail(f"ticket {ticket} was resolved before it was granted", row, found.mark, ticket=ticket)
+        if found.kind == "expired" and found.time < row["lease_until"]:
+            self.fail(f"ticket {ticket} expired before its lease ended", row, found.mark, ticket=ticket)
+
+    def _of_prompt(self, row: Row[Grant]) -> None:
+        ticket, found = row["ticket"], self._prompts.get(row["prompt_id"])
+        if found is None:
+            self.fail(f"ticket {ticket} is for prompt {row['prompt_id']}, which was never asked", row, ticket=ticket)
+        elif not any(asked.gives(row) for asked in found[1]):
+            message = f"ticket {ticket} is for another task, group size or other rewards than its prompt"
+            self.fail(message, found[0], row, ticket=ticket)
+
+    def completion(self, row: Row[Completion]) -> None:
+        if row["policy"] != self.facts.policy:
+            self.fail(f"a completion is of policy {row['policy']}", row, group=row["group"])
+        if row["kind"] == "progress":
+            return
+        wrong = _uneven(row)
+        if wrong:
+            self.fail(f"a completion {wrong}", row, group=row["group"])
+        ready = self._ready.get(row["group"])
+        if ready is None or row["kind"] not in ("complete", "unsolicited"):
+            return
+        self._matched.add(row["group"])
+        if _copied(row) != ready.copied:
+            message = "a group is ready with other samples, tokens or rewards than it was completed with"
+            self.fail(message, row, ready.mark, group=row["group"])
+
+    def finish(self) -> None:
+        whole = self.facts.begins_at_zero("completions")
+        for group, ready in self._ready.items():
+            if group not in self._matched and whole:
+                self.fail("a group is ready that was never said to be complete", ready.mark, group=group)
+
+
+def _copied(row: Row) -> str:
+    """What both records must say, as one text: NaN equals NaN in it."""
+    return repr([row[field] for field in COPIED])
+
+
+def _uneven(row: Row) -> str:
+    """What is wrong inside a completion; empty when nothing is."""
+    listed = ("samples", "tokens", "rewards") if row["kind"] == "top_up" else COUNTED
+    counts = {len(row[field]) for field in listed}
+    if len(counts) != 1:
+        return "does not list tokens and rewards of each sample"
+    if sorted([*row["samples"], *row["missing"]]) != list(range(row["size"])):
+        return f"of {row['size']} samples names {row['samples']} and misses {row['missing']}"
+    if row["kind"] in ("complete", "unsolicited") and not row["samples"]:
+        return "without samples is called complete"
+    if row["kind"] == "complete" and row["v_head"] < 0:
+        return "is called complete although nothing of it trains"
+    if any(math.isinf(reward) for reward in row["rewards"]):
+        return "holds a reward that is no number"
+    return ""

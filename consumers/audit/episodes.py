@@ -1,0 +1,246 @@
+"""The claim that no episode is forgotten: what started ended or is still running, every model call is in one sample,
+and a sample's reward is what its judges said.
+
+Invariants: built from samples and dead letters, then compared with `events`, where each episode lies in one partition;
+some hundred bytes a sample, 16 a model call."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from millrace.consumers.audit.claim import Claim
+from millrace.consumers.audit.facts import Facts, PlaceIndex
+from millrace.consumers.audit.rows import Mark, Row, Sample
+from millrace.infra.log.base import Place
+from millrace.schemas.records import Completion, DeadLetter, Decision, Event, SealedReward, Trajectory
+
+CLOSES = frozenset({"superseded", "failed_sample"})
+"""dead letters of seal that end a whole attempt; they name its start"""
+UNFOLDABLE = "unfoldable"
+"""an event with such a letter changed nothing; at an attempt's start it may also say that its group cannot be closed"""
+REFUSES = frozenset({"unknown_policy", "out_of_bounds", "too_many_attempts", "wrong_group", "bad_sample", UNFOLDABLE})
+"""dead letters of seal at an attempt's start that say why it never began. Its end needs none of its own: where the
+group was sealed meanwhile, nobody knows of either any more"""
+REFUSED = "refused"
+UNCOUNTED = frozenset({"orphan", "after_end", UNFOLDABLE})
+"""dead letters of seal at a model call that is in no sample"""
+ROUNDS = 4
+"""a group is open for at most this many times its patience: once, and again for each top-up"""
+PATIENCE = 300_000_000
+"""micros, where no decision says how long a group waits for its samples"""
+TRAINS = frozenset({"completed", "truncated"})
+
+
+@dataclass(slots=True)
+class _Sealed:
+    """What a sample said, until its events are seen."""
+
+    mark: Mark
+    at: int
+    rewards: dict[str, tuple[Any, ...]]
+    group: str
+
+
+@dataclass(slots=True)
+class _Open:
+    """An episode whose start was seen."""
+
+    mark: Mark
+    time: int
+    wait: int
+    ended: bool = False
+    fate: str = ""
+
+
+class Episodes(Claim):
+    """One start, at most one end, then one sample or one dead letter that says why there is none. What seal's time has
+    not passed yet counts as running."""
+
+    name = "episodes"
+    sentence = "every episode has a sample, a dead letter or time left, and each call and reward its sample"
+    unit = "episodes"
+
+    def __init__(self, facts: Facts) -> None:
+        super().__init__(facts)
+        self._sealed: dict[str, _Sealed] = {}
+        self._named = PlaceIndex()
+        self._letters: dict[tuple[int, int], list[str]] = {}
+        self._open: dict[str, _Open] = {}
+        self._writers: dict[str, tuple[str, Mark]] = {}
+        self._patience = PATIENCE
+        self._reached: dict[int, int] = {}
+        self._shared: set[str] = set()
+        """rewards of whole groups, given in the name of one of their episodes"""
+        self._running = 0
+
+    # -- what comes before the events
+
+    def completion(self, row: Row[Completion]) -> None:
+        self._reached[row["slot"]] = max(row["time"], self._reached.get(row["slot"], 0))
+
+    def decision(self, row: Row[Decision]) -> None:
+        patience = self.facts.patience(row)
+        if patience is not None:
+            self._patience = max(self._patience, patience)
+
+    def trajectory(self, sample: Sample) -> None:
+        row = sample.row
+        self._sample(row)
+        if row["tokens"] and row["status"] not in TRAINS:
+            alone = row["ticket"] is None and row["status"] == "abandoned"
+            if not alone:
+                self.fail(f"a {row['status']} episode may train", row, **sample.ids)
+        for call in sample.calls:
+            other = [name for name, mine in _whose(row) if call is not None and call[name] != mine]
+            if call is not None and other:
+                self.fail(f"a sample holds a model call of another {', '.join(other)}", row, call, **sample.ids)
+        if row["policy"] != self.facts.policy:
+            self.fail(f"a sample of policy {row['policy']} lies here", row, **sample.ids)
+
+    def evaluation(self, row: Row[Trajectory]) -> None:
+        self._sample(row)
+
+    def _sample(self, row: Row[Trajectory]) -> None:
+        id = row["id"]
+        if id in self._sealed:
+            self.fail("an episode has two samples", self._sealed[id].mark, row, trajectory=id)
+        rewards = {r["reward_id"]: _judged(r) for r in row["rewards"]}
+        self._sealed[id] = _Sealed(row.mark, row["sealed_at"], rewards, row["group"])
+        for place in row["events"]:
+            self._named.add(Place(place["topic"], place["partition"], place["offset"]), 0)
+        problem = _sum(row)
+        if problem:
+            self.fail(problem, row, trajectory=id, group=row["group"])
+
+    def dead_letter(self, row: Row[DeadLetter]) -> None:
+        place = row["place"]
+        if row["stage"] == "seal" and place["topic"] == self.facts.topics["events"]:
+            self._letters.setdefault((place["partition"], place["offset"]), []).append(row["reason"])
+
+    # -- the events
+
+    def event(self, row: Row[Event]) -> None:
+        if row.name != "Event" or row["policy"] != self.facts.policy:
+            return
+        match row["kind"]:
+            case "episode_started" if row["trajectory"] == row["root_trajectory"]:
+                self._started(row)
+            case "episode_ended" if row["trajectory"] == row["root_trajectory"]:
+                self._ended(row)
+            case "model_call":
+                self._call(row)
+            case "reward":
+                self._reward(row)
+
+    def _reasons(self, row: Row[Event]) -> list[str]:
+        return self._letters.get((row.place.partition, row.place.offset), [])
+
+    def _started(self, row: Row[Event]) -> None:
+        self.finding.checked += 1
+        root, reasons = row["root_trajectory"], self._reasons(row)
+        before = self._open.get(root)
+        if row["body_encoding"] != "plain" or "duplicate_start" in reasons or (before and before.fate != REFUSED):
+            return
+        known = _Open(row.mark, row["log_time"] or 0, row.body["reward_deadline_ms"] * 1000)
+        known.fate = next((reason for reason in reasons if reason in CLOSES), "")
+        if REFUSES.intersection(reasons):
+            known.fate = REFUSED
+        elif root in self._sealed:
+            known.fate = "sealed"
+        self._open[root] = known
+
+    def _ended(self, row: Row[Event]) -> None:
+        known = self._open.get(row["root_trajectory"])
+        reasons = self._reasons(row)
+        if known is None:
+            if not reasons and row["root_trajectory"] not in self._sealed and self._whole(row):
+                self.fail("an episode ended that never started", row, trajectory=row["root_trajectory"])
+        elif "after_end" not in reasons and UNFOLDABLE not in reasons:
+            known.ended = True
+            known.fate = known.fate or next((reason for reason in reasons if reason in CLOSES), "")
+
+    def _call(self, row: Row[Event]) -> None:
+        self.finding.facts["calls"] = self.finding.facts.get("calls", 0) + 1
+        count, root = len(self._named.take(row.place)), row["root_trajectory"]
+        if count > 1:
+            self.fail(f"a model call is in {count} samples", row, trajectory=root, event=row["id"])
+        if count and UNCOUNTED.intersection(self._reasons(row)):
+            self.fail("a model call is in a sample and has a dead letter", row, trajectory=root, event=row["id"])
+        known = self._open.get(root)
+        if count or known is None or known.fate != "sealed" or known.ended or row["body_encoding"] != "plain":
+            return
+        sealed = self._sealed[root]
+        if (row["log_time"] or 0) < sealed.at and not self._reasons(row):
+            self.fail("a model call of an episode is not in its sample", sealed.mark, row, trajectory=root)
+
+    def _reward(self, row: Row[Event]) -> None:
+        if row["body_encoding"] != "plain" or UNFOLDABLE in self._reasons(row):
+            return
+        body = row.body
+        writer = row["source"] if row["source_seq"] is None else "a gateway"
+        first = self._writers.setdefault(body["source"], (writer, row.mark))
+        if first[0] != writer:
+            message = f"{body['source']} speaks through {writer} here and through {first[0]} before"
+            self.fail(message, first[1], row, event=row["id"])
+        if body["target_kind"] == "group":
+            self._shared.add(body["reward_id"])
+        sealed = self._sealed.get(row["root_trajectory"])
+        said = sealed.rewards.get(body["reward_id"]) if sealed else None
+        if sealed is None or said is None:
+            return
+        wanted = (body["source"], body["rubric_version"], body["value"], body["failure"])
+        if said[:3] != wanted[:3] or (wanted[3] and said[3] != wanted[3]):
+            self.fail("a sample holds a reward that its judge did not give", sealed.mark, row, event=row["id"])
+        del sealed.rewards[body["reward_id"]]
+
+    def _whole(self, row: Row) -> bool:
+        return not self.facts.starts["events"].get(row.place.partition)
+
+    def slot_end(self, partition: int) -> None:
+        """Everything that belongs to these episodes lies in this partition."""
+        reached = self._reached.get(partition, 0)
+        for root, known in self._open.items():
+            if known.fate:
+                self._settled(root, known)
+            elif reached > known.time + ROUNDS * self._patience + known.wait:
+                self.fail("an episode started and became nothing", known.mark, trajectory=root)
+            else:
+                self._running += 1
+        self._open.clear()
+        self._shared.clear()
+
+    def _settled(self, root: str, known: _Open) -> None:
+        sealed = self._sealed.get(root)
+        if sealed is None or known.fate == REFUSED:
+            return
+        if not known.ended:
+            self.fail("a sample was sealed of an episode that did not end", sealed.mark, known.mark, trajectory=root)
+        for id in sealed.rewards:
+            if id not in self._shared:
+                self.fail(f"a sample holds reward {id}, which no judge gave", sealed.mark, trajectory=root)
+
+    def finish(self) -> None:
+        self.finding.facts["running"] = self._running
+
+
+def _whose(row: Row) -> list[tuple[str, Any]]:
+    """Envelope fields of its calls that a sample shares."""
+    names = {"tenant": "tenant", "group": "group", "root_trajectory": "id", "attempt": "attempt", "split": "split"}
+    return [(theirs, row[mine]) for theirs, mine in names.items()]
+
+
+def _judged(reward: SealedReward) -> tuple[Any, ...]:
+    return reward["source"], reward["rubric_version"], reward["value"], reward["failure"]
+
+
+def _sum(row: Row[Trajectory]) -> str:
+    """What is wrong with a sample's reward; empty when it is the sum of what was judged."""
+    values = [reward["value"] for reward in row["rewards"] if reward["value"] is not None]
+    if row["reward"] is None:
+        silent = row["missing"] or len(values) < len(row["rewards"]) or not values
+        return "" if silent else "a sample has no reward although every judge spoke"
+    if not values or not math.isclose(row["reward"], sum(values), rel_tol=1e-12):
+        return f"a sample's reward is {row['reward']}, its judges' sum {sum(values)}"
+    return ""

@@ -1,0 +1,171 @@
+"""The claim that a ledger entry's figures are true: computed again from the batch that it names.
+
+Figures that only the training process knew (loss, timings, libraries, code) cannot be computed again; the hash chain
+holds them. Those that depend on what an algorithm left out of a batch are bounded by the batch instead."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from millrace.consumers.audit.claim import Claim
+from millrace.consumers.audit.facts import Facts
+from millrace.consumers.audit.rows import Mark, Row, Sample
+
+AGES = 8
+"""tokens are counted by how many versions they are behind: 0, 1, ... and from here on together"""
+
+EXCUSED = ("not trainable", "its claimed bytes")
+"""how the reasons begin for which a group may be lost although its records lie there"""
+
+
+@dataclass(slots=True)
+class _Batch:
+    """What the samples of a version came to."""
+
+    mark: Mark
+    entry: Mapping[str, Any]
+    rewards: dict[str, float | None] = field(default_factory=dict)
+    seqs: set[int] = field(default_factory=set)
+    length: int = 0
+    ages: np.ndarray[Any, np.dtype[np.int64]] = field(default_factory=lambda: np.zeros(AGES + 1, np.int64))
+    oldest: int = 0
+    seen: int = 0
+    there: dict[int, int] = field(default_factory=dict)
+    """by seq, how many of its samples can be read"""
+
+
+class Figures(Claim):
+    """Samples, tokens, rewards, ages, shares of ranks and settings of each version, from the samples themselves."""
+
+    name = "figures"
+    sentence = "what each ledger entry says of its batch follows from the batch"
+    unit = "figures"
+
+    def __init__(self, facts: Facts) -> None:
+        super().__init__(facts)
+        self._batches: dict[int, _Batch] = {}
+
+    def ledger(self, row: Row) -> None:
+        entry = row.record
+        kept = {name: entry[name] for name in ("version", "groups", "ranks", "metrics", "eta", "masked_tokens")}
+        self._batches.setdefault(row["version"], _Batch(row.mark, kept))
+        ranks = entry["ranks"]
+        if [share["rank"] for share in ranks] != list(range(len(ranks))):
+            self.fail(f"version {row['version']} does not count its ranks from 0", row, version=row["version"])
+        if ranks and entry["leader"] != ranks[0]["member"]:
+            self.fail(f"version {row['version']} has a leader who is not its rank 0", row, version=row["version"])
+        if len({share["member"] for share in ranks}) != len(ranks):
+            self.fail(f"a member has two ranks in version {row['version']}", row, version=row["version"])
+        celled = any(share["cell"] >= 0 for share in ranks)
+        if celled and any(share["cell"] < 0 and (share["samples"] or share["tokens"]) for share in ranks):
+            self.fail(f"a rank of version {row['version']} that serves a role trained", row, version=row["version"])
+
+    def trajectory(self, sample: Sample) -> None:
+        for trained in self.facts.trained_in(sample.row.place):
+            batch = self._batches.get(trained.version)
+            if batch is None:
+                continue
+            batch.seen += 1
+            batch.there[trained.seq] = batch.there.get(trained.seq, 0) + 1
+            if trained.lost is not None or not sample.traces:
+                continue
+            reward = sample.row["reward"]
+            batch.rewards[sample.row["id"]] = reward if reward is not None and math.isfinite(reward) else None
+            batch.seqs.add(trained.seq)
+            batch.length += sum(len(trace.tokens) for trace in sample.traces)
+            ages = trained.version - 1 - sample.trained_versions
+            if len(ages):
+                batch.oldest = max(batch.oldest, int(ages.max()))
+                batch.ages += np.bincount(np.clip(ages, 0, AGES), minlength=AGES + 1)
+
+    def finish(self) -> None:
+        unread = 0
+        for version, batch in sorted(self._batches.items()):
+            self._lost(version, batch)
+            named = sum(len(group["trajectories"]) for group in batch.entry["groups"])
+            if batch.seen != named:
+                unread += 1
+                continue
+            for what, said, is_ in self._compared(version, batch):
+                self.finding.checked += 1
+                if not math.isclose(said, is_, rel_tol=1e-5, abs_tol=1e-6):
+                    message = f"version {version} says {what} {said:g}; its batch comes to {is_:g}"
+                    self.fail(message, batch.mark, version=version)
+            for problem in self._bounded(batch):
+                self.fail(f"version {version} {problem}", batch.mark, version=version)
+        if unread:
+            self.note(f"{unread} versions cannot be computed again: some of their samples cannot be read any more")
+
+    def _lost(self, version: int, batch: _Batch) -> None:
+        """A group that every sample can still be read of was not lost, unless for what is in them or behind a claim."""
+        for group in batch.entry["groups"]:
+            reason, count = group["lost"], len(group["trajectories"])
+            if reason is None or reason.startswith(EXCUSED) or batch.there.get(group["seq"], 0) < max(1, count):
+                continue
+            message = f"version {version} calls a group lost ({reason}) that is there"
+            self.fail(message, batch.mark, version=version, seq=group["seq"], group=group["group"])
+
+    def _compared(self, version: int, batch: _Batch) -> Iterator[tuple[str, float, float]]:
+        """(figure, as the entry says, as its batch comes to), of those that the entry holds."""
+        metrics, ranks = batch.entry["metrics"], batch.entry["ranks"]
+        known = [reward for reward in batch.rewards.values() if reward is not None]
+        true: dict[str, float] = {
+            "reward_mean": math.fsum(known) / len(known) if known else 0.0,
+            "samples": len(batch.rewards),
+            "samples_without_reward": len(batch.rewards) - len(known),
+        }
+        if any(name.startswith("staleness_tokens_") for name in metrics):
+            true |= {f"staleness_tokens_{age}": int(batch.ages[age]) for age in range(AGES)}
+            true[f"staleness_tokens_{AGES}_or_more"] = int(batch.ages[AGES])
+        true |= self._spans(version, batch)
+        for name, value in true.items():
+            # A count of nothing is left out of an entry; anything else that is missing is not compared.
+            if name in metrics or (name.startswith("staleness_tokens_") and value):
+                yield name, metrics.get(name, 0.0), value
+        if ranks:
+            yield "samples of all ranks", sum(share["samples"] for share in ranks), len(batch.rewards)
+            yield "groups of all ranks", sum(share["groups"] for share in ranks), len(batch.seqs)
+            if "tokens_computed" in metrics:
+                total = sum(share["tokens"] for share in ranks)
+                yield "tokens_computed", metrics["tokens_computed"], total
+        found = [self.facts.eta.at(group["ticket"] or 0) for group in batch.entry["groups"]]
+        etas = [float(eta) for eta in found if eta is not None]
+        if etas and len(etas) == len(found):
+            yield "eta", batch.entry["eta"], max(etas)
+
+    def _spans(self, version: int, batch: _Batch) -> dict[str, float]:
+        """How far behind the oldest and newest trainable tokens of the groups are, as they were resolved."""
+        seqs = [group["seq"] for group in batch.entry["groups"]]
+        if any(seq not in self.facts.spans for seq in seqs):
+            return {}
+        out: dict[str, float] = {}
+        for name, at in (("head", 0), ("tail", 1)):
+            ages = [version - 1 - self.facts.spans[seq][at] for seq in seqs if self.facts.spans[seq][at] >= 0]
+            if ages:
+                out |= {f"staleness_{name}_mean": sum(ages) / len(ages), f"staleness_{name}_max": max(ages)}
+        return out
+
+    def _bounded(self, batch: _Batch) -> Iterator[str]:
+        """What an algorithm may have left out can only lower these."""
+        metrics, trainable = batch.entry["metrics"], int(batch.ages.sum())
+        if metrics.get("tokens_trainable", 0) > trainable:
+            yield f"trained {metrics['tokens_trainable']:g} tokens where its batch holds {trainable}"
+        if metrics.get("tokens_computed", 0) > batch.length:
+            yield f"computed {metrics['tokens_computed']:g} tokens where its batch holds {batch.length}"
+        if batch.entry["masked_tokens"] > trainable:
+            yield f"masked {batch.entry['masked_tokens']} tokens where its batch holds {trainable}"
+        if not 0 <= metrics.get("staleness_mean", 0) <= metrics.get("staleness_max", math.inf):
+            yield "has a mean staleness beyond its largest"
+        if metrics.get("staleness_max", 0) > batch.oldest:
+            yield f"says staleness {metrics['staleness_max']:g} where its oldest token is {batch.oldest} behind"
+        if metrics.get("tokens_trainable") == trainable and "staleness_mean" in metrics and not batch.ages[AGES]:
+            mean = float((batch.ages * np.arange(AGES + 1)).sum() / trainable) if trainable else 0.0
+            if not math.isclose(metrics["staleness_mean"], mean, rel_tol=1e-4, abs_tol=1e-6):
+                yield f"says a mean staleness of {metrics['staleness_mean']:g}; its batch comes to {mean:g}"
+            if "staleness_max" in metrics and metrics["staleness_max"] != batch.oldest:
+                yield f"says staleness {metrics['staleness_max']:g} where its oldest token is {batch.oldest} behind"

@@ -1,0 +1,127 @@
+"""The claim about what weight events say of their directories, as far as events alone can tell (`--files` reads them).
+
+Invariants: no code of those who write versions is used; what version 0 says of the policy, no later one contradicts."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+from millrace.consumers.audit.claim import Claim
+from millrace.consumers.audit.facts import Facts
+from millrace.consumers.audit.rows import Mark, Row
+from millrace.schemas.records import LedgerEntry, WeightVersion
+
+FIRST = ("batch", "eta", "shards", "group_size")
+"""what version 0 says of the policy"""
+DELTA = ("delta", "delta_hash", "delta_bytes")
+ADAPTER = "adapter_config.json"
+TOKENIZER = (
+    "added_tokens.json",
+    "merges.txt",
+    "special_tokens_map.json",
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "vocab.json",
+)
+
+
+class Weights(Claim):
+    """A digest is that of the manifest of the files; the tokenizer is the policy's own from the first version on; the
+    mode is what the files and the delta make it; and the ledger was written at the same moment."""
+
+    name = "weights"
+    sentence = "each weight event's digest, mode, tokenizer and directory follow from its files and its policy"
+    unit = "versions"
+
+    def __init__(self, facts: Facts) -> None:
+        super().__init__(facts)
+        self._first: dict[str, Any] | None = None
+        self._mark: Mark | None = None
+        self._root: tuple[str, Mark] | None = None
+        self._times: dict[int, tuple[int, Mark]] = {}
+        self._sizes: dict[int, dict[str, int | None]] = {}
+        """by version, what its entry's metrics repeat of the event"""
+
+    def weights(self, row: Row[WeightVersion]) -> None:
+        self.finding.checked += 1
+        version = row["version"]
+        self._times.setdefault(version, (row["time"], row.mark))
+        full, delta = row["full_bytes"], row["delta_bytes"]
+        self._sizes.setdefault(version, {"full_bytes": full, "sent_bytes": full if delta is None else delta})
+        for problem in (*self._alone(row), *self._directory(row)):
+            self.fail(f"version {version} {problem}", row, version=version)
+        self._against_first(row)
+
+    def _alone(self, row: Row) -> list[str]:
+        files, out = row["files"], []
+        if row["policy"] != self.facts.policy or row.raw.key != row["policy"].encode():
+            out.append(f"is of policy {row['policy']}, under key {row.raw.key!r}")
+        first = self._first or row
+        said = [name for name in FIRST if row[name] is not None and row[name] != first[name]]
+        if said:
+            out.append(f"says another {', '.join(said)} than version 0")
+        if not row["version"] and row["shards"] not in (None, len(self.facts.starts["trajectories"])):
+            out.append(f"says {row['shards']} shards, there are {len(self.facts.starts['trajectories'])}")
+        mode = "adapter" if ADAPTER in files else "delta" if row["delta"] is not None else "full"
+        if row["mode"] != mode:
+            out.append(f"is called {row['mode']}, but its files make it {mode}")
+        if len({row[name] is None for name in DELTA}) != 1:
+            out.append("names a delta only in part")
+        if row["delta_bytes"] is not None and not 0 < row["delta_bytes"] < (row["full_bytes"] or 1 << 62):
+            out.append("has a delta that is no smaller than itself")
+        if files:
+            listing = json.dumps({"format": 1, "files": dict(sorted(files.items()))}, indent=1) + "\n"
+            if hashlib.sha256(listing.encode()).hexdigest() != row["digest"]:
+                out.append("has a digest that is not the one of its files")
+        return out
+
+    def _directory(self, row: Row[WeightVersion]) -> list[str]:
+        """Directories of a policy lie side by side and carry version and digest in their names."""
+        root, _, name = row["uri"].rstrip("/").rpartition("/")
+        if not name.startswith("v"):
+            return []  # not named by a learner
+        out = []
+        if row["delta"] is not None and row["delta"] != f"{root}/deltas/{name}.delta":
+            out.append("has a delta that does not lie where those of its policy do")
+        if name != f"v{row['version']}-{row['digest'][:12]}":
+            out.append(f"lies in {name}, which is named for another version or digest")
+        if self._root is None:
+            self._root = (root, row.mark)
+        elif self._root[0] != root:
+            out.append(f"lies under {root}, the first under {self._root[0]}")
+        return out
+
+    def _against_first(self, row: Row) -> None:
+        """What the learner copies from version to version."""
+        version = row["version"]
+        if self._first is None:
+            self._first, self._mark = dict(row.record), row.mark
+        assert self._mark is not None
+        for name in ("tokenizer_hash", "template_hash"):
+            if row[name] != self._first[name]:
+                self.fail(f"version {version} has another {name} than the first", self._mark, row, version=version)
+        own = {name: row["files"][name] for name in TOKENIZER if name in row["files"]}
+        if not own:
+            return
+        if version == 0 and hashlib.sha256(json.dumps(own).encode()).hexdigest() != row["tokenizer_hash"]:
+            self.fail("version 0 has a tokenizer_hash that is not the one of its files", row, version=version)
+
+    def ledger(self, row: Row[LedgerEntry]) -> None:
+        version = row["version"]
+        if row.raw.key != str(version).encode():
+            self.fail(f"the entry of version {version} lies under key {row.raw.key!r}", row, version=version)
+        first = self._first
+        if not version and first and not first["version"] and first["eta"] not in (None, row["eta"]):
+            self.fail(f"version 0 says eta {row['eta']} in the ledger; its event says {first['eta']}", row, version=0)
+        known = self._times.get(version)
+        if known is not None and known[0] != row["time"]:
+            message = f"version {version} has another time in its event than in the ledger"
+            self.fail(message, known[1], row, version=version)
+        for name, size in self._sizes.get(version, {}).items():
+            said = row["metrics"].get(name)
+            if said is not None and size is not None and said != size:
+                message = f"version {version} says {name} {said:g} in the ledger; its event says {size}"
+                self.fail(message, *([known[1]] if known else []), row, version=version)

@@ -1,0 +1,73 @@
+"""Where each turn's outputs lie, and what they were: remembered while the topics are walked, asked for by turn.
+
+Invariants: 24 bytes a record; outputs of a slot in one partition are asked for in the order of its turns, which is the
+order in which they lie there; a digest covers key, headers and stored bytes."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping
+from hashlib import blake2b
+from typing import NamedTuple
+
+from millrace.infra.log.base import Record
+
+Where = tuple[str, int]
+"""kind of topic, partition"""
+
+
+class Output(NamedTuple):
+    """One record that a turn wrote: where in its partition, and the digest of it."""
+
+    offset: int
+    digest: int
+
+
+def digest(key: bytes, headers: Mapping[str, bytes], value: bytes | None) -> int:
+    """64 bits over everything of a record that its writer chose."""
+    state = blake2b(digest_size=8)
+    for part in (key, *(part for name in sorted(headers) for part in (name.encode(), headers[name])), value or b""):
+        state.update(len(part).to_bytes(8, "little"))
+        state.update(part)
+    return int.from_bytes(state.digest(), "little")
+
+
+class _Lane:
+    """What one slot wrote to one partition, in the order of the log."""
+
+    __slots__ = ("at", "digests", "offsets", "turns")
+
+    def __init__(self) -> None:
+        self.turns, self.offsets, self.digests = array("q"), array("q"), array("Q")
+        self.at = 0
+
+
+class Written:
+    """Outputs by slot (`stage/slot`), partition and turn."""
+
+    def __init__(self) -> None:
+        self._lanes: dict[bytes, dict[Where, _Lane]] = {}
+
+    def add(self, kind: str, record: Record) -> None:
+        """Remember a record that names its turn; others are no outputs."""
+        slot, _, number = record.headers.get("turn", b"").rpartition(b"/")
+        if not slot or not number.isdigit() or len(number) > 18:
+            return
+        lane = self._lanes.setdefault(slot, {}).setdefault((kind, record.partition), _Lane())
+        lane.turns.append(int(number))
+        lane.offsets.append(record.offset)
+        lane.digests.append(digest(record.key, record.headers, record.value))
+
+    def take(self, slot: bytes, turn: int) -> dict[Where, list[Output]]:
+        """Everything that a turn wrote, with earlier turns' outputs that nobody took. Call it with rising turns."""
+        found: dict[Where, list[Output]] = {}
+        for where, lane in self._lanes.get(slot, {}).items():
+            while lane.at < len(lane.turns) and lane.turns[lane.at] <= turn:
+                found.setdefault(where, []).append(Output(lane.offsets[lane.at], lane.digests[lane.at]))
+                lane.at += 1
+        return found
+
+    def untouched(self, slot: bytes, where: Where) -> bool:
+        """Whether nothing that the slot wrote to this partition was taken before: what is missing may be older."""
+        lane = self._lanes.get(slot, {}).get(where)
+        return lane is None or lane.at == 0

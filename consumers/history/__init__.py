@@ -1,0 +1,12 @@
+"""The history of a policy, read back from the log: the one reader under audit, why, report, status and learner.
+
+kinds     the topics of a policy, and what each holds
+rows      one decoded record with its place
+reader    rows of a topic or of a stretch of it, a record at a time
+follow    rows of what is written from now on
+extent    ends of one moment, so that nothing that is pointed at lies beyond them
+places    trajectories by their places
+ledger    the chain of hashes of what trained each version
+newest    the newest version
+timeline  the value of a setting by the position from which it holds
+"""
