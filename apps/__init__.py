@@ -1,0 +1,1 @@
+"""The programs: the only room that may import all others."""

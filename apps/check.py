@@ -1,0 +1,136 @@
+"""Whether what the settings name of the user's can work: agent, tasks, verifier, algorithm.
+
+Invariants: nothing is started that stays, and no broker, engine or gateway is asked; whatever the user's code raises is
+an answer with the file and line where it happened."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from millrace.apps.answers import Answer
+from millrace.infra.config import Settings
+from millrace.infra.errors import ConfigError, MillraceError, RewardError
+from millrace.infra.process.loaders import load_function
+from millrace.producers.tasks.source import Source, open_tasks
+from millrace.streams.reward.pool import Pool
+from millrace.streams.reward.verifiers import OURS, load
+
+TAKES_AGENT = "(task, base_url, api_key)"
+TAKES_VERIFIER = "(task, output, episode)"
+EPISODE = {
+    "trajectory": "check",
+    "group": "check",
+    "task_id": "check",
+    "status": "completed",
+    "stop_condition": "agent",
+    "steps": 1,
+    "policy": "check",
+    "attempt": "check",
+}
+"""of an episode that never happened, as verifiers are told of one"""
+
+
+def check(settings: Settings) -> Iterator[Answer]:
+    """Every answer, in the order in which a newcomer should mend things."""
+    rollout = settings.rollout
+    if rollout.agent:
+        yield _ask("agent", lambda: _agent(rollout.agent))
+    elif rollout.tasks:
+        yield Answer("agent", "warning", "[rollout] tasks is set and [rollout] agent is not: nobody works on the tasks")
+    else:
+        yield Answer("agent", "ok", "none is configured: what trains is the traffic of agents in production")
+    if rollout.tasks:
+        yield _ask("tasks", lambda: _tasks(Path(rollout.tasks)))
+    elif rollout.agent:
+        yield Answer("tasks", "warning", "[rollout] agent is set and [rollout] tasks is not: it has nothing to do")
+    yield _ask("verifier", lambda: _verifier(settings))
+    yield _ask("algorithm", lambda: _algorithm(settings))
+
+
+def _ask(question: str, find: Callable[[], str]) -> Answer:
+    try:
+        return Answer(question, "ok", find())
+    except (MillraceError, OSError) as error:
+        return Answer(question, "bad", str(error))
+    except Exception as error:  # the user's module raises what it likes while it is imported
+        return Answer(question, "bad", f"{type(error).__name__}: {error}{_where(error)}")
+
+
+def _where(error: BaseException) -> str:
+    """File and line of an error, the innermost; empty where there is none."""
+    if isinstance(error, SyntaxError):
+        return ""  # its text says so
+    frames = traceback.extract_tb(error.__traceback__)
+    return f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
+
+
+def _agent(name: str) -> str:
+    function = load_function(name, "[rollout] agent", "my_agents.sort:agent")
+    _takes_three(function, f"[rollout] agent {name!r}", TAKES_AGENT, ConfigError)
+    kind = "async" if inspect.iscoroutinefunction(function) else "sync, run in threads"
+    return f"{name} takes {TAKES_AGENT} ({kind})"
+
+
+def _tasks(path: Path) -> str:
+    source = open_tasks(path)
+    return f"{len(source)} in {path}; the first has {', '.join(sorted(source.task(0)))}"
+
+
+def _verifier(settings: Settings) -> str:
+    """Loads it, and lets it judge an empty output of the first task, as the reward role would."""
+    name = settings.reward.verifier
+    function = load(name)
+    if name not in OURS:
+        _takes_three(function, f"verifier {name!r}", TAKES_VERIFIER, RewardError)
+    source = _first(settings)
+    if source is None:
+        return f"{name} can be loaded"
+    pool = Pool(name, workers=1, timeout_s=settings.reward.timeout_s)
+    try:
+        task = source.task(0)
+        found = asyncio.run(pool.judge(orjson.dumps(task).decode(), "", dict(EPISODE)))
+    finally:
+        pool.close()
+    if found.failure:
+        raise RewardError(
+            f"{name} failed on the first task and an empty output ({found.failure}): every such episode would have no "
+            f"reward. The task has {', '.join(sorted(task))}."
+        )
+    return f"{name} gives {found.value:g} to an empty output of the first task"
+
+
+def _first(settings: Settings) -> Source | None:
+    """The tasks, None where there are none or their own answer says what is wrong."""
+    try:
+        return open_tasks(Path(settings.rollout.tasks)) if settings.rollout.tasks else None
+    except (MillraceError, OSError):
+        return None
+
+
+def _algorithm(settings: Settings) -> str:
+    from millrace.trainers.algorithms.registry import algorithm
+    from millrace.trainers.errors import TrainerError
+
+    learner = settings.learner
+    try:
+        algorithm(learner.algorithm, minibatches=learner.minibatches, **learner.knobs)
+    except TrainerError as error:
+        raise ConfigError(f"[learner] algorithm: {error}") from error
+    return f"{learner.algorithm}, {learner.minibatches} minibatches"
+
+
+def _takes_three(function: Any, what: str, takes: str, error: type[MillraceError]) -> None:
+    """Raises `error` for a function that cannot be called with three values."""
+    try:
+        inspect.signature(function).bind(None, None, None)
+    except TypeError:
+        raise error(f"{what} must take {takes}; it takes {inspect.signature(function)}") from None
+    except ValueError:
+        return  # one that is written in C does not say what it takes

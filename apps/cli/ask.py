@@ -1,0 +1,86 @@
+"""Commands that answer from the topics alone: audit, report, why; and `policy create`, which writes version 0."""
+
+from __future__ import annotations
+
+import json
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from millrace.apps.cli.context import call, complain, console, entry
+
+
+def _reading() -> AbstractContextManager[object]:
+    """Says on a terminal that the log is being read, which takes minutes where it is long."""
+    return complain.status("reading the log") if complain.is_terminal and console.is_terminal else nullcontext()
+
+
+policy = typer.Typer(no_args_is_help=True, help="The models being trained.")
+
+
+@policy.command("create")
+def create(
+    context: typer.Context,
+    model: Annotated[
+        Path,
+        typer.Option(
+            help="model in Hugging Face layout, tokenizer and chat template included", exists=True, file_okay=False
+        ),
+    ],
+    untie: Annotated[
+        bool, typer.Option("--untie", help="give the model an output matrix of its own, if it shares its embeddings")
+    ] = False,
+) -> None:
+    """Write version 0 of the configured policy from a model directory. Engines then load it."""
+    from millrace.infra.connect import connect_now
+
+    settings = call(context).settings()
+    with connect_now(settings) as bus:
+        bus.ensure_topics(settings.layout.specs())
+        entry("millrace.streams.seal.policies:announce")(settings, bus)
+        made = entry("millrace.consumers.policy:create")(settings, model, bus, untie=untie)
+    console.print(f"policy {settings.policy.name} begins: version 0 at {made['uri']}", highlight=False, soft_wrap=True)
+
+
+def audit(
+    context: typer.Context,
+    files: Annotated[bool, typer.Option("--files", help="also hash every kept checkpoint")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print the findings as JSON")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="do not fold every turn again")] = False,
+) -> None:
+    """Prove from the topics alone that nothing was lost, doubled or trained too late, or name the first violation."""
+    with _reading():
+        code = entry("millrace.consumers.audit.command:run")(call(context).settings(), files, as_json, quick)
+    raise typer.Exit(code)
+
+
+def report(
+    context: typer.Context,
+    out: Annotated[Path, typer.Option(help="where to write the page", dir_okay=False)] = Path("millrace-report.html"),
+    files: Annotated[bool, typer.Option("--files", help="also hash every kept checkpoint")] = False,
+) -> None:
+    """Write one self-contained HTML page: rewards, staleness, learners, what became of every group, the audit."""
+    out.absolute().parent.mkdir(parents=True, exist_ok=True)
+    with _reading():
+        entry("millrace.consumers.report:write")(call(context).settings(), out, files=files)
+    console.print(f"wrote {out}", highlight=False, soft_wrap=True)
+
+
+def why(
+    context: typer.Context,
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="ID",
+            help="id of an event, call, reply, session, prompt, group, ticket, reward, attempt or dead letter",
+        ),
+    ],
+    as_json: Annotated[bool, typer.Option("--json", help="for programs")] = False,
+) -> None:
+    """Say what became of something, and why. Exit code 1 when nothing is known of it."""
+    with _reading():
+        text, known = entry("millrace.consumers.why:explain")(call(context).settings(), what)
+    typer.echo(json.dumps({"id": what, "known": known, "said": text.splitlines()}, indent=2) if as_json else text)
+    raise typer.Exit(0 if known else 1)

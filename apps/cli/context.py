@@ -1,0 +1,124 @@
+"""What every command shares: the settings of this call, one line for an error, and a clean end on SIGTERM."""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from millrace.infra.config import FILE, PREFIX, Settings, load, variables
+from millrace.infra.errors import ConfigError, MillraceError
+from millrace.infra.process.loaders import find_modules_here
+from millrace.infra.terminal import CleanFormatter, Terminal
+
+console = Terminal()
+complain = Terminal(stderr=True)
+
+
+@dataclass(slots=True)
+class Call:
+    """The flags before the command."""
+
+    file: Path | None = None
+    flags: dict[str, str] = field(default_factory=dict)
+
+    def settings(self) -> Settings:
+        return load(self.file, self.flags)
+
+    @property
+    def path(self) -> Path:
+        """Where the settings file lies, if there is one."""
+        return self.file or Path(os.environ.get(f"{PREFIX}CONFIG") or FILE)
+
+    def environment(self) -> dict[str, str]:
+        """What leads a child process to the same settings: the file and the flags. It inherits the rest."""
+        file = self.path
+        named = {f"{PREFIX}CONFIG": str(file.absolute())} if file.exists() else {}
+        return {**named, **variables(self.flags)}
+
+
+def call(context: typer.Context) -> Call:
+    """The flags of this call."""
+    found = context.find_object(Call)
+    return found if found is not None else Call()
+
+
+def flags(pairs: list[str]) -> dict[str, str]:
+    """`section.key=value` pairs as a table. Raises ConfigError for one without an equals sign."""
+    out = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals:
+            raise ConfigError(f"--set {pair}: write it as section.key=value")
+        out[key.strip()] = value
+    return out
+
+
+class CommandGroup(TyperGroup):
+    """Errors that are meant for the user are one line and exit code 1; anything else is a bug and shows its trace."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except Exception as error:
+            said = _disk(error) if isinstance(error, OSError) else ""
+            if not said and not isinstance(error, _expected()):
+                raise
+            complain.print(f"[bold red]error:[/] {_plain(said or str(error))}", highlight=False, soft_wrap=True)
+            raise typer.Exit(1) from None
+
+
+def entry(name: str) -> Callable[..., Any]:
+    """`module:function` of another package, imported now: the command line loads only what its command needs."""
+    module, _, function = name.partition(":")
+    found: Callable[..., Any] = getattr(importlib.import_module(module), function)
+    return found
+
+
+def become_role(name: str) -> None:
+    """Set this process up as a role: plain log lines, agents importable from here, SIGTERM unwinds."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(CleanFormatter(f"%(asctime)s {name} %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    for noisy in ("httpx", "httpx2", "httpcore", "httpcore2", "openai", "faust", "aiokafka", "asyncio"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+    find_modules_here()
+    signal.signal(signal.SIGTERM, _end)
+
+
+def _end(number: int, frame: object) -> None:
+    raise SystemExit(128 + number)
+
+
+def _expected() -> tuple[type[Exception], ...]:
+    """The roots of every error that is raised on purpose, of packages that are loaded."""
+    roots: list[type[Exception]] = [MillraceError]
+    for module, name in (("millrace.schemas.errors", "SchemaError"), ("millrace.trainers.errors", "TrainerError")):
+        if module in sys.modules:
+            roots.append(getattr(sys.modules[module], name))
+    return tuple(roots)
+
+
+def _disk(error: OSError) -> str:
+    """What to do about a disk that takes nothing; empty for other errors."""
+    place = f" at {error.filename}" if error.filename else ""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"the disk is full{place}: make room; what was running goes on by itself, else run `millrace up`"
+    if error.errno == errno.EROFS:
+        return f"the disk is read-only{place}: mount it writable, or choose another home, then run `millrace up`"
+    return ""
+
+
+def _plain(text: str) -> str:
+    """Text as it is, without rich's markup."""
+    return text.replace("[", r"\[")

@@ -1,0 +1,201 @@
+"""Commands for a whole deployment on this machine: up, down, status, demo."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import orjson
+import typer
+from rich.console import Group, RenderableType
+from rich.live import Live
+
+from millrace.apps.cli.context import Call, call, console, entry
+from millrace.consumers.status.health import awaited, wrong
+from millrace.consumers.status.tables import learning, processes, silent, workers
+from millrace.consumers.status.watch import Watch
+from millrace.infra.config import FILE, PREFIX, Settings
+from millrace.infra.connect import connect
+from millrace.infra.errors import ConfigError, TopicError, UnreachableError
+from millrace.infra.local_keys import kafka_options
+from millrace.infra.machine.deployment import Deployment
+from millrace.infra.machine.supervisor import State
+from millrace.schemas.ids import now_micros
+from millrace.streams.dispatch.announce import asked_by
+
+DEMO = Path(".millrace/demo")
+"""where a demo keeps its files, unless told"""
+LOOK_S = 0.5
+"""between two looks at a deployment that is followed"""
+RETRY_S = 2.0
+"""between two looks for topics that are not there yet"""
+
+
+def up(context: typer.Context) -> None:
+    """Start everything that the settings ask for on this machine, and keep it running. Repeated, it starts what is new,
+    stops what is no longer asked for, and restarts what reads a setting that changed.
+    """
+    _wanted(call(context))
+    deployment = _deployment(context)
+    stopped = deployment.up()
+    if stopped:
+        console.print(f"stopped {len(stopped)} processes that a killed supervisor left behind", highlight=False)
+    console.print(processes(deployment.supervisor.states()))
+    settings = deployment.settings
+    console.print(f"agents: base_url http://{settings.gateway.host}:{settings.gateway.port}/v1", highlight=False)
+    logs = f"logs: {deployment.supervisor.logs}; `millrace status` shows how it goes"
+    console.print(logs, highlight=False, soft_wrap=True)
+
+
+def _wanted(made: Call) -> None:
+    """Raises ConfigError where nobody said what to start: a typing error in a wrong folder starts no broker."""
+    told = made.flags or any(name.upper().startswith(PREFIX) for name in os.environ)
+    if made.path.exists() or told:
+        return
+    demo = made.path.absolute().parent / DEMO
+    hint = f" The demo's lie in {DEMO}: `cd {DEMO}` first." if (demo / FILE).exists() else ""
+    raise ConfigError(f"There is no {made.path} here, so nothing says what to start: `millrace init` writes one.{hint}")
+
+
+def down(context: typer.Context) -> None:
+    """Stop everything that `up` started, and whatever a killed supervisor left."""
+    left = _deployment(context).down()
+    console.print("stopped" + (f", {len(left)} leftovers too" if left else ""), highlight=False)
+
+
+def status(
+    context: typer.Context,
+    follow: Annotated[bool, typer.Option("--watch", "-w", help="stay and follow, until ^C")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="for programs")] = False,
+) -> None:
+    """Show how the policy does, who is alive anywhere, this machine's processes, and what a deployment that is still
+    starting waits for. Exit code 1 when there is no such policy, when nothing runs here, or when a process does not
+    run, keeps ending, or runs without a word in the log; 0 while all that is missing is on its way.
+    """
+    deployment = _deployment(context)
+    with ExitStack() as held:
+        watch = _watch(deployment.settings, held)
+        if follow:
+            _follow(deployment, watch, held)
+            return
+        states = deployment.supervisor.states()
+        quiet = {} if isinstance(watch, str) else silent(watch, now_micros(), states)
+        if as_json:
+            print(orjson.dumps(_plainly(deployment, watch, states, quiet), option=orjson.OPT_INDENT_2).decode())
+        else:
+            console.print(_status(deployment, watch), highlight=False)
+    if wrong(watch, states, quiet):
+        raise typer.Exit(1)
+
+
+def _plainly(
+    deployment: Deployment, watch: Watch | str, states: Sequence[State], quiet: Mapping[str, float]
+) -> dict[str, Any]:
+    """What `status` shows, for programs."""
+    learning_of = None
+    if not isinstance(watch, str):
+        now = now_micros()
+        learning_of = {
+            "version": watch.version if watch.began else None,
+            "reward": watch.rewards[-1] if watch.rewards else None,
+            "waiting": watch.lag,
+            "groups": dict(watch.resolved),
+            "workers": {name: one for name, one in watch.workers.items() if one["expires_at"] > now},
+            "silent": dict(quiet),
+        }
+    return {
+        "policy": deployment.settings.policy.name,
+        "log": watch if isinstance(watch, str) else "ok",
+        "awaited": awaited(watch, states),
+        "learning": learning_of,
+        "processes": [asdict(one) for one in states],
+    }
+
+
+def _follow(deployment: Deployment, watch: Watch | str, held: ExitStack) -> None:
+    """Until ^C, which is noticed between two looks: an exception raised anywhere can be lost in a client's callback."""
+    over = threading.Event()
+    former = signal.signal(signal.SIGINT, lambda *_: over.set())
+    try:
+        with Live(console=console, refresh_per_second=2) as live:
+            while not over.is_set():
+                live.update(_status(deployment, watch))
+                if isinstance(watch, str):
+                    over.wait(RETRY_S)
+                    watch = _watch(deployment.settings, held)
+                    continue
+                next_look = time.monotonic() + LOOK_S
+                while not over.is_set() and (left := next_look - time.monotonic()) > 0:
+                    watch.poll(left)
+    finally:
+        signal.signal(signal.SIGINT, former)
+
+
+def demo(
+    seed: Annotated[int, typer.Option(help="of everything random")] = 0,
+    short: Annotated[bool, typer.Option("--short", help="ten versions and one kill, no threshold")] = False,
+    home: Annotated[Path, typer.Option(help="where it keeps its files", file_okay=False)] = DEMO,
+) -> None:
+    """Train a tiny model through the whole loop here, with kills on the way; ends with a page and an audit."""
+    raise typer.Exit(entry("millrace.apps.demo.run:run")(home=home, seed=seed, short=short))
+
+
+def _deployment(context: typer.Context) -> Deployment:
+    made = call(context)
+    settings = made.settings()
+    learners = entry("millrace.consumers.learner.layouts:started")(settings.learner)
+    whole = settings.model_copy(update={"learner": settings.learner.model_copy(update={"learners": learners})})
+    return Deployment(whole, made.environment())
+
+
+def _watch(settings: Settings, held: ExitStack) -> Watch | str:
+    """A reader of the policy's topics, or why there is none."""
+    from millrace.infra.log.kafka.entry import contact
+
+    policy, broker = settings.policy.name, settings.kafka.bootstrap
+
+    try:
+        contact(settings.kafka.bootstrap, kafka_options(settings), 2)
+    except UnreachableError:
+        return f"no broker answers at {broker}: `millrace up` starts what is local"
+    bus = connect(settings)
+    try:
+        watch = Watch(bus, settings.namespace, settings.policy.name)
+    except TopicError:
+        bus.close()
+        return (
+            f"policy {policy} has no topics in {settings.namespace} at {broker}: `millrace up` or `topics` makes them"
+        )
+    held.callback(bus.close)
+    held.callback(watch.close)
+    watch.catch_up()
+    return watch
+
+
+def _status(deployment: Deployment, watch: Watch | str) -> RenderableType:
+    states = deployment.supervisor.states()
+    parts: list[RenderableType] = []
+    coming = awaited(watch, states)
+    if isinstance(watch, str):
+        parts.append(watch)
+    else:
+        asked = asked_by(deployment.settings)
+        parts += [learning(watch, asked=asked), "", workers(watch, now_micros(), states)]
+    if coming:
+        parts += ["", "awaited: " + "; ".join(coming)]
+    parts += ["", processes(states) if states else _nothing(deployment.supervisor.left_alone())]
+    return Group(*parts)
+
+
+def _nothing(left: int) -> str:
+    """What to say where no supervisor answers and so many processes run all the same."""
+    if not left:
+        return "nothing runs here"
+    return f"the supervisor is gone, and {left} processes run that nobody starts again: `millrace up` brings all back"

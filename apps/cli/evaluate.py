@@ -1,0 +1,105 @@
+"""The command evaluate: how good a version is on held-out prompts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from millrace.apps.cli.context import call, complain, console, entry
+from millrace.infra.errors import ConfigError
+
+
+def evaluate(
+    context: typer.Context,
+    tasks: Annotated[str, typer.Option(help="JSONL file or dataset directory of tasks, or sort-digits")],
+    model: Annotated[
+        Path | None,
+        typer.Option(
+            help="version or Hugging Face directory; default: a version of the policy", exists=True, file_okay=False
+        ),
+    ] = None,
+    version: Annotated[int, typer.Option(min=-1, help="of the configured policy, by its ledger; -1: the newest")] = -1,
+    gateway: Annotated[
+        bool,
+        typer.Option(
+            "--gateway",
+            help="ask the configured gateway, through the agent of \\[rollout] if there is one; its answers are kept "
+            "as evaluation traffic",
+        ),
+    ] = False,
+    samples: Annotated[int, typer.Option(min=1, help="answers to each prompt")] = 1,
+    k: Annotated[str, typer.Option(metavar="K,K,...", help="pass@k for each of these")] = "1",
+    count: Annotated[int, typer.Option(min=0, help="prompts at most; 0: all, of sort-digits 256")] = 0,
+    max_tokens: Annotated[int, typer.Option(min=1, help="of an answer")] = 256,
+    temperature: Annotated[float, typer.Option(min=0, help="0: always the likeliest token")] = 1.0,
+    success: Annotated[float, typer.Option(help="reward from which an answer is right")] = 1.0,
+    verifier: Annotated[str, typer.Option(help="exact, math or module:function; default: that of \\[reward]")] = "",
+    seed: Annotated[int, typer.Option(min=0, help="of every random choice")] = 0,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; default: what there is")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of a table")] = False,
+) -> None:
+    """Score a version on held-out prompts: mean reward and pass@k with 95 % intervals, tied to its digest and ledger
+    entry."""
+    if (model is not None) + (version >= 0) + gateway > 1:
+        raise ConfigError("--model, --version and --gateway name different things to evaluate; keep one of them")
+    try:
+        ks = tuple(sorted({int(part) for part in k.split(",")}))
+    except ValueError:
+        raise ConfigError(f"--k {k}: write numbers, such as 1,4,8") from None
+    options = entry("millrace.apps.cli.evaluation:Options")(
+        tasks=tasks,
+        model=model,
+        version=version,
+        gateway=gateway,
+        samples=samples,
+        k=ks,
+        count=count,
+        max_tokens=max_tokens,
+        temperature=temperature,
+        seed=seed,
+        success=success,
+        verifier=verifier,
+        device=device,
+    )
+    settings = call(context).settings()
+    found = entry("millrace.apps.cli.evaluation:evaluate")(settings, options)
+    if as_json:
+        typer.echo(found.to_json())
+    else:
+        console.print(_table(found))
+    if settings.rollout.agent and found.agent is None:
+        complain.print(
+            f"The agent {settings.rollout.agent} did not run: the model was asked for one reply to each task. "
+            "To score the agent, bring the deployment up and add --gateway.",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
+
+
+def _table(found: Any) -> Table:
+    table = Table(box=None, show_header=False, pad_edge=False)
+    if found.version is not None:
+        table.add_row("version", f"{found.version} of {found.policy}")
+    else:
+        table.add_row("model", found.model)
+    if len(found.versions) > 1:
+        table.add_row("versions", f"{min(found.versions)} to {max(found.versions)}: they changed meanwhile")
+    for name, value in (("digest", found.digest), ("ledger hash", found.ledger_hash)):
+        if value is not None:
+            table.add_row(name, value)
+    table.add_row("asked", f"{found.questions} prompts of {found.tasks}, {found.samples} answers each")
+    if found.agent is not None:
+        table.add_row("agent", found.agent)
+    for name, estimate in found.estimates.items():
+        over = "" if estimate.questions == found.questions else f"  over {estimate.questions} prompts"
+        table.add_row(
+            name, f"{estimate.value:.4f}  [{estimate.low:.4f}, {estimate.high:.4f}]".replace("[", r"\[") + over
+        )
+    for count, what in ((found.unfinished, "were cut off"), (found.unjudged, "could not be judged and count nowhere")):
+        if count:
+            table.add_row("", f"{count} answers {what}")
+    return table

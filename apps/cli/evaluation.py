@@ -1,0 +1,239 @@
+"""The work of `millrace evaluate`: questions, answers, verdicts, and what they say of a version. Loaded late: it takes
+torch."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from millrace.consumers.evaluation import Committed, committed
+from millrace.infra.config import Settings
+from millrace.infra.errors import ConfigError
+from millrace.producers.evaluation import Asked, ask, versions
+from millrace.producers.rollout.agents import load_agent
+from millrace.producers.tasks.source import open_tasks
+from millrace.schemas.ids import new_id
+from millrace.streams.reward.pool import Pool
+from millrace.trainers.evaluation.answering import answer, load
+from millrace.trainers.evaluation.estimators import Estimate, summary
+from millrace.trainers.offline.text import Encoder
+from millrace.trainers.tasks import sort_digits
+
+SORT = "sort-digits"
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """tasks: a file, a dataset directory, or sort-digits. count: questions at most; 0: all (256 of sort-digits).
+    success: the reward from which an answer is right. version: of the configured policy, where `model` is None; -1:
+    the newest. gateway: ask the configured gateway's engines instead."""
+
+    tasks: str
+    model: Path | None = None
+    version: int = -1
+    samples: int = 1
+    k: tuple[int, ...] = (1,)
+    count: int = 0
+    max_tokens: int = 256
+    temperature: float = 1.0
+    seed: int = 0
+    success: float = 1.0
+    verifier: str = ""
+    device: str | None = None
+    gateway: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Answerer:
+    """What answered. model: a directory, or the gateway's address. versions: all that answered; version, digest and
+    ledger_hash where it was one that the ledger knows."""
+
+    model: str
+    policy: str | None = None
+    version: int | None = None
+    versions: Sequence[int] = ()
+    digest: str | None = None
+    ledger_hash: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation(Answerer):
+    """What was evaluated, on what, and what came out. unjudged: answers on which the verifier failed; they count
+    nowhere."""
+
+    _: KW_ONLY
+    tasks: str
+    verifier: str
+    questions: int
+    samples: int
+    temperature: float
+    max_tokens: int
+    seed: int
+    success: float
+    unfinished: int
+    unjudged: int
+    agent: str | None
+    """the agent that ran; None where the model was asked for one reply to each task"""
+    estimates: dict[str, Estimate]
+
+    def to_json(self) -> str:
+        """The same as one JSON object; what could not be estimated is null."""
+        whole = asdict(self)
+        for estimate in whole["estimates"].values():
+            estimate.update({name: None for name, value in estimate.items() if math.isnan(value)})
+        return json.dumps(whole, indent=2)
+
+
+def evaluate(settings: Settings, options: Options) -> Evaluation:
+    """Sample, judge, estimate. Raises MillraceError or TrainerError for what cannot be evaluated."""
+    if not options.k or min(options.k) < 1 or max(options.k) > options.samples:
+        raise ConfigError(f"pass@{max(options.k, default=0)} needs as many samples: set --samples, or another --k")
+    tasks = questions(options, asked=not (options.gateway and settings.rollout.agent))
+    verifier = SORT if options.tasks == SORT else options.verifier or settings.reward.verifier
+    with Verdicts(settings, verifier, tasks) as judge:
+        place, asked = (_through_gateway if options.gateway else _here)(settings, options, tasks, judge)
+    rewards: list[list[float]] = [[] for _ in tasks]
+    for one in asked:
+        if one.reward is not None:
+            rewards[one.question].append(one.reward)
+    return Evaluation(
+        **asdict(place),
+        tasks=options.tasks,
+        verifier=verifier,
+        questions=len(tasks),
+        samples=options.samples,
+        temperature=options.temperature,
+        max_tokens=options.max_tokens,
+        seed=options.seed,
+        success=options.success,
+        unfinished=sum(not one.finished for one in asked),
+        unjudged=sum(one.reward is None for one in asked),
+        agent=settings.rollout.agent if options.gateway and settings.rollout.agent else None,
+        estimates=summary(rewards, options.k, success=options.success, seed=options.seed),
+    )
+
+
+def _here(
+    settings: Settings, options: Options, tasks: Sequence[dict[str, Any]], judge: Verdicts
+) -> tuple[Answerer, list[Asked]]:
+    """Answers of a model that is loaded into this process."""
+    path, found = options.model, None
+    if path is None:
+        found = committed(settings, None if options.version < 0 else options.version)
+        path = found.path
+    encoder = Encoder(path)
+    prompts = [encoder.prompt(task.get("messages", task.get("prompt")), task.get("tools")) for task in tasks]
+    model, digest = load(path, found.digest if found else None, options.device)
+    answers = answer(
+        model,
+        encoder,
+        prompts,
+        n=options.samples,
+        max_tokens=options.max_tokens,
+        temperature=options.temperature,
+        seed=options.seed,
+    )
+
+    async def judged() -> list[Asked]:
+        verdicts = await asyncio.gather(*(judge(a.question, a.text, a.finished) for a in answers))
+        return [Asked(a.question, a.finished, v) for a, v in zip(answers, verdicts, strict=True)]
+
+    place = Answerer(str(path), digest=digest) if found is None else _place(str(path), found)
+    return place, asyncio.run(judged())
+
+
+def _through_gateway(
+    settings: Settings, options: Options, tasks: Sequence[dict[str, Any]], judge: Verdicts
+) -> tuple[Answerer, list[Asked]]:
+    """Answers of the engines behind the configured gateway, kept as evaluation traffic."""
+    agent = load_agent(settings.rollout.agent, settings.rollout.concurrency) if settings.rollout.agent else None
+    if agent is None and any("messages" not in task for task in tasks):
+        raise ConfigError(f"{options.tasks}: a gateway is asked by messages, and some task has none")
+    url = f"http://{settings.gateway.host}:{settings.gateway.port}/v1"
+    before = versions(url, settings.rollout_key)
+
+    def sampling(question: int, sample: int) -> dict[str, Any]:
+        (word,) = np.random.SeedSequence((options.seed, question, sample)).generate_state(1)
+        return {"max_tokens": options.max_tokens, "temperature": options.temperature, "seed": int(word) >> 1}
+
+    asked = asyncio.run(
+        ask(
+            url,
+            settings.rollout_key,
+            tasks,
+            name=f"evaluation-{new_id()}",
+            model=settings.policy.name,
+            n=options.samples,
+            judge=judge,
+            concurrency=settings.rollout.concurrency,
+            sampling=sampling,
+            agent=agent,
+        )
+    )
+    served = sorted(before | versions(url, settings.rollout_key))
+    if len(served) != 1:
+        return Answerer(url, policy=settings.policy.name, versions=served), asked
+    return _place(url, committed(settings, served[0], files=False)), asked
+
+
+def _place(model: str, found: Committed) -> Answerer:
+    return Answerer(model, found.policy, found.version, [found.version], found.digest, found.ledger_hash)
+
+
+def questions(options: Options, *, asked: bool = True) -> list[dict[str, Any]]:
+    """The tasks that the options name. asked: the model is asked what they hold; else an agent asks as it likes."""
+    if options.tasks == SORT:
+        chosen = islice(sort_digits.prompts(options.seed, evaluation=True), options.count or 256)
+        return [{"messages": [{"role": "user", "content": digits}]} for digits in chosen]
+    source = open_tasks(Path(options.tasks))
+    tasks = [source.task(index) for index in range(min(len(source), options.count or len(source)))]
+    for index, task in enumerate(tasks):
+        if asked and "messages" not in task and "prompt" not in task:
+            raise ConfigError(f"{options.tasks}: task {index} has neither messages nor prompt: there is nothing to ask")
+    return tasks
+
+
+class Verdicts:
+    """Judges answers; a user's verifier in processes of their own. Use it as a context."""
+
+    def __init__(self, settings: Settings, verifier: str, tasks: Sequence[dict[str, Any]]) -> None:
+        self._policy = settings.policy.name
+        self._tasks = tasks
+        self._written = [json.dumps(task, ensure_ascii=False) for task in tasks]
+        self._pool: Pool | None = None
+        if verifier != SORT:
+            self._pool = Pool(verifier, workers=settings.reward.workers, timeout_s=settings.reward.timeout_s)
+
+    def __enter__(self) -> Verdicts:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._pool is not None:
+            self._pool.close()
+
+    async def __call__(self, question: int, text: str, finished: bool) -> float | None:
+        """The reward of an answer; None where the verifier failed."""
+        if self._pool is None:
+            return sort_digits.verify(self._tasks[question]["messages"][0]["content"], text) if finished else 0.0
+        return (await self._pool.judge(self._written[question], text, self._episode(question, finished))).value
+
+    def _episode(self, question: int, finished: bool) -> dict[str, Any]:
+        """As the reward stage tells it."""
+        return {
+            "trajectory": f"evaluation-{question}",
+            "group": f"evaluation-{question}",
+            "task_id": str(self._tasks[question].get("id", f"task-{question}")),
+            "status": "completed" if finished else "truncated",
+            "stop_condition": "agent" if finished else "length",
+            "steps": 1,
+            "policy": self._policy,
+            "attempt": f"evaluation-{question}",
+        }

@@ -1,0 +1,79 @@
+"""`millrace`: the one command. Every role runs alone, and `up` runs them all."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from millrace.apps.cli import ask, deploy, evaluate, offline, roles, setup
+from millrace.apps.cli.context import Call, CommandGroup, console, flags
+
+HELP = """Millrace trains LLM agents from the stream of their own experience, on Apache Kafka.
+
+First:  [bold]millrace demo[/]  trains a tiny model before your eyes, kills included.
+
+Then:   [bold]millrace init[/], edit millrace.toml, [bold]millrace check[/], [bold]millrace up[/],
+        [bold]millrace policy create --model DIR[/], [bold]millrace status[/].
+
+Settings come from millrace.toml, overridden by MILLRACE_SECTION__KEY, overridden by --set section.key=value.
+"""
+
+app = typer.Typer(
+    cls=CommandGroup,
+    help=HELP,
+    rich_markup_mode="rich",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+START, RUN, FILES, ASK = "Start", "Run", "Train from files", "Ask"
+ROLES = "Roles (one process each; `up` runs them all)"
+
+app.command("demo", rich_help_panel=START)(deploy.demo)
+app.command("init", rich_help_panel=START)(setup.init)
+app.command("check", rich_help_panel=START)(setup.check)
+app.command("doctor", rich_help_panel=START)(setup.doctor)
+app.command("config", rich_help_panel=START)(setup.config)
+app.command("up", rich_help_panel=RUN)(deploy.up)
+app.command("down", rich_help_panel=RUN)(deploy.down)
+app.command("status", rich_help_panel=RUN)(deploy.status)
+app.command("topics", rich_help_panel=RUN)(setup.topics)
+app.command("sweep", rich_help_panel=RUN)(setup.sweep)
+app.add_typer(ask.policy, name="policy", rich_help_panel=RUN)
+app.command("sft", rich_help_panel=FILES)(offline.sft)
+app.command("dpo", rich_help_panel=FILES)(offline.dpo)
+app.command("reward-model", rich_help_panel=FILES)(offline.reward_model)
+app.command("distill", rich_help_panel=FILES)(offline.distill)
+app.command("evaluate", rich_help_panel=ASK)(evaluate.evaluate)
+app.command("audit", rich_help_panel=ASK)(ask.audit)
+app.command("report", rich_help_panel=ASK)(ask.report)
+app.command("why", rich_help_panel=ASK)(ask.why)
+for role in roles.ROLES:
+    app.command(role.name, help=role.help, rich_help_panel=ROLES)(roles.command(role))
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        console.print(version("millrace"))
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    context: typer.Context,
+    config: Annotated[Path | None, typer.Option(help="settings file; default: millrace.toml here")] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="override a setting; may be repeated")
+    ] = None,
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="show it")] = False,
+) -> None:
+    context.obj = Call(config, flags(overrides or []))
+
+
+if __name__ == "__main__":
+    app(prog_name="millrace")

@@ -1,0 +1,120 @@
+"""One command for each role, so that any of them runs alone on a machine of its own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import NamedTuple
+
+import typer
+from rich.markup import escape
+
+from millrace.apps.cli.context import become_role, call, entry
+from millrace.infra import telemetry_setup
+from millrace.infra.config import Settings
+from millrace.infra.local_keys import private
+from millrace.infra.machine import leftovers
+from millrace.infra.machine.supervisor import Supervisor
+
+
+class Role(NamedTuple):
+    """A process: its command, what it does, how many there may be with which settings, and the function that runs it
+    until SIGTERM."""
+
+    name: str
+    does: str
+    many: str
+    entry: str
+
+    @property
+    def help(self) -> str:
+        """The command's help; a list of commands shows its first paragraph."""
+        return f"{self.does}\n\n{escape(self.many)} Ends well on SIGTERM."
+
+
+ROLES = (
+    Role(
+        "gateway",
+        "Serve agents the OpenAI API and capture every call.",
+        "Settings: [gateway], [engine]. Run as many as you like, each with a port and capture_dir of its own.",
+        "millrace.producers.gateway.serve:run",
+    ),
+    Role(
+        "refine",
+        "Check, redact and admit captured events: raw to events.",
+        "Settings: [governance]. Run up to [topics] slots of them; they serve every policy of the namespace.",
+        "millrace.streams.serve:run_refine",
+    ),
+    Role(
+        "reward",
+        "Judge ended episodes with verifiers.",
+        "Settings: [reward]. Run as many as you like.",
+        "millrace.streams.reward.serve:run",
+    ),
+    Role(
+        "seal",
+        "Join events and rewards to trajectories, samples to groups.",
+        "Run up to [topics] slots of them; they serve every policy of the namespace.",
+        "millrace.streams.serve:run_seal",
+    ),
+    Role(
+        "dispatch",
+        "Grant prompts and order ready groups, within the staleness bound.",
+        "Settings: [policy]. One works, a second one stands by.",
+        "millrace.streams.serve:run_dispatch",
+    ),
+    Role(
+        "learn",
+        "Train versions; start more of them to train faster.",
+        "Settings: [learner]. Run up to [topics] shards of them; each has its share at the next step.",
+        "millrace.consumers.learner.serve:run",
+    ),
+    Role(
+        "reload",
+        "Keep the engine on the newest version.",
+        "Settings: [engine]. Run one beside each engine, which [engine] url names.",
+        "millrace.consumers.reloader.serve:run",
+    ),
+    Role(
+        "rollout",
+        "Run your agent on granted prompts.",
+        "Settings: [rollout]. Run as many as you like.",
+        "millrace.producers.rollout.serve:run",
+    ),
+    Role(
+        "broker",
+        "Run one local Kafka broker.",
+        "Settings: [kafka]. For one machine; for more use a cluster of your own.",
+        "millrace.infra.machine.local:run_broker",
+    ),
+    Role(
+        "engine",
+        "Run one local inference engine on the newest version.",
+        "Settings: [engine]. It listens where [engine] url says; a `reload` belongs beside it.",
+        "millrace.infra.machine.local:run_engine",
+    ),
+)
+
+
+def command(role: Role) -> Callable[[typer.Context], None]:
+    """The function behind a role's command."""
+
+    def run(context: typer.Context) -> None:
+        settings = call(context).settings()
+        start(role, settings)
+
+    return run
+
+
+def start(role: Role, settings: Settings) -> None:
+    """Run a role in this process. Workers that a killed incarnation of the same supervised process left are ended
+    first: they hold its memory, and some its ports."""
+    name = os.environ.get(leftovers.ROLE) or role.name
+    become_role(name)
+    private(settings.home)
+    deployment = os.environ.get(leftovers.DEPLOYMENT)
+    if deployment and leftovers.ROLE in os.environ:
+        supervisor = Supervisor(settings.home, deployment)
+        leftovers.stop(leftovers.find(deployment, name, programs=supervisor.pids), grace_s=2)
+    telemetry_setup.setup(settings, role.name)
+    entry(role.entry)(settings)

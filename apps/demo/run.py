@@ -1,0 +1,234 @@
+"""Runs the demo: warm start, deployment, faults on schedule, live view, audit, report.
+
+Invariants: everything it shows is read from topics; the deployment is stopped whatever happens; the exit code is 0 only
+when the audit is clean and the plan's versions and gain were reached.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import time
+import tomllib
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import tomlkit
+from rich.console import Console
+
+from millrace.apps.demo import warm
+from millrace.apps.demo.fleet import BROKER, Fleet
+from millrace.apps.demo.live import Screen
+from millrace.apps.demo.plan import FULL, NAMESPACE, SHORT, Fault, Plan, flags, gain
+from millrace.apps.demo.usage import Usage
+from millrace.consumers.status.tables import duration
+from millrace.consumers.status.watch import Watch
+from millrace.infra.config import FILE, Settings, load
+from millrace.infra.connect import connect
+from millrace.infra.errors import ConfigError, ServiceError
+from millrace.infra.machine.leftovers import deployment_id
+from millrace.infra.machine.supervisor import Supervisor
+from millrace.infra.process.net import free_ports, is_listening, wait_until
+from millrace.infra.terminal import Terminal
+from millrace.schemas.records import LedgerEntry
+
+STALL_S = 240
+"""Seconds without a new version after which the demo gives up."""
+
+
+def run(home: Path, *, seed: int = 0, short: bool = False, console: Console | None = None) -> int:
+    """The whole demo in `home`. A former demo there is stopped and removed first; ConfigError for a directory that
+    holds anything else. Returns the exit code."""
+    console = console or Terminal()
+    plan = SHORT if short else FULL
+    empty(home)
+    settings, file = _configure(home, seed)
+    fleet = Fleet(settings, file)
+    started = time.monotonic()
+    try:
+        with Screen(console, plan.versions) as screen:
+            screen.tell("starting Kafka; warming up a 228k-parameter Qwen2 by SFT on 'sort six digits'")
+            _prepare(settings, fleet, seed, screen)
+            watch = Watch(connect(settings), settings.namespace, settings.policy.name)
+            usage = Usage(fleet.deployment)
+            screen.tell("starting vLLM, gateway, stages, learners, reloader and rollout workers")
+            fleet.up()
+            reached = _drive(plan, fleet, watch, usage, screen, started)
+            screen.tell("stopping the fleet; Kafka stays for the audit")
+            fleet.up((BROKER,))
+        code = _finish(settings, plan, watch, usage, console, reached, time.monotonic() - started)
+        watch.close()
+        return code
+    finally:
+        fleet.down()
+
+
+def make_topics(settings: Settings) -> None:
+    """Wait for the broker, then make what is missing."""
+    host, _, port = settings.kafka.bootstrap.rpartition(":")
+    wait_until(lambda: is_listening(host, int(port)), "Kafka", 180)
+    with connect(settings) as bus:
+        bus.ensure_topics(settings.layout.specs())
+
+
+def empty(home: Path) -> None:
+    """Make `home` an empty directory, if it is one or holds a former demo, which is stopped. Raises ConfigError."""
+    if home.exists() and any(home.iterdir()):
+        try:
+            former = tomllib.loads((home / FILE).read_text())
+        except (OSError, ValueError):
+            former = {}
+        if (former.get("namespace"), former.get("home")) != (NAMESPACE, str(home.absolute())):
+            raise ConfigError(f"{home} holds files that no demo wrote: give --home a directory of its own")
+        Supervisor(home, deployment_id(NAMESPACE, home)).down()
+        shutil.rmtree(home)
+    home.mkdir(parents=True, exist_ok=True)
+
+
+def _configure(home: Path, seed: int) -> tuple[Settings, Path]:
+    values = flags(home.absolute(), seed, free_ports(3))
+    document = tomlkit.document()
+    for name, value in values.items():
+        section, _, key = name.rpartition(".")
+        if section and section not in document:
+            document[section] = tomlkit.table()
+        (document[section] if section else document)[key] = value
+    file = home / FILE
+    file.write_text(tomlkit.dumps(document))
+    return load(file), file
+
+
+def _prepare(settings: Settings, fleet: Fleet, seed: int, screen: Screen) -> None:
+    """Kafka up, the model warm, version 0 written. Torch stays in a child process."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as child:
+        warming = child.submit(warm.start, settings.home, seed)
+        fleet.up((BROKER,))
+        make_topics(settings)
+        steps, accuracy, seconds = warming.result()
+        screen.tell(f"warm start: {steps} SFT steps in {seconds:.0f} s, sampled accuracy {accuracy:.2f}")
+        child.submit(warm.create_policy, settings).result()
+    screen.tell("version 0 is in the log")
+
+
+def _drive(plan: Plan, fleet: Fleet, watch: Watch, usage: Usage, screen: Screen, started: float) -> bool:
+    """Until the plan's versions are there: watch, and let processes die and join on schedule."""
+    todo = list(plan.faults)
+    recoveries: list[Callable[[], bool]] = []
+    progress = time.monotonic()
+    sampled = drawn = 0.0
+    while True:
+        now = time.monotonic()
+        if watch.poll(0.2):
+            progress = time.monotonic()
+            screen.version(watch.versions[-1], watch.rate("samples"))
+        if now - sampled > 2:
+            usage.sample()
+            sampled = now
+        if now - drawn > 0.5:
+            screen.show(watch, fleet.states)
+            drawn = now
+        while todo and watch.version >= todo[0].version:
+            recoveries.append(_strike(todo.pop(0), fleet, watch, screen))
+        recoveries = [recovered for recovered in recoveries if not recovered()]
+        if watch.version >= plan.versions and not todo and not recoveries:
+            return True
+        if now - progress > STALL_S or now - started > plan.minutes * 60:
+            screen.tell(f"gave up at version {watch.version}: see the logs in {fleet.logs}")
+            return False
+
+
+def _strike(fault: Fault, fleet: Fleet, watch: Watch, screen: Screen) -> Callable[[], bool]:
+    """Do it; returns what tells, once, that its consequence is over."""
+    at = time.monotonic()
+    version, resolutions = watch.version, sum(watch.resolved.values())
+    if fault.kind == "join":
+        before = len(watch.versions[-1]["ranks"])
+        fleet.add(fault.name, like="learn-0")
+        screen.tell(f"v{version}: started {fault.name}")
+
+        def joined() -> bool:
+            if not watch.versions or len(watch.versions[-1]["ranks"]) <= before:
+                return False
+            share = watch.versions[-1]["ranks"][-1]["samples"]
+            screen.tell(f"{fault.name} trains since v{watch.version} ({share} samples), {_since(at)} after its start")
+            return True
+
+        return joined
+    pid = fleet.pid(fault.name)
+    if pid is None:
+        raise ServiceError(f"{fault.name} does not run, so the demo cannot kill it: see {fleet.logs}")
+    os.kill(pid, signal.SIGKILL)
+    screen.tell(f"v{version}: kill -9 {fault.name} (pid {pid})")
+
+    def recovered() -> bool:
+        if fault.name.startswith("learn"):
+            if watch.version <= version:
+                return False
+            after = next(entry for entry in watch.versions if entry["version"] > version)
+            screen.tell(
+                f"recovered from the death of pid {pid}: v{after['version']} committed {_since(at)} after the kill, "
+                f"of which {waited(after):.1f} s were spent waiting for groups"
+            )
+            return True
+        new = fleet.pid(fault.name)
+        if new in (None, pid) or sum(watch.resolved.values()) <= resolutions or watch.last_resolution < at + 0.5:
+            return False
+        screen.tell(f"{fault.name} is back as pid {new}: it resolved the next group {_since(at)} after the kill")
+        return True
+
+    return recovered
+
+
+def waited(entry: LedgerEntry) -> float:
+    """Seconds that the learners looked for groups that were not ready, since the version before or since they formed
+    anew."""
+    return sum(entry["metrics"].get(f"timings_{phase}", 0.0) for phase in ("wait", "boundary"))
+
+
+def _since(at: float) -> str:
+    return f"{time.monotonic() - at:.1f} s"
+
+
+def summary(settings: Settings, watch: Watch, seconds: float, page: Path) -> list[str]:
+    """What happened, and where to go from here. `seconds` are those of the whole run, its start included; the rate is
+    that of the page: the samples behind the first version over the time that they took."""
+    samples = sum(entry["metrics"].get("samples", 0.0) for entry in watch.versions)
+    lines = [
+        f"The model trained through {watch.version} versions on {samples:.0f} samples in {duration(seconds)}, start-up "
+        f"included; from the first version on {watch.rate('samples', len(watch.versions)):.0f} samples/s."
+    ]
+    if len(watch.rewards) >= 20:
+        first, last = sum(watch.rewards[:10]) / 10, sum(watch.rewards[-10:]) / 10
+        lines.append(f"Its mean reward rose from {first:.3f} (first ten versions) to {last:.3f} (last ten).")
+    return [
+        *lines,
+        f"Look at {page}: the reward curve, who trained what, what became of every group.",
+        f"Go on with it: cd {settings.home} && millrace up, then millrace status --watch.",
+        "Train your own agent: docs/tutorial.md.",
+    ]
+
+
+def _finish(
+    settings: Settings, plan: Plan, watch: Watch, usage: Usage, console: Console, reached: bool, seconds: float
+) -> int:
+    from millrace.consumers import report
+    from millrace.consumers.audit.command import render
+
+    page = settings.home / "report.html"
+    cpu = usage.by_role()
+    audit = report.write(settings, page, files=True)
+    console.print(render(audit, console.width))
+    rewards = watch.rewards
+    rise = gain(rewards)
+    (settings.home / "cpu.json").write_text(json.dumps({"seconds": cpu, "memory": usage.memory()}, indent=1))
+    console.rule("demo")
+    for line in summary(settings, watch, seconds, page):
+        console.print(line, highlight=False, soft_wrap=True)
+    enough = plan.gain is None or rise >= plan.gain
+    if not enough:
+        console.print(f"[red]the gain {rise:+.3f} is below {plan.gain:+.2f}[/red]")
+    return 0 if reached and audit.clean and enough else 1
