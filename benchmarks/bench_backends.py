@@ -17,13 +17,13 @@ import numpy as np
 from torch.distributed.distributed_c10d import Store
 
 from benchmarks.step_costs import VOCABULARY, model_state, sample_of
+from millrace.trainers.algorithms.registry import policy
+from millrace.trainers.backends.factory import make_backend
+from millrace.trainers.batches.sample import Sample
+from millrace.trainers.learning import Schedule, Trainer
 from tests.support import megatron_shim
 from tests.support.ranks import Ranks, meet
 from tests.support.steps import train_share
-from trainers.algorithms.registry import policy
-from trainers.backends.factory import make_backend
-from trainers.batches.sample import Sample
-from trainers.learning import Schedule, Trainer
 
 CONTENDERS: dict[str, dict[str, Any]] = {
     "torch": {},

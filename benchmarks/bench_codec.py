@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from schemas import arrays, codec
-from schemas.ids import new_id, now_micros
+from millrace.schemas import arrays, codec
+from millrace.schemas.ids import new_id, now_micros
 
 LIMIT_US = 200.0
 TOKENS = 5120

@@ -19,9 +19,9 @@ import cramjam
 import torch
 from safetensors.torch import save
 
+from millrace.trainers import delta
+from millrace.trainers.tensorfile import open_file, open_folder
 from tests.support.tiny_model import write_model
-from trainers import delta
-from trainers.tensorfile import open_file, open_folder
 
 
 def versions(weights: dict[str, torch.Tensor], lr: float, steps: int, dtype: torch.dtype) -> Iterator[bytes]:

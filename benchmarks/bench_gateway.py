@@ -1,6 +1,6 @@
 """What the gateway adds: the same chat calls through it and straight to a fake instant engine, in one run.
 
-    python benchmarks/bench_gateway.py [--seconds 4] [--tokens 32]
+    python benchmarks/bench_gateway.py [--seconds 4] [--tokens 50]
 
 Three processes share the machine: the fake engine (token ids in and out, the shape of vLLM's generate route), the
 gateway with its capture log on disk, and this load generator (closed loop, keep-alive). `direct` posts what the gateway
@@ -18,16 +18,19 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from statistics import quantiles
+from typing import Any
 
 import aiohttp
 import orjson
 import psutil
 import uvloop
 
-from infra.services.net import free_ports
+from millrace.infra.process.net import free_ports
 
 WARM = 200
 START_S = 120.0
+CHARACTERS = 2000
+WORDS = ("weather", "Zürich", "today?", "check.", "answer", "me", "in", "What", "Let", "42.", "is", "the")
 Shot = Callable[[int], Awaitable[None]]
 
 
@@ -66,20 +69,20 @@ def engine(port: int, tokens: int) -> None:
 
 def gateway(port: int, engine_url: str, folder: Path, tokenizer: Path) -> None:
     """The gateway, whole but for Kafka."""
-    from infra.bus.base import TopicSpec
-    from infra.bus.memory import MemoryBus
-    from infra.claims import ClaimStore
-    from producers.capture.forwarder import Forwarder
-    from producers.capture.log import CaptureLog
-    from producers.engines.vllm import VllmEngine
-    from producers.gateway.fleet import Fleet
-    from producers.gateway.gateway import Gateway
-    from producers.gateway.options import Options
-    from producers.gateway.recorder import Recorder
-    from producers.gateway.rendering.template import TemplateRenderer
-    from producers.gateway.rendering.tokenizer import ChatTokenizer
-    from producers.gateway.serve import serve
-    from producers.gateway.sessions import Sessions
+    from millrace.infra.engines.vllm.engine import VllmEngine
+    from millrace.infra.log.base import TopicSpec
+    from millrace.infra.log.blobs import ClaimStore
+    from millrace.infra.log.memory.bus import MemoryBus
+    from millrace.producers.capture.forwarder import Forwarder
+    from millrace.producers.capture.log import CaptureLog
+    from millrace.producers.gateway.fleet import Fleet
+    from millrace.producers.gateway.gateway import Gateway
+    from millrace.producers.gateway.options import Options
+    from millrace.producers.gateway.recorder import Recorder
+    from millrace.producers.gateway.rendering.template import TemplateRenderer
+    from millrace.producers.gateway.rendering.tokenizer import ChatTokenizer
+    from millrace.producers.gateway.serve import serve
+    from millrace.producers.gateway.sessions import Sessions
 
     async def run() -> None:
         sys.setswitchinterval(0.0005)
@@ -92,6 +95,35 @@ def gateway(port: int, engine_url: str, folder: Path, tokenizer: Path) -> None:
         renderer = TemplateRenderer(ChatTokenizer(tokenizer))
         served = Gateway(Options("policy"), Sessions(folder, "policy"), Recorder(log), fleet, renderer)
         await serve(served, "127.0.0.1", port, asyncio.Event())
+
+    uvloop.run(run())
+
+
+def passthrough(port: int, engine_url: str) -> None:
+    """What forwarding alone costs: every byte goes to the engine, every byte of its answer comes back."""
+    from granian.constants import Interfaces
+    from granian.log import LogLevels
+    from granian.server.embed import Server
+
+    session: aiohttp.ClientSession | None = None
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        nonlocal session
+        session = session or aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+        body, more = b"", True
+        while more:
+            message = await receive()
+            body, more = body + message["body"], message["more_body"]
+        async with session.post(f"{engine_url}/inference/v1/generate", data=body) as answer:
+            headers = [(b"content-type", answer.headers["content-type"].encode())]
+            await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+            async for part in answer.content.iter_any():
+                await send({"type": "http.response.body", "body": part, "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def run() -> None:
+        server = Server(app, "127.0.0.1", port, interface=Interfaces.ASGINL, log_level=LogLevels.warning)
+        await server.serve()
 
     uvloop.run(run())
 
@@ -113,8 +145,8 @@ async def measure(shot: Shot, at_once: int, seconds: float) -> tuple[float, floa
     return cuts[49] * 1e3, cuts[98] * 1e3, len(times) / (time.perf_counter() - began)
 
 
-async def load(engine_url: str, gateway_url: str, pid: int, seconds: float, tokens: int) -> None:
-    """Measure and print."""
+async def load(engine_url: str, gateway_url: str, bare_url: str, pids: list[int], seconds: float, tokens: int) -> None:
+    """Measure and print. `pids` are those of the gateway and of the bare pass-through."""
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
         keys = [await _session(http, gateway_url) for _ in range(64)]
         text = "What is the weather in Zürich today? " * 8
@@ -145,7 +177,7 @@ async def load(engine_url: str, gateway_url: str, pid: int, seconds: float, toke
         print(f"{tokens} tokens a reply, {len(text)} characters a prompt, {os.cpu_count()} cores, capture on")
         print(f"{'':12}{'at once':>8} | {'direct p50':>10} {'p99':>7} {'req/s':>7} | {'gateway p50':>11} {'p99':>7} "
               f"{'req/s':>7} | {'added p50':>9} {'ratio req/s':>11}")  # fmt: skip
-        process = psutil.Process(pid)
+        process, bare = map(psutil.Process, pids)
         for stream in (False, True):
             for shot in (direct(stream), through(stream)):
                 for _ in range(WARM):
@@ -158,6 +190,58 @@ async def load(engine_url: str, gateway_url: str, pid: int, seconds: float, toke
                       f"{g50:>11.2f} {g99:>7.2f} {grate:>7.0f} | {g50 - d50:>9.2f} {grate / drate:>11.2f}")  # fmt: skip
             spent = (_cpu(process) - cpu) / (count - before)
             print(f"{'':12}gateway: {spent * 1e3:.2f} ms of CPU a call, {process.memory_info().rss >> 20} MiB resident")
+
+        await _costs(post, gateway_url, bare_url, keys, process, bare, seconds, tokens)
+
+
+async def _costs(
+    post: Callable[[str, bytes, dict[str, str]], Awaitable[None]],
+    gateway_url: str,
+    bare_url: str,
+    keys: list[str],
+    gateway: psutil.Process,
+    bare: psutil.Process,
+    seconds: float,
+    tokens: int,
+) -> None:
+    """CPU milliseconds a call, of the gateway and of a bare pass-through."""
+    count = 0
+
+    def question() -> str:
+        words = " ".join(WORDS[(count * 7 + at * at + at // 5) % len(WORDS)] for at in range(400))
+        return f"{count} {words}"[:CHARACTERS]
+
+    def chat(stream: bool) -> Shot:
+        async def shot(number: int) -> None:
+            nonlocal count
+            count += 1
+            messages = [{"role": "user", "content": question()}]
+            body = orjson.dumps({"model": "m", "messages": messages, "max_tokens": tokens, "stream": stream})
+            await post(f"{gateway_url}/v1/chat/completions", body, {"authorization": f"Bearer {keys[number]}"})
+
+        return shot
+
+    def forward(stream: bool) -> Shot:
+        async def shot(number: int) -> None:
+            nonlocal count
+            count += 1
+            await post(bare_url, orjson.dumps({"prompt": question(), "stream": stream}), {})
+
+        return shot
+
+    print(f"\nCPU ms a call, 8 at once, requests of {CHARACTERS} characters, all of them new, {tokens} tokens a reply")
+    print(f"{'':12} | {'pass-through':>12} | {'gateway':>8} | {'added':>6} | {'ratio':>6}")
+    for stream in (False, True):
+        spent = []
+        for process, shot in ((bare, forward(stream)), (gateway, chat(stream))):
+            for _ in range(WARM):
+                await shot(0)
+            before, cpu = count, _cpu(process)
+            await measure(shot, 8, seconds)
+            spent.append((_cpu(process) - cpu) / (count - before) * 1e3)
+        name = "streamed" if stream else "plain"
+        alone, ours = spent
+        print(f"{name:12} | {alone:>12.2f} | {ours:>8.2f} | {ours - alone:>6.2f} | {ours / alone:>6.1f}")
 
 
 def _cpu(process: psutil.Process) -> float:
@@ -181,11 +265,11 @@ def main() -> None:
     """Start the processes and measure."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=4.0, help="length of each measurement")
-    parser.add_argument("--tokens", type=int, default=32, help="tokens of a reply")
+    parser.add_argument("--tokens", type=int, default=50, help="tokens of a reply")
     given = parser.parse_args()
     from tests.support import chat_tokenizer
 
-    first, second = free_ports(2)
+    first, second, third = free_ports(3)
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -194,13 +278,14 @@ def main() -> None:
         processes = [
             context.Process(target=engine, args=(first, given.tokens), daemon=True),
             context.Process(target=gateway, args=(second, engine_url, folder / "capture", tokenizer), daemon=True),
+            context.Process(target=passthrough, args=(third, engine_url), daemon=True),
         ]
         for process in processes:
             process.start()
         try:
-            pid = processes[1].pid
-            assert pid is not None
-            uvloop.run(load(engine_url, gateway_url, pid, given.seconds, given.tokens))
+            pids = [process.pid for process in processes[1:] if process.pid is not None]
+            bare_url = f"http://127.0.0.1:{third}"
+            uvloop.run(load(engine_url, gateway_url, bare_url, pids, given.seconds, given.tokens))
         finally:
             for process in processes:
                 process.kill()

@@ -19,13 +19,13 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.serving import KINDS, served
-from consumers.reloader.control import PauseMode
-from consumers.reloader.swap import freeze, swap
-from consumers.reloader.vllm import VllmControl
-from infra.labels import make_label
-from producers.engines.base import Engine, Sampling
-from producers.engines.resubmit import ResubmittingEngine
-from producers.engines.vllm import VllmEngine
+from millrace.consumers.reloader.swap import freeze, swap
+from millrace.infra.engines.base import Engine, Sampling
+from millrace.infra.engines.control import PauseMode
+from millrace.infra.engines.resubmit import ResubmittingEngine
+from millrace.infra.engines.vllm.control import VllmControl
+from millrace.infra.engines.vllm.engine import VllmEngine
+from millrace.schemas.labels import make_label
 from tests.support.tiny_model import write_model
 
 MODES: tuple[PauseMode, ...] = ("keep", "abort")

@@ -16,11 +16,11 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from benchmarks.step_costs import VOCABULARY, kept, medians, model_state, sample_of
-from trainers.backends.forward import token_logprobs
-from trainers.backends.models import build
-from trainers.batches.bins import ALLOCATORS
-from trainers.batches.packing import cut, pack
-from trainers.batches.sample import Sample
+from millrace.trainers.backends.forward import token_logprobs
+from millrace.trainers.backends.models import build
+from millrace.trainers.batches.bins import ALLOCATORS
+from millrace.trainers.batches.packing import cut, pack
+from millrace.trainers.batches.sample import Sample
 
 LONGEST = 512
 

@@ -36,7 +36,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from trainers import flops
+from millrace.trainers import flops
 
 SIZE, PROMPT = 8, 96
 LR, BETAS, CLIP = 1e-4, (0.9, 0.99), (0.2, 0.28)
@@ -176,12 +176,12 @@ def _status(name: str) -> int:
 
 def millrace(root: Path, setup: Setup, meter: Meter) -> dict[str, torch.Tensor]:
     """Ours."""
-    from trainers import checkpoint
-    from trainers.algorithms.registry import algorithm
-    from trainers.backends.compute import Compute
-    from trainers.backends.fsdp import Adam, TorchBackend
-    from trainers.batches.sample import Sample
-    from trainers.learning import Schedule, Trainer
+    from millrace.trainers import checkpoint
+    from millrace.trainers.algorithms.registry import algorithm
+    from millrace.trainers.backends.compute import Compute
+    from millrace.trainers.backends.fsdp import Adam, TorchBackend
+    from millrace.trainers.batches.sample import Sample
+    from millrace.trainers.learning import Schedule, Trainer
 
     rows, _ = read(root)
     samples = []
@@ -338,7 +338,7 @@ def peak(setup: Setup, tflops: float | None) -> tuple[str, float | None]:
     """The device in words, and its peak in FLOPs a second: as given, or as its name says."""
     if setup.device == "cuda":
         if not torch.cuda.is_available():
-            sys.exit("--device cuda: torch finds no GPU here (what says nvidia-smi?)")
+            sys.exit("--device cuda: torch finds no GPU (check nvidia-smi)")
         name = torch.cuda.get_device_name()
     else:
         name = "one thread"

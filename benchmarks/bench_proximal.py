@@ -14,9 +14,9 @@ import torch
 
 from benchmarks.bench_backends import batch
 from benchmarks.step_costs import medians, model_state
-from trainers.algorithms.registry import policy
-from trainers.backends.fsdp import TorchBackend
-from trainers.learning import Report, Schedule, Trainer
+from millrace.trainers.algorithms.registry import policy
+from millrace.trainers.backends.fsdp import TorchBackend
+from millrace.trainers.learning import Report, Schedule, Trainer
 
 METHODS: dict[str, dict[str, Any]] = {
     "recompute": {},

@@ -21,10 +21,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from consumers import policy
-from infra.bus.kafka import KafkaBus
-from infra.config import Settings
-from infra.services.broker import Broker
+from millrace.consumers import policy
+from millrace.infra.config import Settings
+from millrace.infra.log.kafka.bus import KafkaBus
+from millrace.infra.machine.broker import Broker
 from tests.support.feed import feed, settings_for, start_policy
 from tests.support.learners import Learners, entries, until, version
 

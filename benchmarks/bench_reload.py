@@ -18,16 +18,16 @@ from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 
 from benchmarks.serving import KINDS, served
-from consumers.reloader.control import PauseMode
-from consumers.reloader.shell import Reloader
-from consumers.reloader.vllm import VllmControl
-from infra.bus.base import Outgoing, TopicSpec
-from infra.bus.kafka import KafkaBus
-from infra.labels import make_label
-from infra.services.broker import Broker
-from producers.engines.base import Sampling
-from producers.engines.vllm import VllmEngine
-from schemas import codec
+from millrace.consumers.reloader.shell import Reloader
+from millrace.infra.engines.base import Sampling
+from millrace.infra.engines.control import PauseMode
+from millrace.infra.engines.vllm.control import VllmControl
+from millrace.infra.engines.vllm.engine import VllmEngine
+from millrace.infra.log.base import Outgoing, TopicSpec
+from millrace.infra.log.kafka.bus import KafkaBus
+from millrace.infra.machine.broker import Broker
+from millrace.schemas import codec
+from millrace.schemas.labels import make_label
 from tests.support.announced import POLICY, announce, weight_event
 from tests.support.engines import until
 from tests.support.tiny_model import write_model

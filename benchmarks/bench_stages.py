@@ -21,27 +21,29 @@ from typing import Any
 
 import orjson
 
-from infra.bus.base import Bus, Outgoing, TopicSpec
-from infra.bus.kafka import KafkaBus
-from infra.config import Governance
-from infra.runner.live import StageRunner
-from infra.runner.slot import Settings
-from infra.services.broker import Broker
-from infra.stage import Stage
-from infra.topics import Layout, full_name
-from schemas import codec
-from schemas.ids import now_micros
-from streams.dispatch.stage import Dispatch, Terms
-from streams.refine.detectors.guard import Guarded
-from streams.refine.stage import Refine
-from streams.seal.stage import Seal
-from streams.serve import DETECTORS
+from millrace.infra.config import Governance
+from millrace.infra.log.base import Bus, Outgoing, TopicSpec
+from millrace.infra.log.kafka.bus import KafkaBus
+from millrace.infra.log.topics import Layout, full_name
+from millrace.infra.machine.broker import Broker
+from millrace.infra.stages.base import Stage
+from millrace.infra.stages.live import StageRunner
+from millrace.infra.stages.slot import Settings
+from millrace.schemas import codec
+from millrace.schemas.ids import now_micros
+from millrace.streams.dispatch.stage import Dispatch, Terms
+from millrace.streams.refine.detectors.guard import Guarded
+from millrace.streams.refine.stage import Refine
+from millrace.streams.seal.stage import Seal
+from millrace.streams.serve import DETECTORS
 from tests.support.events import Episode
 from tests.support.players import Plan, version_zero
 
 POLICY = "p"
 CALLS = 8
 SAMPLES = 2
+LEASE = 86_400_000_000
+"""in us: however slow the machine is, no group of the traffic is given up"""
 PER_GROUP = SAMPLES * (CALLS + 3)
 TURN_RECORDS, TURN_BYTES = 500, 4 << 20
 PROSE = (
@@ -142,7 +144,7 @@ def one_round(bus: Bus, number: int, size: int, records: int) -> dict[str, float
     made = list(traffic(groups, size))
     steps = [len(out.value or b"") for out in made if out.headers["kind"] == b"model_call"]
     print(f"   {len(made)} records, model calls of {statistics.mean(steps) / 1024:.1f} KiB", flush=True)
-    dispatch = Dispatch(POLICY, layout.slots, Terms())
+    dispatch = Dispatch(POLICY, layout.slots, Terms(lease=LEASE))
     seed_dispatch(bus, layout, groups)
     grants = full_name(layout.namespace, f"{POLICY}.grants")
     fold(bus, layout, dispatch, lambda: written(bus, grants) == groups)

@@ -19,15 +19,15 @@ import torch
 import torch.multiprocessing as mp
 from torch.distributed import TCPStore
 
-from schemas import arrays, codec
-from schemas.ids import new_id
-from trainers import checkpoint, tiny
-from trainers.algorithms.registry import policy
-from trainers.backends.fsdp import TorchBackend
-from trainers.batches.allocation import Group, plan
-from trainers.batches.sample import samples_of
-from trainers.learning import Schedule, Trainer
-from trainers.tasks import sort_digits
+from millrace.schemas import arrays, codec
+from millrace.schemas.ids import new_id
+from millrace.trainers import checkpoint, tiny
+from millrace.trainers.algorithms.registry import policy
+from millrace.trainers.backends.fsdp import TorchBackend
+from millrace.trainers.batches.allocation import ReadyGroup, plan
+from millrace.trainers.batches.sample import samples_of
+from millrace.trainers.learning import Schedule, Trainer
+from millrace.trainers.tasks import sort_digits
 
 GROUPS, SIZE, WARM = 64, 8, 3
 COUNTED = ("forward", "backward", "optimizer", "collectives")
@@ -64,7 +64,7 @@ def learn(rank: int, world: int, port: int, steps: int, out: Any) -> None:
     draw = np.random.default_rng(0)
     source = sort_digits.prompts(0)
     records = {seq: [record(seq, i, next(source), draw) for i in range(SIZE)] for seq in range(GROUPS)}
-    planned = plan([Group(seq, SIZE * 16, seq % world) for seq in records], world, 2)
+    planned = plan([ReadyGroup(seq, SIZE * 16, seq % world) for seq in records], world, 2)
     minibatches = [[seq for share in minibatch for seq in share] for minibatch in planned]
     mine = [seq for minibatch in planned for seq in minibatch[rank]]
     backend = TorchBackend(device="cpu")

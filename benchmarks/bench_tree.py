@@ -12,10 +12,10 @@ import numpy as np
 import torch
 
 from benchmarks.step_costs import VOCABULARY, kept, medians, model_state, sample_of
-from trainers.algorithms.registry import policy
-from trainers.backends.fsdp import TorchBackend
-from trainers.batches.sample import Sample
-from trainers.learning import Report, Schedule, Trainer
+from millrace.trainers.algorithms.registry import policy
+from millrace.trainers.backends.fsdp import TorchBackend
+from millrace.trainers.batches.sample import Sample
+from millrace.trainers.learning import Report, Schedule, Trainer
 
 SIZES = (8, 16)
 

@@ -20,13 +20,13 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 from tenacity import Retrying, retry_if_exception_type, retry_if_result, stop_after_delay, wait_fixed
 
-from consumers import policy
-from infra.bus.base import Outgoing, Record
-from infra.bus.kafka import KafkaBus
-from infra.config import Settings, load
+from millrace.consumers import policy
+from millrace.infra.config import Settings, load
+from millrace.infra.log.base import Outgoing, Record
+from millrace.infra.log.kafka.bus import KafkaBus
+from millrace.trainers import checkpoint, tiny
 from tests.support.feed import feed
 from tests.support.learners import Learners, entries, until, version
-from trainers import checkpoint, tiny
 
 SHARDS, BATCH, SIZE = 4, 8, 4
 AHEAD = 2

@@ -13,22 +13,22 @@ from pathlib import Path
 from torch.distributed.distributed_c10d import Store
 
 from benchmarks.layout_runs import SHARDS, Outcome, Recording
-from consumers.learner import verdict
-from consumers.learner.agreement import Peer, Roster
-from consumers.learner.build import build_trainer
-from consumers.learner.order import Order
-from consumers.learner.reading import read
-from consumers.places import PlaceReader
-from infra.bus.kafka import KafkaBus
-from infra.claims import ClaimStore
-from infra.config import load
-from schemas import codec
+from millrace.consumers.history.places import PlaceReader
+from millrace.consumers.learner import verdict
+from millrace.consumers.learner.agreement import Peer, Roster
+from millrace.consumers.learner.build import build_trainer
+from millrace.consumers.learner.order import Order
+from millrace.consumers.learner.reading import read
+from millrace.infra.config import load
+from millrace.infra.log.blobs import ClaimStore
+from millrace.infra.log.kafka.bus import KafkaBus
+from millrace.schemas import codec
+from millrace.trainers import checkpoint
+from millrace.trainers.backends.fsdp import TorchBackend
+from millrace.trainers.batches.sample import Sample
+from millrace.trainers.state import State
+from millrace.trainers.tiny import VOCABULARY
 from tests.support.ranks import Ranks
-from trainers import checkpoint
-from trainers.backends.fsdp import TorchBackend
-from trainers.batches.sample import Sample
-from trainers.state import State
-from trainers.tiny import VOCABULARY
 
 LONGEST = 512
 

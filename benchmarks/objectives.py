@@ -6,14 +6,14 @@ import random
 from collections.abc import Callable, Iterator
 from itertools import islice
 
-from trainers import tiny
-from trainers.algorithms.registry import algorithm
-from trainers.backends.fsdp import TorchBackend
-from trainers.backends.models import with_scalar_head
-from trainers.batches.sample import Sample
-from trainers.learning import Schedule, Trainer
-from trainers.state import State
-from trainers.tasks import sort_digits
+from millrace.trainers import tiny
+from millrace.trainers.algorithms.registry import algorithm
+from millrace.trainers.backends.fsdp import TorchBackend
+from millrace.trainers.backends.models import with_scalar_head
+from millrace.trainers.batches.sample import Sample
+from millrace.trainers.learning import Schedule, Trainer
+from millrace.trainers.state import State
+from millrace.trainers.tasks import sort_digits
 
 MEASURES = {
     "sft": "loss",

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from infra.services.net import LOCALHOST, free_ports
-from infra.services.vllm import Vllm
+from millrace.infra.engines.vllm.launch import Vllm
+from millrace.infra.process.net import LOCALHOST, free_ports
 from tests.support.engines import LightEngine
 
 KINDS = ("light", "vllm")

@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from trainers.batches.sample import Sample
-from trainers.state import State
+from millrace.trainers.batches.sample import Sample
+from millrace.trainers.state import State
 
 VOCABULARY = 512
 

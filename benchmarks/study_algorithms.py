@@ -21,10 +21,10 @@ import matplotlib as mpl
 import torch
 
 from benchmarks import objectives
-from trainers import checkpoint, tiny
-from trainers.algorithms.registry import algorithm
-from trainers.learning import Report, Schedule
-from trainers.rehearsal import rehearse
+from millrace.trainers import checkpoint, tiny
+from millrace.trainers.algorithms.registry import algorithm
+from millrace.trainers.learning import Report, Schedule
+from millrace.trainers.rehearsal import rehearse
 
 PROVEN = ("grpo", "ppo", "rloo", "reinforce++", "dapo", "gspo", "cispo")
 RATES = {"ppo": 3e-4}

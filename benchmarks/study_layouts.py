@@ -26,9 +26,9 @@ from typing import Any
 
 from benchmarks.layout_runs import BATCH, SIZE, Join, Layout, Outcome, Recording, record, train
 from benchmarks.layout_steps import apart, compare
-from infra.services.broker import Broker
+from millrace.infra.machine.broker import Broker
+from millrace.trainers import checkpoint
 from tests.support.ranks import Ranks
-from trainers import checkpoint
 
 TOLERANCES = {"loss": 1.5e-6, "grad_norm": 5e-7, "weights": 5e-5}
 """of one step between layouts: absolute loss, relative gradient norm, absolute weight"""

@@ -28,12 +28,12 @@ from typing import Any
 import matplotlib as mpl
 import torch
 
-from trainers import checkpoint, tiny
-from trainers.algorithms.presets import ICEPOP, TIS
-from trainers.algorithms.registry import algorithm
-from trainers.learning import Schedule
-from trainers.rehearsal import rehearse
-from trainers.state import State
+from millrace.trainers import checkpoint, tiny
+from millrace.trainers.algorithms.presets import ICEPOP, TIS
+from millrace.trainers.algorithms.registry import algorithm
+from millrace.trainers.learning import Schedule
+from millrace.trainers.rehearsal import rehearse
+from millrace.trainers.state import State
 
 CORRECTIONS: dict[str, dict[str, Any]] = {
     "naive": {"recompute": True},

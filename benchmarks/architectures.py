@@ -1,0 +1,170 @@
+"""Makes docs/architectures.md and the list of tested architectures: every causal model of the installed transformers,
+tiny and random, computed in every way and compared with plain transformers.
+
+    make architectures        about three minutes on one core
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import tempfile
+import warnings
+from pathlib import Path
+
+import torch
+import transformers
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from tests.support.architectures import RIGHT, ROWS, TOLERANCE, Verdict, judge
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "architectures.md"
+LIST = ROOT / "trainers" / "backends" / "tested.py"
+SECONDS = 60
+"""that one architecture may take"""
+OWN = (
+    "each sample has a row of its own, filled up to the longest of its micro-batch; layouts cut the data alone (`d`), "
+    "and beginnings are not shared"
+)
+WAYS = ("alone", "packed", "deepspeed", "megatron", "lora", "reward")
+NOTES: dict[str, str] = {
+    "megatron trains qwen2, qwen3 and qwen3_moe": "megatron",
+    "to adapt; it has": "layers",
+    "has no score head": "head",
+    "with a score": "score",
+    "its tokens see later ones": "causal",
+    "weights do not fit": "names",
+    "parameters that never learn": "still",
+}
+MEANINGS = {
+    "megatron": "Megatron here computes qwen2, qwen3 and qwen3_moe; a torch layout trains the others",
+    "layers": "none of the layers that adapters are put on by default; name others as `[learner.lora] targets`",
+    "head": "its class of `transformers` has another head than `score`",
+    "score": "`transformers` has no class of it that scores tokens",
+    "causal": "its tokens see later ones as the class comes: an encoder, unless `is_decoder` is set",
+    "still": "it has parameters that never learn, which versions do not keep",
+    "names": "its files name weights otherwise than its modules, or hold buffers, which are not trained",
+}
+
+
+def main() -> None:
+    warnings.filterwarnings("ignore")
+    logging.getLogger("millrace.models").setLevel(logging.ERROR)
+    transformers.logging.set_verbosity_error()
+    torch.set_num_threads(1)
+    signal.signal(signal.SIGALRM, _too_long)
+    found = {kind: _judged(kind) for kind in sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)}
+    PAGE.write_text(page(found))
+    LIST.write_text(tested(found))
+
+
+def _judged(kind: str) -> Verdict:
+    with tempfile.TemporaryDirectory() as name:
+        signal.alarm(SECONDS)
+        try:
+            verdict = judge(kind, Path(name))
+        except TimeoutError as error:
+            verdict = Verdict(*[f"untested: {error}"] * len(WAYS))
+        finally:
+            signal.alarm(0)
+    print(kind, *(getattr(verdict, way) for way in WAYS), sep=" | ", flush=True)
+    return verdict
+
+
+def _too_long(*_: object) -> None:
+    raise TimeoutError(f"its tiny model takes more than {SECONDS} s")
+
+
+def page(found: dict[str, Verdict]) -> str:
+    """The page of all architectures."""
+    computed = {kind: v for kind, v in found.items() if not v.alone.startswith("untested")}
+    able = {kind: v for kind, v in computed.items() if v.packed in (RIGHT, ROWS)}
+    rows = ["| architecture | " + " | ".join(WAYS).replace("reward", "reward model") + " |", "| --- " * 7 + "|"]
+    rows += [row(kind, verdict) for kind, verdict in computed.items()]
+    others: dict[str, list[str]] = {}
+    for kind, verdict in computed.items():
+        for way in WAYS:
+            said = getattr(verdict, way)
+            if said.startswith("refused") and _cell(said) == "refused":
+                others.setdefault(kind, []).append(f"{way}: {said.removeprefix('refused: ')}")
+    reasons = [f"- {kind}: {_plain(lines[0])}" for kind, lines in others.items()]
+    untested = [f"- {k}: {_plain(v.alone.removeprefix('untested: '))}" for k, v in found.items() if k not in computed]
+    worst = max((v.gap for v in able.values()), default=0.0)
+    return "\n".join(
+        [
+            "# Architectures",
+            "",
+            f"Every causal language model of `transformers` {transformers.__version__}, as a tiny random model that",
+            "its own class wrote to disk: log-probabilities (or scores) of each way of training against plain, eager",
+            "`transformers` on each sample alone, in float32. Windows, caps and layers with a state are set to show.",
+            "`make architectures` makes this page.",
+            "",
+            f"Of {len(found)} architectures, {len(able)} train: {_count(able, RIGHT)} in packed rows and",
+            f"{_count(able, ROWS)} in rows of their own. The largest distance of a",
+            f"log-probability is {worst:.1e}; {TOLERANCE:.0e} and more would be an error.",
+            "",
+            "| word | meaning |",
+            "| --- | --- |",
+            "| right | samples share a row and have the numbers that they have alone |",
+            f"| own rows | {OWN} |",
+            "| refused | the learner says why when it loads the model |",
+            *(f"| no: {word} | {meaning} |" for word, meaning in MEANINGS.items()),
+            "",
+            "At load a model is compared again, with its own weights: a batch of three short samples against plain",
+            "`transformers`. A model that is not on this page trains if that comparison holds, and the log calls it",
+            "untested. Tensor, pipeline and context parallelism are compared for the models of",
+            "[conformance.md](conformance.md) alone.",
+            "",
+            *rows,
+            "",
+            "## Refused",
+            "",
+            *reasons,
+            "",
+            "## Untested",
+            "",
+            "Their classes make no model that is small enough, or none from the settings of the test. Many read images",
+            "or sound. At load they are compared as all others are.",
+            "",
+            *untested,
+            "",
+        ]
+    )
+
+
+def row(kind: str, verdict: Verdict) -> str:
+    """Of the page's table."""
+    return f"| {kind} | " + " | ".join(_cell(getattr(verdict, way)) for way in WAYS) + " |"
+
+
+def _count(found: dict[str, Verdict], way: str) -> int:
+    return sum(verdict.packed == way for verdict in found.values())
+
+
+def _cell(said: str) -> str:
+    if said in (RIGHT, ROWS):
+        return said
+    if said.startswith("refused"):
+        return next((f"no: {word}" for part, word in NOTES.items() if part in said), "refused")
+    return said.split(":")[0]
+
+
+def _plain(text: str) -> str:
+    return text.replace("|", "/").replace("<", "&lt;").replace(str(ROOT), "").strip()[:260]
+
+
+def tested(found: dict[str, Verdict]) -> str:
+    """The module that names what was compared."""
+    names = [kind for kind, verdict in found.items() if verdict.packed in (RIGHT, ROWS)]
+    lines = "".join(f"        {name!r},\n" for name in names)
+    return (
+        '"""Architectures whose numbers were compared; `make architectures` makes this list."""\n\n'
+        "from __future__ import annotations\n\n"
+        "TESTED = frozenset(\n    (\n" + lines.replace("'", '"') + "    )\n)\n"
+        '"""model types"""\n'
+    )
+
+
+if __name__ == "__main__":
+    main()
