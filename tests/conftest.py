@@ -8,11 +8,11 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
-from infra.services.broker import Broker
-from infra.services.net import LOCALHOST, free_ports
-from infra.services.vllm import RECEIVE, Vllm
+from millrace.infra.engines.vllm.launch import RECEIVE, Vllm
+from millrace.infra.machine.broker import Broker
+from millrace.infra.process.net import LOCALHOST, free_ports
 
-pytest_plugins = ["tests.support.summary"]
+pytest_plugins = ["tests.support.order", "tests.support.summary"]
 
 # Models are tiny here: threads of one operation would only wait for each other. Before anything loads torch.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -34,14 +34,15 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Vllm]:
-    """One real vLLM server on a tiny random model of seed 0, served as `tiny`. Leave it with those weights."""
+    """One real vLLM server on a tiny random model of seed 0, served as `tiny`, which takes seconds for a long reply.
+    Leave it with those weights."""
+    from tests.support import unhurried
     from tests.support.tiny_model import write_model
 
     home = tmp_path_factory.mktemp("vllm")
     url = f"http://{LOCALHOST}:{free_ports(1)[0]}"
     model = write_model(home / "model", seed=0)
-    with Vllm(
-        home, url, str(model), "tiny", max_model_len=512, max_num_seqs=32, kv_cache_mb=64, args=RECEIVE
-    ) as running:
+    args = (*RECEIVE, *unhurried.ARGS)
+    with Vllm(home, url, str(model), "tiny", max_model_len=512, max_num_seqs=32, kv_cache_mb=64, args=args) as running:
         running.start(600)
         yield running

@@ -21,8 +21,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from infra.bus.connect import connect
-from infra.demo.fleet import BROKER, ENGINE
+from millrace.apps.demo.fleet import BROKER, ENGINE
+from millrace.infra.connect import connect
 from tests.chaos.arena import START_S, Arena
 from tests.chaos.deploy import deploy
 from tests.chaos.ways import WAYS, every_point, points_of
@@ -97,7 +97,7 @@ def points(*prefixes: str) -> list[str]:
     return [name for name in every_point() if name.startswith(prefixes) and name not in elsewhere]
 
 
-def kill_points(arena: Arena, names: list[str], times: int, timeout_s: float = 90) -> list[str]:
+def kill_points(arena: Arena, names: list[str], times: int, timeout_s: float = 300) -> list[str]:
     """Each named point `times` times, a version between any two; gives those that were not reached."""
     return [missed for name in names for _ in range(times) for missed in arena.kill_points([name], timeout_s)]
 
@@ -148,7 +148,7 @@ def moves(arena: Arena, count: int) -> None:
 
 def audit(arena: Arena) -> bool:
     """The topics and the checkpoint files, by the product's own command."""
-    from consumers import audit as auditor
+    from millrace.consumers import audit as auditor
 
     with connect(arena.settings):
         return auditor.run(arena.settings, files=True, as_json=False) == 0

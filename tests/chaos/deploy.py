@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from infra.config import load
-from infra.demo import warm
-from infra.demo.fleet import BROKER, Fleet
-from infra.demo.plan import flags
-from infra.demo.run import make_topics
-from infra.services.net import free_ports
-from tests.chaos.arena import Arena, write_settings
+from millrace.apps.demo import warm
+from millrace.apps.demo.fleet import BROKER
+from millrace.apps.demo.plan import flags
+from millrace.apps.demo.run import make_topics
+from millrace.infra.config import load
+from millrace.infra.process.net import free_ports
+from tests.chaos.arena import Arena, fleet_of, write_settings
 from tests.chaos.ways import SETTINGS
 
 
@@ -19,6 +19,7 @@ def deploy(home: Path, seed: int, engine: str, way: str = "") -> Arena:
     of `ways.WAYS`, by which versions reach the engine (default: through their directories, whole)."""
     values = dict(flags(home, seed, free_ports(3))) | {
         "namespace": "chaos",
+        "kafka.sync": True,
         "engine.kind": engine,
         "policy.batch": 8,
         "policy.group_size": 4,
@@ -32,13 +33,12 @@ def deploy(home: Path, seed: int, engine: str, way: str = "") -> Arena:
     }
     file = write_settings(home, values)
     settings = load(file)
-    fleet = Fleet(settings, file)
+    fleet = fleet_of(home)
     fleet.down()
     fleet.up((BROKER,))
     make_topics(settings)
     warm.start(home, seed, target=0.0)
     warm.create_policy(settings)
     arena = Arena(home, seed)
-    fleet.down()
     arena.fleet.up()
     return arena

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.demo.fleet import BROKER
+from millrace.apps.demo.fleet import BROKER
 from tests.chaos.__main__ import audit, points
 from tests.chaos.deploy import deploy
 
@@ -25,7 +25,7 @@ def test_every_kill_point_of_learner_and_runner_is_survived(tmp_path: Path) -> N
     arena = deploy(tmp_path / "home", seed=0, engine="inprocess")
     try:
         arena.settle()
-        missed = [name for names in rounds for name in arena.kill_points(names, timeout_s=90)]
+        missed = [name for names in rounds for name in arena.kill_points(names, timeout_s=300)]
         arena.settle(2)
         arena.fleet.up((BROKER,))
         assert audit(arena)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from infra import faults
+from millrace.infra import faults
 
 WAYS: Mapping[str, tuple[str, ...]] = {
     "deltas": ("delta.", "reload."),

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from tests.support import megatron_shim
-from tests.support.conformance.cases import MOE, QWEN2, QWEN3, Case, Tolerance
+from tests.support.conformance.cases import EXPERTS, MOE, QWEN2, QWEN3, Case, Tolerance
 
 NEAR = Tolerance(norm=9e-7)
-EXPERTS = Tolerance(norm=1.5e-6, weight=2.3e-4)
 
 CI = {
     ("megatron:d2", QWEN3),

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from millrace.trainers.backends.compute import Compute
+from millrace.trainers.backends.parallel.schedules import GPIPE, INTERLEAVED
 from tests.support.conformance.cases import MODELS, MOE, QWEN2, QWEN3, Case, Tolerance
-from trainers.backends.compute import Compute
-from trainers.backends.parallel.schedules import GPIPE, INTERLEAVED
 
 CI = {
     *(("torch:d2", QWEN2), ("torch:t2", QWEN2), ("torch:p2", QWEN2), ("torch:c2", QWEN2), ("torch:d2e2", MOE)),

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from millrace.trainers.backends.fsdp import Adam, TorchBackend
 from tests.support.conformance.cases import Case, model_state
 from tests.support.conformance.compare import Errors, row
 from tests.support.conformance.run import CLIP, Outcome, steps, train
 from tests.support.ranks import Ranks
 from tests.support.summary import CONFORMANCE
-from trainers.backends.fsdp import Adam, TorchBackend
 
 PROCESSES = 4
 

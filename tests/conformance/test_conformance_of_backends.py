@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 import torch
 
+from millrace.trainers import checkpoint
+from millrace.trainers.algorithms.distill import Distill
+from millrace.trainers.algorithms.registry import policy
+from millrace.trainers.backends.fsdp import Adam, TorchBackend
+from millrace.trainers.backends.layout import parse
 from tests.support.conformance.cases import DENSE, EXPERTS, MOE, QWEN2, QWEN3, Case, model_state
 from tests.support.conformance.compare import Errors, check, errors
 from tests.support.conformance.run import CLIP, STEPS, Outcome, steps, train, train_layout
 from tests.support.ranks import RankFailed, Ranks
-from trainers import checkpoint
-from trainers.algorithms.distill import Distill
-from trainers.algorithms.registry import policy
-from trainers.backends.fsdp import Adam, TorchBackend
-from trainers.backends.layout import parse
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -7,18 +7,18 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from millrace.trainers import checkpoint
+from millrace.trainers.algorithms.base import Algorithm
+from millrace.trainers.algorithms.distill import Distill
+from millrace.trainers.algorithms.registry import policy
+from millrace.trainers.backends.adam import Adam
+from millrace.trainers.backends.base import ROLES
+from millrace.trainers.backends.fsdp import TorchBackend
+from millrace.trainers.backends.layout import parse_allocation
 from tests.support.conformance.cases import DENSE, EXPERTS, MOE, QWEN2, QWEN3, Tolerance, model_state
 from tests.support.conformance.compare import check, errors
 from tests.support.conformance.run import CLIP, Outcome, train, train_layout
 from tests.support.ranks import Ranks
-from trainers import checkpoint
-from trainers.algorithms.base import Algorithm
-from trainers.algorithms.distill import Distill
-from trainers.algorithms.registry import policy
-from trainers.backends.adam import Adam
-from trainers.backends.base import ROLES
-from trainers.backends.fsdp import TorchBackend
-from trainers.backends.layout import parse_allocation
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

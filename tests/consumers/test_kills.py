@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from consumers import policy
-from consumers.reloader.serve import cache_of
+from millrace.consumers import policy
+from millrace.consumers.reloader.serve import cache_of
 from tests.chaos.ways import points_of
 from tests.support.ends import FLAGS, Ends
 from tests.support.feed import feed

@@ -2,16 +2,18 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from consumers import ledger, policy
-from infra.bus.memory import MemoryBus
-from infra.errors import PolicyError
+from millrace.consumers import policy
+from millrace.consumers.history import newest
+from millrace.infra.errors import PolicyError
+from millrace.infra.log.memory.bus import MemoryBus
+from millrace.trainers import checkpoint, manifest, tiny
+from millrace.trainers.errors import CheckpointError
 from tests.support.feed import settings_for, start_policy
-from trainers import checkpoint, manifest
-from trainers.errors import CheckpointError
 
 
 def test_version_0_is_an_event_with_everything_that_starts_a_policy(tmp_path: Path) -> None:
@@ -19,7 +21,7 @@ def test_version_0_is_an_event_with_everything_that_starts_a_policy(tmp_path: Pa
     bus = MemoryBus()
     event = start_policy(settings, bus, tmp_path)
     names = policy.topics(settings)
-    found = ledger.head(bus, names["weights"], names["ledger"])
+    found = newest.head(bus, names["weights"], names["ledger"])
     assert found is not None
     assert found.weights == event
     assert (event["version"], event["parent"], event["mode"]) == (0, None, "full")
@@ -50,7 +52,7 @@ def test_what_is_no_model_creates_nothing(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError):
         policy.create(settings, tmp_path / "empty", bus)
     names = policy.topics(settings)
-    assert ledger.head(bus, names["weights"], names["ledger"]) is None
+    assert newest.head(bus, names["weights"], names["ledger"]) is None
 
 
 def test_the_template_may_lie_in_the_tokenizer_settings(tmp_path: Path) -> None:
@@ -63,3 +65,24 @@ def test_an_object_store_needs_a_mount(tmp_path: Path) -> None:
     settings = settings_for(tmp_path, "127.0.0.1:1", "t", objects="s3://bucket/x")[0]
     with pytest.raises(PolicyError, match="mount"):
         policy.weights_root(settings)
+
+
+def test_tied_embeddings_are_refused_where_vllm_reloads_them_wrongly_and_untied_on_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(policy, "installed", lambda _: "cpu")
+    settings = settings_for(tmp_path, "127.0.0.1:1", "t")[0]
+    settings = settings.model_copy(
+        update={"engine": settings.engine.model_copy(update={"kind": "vllm", "local": True})}
+    )
+    state = tiny.random_state(0)
+    config = json.loads(state.assets["config.json"]) | {"tie_word_embeddings": True}
+    weights = {name: tensor for name, tensor in state.weights.items() if name != "lm_head.weight"}
+    tied = replace(state, weights=weights, assets={**state.assets, "config.json": json.dumps(config).encode()})
+    checkpoint.export(tmp_path / "tied", tied)
+    bus = MemoryBus()
+    bus.ensure_topics(settings.layout.specs())
+    with pytest.raises(PolicyError, match=r"ties its embeddings.*--untie"):
+        policy.create(settings, tmp_path / "tied", bus)
+    made = policy.create(settings, tmp_path / "tied", bus, untie=True)
+    assert "lm_head.weight" in checkpoint.read(Path(made["uri"])).weights

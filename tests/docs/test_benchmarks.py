@@ -16,9 +16,13 @@ from tests.support.documents import BENCHMARKS, ROOT, RUN_BY
 SMALL = {
     "bench_backends": "--groups 2 --steps 1",
     "bench_codec": "",
+    "bench_delays": "--repeats 1 --only KB",
     "bench_delta": "--million 0.1 --steps 1",
+    "bench_detection": "--items 1 --clean-mb 0.05",
+    "bench_durability": "--records 100 --transactions 2",
     "bench_gateway": "--seconds 0.1",
     "bench_interrupt": "--engine light --rounds 1 --load 2 --tokens 60",
+    "bench_killed": "--engine inprocess --batch 8 --kills 1",
     "bench_packing": "--samples 8 --steps 1",
     "bench_peers": "--groups 1 --steps 1 --peak-tflops 0.1",
     "bench_proximal": "--groups 2 --steps 1",
@@ -64,7 +68,7 @@ def test_it_runs(name: str, broker: str, monkeypatch: pytest.MonkeyPatch, capsys
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setattr(sys, "argv", [name, *SMALL[name].split()])
 
-    def shared(home: Path) -> Started:
+    def shared(home: Path, *, sync: bool = False) -> Started:
         return Started(broker)
 
     if hasattr(benchmark, "Broker"):

@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from infra.cli.template import render
-from infra.config import Settings, load
-from infra.faults import PACKAGES
-from producers.tasks.source import open_tasks
-from schemas.codec import BODIES
-from schemas.registry import current
+from millrace.apps.cli.template import render
+from millrace.infra.config import Settings, load
+from millrace.infra.faults import PACKAGES
+from millrace.producers.tasks.source import open_tasks
+from millrace.schemas.codec import BODIES
+from millrace.schemas.registry import current
+from millrace.trainers.backends.base import ROLES
 from tests.support.documents import CI, HERE, PAGES, ROOT, RUN_BY, Block, all_blocks, reading, spoken
-from trainers.backends.base import ROLES
 
 TEXT = {page: page.read_text() for page in PAGES}
 LANGUAGES = {"sh", "python", "toml", "json"}

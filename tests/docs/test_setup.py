@@ -14,7 +14,7 @@ import pytest
 from tests.support.documents import PAGES, ROOT
 
 CPU, GPU = "requirements.lock", "requirements-gpu.lock"
-NEEDED = (".venv-tools/bin/uv", "requirements-tools.lock", CPU, GPU, "pyproject.toml", "infra/services/kafka.lock")
+NEEDED = (".venv-tools/bin/uv", "requirements-tools.lock", CPU, GPU, "pyproject.toml", "infra/machine/kafka.lock")
 BEFORE = 1_700_000_000
 """seconds since the epoch at which everything was there but the installation"""
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from infra.cli.main import app
+from millrace.apps.cli.main import app
+from millrace.trainers import checkpoint, manifest
+from millrace.trainers.tasks import sort_digits
 from tests.support import lessons
 from tests.support.documents import ROOT, RUN_BY, TRAINING, blocks
-from trainers import checkpoint, manifest
-from trainers.tasks import sort_digits
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

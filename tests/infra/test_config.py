@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
 
-from infra.config import Settings, is_local, load, masked, variables
-from infra.errors import ConfigError
+from millrace.infra.config import Settings, is_local, load, masked, variables
+from millrace.infra.errors import ConfigError
 
 
 @pytest.fixture(autouse=True)
@@ -216,7 +220,7 @@ def test_an_error_shows_no_value() -> None:
 
 
 def test_a_public_listener_with_keys_is_allowed() -> None:
-    write("[gateway]\nhost = '0.0.0.0'\n[gateway.keys.me]\nkey = 'k'")
+    write("[gateway]\nhost = '0.0.0.0'\n[gateway.keys.me]\nkey = '0123456789abcdef'")
     assert load().gateway.host == "0.0.0.0"
 
 
@@ -235,3 +239,36 @@ def test_every_key_is_described() -> None:
         if not field.description
     ]
     assert not missing
+
+
+PLACES = [
+    *([name] for name in Settings.model_fields),
+    *(
+        [name, key]
+        for name, field in Settings.model_fields.items()
+        for key in getattr(field.annotation, "model_fields", ())
+    ),
+]
+"""every setting, and every section"""
+SCALARS = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=20), st.datetimes())
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@hypothesis_settings(max_examples=400)
+@given(st.sampled_from(PLACES), VALUES)
+def test_any_value_anywhere_is_taken_or_refused_in_a_line(place: list[str], value: object) -> None:
+    for key in reversed(place):
+        value = {key: value}
+    assert isinstance(value, dict)
+    with suppress(ConfigError):
+        load(flags=value)
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "a\0b"])
+def test_a_name_that_no_file_can_have_is_refused_in_a_line(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"cannot be read|there is no"):
+        load(Path(name))

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from infra import errors as ours
-from schemas import errors as words
-from trainers import errors as learning
+from millrace.infra import errors as ours
+from millrace.schemas import errors as words
+from millrace.trainers import errors as learning
 
 ROOT = Path(ours.__file__).parents[1]
-HOUSE = ("schemas", "infra", "producers", "streams", "trainers", "consumers")
+HOUSE = ("schemas", "infra", "producers", "streams", "trainers", "consumers", "apps")
 
 
 def defined(root: str) -> Iterator[tuple[str, str]]:

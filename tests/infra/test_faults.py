@@ -8,9 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from infra import faults
+from millrace.infra import faults
 
-PROGRAM = "from infra import faults\nfor _ in range(3):\n    faults.point('x')\n    print('alive', flush=True)"
+PROGRAM = "from millrace.infra import faults\nfor _ in range(3):\n    faults.point('x')\n    print('alive', flush=True)"
 
 
 def run(**env: str) -> tuple[int, int]:

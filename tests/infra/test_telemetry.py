@@ -11,8 +11,8 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from infra import telemetry, telemetry_export
-from schemas.ids import new_id, now_micros
+from millrace.infra import telemetry, telemetry_export
+from millrace.schemas.ids import new_id, now_micros
 
 
 @pytest.fixture
@@ -30,7 +30,8 @@ def exported(monkeypatch: pytest.MonkeyPatch) -> tuple[InMemorySpanExporter, InM
 
 def test_off_costs_nothing_and_loads_no_sdk() -> None:
     code = (
-        "import sys; from infra import telemetry as t; from infra.config import load; t.setup(load(), 'r');"
+        "import sys; from millrace.infra import telemetry as t, telemetry_setup as s;"
+        "from millrace.infra.config import load; s.setup(load(), 'r');"
         "c = t.counter('a'); c.add(1)\nwith t.span('x', {}): pass\n"
         "assert t.context('0' * 31 + '1') == ''; t.own('x', '', '', 0);"
         "assert not [m for m in sys.modules if m.startswith('opentelemetry')]"
@@ -123,8 +124,8 @@ def test_instruments_made_before_setup_are_recorded(exported: tuple[Any, InMemor
 @pytest.mark.slow
 def test_the_console_shows_a_span_and_a_metric() -> None:
     code = (
-        "from infra import telemetry as t; from infra.config import load\n"
-        "t.setup(load(flags={'telemetry.exporter': 'console'}), 'seal')\n"
+        "from millrace.infra import telemetry as t, telemetry_setup as s; from millrace.infra.config import load\n"
+        "s.setup(load(flags={'telemetry.exporter': 'console'}), 'seal')\n"
         "t.counter('millrace.c').add(5)\nwith t.span('fold'): pass\n"
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, timeout=60, capture_output=True, text=True)

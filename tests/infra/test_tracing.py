@@ -20,17 +20,17 @@ from typing import Any
 import httpx
 import pytest
 
-from consumers import policy
-from infra.bus.base import Bus, Outgoing
-from infra.bus.kafka import KafkaBus
-from infra.config import Settings, load
-from infra.services.net import LOCALHOST, free_ports
-from infra.telemetry import HEADER, MANY
-from infra.telemetry_export import LOGGERS, QUIET_S
-from infra.topics import full_name
-from producers.gateway.rendering.tokenizer import ChatTokenizer
-from schemas import codec
-from schemas.ids import now_micros
+from millrace.consumers import policy
+from millrace.infra.config import Settings, load
+from millrace.infra.log.base import Bus, Outgoing
+from millrace.infra.log.kafka.bus import KafkaBus
+from millrace.infra.log.topics import full_name
+from millrace.infra.process.net import LOCALHOST, free_ports
+from millrace.infra.telemetry import HEADER, MANY
+from millrace.infra.telemetry_export import LOGGERS, QUIET_S
+from millrace.producers.gateway.rendering.tokenizer import ChatTokenizer
+from millrace.schemas import codec
+from millrace.schemas.ids import now_micros
 from tests.support import tiny_model
 from tests.support.collector import Collector
 from tests.support.gateway_world import status
@@ -53,7 +53,7 @@ port = {port}
 [engine]
 url = "{engine}"
 [rollout]
-agent = "producers.examples.sort_agent:agent"
+agent = "millrace.producers.examples.sort_agent:agent"
 tasks = "tasks.jsonl"
 ahead = 2
 [learner]
@@ -79,7 +79,7 @@ class Machine:
         for role in roles:
             with (self.folder / f"{role}.log").open("ab") as log:
                 self.processes[role] = subprocess.Popen(
-                    [sys.executable, "-m", "infra.cli.main", role],
+                    [sys.executable, "-m", "millrace.apps.cli.main", role],
                     cwd=self.folder,
                     env=environment,
                     stdout=log,

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from infra.workers import key_of, status
-from schemas import codec
+from millrace.infra.workers import key_of, status
+from millrace.schemas import codec
 
 ENGINE: dict[str, Any] = {"worker": "engine-0", "incarnation": "i", "role": "engine", "policy": "p", "state": "serving"}
 

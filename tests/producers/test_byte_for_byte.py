@@ -22,22 +22,22 @@ import pytest
 import torch
 from aiohttp import web
 
-from consumers.reloader.vllm import VllmControl
-from infra.config import Governance
-from infra.services.net import free_ports
-from producers.client import AsyncSession
-from producers.engines.vllm import VllmEngine
-from producers.gateway.rendering.template import TemplateRenderer
-from producers.gateway.rendering.tokenizer import ChatTokenizer
-from streams.refine.stage import Refine
-from streams.seal.stage import Seal
+from millrace.infra.config import Governance
+from millrace.infra.engines.vllm.control import VllmControl
+from millrace.infra.engines.vllm.engine import VllmEngine
+from millrace.infra.process.net import free_ports
+from millrace.producers.client import AsyncSession
+from millrace.producers.gateway.rendering.template import TemplateRenderer
+from millrace.producers.gateway.rendering.tokenizer import ChatTokenizer
+from millrace.streams.refine.stage import Refine
+from millrace.streams.seal.stage import Seal
+from millrace.trainers.backends.fsdp import TorchBackend
+from millrace.trainers.batches.packing import Packed
 from tests.support import gateway_world, tool_model
 from tests.support.engines import LightEngine
 from tests.support.feed import feed
 from tests.support.learners import Place, entries
 from tests.support.world import CALM, World
-from trainers.backends.fsdp import TorchBackend
-from trainers.batches.packing import Packed
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -240,6 +240,7 @@ async def _group(home: Path, model: Path, proxy: Proxy) -> list[dict[str, Any]]:
             started = await w.start(**about, awaits=["tests"])
             async with AsyncSession.attach(started["base_url"], started["api_key"]) as session:
                 assert await agent(started["base_url"], started["api_key"]) == "Done."
+                session.judge_key = ""
                 await session.reward(reward, source="tests")
                 await session.end()
             if not proxy.swapped_within:

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from infra.bus.base import Outgoing, TopicSpec
-from infra.bus.memory import MemoryBus
-from infra.config import load
-from infra.errors import ConfigError, UnreachableError
-from producers.gateway.serve import context_of, find_model, make_renderer
-from producers.heartbeat import Heartbeat
-from schemas import codec
-from schemas.ids import now_micros
+from millrace.infra.config import load
+from millrace.infra.errors import ConfigError, UnreachableError
+from millrace.infra.heartbeat import Heartbeat
+from millrace.infra.log.base import Outgoing, TopicSpec
+from millrace.infra.log.memory.bus import MemoryBus
+from millrace.producers.gateway.serve import context_of, find_model, make_renderer
+from millrace.schemas import codec
+from millrace.schemas.ids import now_micros
 from tests.support import chat_tokenizer
 
 
@@ -26,7 +26,7 @@ def test_a_heart_beats_and_stops():
     bus.ensure_topics([TopicSpec("t.workers", 1)])
     beat = Heartbeat(bus, "t", worker="w", role="rollout", policy="p")
     beat.start()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not list(bus.read("t.workers", 0)) and time.monotonic() < deadline:
         time.sleep(0.01)
     beat.close(10)
@@ -63,6 +63,26 @@ def test_a_gateway_finds_its_model_and_remembers_it(tmp_path: Path, monkeypatch:
     stopped = threading.Event()
     stopped.set()
     assert find_model(load(flags={"namespace": "t", "home": str(tmp_path / "x")}), bus, stopped) is None
+
+
+def test_a_gateway_that_never_served_says_that_the_log_is_silent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    settings = load(flags={"namespace": "t", "home": str(tmp_path)})
+    bus, stop, asked = MemoryBus(), threading.Event(), 0
+
+    def down(*_: Any, **__: Any) -> Any:
+        nonlocal asked
+        asked += 1
+        if asked == 3:
+            stop.set()
+        raise UnreachableError(f"no broker answered after {asked} ms")
+
+    monkeypatch.setattr(bus, "read", down)
+    assert find_model(settings, bus, stop) is None
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert "the log does not answer" in said
+    assert "no broker answered" in said
 
 
 def test_unknown_renderers_are_named(tmp_path: Path):

@@ -16,13 +16,13 @@ from typing import Any
 import httpx
 import pytest
 
-from infra.bus.base import Outgoing
-from infra.bus.kafka import KafkaBus
-from infra.services.net import free_ports
-from infra.topics import Layout
-from producers.gateway.rendering.tokenizer import ChatTokenizer
-from schemas import codec
-from schemas.ids import now_micros
+from millrace.infra.log.base import Outgoing
+from millrace.infra.log.kafka.bus import KafkaBus
+from millrace.infra.log.topics import Layout
+from millrace.infra.process.net import free_ports
+from millrace.producers.gateway.rendering.tokenizer import ChatTokenizer
+from millrace.schemas import codec
+from millrace.schemas.ids import now_micros
 from tests.support import chat_tokenizer
 from tests.support.gateway_world import status
 from tests.support.instant_engine import InstantEngine, serving
@@ -53,7 +53,7 @@ class Deployment:
             "MILLRACE_KAFKA__BOOTSTRAP": bootstrap,
             "MILLRACE_GATEWAY__PORT": str(self.port),
             "MILLRACE_ENGINE__URL": engine.url,
-            "MILLRACE_ROLLOUT__AGENT": "producers.examples.sort_agent:agent",
+            "MILLRACE_ROLLOUT__AGENT": "millrace.producers.examples.sort_agent:agent",
             "MILLRACE_ROLLOUT__TASKS": str(tasks),
             "MILLRACE_ROLLOUT__AHEAD": "4",
         }
@@ -69,7 +69,7 @@ class Deployment:
     def put(self, topic: str, name: str, record: dict[str, Any], partition: int = 0) -> None:
         with self.bus.publisher() as publisher:
             value = codec.encode(name, record)
-            publisher.publish(Outgoing(f"{NS}.{topic}", b"k", value, partition=partition)).result(20)
+            publisher.publish(Outgoing(f"{NS}.{topic}", b"k", value, partition=partition)).result(60)
 
     def acknowledge(self) -> None:
         acknowledged = {**status(0, url=self.engine.url), "expires_at": now_micros() + 600_000_000}
@@ -94,7 +94,7 @@ class Deployment:
 
     @contextmanager
     def process(self, entry: str, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
-        code = f"from infra.config import load; from {entry} import run; run(load())"
+        code = f"from millrace.infra.config import load; from {entry} import run; run(load())"
         process = subprocess.Popen([sys.executable, "-c", code], env={**self.environment, **environment})
         try:
             yield process
@@ -103,7 +103,7 @@ class Deployment:
             process.wait()
 
     async def answers(self, http: httpx.AsyncClient) -> None:
-        for _ in range(1500):
+        for _ in range(6000):
             try:
                 if (await http.get(f"{self.url}/health")).status_code == 200:
                     return
@@ -121,7 +121,7 @@ async def deployment(broker: str, folder: Path) -> AsyncIterator[Deployment]:
             yield Deployment(bus, broker, folder, engine, tokenizer)
 
 
-async def until(condition: Any, timeout_s: float = 60.0) -> None:
+async def until(condition: Any, timeout_s: float = 120.0) -> None:
     deadline = asyncio.get_running_loop().time() + timeout_s
     while not await asyncio.to_thread(condition):
         assert asyncio.get_running_loop().time() < deadline, "it did not happen in time"
@@ -131,7 +131,7 @@ async def until(condition: Any, timeout_s: float = 60.0) -> None:
 async def test_killed_gateways_and_workers_lose_and_double_nothing(broker: str, tmp_path: Path):
     async with deployment(broker, tmp_path) as d, httpx.AsyncClient(timeout=60) as http:
         chat = f"{d.url}/v1/chat/completions"
-        with d.process("producers.gateway.serve") as gateway:
+        with d.process("millrace.producers.gateway.serve") as gateway:
             await d.answers(http)
             session = (await http.post(f"{d.url}/v1/sessions", json={"ticket": 100, "group_size": 1})).json()
             headers = {"authorization": f"Bearer {session['api_key']}"}
@@ -140,7 +140,7 @@ async def test_killed_gateways_and_workers_lose_and_double_nothing(broker: str, 
             assert answer.status_code == 200, answer.text
             reply = answer.json()["choices"][0]["message"]
             gateway.kill()
-        with d.process("producers.gateway.serve") as gateway:
+        with d.process("millrace.producers.gateway.serve") as gateway:
             await d.answers(http)
             d.acknowledge()
             body["messages"] = [USER, reply, USER]
@@ -152,19 +152,19 @@ async def test_killed_gateways_and_workers_lose_and_double_nothing(broker: str, 
                     "reward_deadline_ms": 1000, "awaits": [], "time": 0,
                 }  # fmt: skip
                 d.put("policy.grants", "Grant", grant, ticket % 2)
-            with d.process("producers.rollout.serve", MILLRACE_ROLE="rollout-0") as worker:
+            with d.process("millrace.producers.rollout.serve", MILLRACE_ROLE="rollout-0") as worker:
                 await until(lambda: sum(e["kind"] == "episode_ended" for e in d.raw()) >= 2)
                 worker.kill()
             beats = d.beats()
-            with d.process("producers.rollout.serve", MILLRACE_ROLE="rollout-0") as worker:
+            with d.process("millrace.producers.rollout.serve", MILLRACE_ROLE="rollout-0") as worker:
                 await until(lambda: d.beats() > beats)  # from then on it ends well when asked to
                 await until(lambda: len(ended(d)) == 8)
                 await until(lambda: d.bus.ends(f"{NS}.policy.prompts")[0] > 4)
                 worker.send_signal(signal.SIGTERM)
-                assert await asyncio.to_thread(worker.wait, 30) == 0
+                assert await asyncio.to_thread(worker.wait, 120) == 0
             await http.post(f"{d.url}/v1/sessions/{session['session']}/end", json={}, headers=headers)
             gateway.send_signal(signal.SIGTERM)
-            assert await asyncio.to_thread(gateway.wait, 30) == 0
+            assert await asyncio.to_thread(gateway.wait, 120) == 0
         own = [e for e in d.raw() if e["group"] == "100"]
         assert [e["kind"] for e in own] == ["episode_started", "model_call", "model_call", "episode_ended"]
         assert [e["step"] for e in own] == [0, 1, 2, 3]

@@ -12,7 +12,7 @@ from multiprocessing import get_context
 
 import pytest
 
-from consumers.audit.run import audit
+from millrace.consumers.audit.run import audit
 from tests.support.histories import ACTIONS, Told, run
 from tests.support.players import POLICY
 from tests.support.world import NAMESPACE

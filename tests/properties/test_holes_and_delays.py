@@ -9,14 +9,14 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from infra.bus.base import Outgoing
-from infra.config import Governance
-from infra.topics import full_name
-from streams.dispatch.admission import may_grant
-from streams.dispatch.release import Candidate, reserve
-from streams.dispatch.state import Book, Rules
-from streams.refine.stage import Refine
-from streams.seal.stage import Seal
+from millrace.infra.config import Governance
+from millrace.infra.log.base import Outgoing
+from millrace.infra.log.topics import full_name
+from millrace.streams.dispatch.admission import may_grant
+from millrace.streams.dispatch.release import Candidate, reserve
+from millrace.streams.dispatch.state import Book, Rules
+from millrace.streams.refine.stage import Refine
+from millrace.streams.seal.stage import Seal
 from tests.support.events import Episode
 from tests.support.laws import Watched
 from tests.support.players import POLICY, Plan, version_zero
@@ -71,9 +71,10 @@ def hole(world: World, topic: str) -> None:
 
 
 def unplaced(record: dict[str, Any]) -> dict[str, Any]:
-    """A record without the offsets inside it, and without the ids that follow from offsets."""
+    """A record without the offsets inside it, and without the ids and links that follow from offsets."""
     gone = ("source_place", "place", "trajectories", "events", "id") if "place" in record else ()
     gone = gone or ("source_place", "trajectories", "events")
+    gone += ("prev_hash", "hash") if "source_place" in record else ()
     return {name: value for name, value in record.items() if name not in gone}
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from streams.dispatch import release
+from millrace.streams.dispatch import release
 from tests.support.histories import plan_of, run
 
 SEEDS = range(60)
@@ -50,7 +50,9 @@ def test_without_any_guard_a_granted_group_misses_its_batch(monkeypatch):
 
 @pytest.mark.slow
 def test_without_admission_too_much_is_granted(monkeypatch):
-    monkeypatch.setattr("streams.dispatch.stage.may_grant", lambda book, rules, schedule: book.outstanding < 40)
+    monkeypatch.setattr(
+        "millrace.streams.dispatch.stage.may_grant", lambda book, rules, schedule: book.outstanding < 40
+    )
     assert broken().startswith("P1")
 
 

@@ -10,12 +10,12 @@ from dataclasses import replace
 
 import pytest
 
-from consumers.audit.run import audit
-from consumers.report.summary import summary
-from consumers.why import explain_in
-from infra.view.watch import Watch
-from streams.seal.policies import policy_key
-from streams.seal.stage import Seal
+from millrace.consumers.audit.run import audit
+from millrace.consumers.report.summary import summary
+from millrace.consumers.status.watch import Watch
+from millrace.consumers.why import explain_in
+from millrace.streams.seal.policies import policy_key
+from millrace.streams.seal.stage import Seal
 from tests.support.histories import Told, make_world, plan_of, play
 from tests.support.players import Plan
 from tests.support.world import NAMESPACE, World
@@ -124,7 +124,7 @@ def test_what_is_asked_about_one_tells_nothing_of_the_other() -> None:
 
 @pytest.mark.slow
 def test_dispatchers_that_share_a_name_break_a_law(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("streams.dispatch.stage.stages_of", lambda policy: {"dispatch": "dispatch"})
+    monkeypatch.setattr("millrace.streams.dispatch.stage.stages_of", lambda policy: {"dispatch": "dispatch"})
     for seed in SEEDS[:5]:
         with pytest.raises(AssertionError, match="P9"):
             both(seed)

@@ -11,8 +11,8 @@ from fastavro.utils import generate_many
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schemas import arrays, codec, registry
-from schemas.errors import CorruptRecord, UnknownSchema
+from millrace.schemas import arrays, codec, registry
+from millrace.schemas.errors import CorruptRecord, UnknownSchema
 
 
 def same(left: Any, right: Any) -> bool:

@@ -8,7 +8,8 @@ import pytest
 from avro.compatibility import ReaderWriterCompatibilityChecker, SchemaCompatibilityType
 from avro.schema import parse
 
-from schemas import codec, generate, registry
+from millrace.schemas import codec, generate, registry
+from millrace.schemas.strict import check_of
 
 PAST = sorted(registry.HISTORY.glob("*/*.avsc"))
 
@@ -38,8 +39,12 @@ def test_an_incompatible_change_is_found() -> None:
 def test_today_is_in_the_history_and_the_typed_records_are_fresh() -> None:
     for name in registry.names():
         schema = registry.current(name)
-        assert (registry.HISTORY / name / f"{schema.fingerprint.hex()}.avsc").exists(), "run python -m schemas.generate"
-    assert (registry.AVRO.parent / "records.py").read_text() == generate.source(), "run python -m schemas.generate"
+        assert (registry.HISTORY / name / f"{schema.fingerprint.hex()}.avsc").exists(), (
+            "run python -m millrace.schemas.generate"
+        )
+    assert (registry.AVRO.parent / "records.py").read_text() == generate.source(), (
+        "run python -m millrace.schemas.generate"
+    )
 
 
 def test_bytes_of_a_past_schema_decode_with_todays_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,7 +56,7 @@ def test_bytes_of_a_past_schema_decode_with_todays_defaults(monkeypatch: pytest.
     record = {field["name"]: None for field in text["fields"]} | {"id": "1", "stage": "refine", "reason": "x"}
     record |= {"detail": "", "time": 1, "place": {"topic": "raw", "partition": 0, "offset": 1}}
     with monkeypatch.context() as patch:
-        patch.setattr(codec, "_head", lambda name: (codec.MARK + past.fingerprint, past))
+        patch.setattr(codec, "_head", lambda name: (codec.MARK + past.fingerprint, past, check_of(text)))
         old = codec.encode("DeadLetter", record)
     monkeypatch.setattr(codec, "by_fingerprint", lambda data: past if data == past.fingerprint else today)
     assert codec.decode(old) == ("DeadLetter", record | {"tenant": None})

@@ -12,22 +12,22 @@ from pathlib import Path
 
 import pytest
 
-from infra.bus.base import Outgoing
-from infra.bus.kafka import KafkaBus
-from infra.config import load
-from infra.topics import full_name, turns_of
-from schemas import codec
-from schemas.ids import new_id
-from streams.seal.policies import announce, terms_of
-from streams.serve import dispatch_of, seal_of
+from millrace.infra.config import load
+from millrace.infra.log.base import Outgoing
+from millrace.infra.log.kafka.bus import KafkaBus
+from millrace.infra.log.topics import full_name, turns_of
+from millrace.schemas import codec
+from millrace.schemas.ids import new_id
+from millrace.streams.seal.policies import announce, terms_of
+from millrace.streams.serve import dispatch_of, seal_of
 from tests.support.events import Episode
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import sys
 from pathlib import Path
-from infra.config import load
-from streams import serve
+from millrace.infra.config import load
+from millrace.streams import serve
 if __name__ == "__main__":
     getattr(serve, sys.argv[1])(load(Path(sys.argv[2])))
 """
@@ -74,7 +74,7 @@ def test_each_stage_runs_as_a_process_until_it_is_told_to_stop(broker, tmp_path)
             joined(bus, settings.namespace, zip(stages, processes, strict=True))
             for process in processes:
                 process.send_signal(signal.SIGTERM)
-            assert [process.wait(30) for process in processes] == [0, 0, 0]
+            assert [process.wait(120) for process in processes] == [0, 0, 0]
         finally:
             for process in processes:
                 process.kill()
@@ -132,7 +132,7 @@ def test_two_policies_share_refine_and_seal_and_nothing_else(broker, tmp_path):
             joined(bus, namespace, zip(stages, processes, strict=True))
             for process in processes:
                 process.send_signal(signal.SIGTERM)
-            assert [process.wait(30) for process in processes] == [0] * len(roles)
+            assert [process.wait(120) for process in processes] == [0] * len(roles)
         finally:
             for process in processes:
                 process.kill()

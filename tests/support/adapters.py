@@ -8,11 +8,11 @@ from pathlib import Path
 
 import torch
 
-from schemas.records import WeightVersion
+from millrace.schemas.records import WeightVersion
+from millrace.trainers import checkpoint, lora
+from millrace.trainers.lora import B, Lora
 from tests.support.announced import weight_event
 from tests.support.tiny_model import write_model
-from trainers import checkpoint, lora
-from trainers.lora import B, Lora
 
 LORA = Lora(rank=4, alpha=8, publish="adapter")
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from infra.bus.base import Bus, Outgoing
-from schemas import codec
-from schemas.ids import now_micros
-from schemas.records import WeightVersion, WorkerStatus
+from millrace.infra.log.base import Bus, Outgoing
+from millrace.schemas import codec
+from millrace.schemas.ids import now_micros
+from millrace.schemas.records import WeightVersion, WorkerStatus
+from millrace.trainers import manifest
 from tests.support.tiny_model import write_manifest
-from trainers import manifest
 
 NAMESPACE, POLICY = "reloader", "policy"
 WEIGHTS, WORKERS = f"{NAMESPACE}.{POLICY}.weights", f"{NAMESPACE}.workers"

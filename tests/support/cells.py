@@ -7,16 +7,16 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from consumers import policy
-from consumers.audit import audit
-from infra.bus.kafka import KafkaBus
-from infra.config import variables
-from infra.topics import full_name
-from schemas import codec
-from schemas.ids import now_micros
+from millrace.consumers import policy
+from millrace.consumers.audit import audit
+from millrace.infra.config import variables
+from millrace.infra.log.kafka.bus import KafkaBus
+from millrace.infra.log.topics import full_name
+from millrace.schemas import codec
+from millrace.schemas.ids import now_micros
+from millrace.trainers import checkpoint
 from tests.support.feed import feed, settings_for, start_policy
 from tests.support.learners import Learners, Place, entries, until, version
-from trainers import checkpoint
 
 HEADS = 4
 """attention heads of the model, which two ranks can share"""

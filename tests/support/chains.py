@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
-from schemas.records import WeightVersion
+from millrace.schemas.records import WeightVersion
+from millrace.trainers import delta_files
+from millrace.trainers.tensorfile import open_file
 from tests.support.announced import weight_event
 from tests.support.tiny_model import write_manifest
-from trainers import delta_files
-from trainers.tensorfile import open_file
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Self
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from infra.services.net import LOCALHOST
+from millrace.infra.process.net import LOCALHOST
 
 
 class Span(NamedTuple):

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from infra.bus.base import Record
-from infra.stage import TICK, Append, Clear, Emit, Later, Op, Put, Stage, View, Wake
-from infra.topics import logical_name
+from millrace.infra.log.base import Record
+from millrace.infra.log.topics import logical_name
+from millrace.infra.stages.base import TICK, Append, Clear, Emit, Later, Op, Put, Stage, View, Wake
 
 SILENT = 10_000_000
 
@@ -31,6 +31,10 @@ class Counter(Stage):
     primary = "in"
     sides = ("side",)
 
+    def __init__(self, pad: int = 0) -> None:
+        """`pad`: bytes of a value that is kept for each key, besides its number."""
+        self._pad = pad
+
     def time_of(self, view: View, record: Record) -> int | None:
         return int(record.headers["time"]) if "time" in record.headers else None
 
@@ -42,6 +46,9 @@ class Counter(Stage):
         number = (view.get(f"count/{key}") or 0) + 1
         yield Put(f"count/{key}", number)
         yield Append(f"kept/{key}", number)
+        if self._pad:
+            assert view.get(f"pad/{key}") in (None, f"{number - 1}".zfill(self._pad)), "its large value came back wrong"
+            yield Put(f"pad/{key}", f"{number}".zfill(self._pad))
         yield Wake(f"kept/{key}", now + SILENT)
         yield Emit("out", key, "Progress", {"stage": key, "slot": number, "time": now}, ref="this")
         if number % 3 == 0:

@@ -1,4 +1,4 @@
-"""The counter stage as a process, to be killed: `python -m tests.support.counter_process BROKER NAMESPACE`."""
+"""The counter stage as a process to kill: `python -m tests.support.counter_process BROKER NAMESPACE CLAIMS PAD`"""
 
 from __future__ import annotations
 
@@ -6,18 +6,20 @@ import signal
 import sys
 import threading
 
-from infra.bus.kafka import KafkaBus
-from infra.runner.live import run_stage
-from infra.runner.slot import Settings
+from millrace.infra.log.blobs import ClaimStore
+from millrace.infra.log.kafka.bus import KafkaBus
+from millrace.infra.stages.live import run_stage
+from millrace.infra.stages.slot import Settings
 from tests.support.counter import Counter
 
 
 def main() -> None:
-    bootstrap, namespace = sys.argv[1:]
+    bootstrap, namespace, claims, pad = sys.argv[1:]
+    store = ClaimStore(claims) if claims else None
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     with KafkaBus(bootstrap, session_timeout_s=1.0) as bus:
-        run_stage(bus, Counter(), Settings(namespace, turn_records=20), stop)
+        run_stage(bus, Counter(int(pad)), Settings(namespace, claims=store, turn_records=20, isolate=False), stop)
 
 
 if __name__ == "__main__":

@@ -8,8 +8,8 @@ from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
-from infra.labels import parse_label
-from producers.engines.base import Chunk, Engine, Sampling
+from millrace.infra.engines.base import Chunk, Engine, Sampling
+from millrace.schemas.labels import parse_label
 from tests.support.engines import differences, join, until
 
 

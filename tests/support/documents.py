@@ -74,6 +74,7 @@ HERE = "tests/docs/test_docs.py"
 DEPLOYMENT = "tests/docs/test_deployment.py"
 BENCHMARKS = "tests/docs/test_benchmarks.py"
 SETUP = "tests/docs/test_setup.py"
+TUTORIAL = "tests/docs/test_tutorial.py"
 TRAINING = "tests/docs/test_training.py"
 CI = ".ci/run"
 
@@ -84,13 +85,20 @@ RUN_BY = {
     "make test": CI,
     "make histories": "tests/properties/test_histories.py",
     "make chaos": "tests/chaos/test_kill_points.py",
+    "make audit-changes N=10000": "tests/consumers/audit/test_any_change.py",
+    "make check": "Makefile",
+    "make architectures": "tests/trainers/backends/test_architectures.py",
     "make bench": BENCHMARKS,
     "make conformance": "tests/conformance/test_conformance_of_backends.py",
     ".venv/bin/python -m benchmarks.bench_backends": BENCHMARKS,
     ".venv/bin/python -m benchmarks.bench_codec": BENCHMARKS,
+    ".venv/bin/python -m benchmarks.bench_delays": BENCHMARKS,
     ".venv/bin/python -m benchmarks.bench_delta": BENCHMARKS,
+    ".venv/bin/python -m benchmarks.bench_detection": BENCHMARKS,
+    ".venv/bin/python -m benchmarks.bench_durability": BENCHMARKS,
     ".venv/bin/python -m benchmarks.bench_gateway": BENCHMARKS,
     ".venv/bin/python -m benchmarks.bench_interrupt": BENCHMARKS,
+    ".venv/bin/python -m benchmarks.bench_killed": BENCHMARKS,
     ".venv/bin/python -m benchmarks.bench_packing": BENCHMARKS,
     ".venv/bin/python -m benchmarks.bench_peers": BENCHMARKS,
     ".venv/bin/python -m benchmarks.bench_proximal": BENCHMARKS,
@@ -106,10 +114,12 @@ RUN_BY = {
     ),
     ". .venv/bin/activate": HERE,
     "millrace init": DEPLOYMENT,
+    "millrace check": TUTORIAL,
     "millrace doctor": DEPLOYMENT,
     "millrace up": DEPLOYMENT,
     "millrace down": DEPLOYMENT,
     "millrace policy create --model path/to/model": DEPLOYMENT,
+    "millrace policy create --model model": DEPLOYMENT,
     "millrace status": DEPLOYMENT,
     "millrace status --watch": DEPLOYMENT,
     "millrace config": DEPLOYMENT,
@@ -117,10 +127,12 @@ RUN_BY = {
     "millrace topics": DEPLOYMENT,
     "millrace sweep": DEPLOYMENT,
     "millrace why ID": DEPLOYMENT,
+    "millrace why 0": DEPLOYMENT,
     "millrace why case-4711": DEPLOYMENT,
     "millrace audit": DEPLOYMENT,
     "millrace audit --json": DEPLOYMENT,
     "millrace audit --files": DEPLOYMENT,
+    "millrace audit --quick": DEPLOYMENT,
     "millrace report": DEPLOYMENT,
     "millrace engine": DEPLOYMENT,
     "millrace reload": DEPLOYMENT,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from streams.refine.detectors.base import Detector, Hit
+from millrace.streams.refine.detectors.base import Detector, Hit
 
 
 class Dying(Detector):

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import torch
 
-from trainers.offline.job import Job, run
-from trainers.tracking.jsonl import JsonlTracker
+from millrace.trainers.offline.job import Job, run
+from millrace.trainers.tracking.jsonl import JsonlTracker
 
 
 def job(model: Path, data: Path, out: Path) -> Job:

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -19,18 +17,26 @@ from typing import Any, Self
 
 import httpx
 
-from consumers import policy
-from consumers.audit import audit
-from infra.bus.kafka import KafkaBus
-from infra.config import Settings, variables
-from infra.labels import parse_label
-from infra.services.net import LOCALHOST, free_ports
-from schemas import codec
+from millrace.consumers import policy
+from millrace.consumers.audit import audit
+from millrace.infra.config import Settings, variables
+from millrace.infra.local_keys import ENGINE, engine_key, make
+from millrace.infra.log.kafka.bus import KafkaBus
+from millrace.infra.process.net import LOCALHOST, free_ports
+from millrace.schemas import codec
+from millrace.schemas.labels import parse_label
 from tests.support.engines import differences
 from tests.support.feed import feed, settings_for, start_policy
+from tests.support.forked import Fork
 from tests.support.learners import ROOT, entries
 
 ROLES = {"learner": "learn", "engine": "engine", "reloader": "reload"}
+PROGRAM = """
+import sys
+sys.argv = ["millrace", "{command}"]
+from millrace.apps.cli.main import app
+app(prog_name="millrace")
+"""
 PATIENCE_S = 480.0
 PROMPT = [1, 22, 3, 4, 5]
 EXACT = 2e-5
@@ -62,6 +68,7 @@ class Ends:
         self.settings, file = settings_for(folder, bootstrap, namespace, **chosen)
         self.bus = KafkaBus(bootstrap)
         start_policy(self.settings, self.bus, folder)
+        make(self.settings, ENGINE)  # as `up` does: a reloader that is there before the engine needs it too
         self.armed = folder / "armed"
         self.armed.mkdir()
         self.deaths: list[str] = []
@@ -78,7 +85,7 @@ class Ends:
             "OMP_NUM_THREADS": "1",
             "PYTHONPATH": str(ROOT),
         }
-        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.processes: dict[str, Fork] = {}
         self._over = threading.Event()
         self._reader = threading.Thread(target=self._read)
 
@@ -87,11 +94,8 @@ class Ends:
     def start(self, *roles: str) -> None:
         """Start these roles."""
         for role in roles:
-            with self._log(role).open("ab") as log:
-                command = [sys.executable, "-m", "infra.cli.main", ROLES[role]]
-                self.processes[role] = subprocess.Popen(
-                    command, stdout=log, stderr=log, env=self._environment, cwd=ROOT
-                )
+            program = PROGRAM.format(command=ROLES[role])
+            self.processes[role] = Fork(program, self._environment, ROOT, self._log(role))
 
     def change(self, **flags: Any) -> None:
         """Settings of what is started from now on."""
@@ -105,8 +109,8 @@ class Ends:
     def pump(self, *, leave: str = "") -> None:
         """Start again what has died, but for the role `leave`. Only kill -9 may have ended it."""
         for role, process in list(self.processes.items()):
-            if process.poll() is not None and role != leave:
-                assert process.returncode == -signal.SIGKILL, f"{role} ended by itself\n{self.everything()}"
+            if (code := process.poll()) is not None and role != leave:
+                assert code == -signal.SIGKILL, f"{role} ended by itself\n{self.everything()}"
                 self.deaths.append(role)
                 self.start(role)
 
@@ -165,11 +169,20 @@ class Ends:
         self.feed()
         self.until(lambda: self.serves(self.fed), leave=leave)
 
+    @property
+    def bearer(self) -> dict[str, str]:
+        """What the local engine asks for."""
+        return {"authorization": f"Bearer {engine_key(self.settings)}"}
+
     def serves(self, version: int) -> bool:
         """Whether the engine says that it samples from `version`."""
         try:
-            label = httpx.get(f"{self.settings.engine.url}/weight_info", timeout=5).json()["weight_version"]
-            paused = httpx.get(f"{self.settings.engine.url}/is_paused", timeout=5).json()["is_paused"]
+            label = httpx.get(f"{self.settings.engine.url}/weight_info", headers=self.bearer, timeout=5).json()[
+                "weight_version"
+            ]
+            paused = httpx.get(f"{self.settings.engine.url}/is_paused", headers=self.bearer, timeout=5).json()[
+                "is_paused"
+            ]
         except httpx.TransportError:
             return False
         return bool(parse_label(label) == (self.settings.policy.name, version) and not paused)
@@ -212,7 +225,8 @@ class Ends:
         """Sample 60 tokens."""
         sampling = {"max_tokens": 60, "ignore_eos": True, "logprobs": 0}
         url = f"{self.settings.engine.url}/inference/v1/generate"
-        answer = httpx.post(url, json={"token_ids": PROMPT, "sampling_params": sampling}, timeout=PATIENCE_S)
+        asked = {"token_ids": PROMPT, "sampling_params": sampling}
+        answer = httpx.post(url, json=asked, headers=self.bearer, timeout=PATIENCE_S)
         (choice,) = answer.raise_for_status().json()["choices"]
         spans = [(span["version"], span["start"], span["end"]) for span in choice["weight_versions"]]
         return Reply(choice["token_ids"], [one["logprob"] for one in choice["logprobs"]["content"]], spans)

@@ -15,17 +15,17 @@ from typing import Any
 import httpx
 import torch
 
-from consumers.reloader.control import EngineControl, EngineState, PauseMode
-from infra.services.net import LOCALHOST, free_ports
-from producers.engines.base import Chunk, Engine, Sampling
-from producers.engines.inprocess import InprocessEngine
+from millrace.infra.engines.base import Chunk, Engine, Sampling
+from millrace.infra.engines.control import EngineControl, EngineState, PauseMode
+from millrace.infra.engines.inprocess.engine import InprocessEngine
+from millrace.infra.process.net import LOCALHOST, free_ports
 
 START_S = 300
 
 
 class LightEngine:
-    """`producers.engines.inprocess_server` as a process of its own; `start` again after `kill` keeps the port. `args`:
-    more arguments."""
+    """`millrace.infra.engines.inprocess.server` as a process of its own; `start` again after `kill` keeps the port.
+    `args`: more arguments."""
 
     def __init__(self, model: Path, log: Path, args: Sequence[str] = ()) -> None:
         self.model = model
@@ -36,7 +36,7 @@ class LightEngine:
 
     def start(self) -> None:
         """Returns once it answers."""
-        command = [sys.executable, "-m", "producers.engines.inprocess_server", "--model", str(self.model)]
+        command = [sys.executable, "-m", "millrace.infra.engines.inprocess.server", "--model", str(self.model)]
         command += ["--port", self.url.rpartition(":")[2], "--served-model-name", "tiny", *self.args]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
@@ -160,7 +160,7 @@ async def complete(
     return [join(parts[index]) for index in sorted(parts)]
 
 
-async def until(condition: Any, timeout_s: float = 60) -> None:
+async def until(condition: Any, timeout_s: float = 240) -> None:
     """Poll an async or plain condition until it holds."""
     deadline = time.monotonic() + timeout_s
     while True:

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from infra.chain import START, event_hash
-from schemas import arrays, codec
+from millrace.schemas import arrays, codec
+from millrace.schemas.chain import START, VERSION, event_hash
 
 VERSIONS = {"agent": "test", "harness": "test", "prompt": "1", "tools": {}}
 SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "max_tokens": 16, "seed": None, "stop": [], "n": 1}
@@ -173,6 +173,7 @@ class Episode:
             "source_seq": None if judge else self.numbers,
             "prev_hash": START if judge else self.hash,
             "hash": b"",
+            "hash_version": VERSION,
             "source_place": None,
             "source_hash": None,
             "trace_id": None,

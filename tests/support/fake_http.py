@@ -78,8 +78,8 @@ async def stay_silent(writer: asyncio.StreamWriter) -> None:
 
 
 @asynccontextmanager
-async def serving(*scripts: Script) -> AsyncIterator[FakeServer]:
-    """A server on a free port of this machine."""
+async def serving(*scripts: Script, port: int = 0) -> AsyncIterator[FakeServer]:
+    """A server on this port of this machine, by default a free one."""
     fake = FakeServer(list(scripts))
     tasks: set[asyncio.Task[None]] = set()
 
@@ -88,7 +88,7 @@ async def serving(*scripts: Script) -> AsyncIterator[FakeServer]:
         tasks.add(task)
         task.add_done_callback(tasks.discard)
 
-    server = await asyncio.start_server(connected, "127.0.0.1", 0)
+    server = await asyncio.start_server(connected, "127.0.0.1", port)
     fake.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     try:
         yield fake

@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from consumers import policy
-from infra.bus.base import Bus, Outgoing, Place
-from infra.config import Settings, load
-from infra.topics import partition_of
-from schemas import codec
-from schemas.arrays import pack
-from schemas.records import WeightVersion
+from millrace.consumers import policy
+from millrace.infra.config import Settings, load
+from millrace.infra.log.base import Bus, Outgoing, Place
+from millrace.infra.log.topics import partition_of
+from millrace.schemas import codec
+from millrace.schemas.arrays import pack
+from millrace.schemas.records import WeightVersion
 
 VOCABULARY = 32
 PROMPT = 8
@@ -55,7 +55,7 @@ def start_policy(
     settings: Settings, bus: Bus, folder: Path, seed: int = 0, heads: int = 3, model: Path | None = None
 ) -> WeightVersion:
     """Create topics and version 0 from `model`, else from a tiny random one with so many attention heads."""
-    from trainers import checkpoint, tiny
+    from millrace.trainers import checkpoint, tiny
 
     bus.ensure_topics(settings.layout.specs())
     if model is not None:

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from infra.bus.base import Record
-from infra.runner.fold import Fold
-from infra.runner.state import State
-from infra.stage import Emit, Stage
-from schemas import codec
+from millrace.infra.log.base import Record
+from millrace.infra.stages.base import Emit, Stage
+from millrace.infra.stages.fold import Fold
+from millrace.infra.stages.state import State
+from millrace.schemas import codec
 
 
 @dataclass
@@ -24,7 +24,7 @@ class Bench:
 
     def __post_init__(self) -> None:
         self.state = State(self.slot, strict=True)
-        self.fold = Fold(self.stage, self.state, skip_duplicates=False)
+        self.fold = Fold(self.stage, self.state, skip_duplicates=False, isolate=False)
         self.offset = 0
 
     def record(

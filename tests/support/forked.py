@@ -11,6 +11,7 @@ import signal
 import sys
 from collections.abc import Mapping
 from multiprocessing import get_context
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
 LOADED = [
@@ -21,7 +22,14 @@ LOADED = [
     "transformers.models.qwen2.modeling_qwen2",
 ]
 """by the server"""
-OURS = {"schemas", "infra", "producers", "streams", "trainers", "consumers"}
+OURS = "millrace"
+
+
+def server() -> ForkServerContext:
+    """How processes begin as forks of the one server that this process has."""
+    context = get_context("forkserver")
+    context.set_forkserver_preload(LOADED)
+    return context
 
 
 class Fork:
@@ -29,9 +37,7 @@ class Fork:
 
     def __init__(self, source: str, environment: Mapping[str, str], folder: Path, log: Path) -> None:
         log.touch()
-        context = get_context("forkserver")
-        context.set_forkserver_preload(LOADED)
-        self._process = context.Process(target=_run, args=(source, dict(environment), str(folder), str(log)))
+        self._process = server().Process(target=_run, args=(source, dict(environment), str(folder), str(log)))
         self._process.start()
         assert self._process.pid is not None
         self.pid: int = self._process.pid
@@ -42,6 +48,9 @@ class Fork:
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
 
     def poll(self) -> int | None:
         """Its exit code, below 0 for a signal; None while it runs."""
@@ -65,6 +74,6 @@ def _run(source: str, environment: Mapping[str, str], folder: str, log: str) -> 
     os.environ.update(environment)
     os.chdir(folder)
     sys.path.insert(0, folder)
-    for name in [name for name in sys.modules if name.partition(".")[0] in OURS]:
+    for name in [name for name in sys.modules if name.partition(".")[0] == OURS]:
         del sys.modules[name]  # that the main module of a benchmark, which a fork repeats, had loaded
     exec(compile(source, "<fork>", "exec"), {"__name__": "__main__"})

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from trainers.algorithms.base import Scores, Sums, TokenAlgorithm, Weights
-from trainers.algorithms.normalisation import Reduce, alone
-from trainers.batches.packing import Packed
-from trainers.batches.sample import Sample
+from millrace.trainers.algorithms.base import Scores, Sums, TokenAlgorithm, Weights
+from millrace.trainers.algorithms.normalisation import Reduce, alone
+from millrace.trainers.batches.packing import Packed
+from millrace.trainers.batches.sample import Sample
 
 
 @dataclass(frozen=True)

@@ -11,23 +11,23 @@ from typing import Any
 
 import httpx
 
-from infra.bus.base import TopicSpec
-from infra.bus.memory import MemoryBus
-from infra.claims import ClaimStore
-from infra.errors import EngineError
-from infra.services.net import free_ports
-from producers.capture.forwarder import Forwarder
-from producers.capture.log import CaptureLog
-from producers.engines.base import Chunk, Engine, Sampling, Span, Usage
-from producers.gateway.fleet import Fleet
-from producers.gateway.gateway import Gateway
-from producers.gateway.options import Options
-from producers.gateway.recorder import Recorder
-from producers.gateway.rendering.base import Renderer
-from producers.gateway.serve import serve
-from producers.gateway.sessions import Sessions
-from schemas import codec
-from schemas.ids import now_micros
+from millrace.infra.engines.base import Chunk, Engine, Sampling, Span, Usage
+from millrace.infra.errors import EngineError
+from millrace.infra.log.base import TopicSpec
+from millrace.infra.log.blobs import ClaimStore
+from millrace.infra.log.memory.bus import MemoryBus
+from millrace.infra.process.net import free_ports
+from millrace.producers.capture.forwarder import Forwarder
+from millrace.producers.capture.log import CaptureLog
+from millrace.producers.gateway.fleet import Fleet
+from millrace.producers.gateway.gateway import Gateway
+from millrace.producers.gateway.options import Options
+from millrace.producers.gateway.recorder import Recorder
+from millrace.producers.gateway.rendering.base import Renderer
+from millrace.producers.gateway.serve import serve
+from millrace.producers.gateway.sessions import Sessions
+from millrace.schemas import codec
+from millrace.schemas.ids import now_micros
 
 POLICY = "policy"
 RAW = "t.raw"
@@ -220,7 +220,7 @@ async def world(
 
 
 async def _answers(http: httpx.AsyncClient) -> None:
-    for _ in range(500):
+    for _ in range(6000):
         try:
             if (await http.get("/health")).status_code == 200:
                 return

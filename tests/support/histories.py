@@ -8,13 +8,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from infra.config import Governance
-from infra.topics import stages_of
-from streams.dispatch.stage import Terms
-from streams.refine.stage import Refine
-from streams.seal.closing import Rules
-from streams.seal.policies import SETTING
-from streams.seal.stage import Seal
+from millrace.infra.config import Governance
+from millrace.infra.log.topics import stages_of
+from millrace.streams.dispatch.stage import Terms
+from millrace.streams.refine.detectors.base import Detector
+from millrace.streams.refine.stage import Refine
+from millrace.streams.seal.closing import Rules
+from millrace.streams.seal.policies import SETTING
+from millrace.streams.seal.stage import Seal
 from tests.support import laws
 from tests.support.players import SECOND, Crew, Learner, Loader, Plan, version_zero
 from tests.support.world import Chances, World
@@ -109,6 +110,8 @@ def make_world(
     skip_duplicates: bool = True,
     chances: Chances | None = None,
     strict: bool = False,
+    isolate: bool = False,
+    detectors: Sequence[Detector] = (),
 ) -> World:
     """A deployment of one refine, one seal, and a dispatch for each plan, on as many slots as the first plan says."""
     slots = plans[0].slots
@@ -121,7 +124,7 @@ def make_world(
         random.Random(f"{seed} world"),
         topics,
         [
-            lambda: Refine(Governance(), [], slots=slots),
+            lambda: Refine(Governance(), list(detectors), slots=slots, name_key=b"names"),
             lambda: Seal(rules=rules),
             *(partial(_dispatch, plan, slots) for plan in plans),
         ],
@@ -130,6 +133,7 @@ def make_world(
         fencing=fencing,
         skip_duplicates=skip_duplicates,
         strict=strict,
+        isolate=isolate,
         turn_records=8,
     )
 

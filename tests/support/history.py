@@ -11,11 +11,11 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from consumers.ledger import chained
-from infra.bus.base import Outgoing, Record
-from infra.chain import START, event_hash
-from infra.topics import partition_of, stages_of, turns_of
-from schemas import codec
+from millrace.consumers.history.ledger import chained
+from millrace.infra.log.base import Outgoing, Record
+from millrace.infra.log.topics import partition_of, stages_of, turns_of
+from millrace.schemas import codec
+from millrace.schemas.chain import START, VERSION, event_hash
 from tests.support.history_log import SECOND, SHARDS, SLOTS, Log, Out
 from tests.support.history_records import POLICY, SIZE, completion, ledger_entry, model_call, trajectory
 
@@ -28,12 +28,13 @@ class History(Log):
     def __init__(self, seed: int = 0, versions: int = 6) -> None:
         super().__init__(seed)
         self.batch, self.eta = 2, 1
+        self.etas = [(0, 1)]
         self.version, self.seq_hi, self.seq, self.tickets = -1, 0, 0, 0
         self.weights: dict[str, Any] = {}
         self.entry: dict[str, Any] = {}
         self.outstanding: list[dict[str, Any]] = []
         self.ready: list[dict[str, Any]] = []
-        self.numbers = 0
+        self.numbers = self.prompts = 0
         self.chains: dict[str, tuple[bytes, int]] = {}
         self.sent: list[Outgoing] = []
         self.slot_chain: dict[int, bytes] = defaultdict(lambda: START)
@@ -106,6 +107,7 @@ class History(Log):
             "source_seq": None if judge else self.numbers,
             "prev_hash": prev,
             "hash": b"",
+            "hash_version": VERSION,
             "source_place": None,
             "source_hash": None,
             "trace_id": None,
@@ -281,12 +283,19 @@ class History(Log):
         else:
             self.tickets += 1
             grant |= {"prompt_id": f"prompt-{grant['ticket']}", "task": "{}", "group_size": SIZE, "round": 0}
+            self.ask(grant["prompt_id"])
             grant |= {"samples": list(samples), "min_version": self.version, "deadline": self.version + self.eta}
             grant |= {"lease_until": self.now + 300 * SECOND, "reward_deadline_ms": 60_000, "awaits": ["verifier"]}
         grant["time"] = self.now
         ticket = grant["ticket"]
         self.turn("dispatch", 0, [], [("grants", str(ticket), "Grant", grant, ticket % SLOTS)])
         return grant
+
+    def ask(self, id: str) -> None:
+        """A prompt, as a loader writes it."""
+        prompt = {"id": id, "policy": POLICY, "number": self.prompts, "task": "{}", "group_size": None, "awaits": []}
+        self.commit([("prompts", id, "Prompt", prompt, 0)])
+        self.prompts += 1
 
     def resolution(self, kind: str, **fields: Any) -> dict[str, Any]:
         record: dict[str, Any] = {"kind": kind, "policy": POLICY, "ticket": None, "seq": None, "group": ""}
@@ -328,6 +337,8 @@ class History(Log):
 
     def negative(self, grant: Mapping[str, Any], kind: str, reason: str) -> None:
         self.outstanding.remove(dict(grant))
+        if kind == "expired":
+            self.now = max(self.now, grant["lease_until"])
         fields = {name: grant[name] for name in ("ticket", "prompt_id", "min_version", "deadline")}
         record = self.resolution(kind, group=f"ticket-{grant['ticket']}", reason=reason, **fields)
         self.turn("dispatch", 0, [], [("resolutions", record["group"], "Resolution", record, 0)])
@@ -343,6 +354,12 @@ class History(Log):
         changed = self.resolution("setting", setting=setting)
         self.turn("dispatch", 0, [], [("resolutions", "setting", "Resolution", changed, 0)])
         setattr(self, name, value)
+        if name == "eta":
+            self.etas.append((self.tickets, value))
+
+    def eta_of(self, ticket: int) -> int:
+        """The bound that a ticket was granted under."""
+        return [eta for first, eta in self.etas if first <= ticket][-1]
 
     # -- learner
 
@@ -360,7 +377,8 @@ class History(Log):
         self.weights |= {"uri": f"memory://weights/v{version}-{digest[:12]}", "digest": digest, "files": {}}
         self.weights |= {"tokenizer_hash": "t", "template_hash": "c", "seq_lo": low, "seq_hi": high, "time": self.now}
         self.weights |= first if version == 0 else dict.fromkeys(first)
-        entry = ledger_entry(version, low, batch, digest, self.eta, self.now)
+        eta = max((self.eta_of(group["ticket"]) for group in batch), default=self.eta)
+        entry = ledger_entry(version, low, batch, digest, eta, self.now)
         self.entry = dict(chained(entry, self.entry.get("hash", b"")))  # type: ignore[arg-type]
         self.now += SECOND
         self.commit(

@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Self
 
-from consumers.ledger import chained
-from infra.bus.base import NO_HEADERS, Outgoing, Place, Record
-from infra.bus.memory import MemoryBus
-from infra.chain import START, event_hash
-from infra.topics import Layout, full_name, stages_of, turns_of
-from schemas import codec
+from millrace.consumers.history.ledger import chained
+from millrace.infra.log.base import NO_HEADERS, Outgoing, Place, Record
+from millrace.infra.log.memory.bus import MemoryBus
+from millrace.infra.log.topics import Layout, full_name, stages_of, turns_of
+from millrace.schemas import codec
+from millrace.schemas.chain import START, event_hash
 from tests.support.history_records import POLICY
 
 NS = "test"

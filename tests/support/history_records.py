@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from infra.bus.base import Place
-from schemas import codec
-from schemas.arrays import pack, unpack
+from millrace.infra.log.base import Place
+from millrace.schemas import codec
+from millrace.schemas.arrays import pack, unpack
 
 POLICY, SIZE = "pico", 2
 
@@ -144,6 +144,18 @@ def completion(slot: int, samples: Sequence[Mapping[str, Any]], places: Sequence
     }
 
 
+UNTRAINED = {
+    "layout": "",
+    "generation": 0,
+    "leader": "",
+    "libraries": {},
+    "cpu": "",
+    "config_hash": "",
+    "code_hash": "",
+}
+"""what an entry says of training where nobody trained"""
+
+
 def ledger_entry(
     version: int, low: int, batch: Sequence[Mapping[str, Any]], digest: str, eta: int, now: int
 ) -> dict[str, Any]:
@@ -151,7 +163,8 @@ def ledger_entry(
     rewards = [reward for group in batch for reward in group["rewards"]]
     tokens = sum(count for group in batch for count in group["tokens"])
     names = ["learner-a", "learner-b"][: 1 + (version > 2)]
-    share = {"samples": len(rewards) // len(names), "tokens": tokens // len(names), "groups": len(batch) // len(names)}
+    totals = {"samples": len(rewards), "tokens": tokens, "groups": len(batch)}
+    shares = [{name: _part(total, rank, len(names)) for name, total in totals.items()} for rank in range(len(names))]
     metrics = {"loss": 0.1, "tokens_total": float(tokens), "timings_step": 1.5, "timings_forward": 0.5}
     metrics |= {"reward_mean": sum(rewards) / len(rewards)} if rewards else {}
     named = ("seq", "ticket", "group", "trajectories")
@@ -161,7 +174,7 @@ def ledger_entry(
         "seq_lo": low,
         "seq_hi": low + len(batch),
         "groups": [{name: group[name] for name in named} | {"lost": None} for group in batch],
-        "ranks": [{"rank": rank, "member": name, **share} for rank, name in enumerate(names)] if version else [],
+        "ranks": [{"rank": rank, "member": name, **shares[rank]} for rank, name in enumerate(names)] if version else [],
         "layout": f"torch:d{len(names)}",
         "generation": 1 + (version > 2),
         "leader": "learner-a",
@@ -177,4 +190,9 @@ def ledger_entry(
         "prev_hash": b"",
         "hash": b"",
         "time": now,
-    }
+    } | ({} if version else UNTRAINED)
+
+
+def _part(total: int, rank: int, ranks: int) -> int:
+    """This rank's part of what is shared as evenly as can be."""
+    return total // ranks + (rank < total % ranks)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -9,7 +10,7 @@ from typing import Any
 
 from aiohttp import web
 
-from infra.services.net import free_ports
+from millrace.infra.process.net import free_ports
 
 
 @dataclass
@@ -30,8 +31,11 @@ class InstantEngine:
         spans = [{"version": self.label, "start": 0, "end": len(ids)}]
         choice = {"index": 0, "finish_reason": "stop", "token_ids": ids, "logprobs": {"content": content}}
         usage = {"prompt_tokens": len(body["token_ids"]), "completion_tokens": len(ids)}
-        message = {"choices": [{**choice, "weight_versions": spans}], "usage": usage}
-        return web.json_response(message)
+        choices = [{**choice, "weight_versions": spans}]
+        if not body.get("stream"):
+            return web.json_response({"choices": choices, "usage": usage})
+        events = [json.dumps({"choices": choices}), json.dumps({"choices": [], "usage": usage}), "[DONE]"]
+        return web.Response(text="".join(f"data: {one}\n\n" for one in events), content_type="text/event-stream")
 
 
 @asynccontextmanager

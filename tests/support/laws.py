@@ -7,11 +7,11 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from infra.stage import Op, View
-from infra.topics import changelog_of, full_name, stages_of, turns_of
-from schemas import arrays, codec
-from streams.dispatch.stage import Dispatch
-from streams.dispatch.state import BOOK, Book
+from millrace.infra.log.topics import changelog_of, full_name, stages_of, turns_of
+from millrace.infra.stages.base import Op, View
+from millrace.schemas import arrays, codec
+from millrace.streams.dispatch.stage import Dispatch
+from millrace.streams.dispatch.state import BOOK, Book
 from tests.support.players import Plan, first_digest, next_digest
 from tests.support.world import NAMESPACE, World
 

@@ -12,10 +12,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from consumers import ledger, policy
-from infra.bus.base import Bus
-from infra.bus.memory import MemoryBus
-from infra.config import Settings
+from millrace.consumers import policy
+from millrace.consumers.history import ledger, newest
+from millrace.infra.config import Settings
+from millrace.infra.log.base import Bus
+from millrace.infra.log.memory.bus import MemoryBus
 from tests.support.feed import settings_for, start_policy
 from tests.support.forked import Fork
 
@@ -26,9 +27,9 @@ if os.environ.get("MEGATRON_SHIM"):
     from tests.support import megatron_shim
     megatron_shim.install()
 logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
-from infra import faults
-from infra.config import load
-from consumers.learner.serve import run
+from millrace.infra import faults
+from millrace.infra.config import load
+from millrace.consumers.learner.serve import run
 freezes = os.environ.get("FREEZE_DIR")
 def freeze(name):
     hold = os.path.join(freezes, "hold-" + name)
@@ -85,7 +86,7 @@ class Learners:
         """Whether it still runs."""
         return self.processes[number].poll() is None
 
-    def wait(self, number: int, timeout_s: float = 60) -> int:
+    def wait(self, number: int, timeout_s: float = 180) -> int:
         """Its exit code, once it has ended."""
         return self.processes[number].wait(timeout_s)
 
@@ -133,9 +134,9 @@ class Place:
 
     def learn(self, versions: int, bus: Any = None, at: Callable[[str], None] | None = None) -> None:
         """Run a learner until `versions` are committed. `at` hears where its state machine is."""
-        from consumers.learner.build import build
-        from consumers.learner.learner import Learner
-        from consumers.learner.watch import Watchdog
+        from millrace.consumers.learner.build import build
+        from millrace.consumers.learner.learner import Learner
+        from millrace.consumers.learner.watch import Watchdog
 
         chosen = self.settings.model_copy(
             update={"learner": self.settings.learner.model_copy(update={"max_versions": versions})}
@@ -159,7 +160,7 @@ def entries(bus: Bus, settings: Settings) -> list[Mapping[str, Any]]:
 def version(bus: Bus, settings: Settings) -> int:
     """The newest committed version."""
     names = policy.topics(settings)
-    head = ledger.head(bus, names["weights"], names["ledger"])
+    head = newest.head(bus, names["weights"], names["ledger"])
     return head.version if head else -1
 
 

@@ -8,8 +8,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from trainers import checkpoint, tiny
-from trainers.tasks import sort_digits
+from millrace.trainers import checkpoint, tiny
+from millrace.trainers.tasks import sort_digits
 
 
 def untrained(directory: Path, seed: int = 0) -> Path:

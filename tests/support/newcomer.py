@@ -20,9 +20,9 @@ from typing import Any
 import httpx
 import tomlkit
 
-from infra.services.jars import cache_dir
-from infra.services.net import LOCALHOST, free_ports
-from infra.view.watch import Watch
+from millrace.consumers.status.watch import Watch
+from millrace.infra.machine.jars import cache_dir
+from millrace.infra.process.net import LOCALHOST, free_ports
 from tests.support.documents import ROOT
 
 PATIENCE_S = 240.0
@@ -116,9 +116,7 @@ class Newcomer:
     def edits(self, fragment: str) -> None:
         """Write a piece of settings into millrace.toml, where its tables are."""
         file = self.home / "millrace.toml"
-        document = tomlkit.parse(file.read_text())
-        _merge(document, tomlkit.parse(fragment))
-        file.write_text(tomlkit.dumps(document))
+        file.write_text(merged(file.read_text(), fragment))
 
     def runs(self, script: str) -> str:
         """Run a piece of Python as a program, our gateway in place of the default address."""
@@ -129,6 +127,13 @@ class Newcomer:
     def gateway_answers(self) -> None:
         """Wait until agents can call."""
         wait(lambda: _healthy(f"http://{self.gateway}/health"), "the gateway answers", self.roles_run)
+
+
+def merged(text: str, fragment: str) -> str:
+    """Settings with the keys of a piece of settings under their headings."""
+    document = tomlkit.parse(text)
+    _merge(document, tomlkit.parse(fragment))
+    return tomlkit.dumps(document)
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from trainers.algorithms.normalisation import Reduce
+from millrace.trainers.algorithms.normalisation import Reduce
 
 T = TypeVar("T")
 

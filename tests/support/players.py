@@ -13,13 +13,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from consumers import ledger
-from consumers.learner.commit import commit_version
-from consumers.learner.order import Batch, Order
-from infra.bus.base import Member, MemberToken, Place, Transactor
-from infra.errors import BusError
-from infra.topics import full_name
-from schemas import arrays, codec
+from millrace.consumers.history import ledger, newest
+from millrace.consumers.learner.commit import commit_version
+from millrace.consumers.learner.order import Batch, Order
+from millrace.infra.errors import BusError
+from millrace.infra.log.base import Member, MemberToken, Place, Transactor
+from millrace.infra.log.topics import full_name
+from millrace.schemas import arrays, codec
 from tests.support.events import Episode, made
 from tests.support.world import NAMESPACE, World, _Freeze
 
@@ -68,7 +68,8 @@ def version_zero(plan: Plan) -> tuple[dict[str, Any], dict[str, Any]]:
     event = {"policy": plan.policy, "version": 0, "parent": None, "mode": "full", "uri": "", "digest": first_digest()}
     event |= {"files": {}, "tokenizer_hash": "", "template_hash": "", "seq_lo": 0, "seq_hi": 0, "time": 0}
     event |= {"batch": plan.batch, "eta": plan.eta, "shards": 2, "group_size": plan.size}
-    return event, ledger.chained(_entry(plan.policy, 0, [], first_digest(), 0, 0), b"")  # type: ignore[arg-type]
+    entry = _entry(plan.policy, 0, [], first_digest(), 0, 0) | {"layout": "", "eta": plan.eta}
+    return event, ledger.chained(entry, b"")  # type: ignore[arg-type]
 
 
 def _entry(policy: str, version: int, groups: list[Any], digest: str, lo: int, hi: int) -> dict[str, Any]:
@@ -197,6 +198,8 @@ class Crew:
 class Learner:
     """One learner process at a time, with every way to die in the middle of a commit."""
 
+    life: type[Life]
+
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.zombies: list[_Freeze] = []
@@ -223,7 +226,7 @@ class Learner:
             zombie.wake(dead=True)
 
     def _restart(self) -> None:
-        self._life = _Life(self.plan, getattr(self, "_life", None))
+        self._life = self.life(self.plan, getattr(self, "_life", None))
 
     def _step(self, world: World) -> None:
         life = self._life
@@ -236,10 +239,10 @@ class Learner:
                 self.plan.zombies += 1
 
 
-class _Life:
+class Life:
     """One incarnation: fence, read the ledger, train what is ready, commit."""
 
-    def __init__(self, plan: Plan, former: _Life | None) -> None:
+    def __init__(self, plan: Plan, former: Life | None) -> None:
         self.plan = plan
         self.former = former
         self.transactor: Transactor | None = None
@@ -247,7 +250,7 @@ class _Life:
         self.token: MemberToken | None = None
         self.number = former.number + 1 if former else 0
         self.order = Order(plan.batch, plan.eta, plan.release)
-        self.head: ledger.Head | None = None
+        self.head: newest.Head | None = None
 
     def step(self, world: World) -> None:
         weights, book = (full_name(NAMESPACE, f"{self.plan.policy}.{name}") for name in ("weights", "ledger"))
@@ -256,7 +259,7 @@ class _Life:
         assert self.transactor is not None
         assert self.token is not None
         if self.head is None:
-            self.head = ledger.head(world.bus, weights, book)
+            self.head = newest.head(world.bus, weights, book)
             assert self.head is not None
             self.order.commit(self.head.seq_hi)
         for record in world.new(f"learner-{self.number}", f"{self.plan.policy}.resolutions"):
@@ -265,11 +268,16 @@ class _Life:
         if batch is None:
             return
         masked = self._stale(world, batch) if self.order.masks_head(batch.seq_lo) else 0
-        event, entry = _records(self.head, batch, masked)
+        event, entry = self.records(world, batch, masked)
         offsets = {(full_name(NAMESPACE, f"{self.plan.policy}.trajectories"), 0): entry["seq_hi"]}
         commit_version(self.transactor, event, entry, offsets, self.token, weights_topic=weights, ledger_topic=book)
-        self.head = ledger.Head(event, entry)
+        self.head = newest.Head(event, entry)
         self.order.commit(entry["seq_hi"])
+
+    def records(self, world: World, batch: Batch, masked: int) -> tuple[Any, Any]:
+        """(WeightVersion, LedgerEntry) of the version that the batch makes."""
+        assert self.head is not None
+        return _records(self.head, batch, masked)
 
     def _stale(self, world: World, batch: Batch) -> int:
         """Trainable tokens that are too old for the batch: a learner leaves them out."""
@@ -296,7 +304,7 @@ class _Life:
         self.token = self.member.token()
 
 
-def _records(head: ledger.Head, batch: Batch, masked: int) -> tuple[Any, Any]:
+def _records(head: newest.Head, batch: Batch, masked: int) -> tuple[Any, Any]:
     groups = [
         {
             "seq": seq,
@@ -315,3 +323,6 @@ def _records(head: ledger.Head, batch: Batch, masked: int) -> tuple[Any, Any]:
     event = {**head.weights, "version": head.version + 1, "parent": head.version, "digest": digest}
     event |= {"seq_lo": batch.seq_lo, "seq_hi": batch.seq_hi, "batch": None, "eta": None, "group_size": None}
     return event, ledger.chained(entry, head.entry["hash"])  # type: ignore[arg-type]
+
+
+Learner.life = Life

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import multiprocessing as mp
 import os
 import pickle
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from datetime import timedelta
 from itertools import count
@@ -19,7 +18,8 @@ import torch
 from torch.distributed import TCPStore
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from trainers.backends.fsdp import TorchBackend
+from millrace.trainers.backends.fsdp import TorchBackend
+from tests.support import forked
 
 Job = Callable[..., Any]
 """job(backend, rank, world, store, *arguments) -> anything picklable; a function at the top of a module."""
@@ -29,7 +29,9 @@ class RankFailed(Exception):
     """A job raised in its process; the message has its traceback."""
 
 
-def _serve(pipe: Connection, port: int) -> None:
+def _serve(pipe: Connection, port: int, environment: Mapping[str, str]) -> None:
+    os.environ.clear()
+    os.environ.update(environment)  # of the test, which may have changed since the server of forks began
     torch.set_num_threads(1)
     store = TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=60))
     backend = TorchBackend(device="cpu")
@@ -49,12 +51,12 @@ class Ranks:
 
     def __init__(self, size: int) -> None:
         self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        context = mp.get_context("spawn")
+        context = forked.server()
         self._pipes: list[Connection] = []
         self.processes: list[Any] = []
         for _ in range(size):
             here, there = context.Pipe()
-            process = context.Process(target=_serve, args=(there, self._store.port), daemon=True)
+            process = context.Process(target=_serve, args=(there, self._store.port, dict(os.environ)), daemon=True)
             process.start()
             there.close()
             self._pipes.append(here)

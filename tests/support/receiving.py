@@ -7,11 +7,11 @@ from pathlib import Path
 
 import torch
 
-from consumers.reloader.control import Broadcast
-from infra.errors import EngineError
+from millrace.infra.engines.control import Broadcast
+from millrace.infra.errors import EngineError
+from millrace.trainers import broadcast
+from millrace.trainers.errors import CorruptCheckpoint
 from tests.consumers.reloader.conftest import ScriptedEngine
-from trainers import broadcast
-from trainers.errors import CorruptCheckpoint
 
 
 class ReceivingEngine(ScriptedEngine):

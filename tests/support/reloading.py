@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
+from pathlib import Path
 
-RUN = "from infra.config import load; from consumers.reloader.serve import run; run(load())"
+from tests.support.forked import Fork
+from tests.support.learners import ROOT
+
+RUN = "from millrace.infra.config import load; from millrace.consumers.reloader.serve import run; run(load())"
 
 
-def spawn(broker: str, namespace: str, policy: str, url: str, **more: str) -> subprocess.Popen[bytes]:
-    """Starts it for the in-process engine at `url`. more: settings and fault points by what follows MILLRACE_."""
+def spawn(broker: str, namespace: str, policy: str, url: str, log: Path, **more: str) -> Fork:
+    """Starts it for the in-process engine at `url`; what it says is appended to `log`. more: settings and fault points
+    by what follows MILLRACE_."""
     settings = {
         "NAMESPACE": namespace,
         "KAFKA__BOOTSTRAP": broker,
@@ -20,4 +23,4 @@ def spawn(broker: str, namespace: str, policy: str, url: str, **more: str) -> su
         **more,
     }
     told = {f"MILLRACE_{name}": value for name, value in settings.items()}
-    return subprocess.Popen([sys.executable, "-c", RUN], env=os.environ | told)
+    return Fork(RUN, {**os.environ, "PYTHONPATH": str(ROOT), **told}, ROOT, log)

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from trainers.batches.allocation import Group
-from trainers.batches.sample import Sample
-from trainers.state import State
+from millrace.trainers.batches.allocation import ReadyGroup
+from millrace.trainers.batches.sample import Sample
+from millrace.trainers.state import State
 
 VOCABULARY = 64
 
@@ -79,7 +79,7 @@ def random_samples(
     return samples
 
 
-def groups_of(samples: Sequence[Sample], ranks: int = 1) -> list[Group]:
+def groups_of(samples: Sequence[Sample], ranks: int = 1) -> list[ReadyGroup]:
     """What a manifest says of them; rank seq % ranks owns."""
     seqs = sorted({sample.seq for sample in samples})
-    return [Group(seq, sum(s.length for s in samples if s.seq == seq), seq % ranks) for seq in seqs]
+    return [ReadyGroup(seq, sum(s.length for s in samples if s.seq == seq), seq % ranks) for seq in seqs]

@@ -19,8 +19,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from infra.services.broker import Broker
-from infra.services.net import LOCALHOST, free_ports
+from millrace.infra.machine.broker import Broker
+from millrace.infra.process.net import LOCALHOST, free_ports
 
 USER, PASSWORD = "millrace", "correct-horse"
 GUEST, GUEST_PASSWORD = "guest", "battery-staple"

@@ -13,13 +13,13 @@ Points = list[tuple[int, dict[str, float]]]
 
 
 def jsonl(directory: Path) -> Points:
-    from trainers.tracking.jsonl import points
+    from millrace.trainers.tracking.jsonl import points
 
     return [(int(point.pop("step")), point) for point in points(directory)]
 
 
 def tensorboard(directory: Path) -> Points:
-    from trainers.tracking.tensorboard import points
+    from millrace.trainers.tracking.tensorboard import points
 
     return list(points(directory))
 
@@ -80,7 +80,7 @@ READERS = {"jsonl": jsonl, "tensorboard": tensorboard, "mlflow": mlflow, "wandb"
 
 def main(name: str, directory: str) -> None:
     """Log steps 1 to 3, then die."""
-    from trainers.tracking.registry import open_trackers
+    from millrace.trainers.tracking.registry import open_trackers
 
     (tracker,) = open_trackers([name], Path(directory), "run")
     for step in (1, 2, 3):

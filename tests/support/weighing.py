@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from trainers.algorithms.base import Algorithm, Scores
-from trainers.batches.packing import PROXIMAL, REFERENCE, TEACHER, VALUES, Packed, pack
-from trainers.batches.sample import Sample
+from millrace.trainers.algorithms.base import Algorithm, Scores
+from millrace.trainers.batches.packing import PROXIMAL, REFERENCE, TEACHER, VALUES, Packed, pack
+from millrace.trainers.batches.sample import Sample
 
 
 def draw_scores(samples: Sequence[Sample], seed: int = 0) -> Scores:

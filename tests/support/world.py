@@ -9,9 +9,10 @@
         world.verify()                              # every turn of every slot folds again to what it wrote
 
 What the scheduler does, each with a chance of `Chances`: steps a random process; lets virtual time pass (`world.now`,
-the clock of clock stages); freezes a process at a random point of `infra.faults` in the middle of a step, after which
-it is dead for good (crash) or wakes much later (zombie), its slots taken over in between or not; starts, stops and
-replaces processes; sends numbered records again; writes aborted transactions, so that offsets have holes; runs actors.
+the clock of clock stages); freezes a process at a random point of `millrace.infra.faults` in the middle of a
+step, after which it is dead for good (crash) or wakes much later (zombie), its slots taken over in between or not;
+starts, stops and replaces processes; sends numbered records again; writes aborted transactions, so that offsets have
+holes; runs actors.
 
 Invariants: one thread runs at a time, so a seed gives one history, to the byte; stage factories are called once per
 process; everything else (topics of the runner, group membership, restore) is what production does. `actors` are called
@@ -27,16 +28,17 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
-from infra import faults
-from infra.bus.base import Outgoing, Place, Record
-from infra.bus.memory import MemoryBus
-from infra.runner.live import StageRunner
-from infra.runner.replay import verify
-from infra.runner.slot import Settings
-from infra.runner.state import State
-from infra.stage import Stage
-from infra.topics import changelog_of, full_name, turns_of
-from schemas import codec
+from millrace.infra import faults
+from millrace.infra.log.base import Outgoing, Place, Record
+from millrace.infra.log.blobs import ClaimStore
+from millrace.infra.log.memory.bus import MemoryBus
+from millrace.infra.log.topics import changelog_of, full_name, turns_of
+from millrace.infra.stages.base import Stage
+from millrace.infra.stages.live import StageRunner
+from millrace.infra.stages.replay import verify
+from millrace.infra.stages.slot import Settings
+from millrace.infra.stages.state import State
+from millrace.schemas import codec
 
 NAMESPACE = "w"
 START = 1_700_000_000_000_000
@@ -169,11 +171,14 @@ class World:
         skip_duplicates: bool = True,
         strict: bool = False,
         turn_records: int = 5,
+        isolate: bool = False,
+        claims: ClaimStore | None = None,
     ) -> None:
         """`topics` are partition counts; those of the runner are added. `workers` processes are started per stage.
 
         `fencing=False` and `skip_duplicates=False` are mutations: a property must fail. `strict` finds stages that
-        mutate what they read. Small turns make more of them."""
+        mutate what they read. Small turns make more of them. `isolate=False`: what a stage raises is
+        raised here, since no stage should raise anything."""
         self.random = seed if isinstance(seed, random.Random) else random.Random(seed)
         self.chances = chances or Chances()
         self.now = START
@@ -189,6 +194,8 @@ class World:
             turn_records=turn_records,
             skip_duplicates=skip_duplicates,
             strict=strict,
+            isolate=isolate,
+            claims=claims,
         )
         self._publisher = self.bus.publisher()
         self._made = {stage.name: stage for stage in made}
@@ -277,12 +284,13 @@ class World:
 
     def state(self, stage: str, slot: int) -> State:
         """A slot's state as its changelog tells it."""
-        return State.restore(slot, self.bus.read(full_name(NAMESPACE, changelog_of(stage)), slot))
+        changelog = self.bus.read(full_name(NAMESPACE, changelog_of(stage)), slot)
+        return State.restore(slot, changelog, claims=self.settings.claims)
 
     def verify(self) -> int:
         """Fold every turn of every slot again, after `drain`; returns the number of turns. Raises ReplayError."""
         return sum(
-            verify(self.bus, stage, NAMESPACE, slot)
+            verify(self.bus, stage, NAMESPACE, slot, self.settings.claims)
             for stage in self._made.values()
             for slot in range(self._slots[stage.name])
         )

@@ -8,17 +8,17 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
+from millrace.trainers.algorithms.base import Algorithm, Sums
+from millrace.trainers.algorithms.sft import Sft
+from millrace.trainers.backends.deepspeed import DeepSpeedBackend
+from millrace.trainers.backends.fsdp import Adam
+from millrace.trainers.batches.packing import Packed
+from millrace.trainers.batches.sample import Sample
+from millrace.trainers.learning import Report, Schedule, Trainer
+from millrace.trainers.state import State
 from tests.support.ranks import descriptors, gloo_threads, meet
 from tests.support.samples import random_samples
 from tests.support.steps import HELD, train_share
-from trainers.algorithms.base import Algorithm, Sums
-from trainers.algorithms.sft import Sft
-from trainers.backends.deepspeed import DeepSpeedBackend
-from trainers.backends.fsdp import Adam
-from trainers.batches.packing import Packed
-from trainers.batches.sample import Sample
-from trainers.learning import Report, Schedule, Trainer
-from trainers.state import State
 
 ADAM = Adam(weight_decay=0.01, clip=0.3)
 LONG = 200.0

@@ -11,17 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from millrace.trainers import checkpoint
+from millrace.trainers.algorithms.base import Algorithm
+from millrace.trainers.algorithms.registry import algorithm, policy
+from millrace.trainers.backends.fsdp import TorchBackend
+from millrace.trainers.batches.sample import Sample
+from millrace.trainers.errors import BadConfiguration, BadSample, CheckpointError
+from millrace.trainers.learning import Report, Schedule, Trainer
+from millrace.trainers.refusals import suits
+from millrace.trainers.state import State
 from tests.support.samples import random_samples, small_state
 from tests.support.steps import train_share
-from trainers import checkpoint
-from trainers.algorithms.base import Algorithm
-from trainers.algorithms.registry import algorithm, policy
-from trainers.backends.fsdp import TorchBackend
-from trainers.batches.sample import Sample
-from trainers.errors import BadConfiguration, BadSample, CheckpointError
-from trainers.learning import Report, Schedule, Trainer
-from trainers.refusals import suits
-from trainers.state import State
 
 Change = Callable[[list[Sample]], list[Sample]]
 

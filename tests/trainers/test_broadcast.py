@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infra.services.net import LOCALHOST, free_ports
-from trainers import broadcast
+from millrace.infra.process.net import LOCALHOST, free_ports
+from millrace.trainers import broadcast
 
 
 @given(st.integers(0, 3 * broadcast.PIECE))

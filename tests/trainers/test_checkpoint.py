@@ -15,15 +15,15 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from millrace.trainers import checkpoint, manifest, tiny
+from millrace.trainers.algorithms.registry import policy
+from millrace.trainers.backends.fsdp import TorchBackend
+from millrace.trainers.backends.models import with_scalar_head
+from millrace.trainers.errors import CheckpointError, CorruptCheckpoint
+from millrace.trainers.learning import Schedule, Trainer
+from millrace.trainers.state import State
 from tests.support.samples import random_samples, small_state
 from tests.support.steps import train_share
-from trainers import checkpoint, manifest, tiny
-from trainers.algorithms.registry import policy
-from trainers.backends.fsdp import TorchBackend
-from trainers.backends.models import with_scalar_head
-from trainers.errors import CheckpointError, CorruptCheckpoint
-from trainers.learning import Schedule, Trainer
-from trainers.state import State
 
 POINTS = [
     "checkpoint.between_files",
@@ -167,8 +167,8 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 import torch
-from trainers import checkpoint
-from trainers.state import State
+from millrace.trainers import checkpoint
+from millrace.trainers.state import State
 
 root, *points = sys.argv[1:]
 state = State({"w": torch.arange(1000.0)}, {"config.json": b"{}"})

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainers import delta
-from trainers.errors import CorruptCheckpoint
-from trainers.tensorfile import SIZES, Tensor, TensorFile, open_file, slots
+from millrace.trainers import delta
+from millrace.trainers.errors import CorruptCheckpoint
+from millrace.trainers.tensorfile import SIZES, Tensor, TensorFile, open_file, slots
 
 Named = dict[str, tuple[str, tuple[int, ...], bytes]]
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from trainers import checkpoint, delta_files
-from trainers.errors import CheckpointError, CorruptCheckpoint
-from trainers.state import State
+from millrace.trainers import checkpoint, delta_files
+from millrace.trainers.errors import CheckpointError, CorruptCheckpoint
+from millrace.trainers.state import State
 
 CONFIG = {"config.json": b'{"dtype": "bfloat16"}'}
 

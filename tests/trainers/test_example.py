@@ -5,8 +5,8 @@ from __future__ import annotations
 import textwrap
 from pathlib import Path
 
-import trainers
-from trainers import checkpoint, tiny
+from millrace import trainers
+from millrace.trainers import checkpoint, tiny
 
 
 def test_the_example_runs(tmp_path: Path) -> None:

@@ -12,10 +12,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from trainers import checkpoint
-from trainers.backends.models import build
-from trainers.errors import CheckpointError
-from trainers.experts import fused
+from millrace.trainers import checkpoint
+from millrace.trainers.backends.models import build
+from millrace.trainers.errors import CheckpointError
+from millrace.trainers.experts import fused
 
 EXPERT = "model.layers.1.mlp.experts.2.{}.weight"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from trainers import flops, tiny
+from millrace.trainers import flops, tiny
 
 
 def test_a_token_costs_six_times_the_weights_it_meets() -> None:

@@ -11,19 +11,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from millrace.trainers import checkpoint
+from millrace.trainers.algorithms.base import Algorithm
+from millrace.trainers.algorithms.registry import algorithm, names, policy
+from millrace.trainers.algorithms.sft import Sft
+from millrace.trainers.backends.fsdp import TorchBackend
+from millrace.trainers.backends.models import with_scalar_head
+from millrace.trainers.batches.sample import Sample
+from millrace.trainers.errors import BadConfiguration, BadSample
+from millrace.trainers.learning import Report, Schedule, Trainer
+from millrace.trainers.state import State
 from tests.support.former_grpo import FormerGrpo
 from tests.support.samples import random_samples, small_state
 from tests.support.steps import HELD, train_share
-from trainers import checkpoint
-from trainers.algorithms.base import Algorithm
-from trainers.algorithms.registry import algorithm, names, policy
-from trainers.algorithms.sft import Sft
-from trainers.backends.fsdp import TorchBackend
-from trainers.backends.models import with_scalar_head
-from trainers.batches.sample import Sample
-from trainers.errors import BadConfiguration, BadSample
-from trainers.learning import Report, Schedule, Trainer
-from trainers.state import State
 
 
 def trainer(algorithm: Algorithm, budget: int = 16384, state: State | None = None) -> Trainer:
@@ -270,3 +270,21 @@ def test_what_a_backend_cannot_pack_is_refused() -> None:
     backend.shares_prefixes = False
     with pytest.raises(BadConfiguration, match="leave prefix_sharing out"):
         Trainer(backend, Sft(), Schedule(), prefix_sharing=True)
+
+
+@pytest.mark.parametrize(("equal", "pulls"), [(True, False), (False, True)])
+def test_a_batch_of_equal_rewards_says_that_it_teaches_nothing(
+    equal: bool, pulls: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    samples = [replace(sample, reward=1.0) if equal else sample for sample in random_samples(0)]
+    with caplog.at_level("WARNING", "millrace.learning"):
+        report, _ = outcome(policy("grpo"), samples)
+    assert (report.metrics["tokens_pulling"] > 0) is pulls
+    assert ("teaches nothing" in caplog.text) is not pulls
+
+
+def test_what_learns_from_more_than_advantages_counts_none_of_it(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("WARNING", "millrace.learning"):
+        report, _ = outcome(Sft(), random_samples(0))
+    assert "tokens_pulling" not in report.metrics
+    assert "teaches nothing" not in caplog.text

@@ -13,25 +13,25 @@ from peft import PeftModel
 from torch.distributed.distributed_c10d import Store
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from millrace.trainers import checkpoint, lora
+from millrace.trainers.algorithms.registry import policy
+from millrace.trainers.backends.adam import Adam
+from millrace.trainers.backends.chunk import Home
+from millrace.trainers.backends.compute import Compute
+from millrace.trainers.backends.fsdp import TorchBackend
+from millrace.trainers.backends.layout import Layout
+from millrace.trainers.backends.models import build
+from millrace.trainers.backends.parallel.grid import Grid, Groups
+from millrace.trainers.backends.trainee import Trainee
+from millrace.trainers.batches.packing import pack
+from millrace.trainers.clock import Clock
+from millrace.trainers.errors import BadConfiguration, CheckpointError, CorruptCheckpoint
+from millrace.trainers.learning import Schedule, Trainer
+from millrace.trainers.lora import A, B, Lora
+from millrace.trainers.state import State
 from tests.support.ranks import Ranks
 from tests.support.samples import random_samples, small_state
 from tests.support.steps import train_share
-from trainers import checkpoint, lora
-from trainers.algorithms.registry import policy
-from trainers.backends.adam import Adam
-from trainers.backends.chunk import Place
-from trainers.backends.compute import Compute
-from trainers.backends.fsdp import TorchBackend
-from trainers.backends.layout import Layout
-from trainers.backends.models import build
-from trainers.backends.parallel.grid import Grid, Groups
-from trainers.backends.trainee import Trainee
-from trainers.batches.packing import pack
-from trainers.clock import Clock
-from trainers.errors import BadConfiguration, CheckpointError, CorruptCheckpoint
-from trainers.learning import Schedule, Trainer
-from trainers.lora import A, B, Lora
-from trainers.state import State
 
 LORA = Lora(rank=4, alpha=8)
 
@@ -265,7 +265,7 @@ def test_only_what_can_train_an_adapter_gets_one(base: State) -> None:
 
     with pytest.raises(BadConfiguration, match="Other trains no adapters"):
         Trainer(Other(device="cpu"), policy("grpo"), Schedule(), lora=LORA)
-    place = Place(torch.device("cpu"), Groups(Grid(Layout(t=2)), 1), Clock(), False, Compute())
+    place = Home(torch.device("cpu"), Groups(Grid(Layout(t=2)), 1), Clock(), False, Compute())
     with pytest.raises(BadConfiguration, match="torch:d1t2: an adapter trains with data parallelism alone, d2"):
         Trainee(lora.prepare(base, LORA), place, Adam())
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.objectives import curve
-from trainers import checkpoint, tiny
-from trainers.state import State
+from millrace.trainers import checkpoint, tiny
+from millrace.trainers.state import State
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -27,9 +27,9 @@ def test_preferences_are_learned(warm: State, name: str) -> None:
 
 
 def test_a_reward_model_tells_right_from_wrong(warm: State) -> None:
-    correct = curve("reward-model", warm, steps=60)
+    correct = curve("reward-model", warm, steps=140)
     assert sum(correct[:3]) / 3 <= 0.7
-    assert sum(correct[-5:]) / 5 >= 0.9
+    assert sum(correct[-10:]) / 10 >= 0.95
 
 
 @pytest.mark.parametrize("name", ["distill-forward", "distill-reverse", "sft"])

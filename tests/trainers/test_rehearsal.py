@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from trainers import checkpoint, tiny
-from trainers.algorithms.registry import algorithm
-from trainers.learning import Schedule
-from trainers.rehearsal import Behind, rehearse
+from millrace.trainers import checkpoint, tiny
+from millrace.trainers.algorithms.registry import algorithm
+from millrace.trainers.learning import Schedule
+from millrace.trainers.rehearsal import Behind, rehearse
 
 
 @pytest.fixture(scope="module")

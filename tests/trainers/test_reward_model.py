@@ -14,20 +14,20 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForSequenceClassification
 
+from millrace.trainers import checkpoint
+from millrace.trainers.algorithms import rewards
+from millrace.trainers.algorithms.policy import PolicyGradient
+from millrace.trainers.algorithms.registry import policy
+from millrace.trainers.backends.fsdp import TorchBackend
+from millrace.trainers.backends.models import with_scalar_head
+from millrace.trainers.batches.packing import ADVANTAGES, KEEP, REWARD_MODEL, pack
+from millrace.trainers.batches.sample import Sample
+from millrace.trainers.errors import BadConfiguration
+from millrace.trainers.learning import Report, Schedule, Trainer
+from millrace.trainers.state import State
 from tests.support.ranks import Ranks
 from tests.support.samples import random_samples, small_state
 from tests.support.steps import HELD, reward_model, train, train_share
-from trainers import checkpoint
-from trainers.algorithms import rewards
-from trainers.algorithms.policy import PolicyGradient
-from trainers.algorithms.registry import policy
-from trainers.backends.fsdp import TorchBackend
-from trainers.backends.models import with_scalar_head
-from trainers.batches.packing import ADVANTAGES, KEEP, REWARD_MODEL, pack
-from trainers.batches.sample import Sample
-from trainers.errors import BadConfiguration
-from trainers.learning import Report, Schedule, Trainer
-from trainers.state import State
 
 ALONE = policy("grpo", reward_model_coef=1.0, recorded_coef=0.0, minibatches=1)
 MIXED = policy("grpo", reward_model_coef=0.3, recorded_coef=2.0, minibatches=1)

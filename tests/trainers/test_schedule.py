@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import get_cosine_with_min_lr_schedule_with_warmup, get_linear_schedule_with_warmup
 
-from trainers.errors import BadConfiguration
-from trainers.schedule import DECAYS, Schedule
+from millrace.trainers.errors import BadConfiguration
+from millrace.trainers.schedule import DECAYS, Schedule
 
 
 def test_warm_up_goes_by_optimizer_steps() -> None:

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
+from dataclasses import replace
 from functools import cache
+from io import StringIO
 
 import pytest
+from rich.console import Console
 
-from consumers.audit import CLAIMS, audit, walk
-from consumers.audit.rules import Rules
-from consumers.audit.walk import MAY_BE_WHOLE
-from infra.bus.base import Outgoing, TopicSpec
-from infra.bus.memory import MemoryBus
-from infra.errors import AuditError
-from schemas import codec
+from millrace.consumers.audit import CLAIMS, audit
+from millrace.consumers.audit.command import WIDE, render
+from millrace.consumers.audit.rules import Rules
+from millrace.consumers.history import extent
+from millrace.consumers.history.extent import MAY_BE_WHOLE
+from millrace.infra.errors import AuditError
+from millrace.infra.log.base import Outgoing, Place, TopicSpec
+from millrace.infra.log.memory.bus import MemoryBus
+from millrace.schemas import codec
 from tests.support.corruptions import CORRUPTIONS, Corruption
+from tests.support.corruptions.forgeries import ALREADY, MORE, UNSEEN
+from tests.support.corruptions.provenance import PROVENANCE
 from tests.support.history import History
 from tests.support.history_log import NS
 from tests.support.history_records import POLICY
@@ -43,7 +51,8 @@ def test_each_corruption_is_named_by_its_claim(corruption: Corruption, claim: st
 
 
 def test_every_claim_has_its_corruption() -> None:
-    assert {claim.name for claim in CLAIMS} == {claim for _, claim in CORRUPTIONS}
+    broken = {claim for _, claim in [*CORRUPTIONS, *ALREADY, *UNSEEN, *MORE, *PROVENANCE]}
+    assert {claim.name for claim in CLAIMS} <= broken
 
 
 def test_an_aborted_transaction_or_bad_raw_bytes_break_nothing() -> None:
@@ -79,6 +88,28 @@ def test_what_is_in_flight_is_no_violation() -> None:
     report = audit(h.bus, NS, POLICY)
     assert report.clean
     assert report.finding("dispositions").facts["in flight"] == 1
+
+
+def test_refine_that_does_not_keep_up_is_named() -> None:
+    h = world(3).copy()
+    raw = h.rows("raw")[0][0]
+    log = h.bus.logs[raw.topic][raw.partition]
+    log.entries.append(replace(raw, offset=len(log.entries), headers={}, timestamp=raw.timestamp - 121_000_000))
+    finding = audit(h.bus, NS, POLICY).finding("dispositions")
+    assert ["keep up" in violation.message for violation in finding.violations] == [True]
+
+
+def test_what_is_sent_twice_is_the_same_twice() -> None:
+    h = world(0).copy()
+    seen: set[tuple[bytes, bytes]] = set()
+    for record, event in h.rows("raw"):
+        number = record.headers.get("source", b""), record.headers.get("source-seq", b"")
+        if number in seen:
+            h.rewrite(record, event | {"actor": "another"})
+            break
+        seen.update([number] if number[1] else [])
+    finding = audit(h.bus, NS, POLICY).finding("dispositions")
+    assert any("numbers twice" in violation.message for violation in finding.violations)
 
 
 @pytest.mark.parametrize(
@@ -133,6 +164,23 @@ def test_a_slot_whose_first_turn_comes_while_ends_are_taken_is_no_violation(
     assert audit(h.bus, NS, POLICY).finding("outputs").holds
 
 
+def test_bodies_that_became_no_event_are_not_kept() -> None:
+    """Refine may be a day behind."""
+    h, body, count = world(3).copy(), 1 << 20, 48
+    raw, event = h.rows("raw")[0]
+    log = h.bus.logs[raw.topic][raw.partition]
+    value = codec.encode("Event", event | {"body": bytes(body)})
+    log.entries += [replace(raw, offset=len(log.entries) + n, headers={}, value=value) for n in range(count)]
+    tracemalloc.start()
+    try:
+        report = audit(h.bus, NS, POLICY)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert report.finding("dispositions").facts["in flight"] == count
+    assert peak < body * count / 2
+
+
 def test_turns_that_are_gone_are_missed() -> None:
     h = world(6).copy()
     for record, _ in h.rows("turns.seal"):
@@ -141,7 +189,7 @@ def test_turns_that_are_gone_are_missed() -> None:
 
 
 def test_a_transaction_that_stays_open_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(walk, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(extent, "PATIENCE_S", 0.1)
     h = world(5).copy()
     with h.bus.transactor("frozen") as transactor:
         transactor.begin()
@@ -175,20 +223,30 @@ def test_mask_head_counts_what_the_learner_must_have_masked() -> None:
     assert audit(h.bus, NS, POLICY, release="mask-head").finding("staleness").holds
 
 
+def lost(h: History, version: int, reason: str) -> list[Place]:
+    """The first group of a version is said to be lost; gives its samples."""
+    record, entry = h.rows("ledger")[version]
+    entry["groups"][0]["lost"] = reason
+    h.rewrite(record, entry)
+    h.forge_ledger()
+    return [Place(**place) for place in entry["groups"][0]["trajectories"]]
+
+
 def test_a_lost_group_is_noted_and_not_missed() -> None:
     """A ready group that could not be read any more is consumed as masked and named in the ledger."""
     h = world(0).copy()
-    record, entry = h.rows("ledger")[3]
-    for place in entry["groups"][0]["trajectories"]:
-        for sample, _ in h.rows("trajectories"):
-            if sample.place._asdict() == place:
-                h.rewrite(sample, codec.decode(sample.value or b"")[1])
-    entry["groups"][0]["lost"] = "gone"
-    h.rewrite(record, entry)
-    h.forge_ledger()
+    for place in lost(h, 3, "gone from the log"):
+        h.bus.delete_before(place.topic, place.partition, place.offset + 1)
     report = audit(h.bus, NS, POLICY)
     assert report.clean, report.violations[:3]
     assert report.finding("consumed-once").facts["lost"] == 1
+
+
+def test_a_group_that_is_there_was_not_lost() -> None:
+    h = world(0).copy()
+    lost(h, 3, "gone from the log")
+    messages = [v.message for v in audit(h.bus, NS, POLICY).finding("figures").violations]
+    assert any("is there" in message for message in messages)
 
 
 def test_slots_under_different_rules_are_noted_unless_one_took_over_from_the_other() -> None:
@@ -198,9 +256,25 @@ def test_slots_under_different_rules_are_noted_unless_one_took_over_from_the_oth
     of_one = [(record, event) for record, event in rows if record.partition == 1]
     for record, event in of_one[len(of_one) // 2 :]:
         h.rewrite(record, event | {"governance": event["governance"] | {"policy_version": "2"}})
+    h.forge_events()
     finding = audit(h.bus, NS, POLICY).finding("events-chain")
     assert finding.holds
     assert finding.notes == ["slots 0 and 1 are governed by different rules: give every refine the same [governance]"]
+
+
+@pytest.mark.parametrize(
+    "field", ["eligibility", "reason", "residency", "tenant", "policy", "split", "actor", "log_time"]
+)
+def test_an_envelope_that_was_changed_is_named(field: str) -> None:
+    h = world(0).copy()
+    record, event = next((r, e) for r, e in h.rows("events") if e["kind"] == "model_call")
+    if field in event["governance"]:
+        h.rewrite(record, event | {"governance": event["governance"] | {field: "audit_only"}})
+    else:
+        other = {"log_time": event["log_time"] + 1, "split": "evaluation"}.get(field, "other")
+        h.rewrite(record, event | {field: other})
+    finding = audit(h.bus, NS, POLICY).finding("events-chain")
+    assert any(event["id"] in str(violation) for violation in finding.violations)
 
 
 def test_rules_that_change_slot_by_slot_are_no_clash() -> None:
@@ -233,8 +307,34 @@ def test_a_policy_that_does_not_exist_is_an_error() -> None:
 
 
 def test_topics_that_were_never_made_are_said() -> None:
+    h = world(0).copy()
+    del h.bus.logs[h.topic("evaluations")]
+    assert any("evaluations does not exist" in note for note in audit(h.bus, NS, POLICY).notes)
+
+
+def test_an_empty_deployment_is_nothing_to_audit() -> None:
     bus = MemoryBus()
-    bus.ensure_topics([TopicSpec("new.p.weights", 1)])
-    report = audit(bus, "new", "p")
-    assert report.clean
-    assert any("new.raw does not exist" in note for note in report.notes)
+    bus.ensure_topics([TopicSpec("new.p.weights", 1), TopicSpec("new.raw", 1)])
+    with pytest.raises(AuditError, match="nothing to audit"):
+        audit(bus, "new", "p")
+
+
+@pytest.mark.parametrize("width", [80, 100, 130, 200])
+def test_a_claim_is_one_line_of_a_narrow_terminal(width: int) -> None:
+    console = Console(width=width, file=StringIO(), color_system=None)
+    report = audit(world(0).bus, NS, POLICY)
+    console.print(render(report, width))
+    assert isinstance(console.file, StringIO)
+    lines = console.file.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    for claim in CLAIMS:
+        assert sum(line.split()[:2] == ["✓", claim.name] for line in lines) == 1
+    if width < WIDE:
+        assert len(lines) < len(CLAIMS) + len(report.notes) + 12
+
+
+def test_progress_is_told() -> None:
+    told: list[tuple[str, int, int]] = []
+    audit(world(0).bus, NS, POLICY, watch=lambda what, done, total: told.append((what, done, total)))
+    assert {what for what, _, _ in told} >= {"reading raw[0]", "reading ledger[0]"}
+    assert all(done <= total for _, done, total in told)

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from consumers.audit import Report, audit
+from millrace.consumers.audit import Report, audit
 from tests.support import histories, laws
 from tests.support.players import POLICY, Plan
 from tests.support.world import NAMESPACE, World

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from consumers.learner.agreement import Need, address, agree, client_id, covered
-from infra.bus.base import GroupMember, GroupView, MemberToken
+from millrace.consumers.learner.agreement import Need, address, agree, client_id, covered
+from millrace.infra.log.base import GroupMember, GroupView, MemberToken
 
 TOPIC = "ns.p.trajectories"
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from consumers import policy
-from consumers.learner.agreement import Peer, Roster, client_id
-from consumers.learner.alike import refuse
-from consumers.learner.identity import identify
-from infra.errors import RefusedMember, RegroupError
+from millrace.consumers import policy
+from millrace.consumers.learner.agreement import Peer, Roster, client_id
+from millrace.consumers.learner.alike import refuse
+from millrace.consumers.learner.identity import identify
+from millrace.infra.errors import RefusedMember, RegroupError
 from tests.support.feed import feed
 from tests.support.learners import Place
 

@@ -11,24 +11,24 @@ from typing import Any
 import pytest
 import torch
 
-from consumers.learner.build import build_trainer
-from consumers.learner.collect import collect
-from consumers.policy import topics as policy_topics
-from consumers.policy import weights_root
-from consumers.reloader.adapter import base_of
-from consumers.reloader.directory import check
-from infra.config import load
-from infra.errors import ConfigError
-from schemas import codec
+from millrace.consumers.learner.build import build_trainer
+from millrace.consumers.learner.collect import collect
+from millrace.consumers.policy import topics as policy_topics
+from millrace.consumers.policy import weights_root
+from millrace.consumers.reloader.adapter import base_of
+from millrace.consumers.reloader.directory import check
+from millrace.infra.config import load
+from millrace.infra.errors import ConfigError
+from millrace.schemas import codec
+from millrace.trainers import checkpoint, tiny
+from millrace.trainers.algorithms.registry import algorithm, names, policy
+from millrace.trainers.algorithms.repair import Rejection
+from millrace.trainers.backends.compute import Compute
+from millrace.trainers.backends.deepspeed_engine import Zero
+from millrace.trainers.backends.models import SCORE, with_scalar_head
+from millrace.trainers.schedule import Schedule
 from tests.support.feed import feed, settings_for
 from tests.support.learners import entries
-from trainers import checkpoint, tiny
-from trainers.algorithms.registry import algorithm, names, policy
-from trainers.algorithms.repair import Rejection
-from trainers.backends.compute import Compute
-from trainers.backends.deepspeed_engine import Zero
-from trainers.backends.models import SCORE, with_scalar_head
-from trainers.schedule import Schedule
 
 Make = Callable[..., Any]
 

@@ -8,7 +8,7 @@ from threading import Barrier
 from types import SimpleNamespace
 from typing import Any
 
-from consumers.learner import channel
+from millrace.consumers.learner import channel
 
 
 def together(what: Callable[[Any], Any], *ranks: dict[str, Any]) -> list[Any]:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from consumers.learner.collect import PIN, choose, choose_deltas, collect
-from infra import faults
+from millrace.consumers.learner.collect import PIN, choose, choose_deltas, collect
+from millrace.infra import faults
 
 DIGESTS = {n: f"{n:012x}" + "0" * 52 for n in range(6)}
 MINE = [f"v{n}-{DIGESTS[n][:12]}" for n in DIGESTS]
@@ -56,7 +56,7 @@ def test_what_is_pinned_after_it_was_chosen_stays(tmp_path: Path, monkeypatch: p
         (tmp_path / MINE[2] / PIN).touch()
         return choose(*given, **more)
 
-    monkeypatch.setattr("consumers.learner.collect.choose", late)
+    monkeypatch.setattr("millrace.consumers.learner.collect.choose", late)
     assert collect(tmp_path, DIGESTS, keep=2, serving=()) == [MINE[1], MINE[3]]
     assert sorted(path.name for path in tmp_path.iterdir()) == [MINE[0], MINE[2], *MINE[4:]]
 

@@ -9,15 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from consumers.learner.commit import checkpoint_fault, commit_version
-from consumers.ledger import Head, chained, entries, head
-from infra import faults
-from infra.bus.base import Member, MemberToken, Outgoing, TopicSpec, Transactor
-from infra.bus.memory import MemoryBus
-from infra.errors import BusError, LedgerError, RefusedError
-from schemas import codec
+from millrace.consumers.history.ledger import chained, entries
+from millrace.consumers.history.newest import Head, head
+from millrace.consumers.learner.commit import checkpoint_fault, commit_version
+from millrace.infra import faults
+from millrace.infra.errors import BusError, LedgerError, RefusedError
+from millrace.infra.log.base import Member, MemberToken, Outgoing, TopicSpec, Transactor
+from millrace.infra.log.memory.bus import MemoryBus
+from millrace.schemas import codec
+from millrace.trainers import checkpoint
 from tests.support.versions import entry, weights
-from trainers import checkpoint
 
 W, L, T = "n.p.weights", "n.p.ledger", "n.p.trajectories"
 B = 2

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from consumers.learner.agreement import Peer, Roster
-from consumers.learner.entry import rank_shares
-from trainers.learning import Share
+from millrace.consumers.learner.agreement import Peer, Roster
+from millrace.consumers.learner.entry import rank_shares
+from millrace.trainers.learning import Share
 
 
 def test_a_cell_counts_at_its_first_rank_and_a_rank_that_serves_counts_nothing() -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from consumers.learner.frontier import Frontier
+from millrace.consumers.learner.frontier import Frontier
 
 
 def places(*offsets: int, partition: int = 0) -> list[dict[str, Any]]:

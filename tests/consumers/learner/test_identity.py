@@ -1,8 +1,8 @@
 from __future__ import annotations
 
-from consumers.learner.agreement import client_id
-from consumers.learner.identity import differing, identify, shown_by
-from infra.config import load
+from millrace.consumers.learner.agreement import client_id
+from millrace.consumers.learner.identity import differing, identify, shown_by
+from millrace.infra.config import load
 
 
 def test_only_what_changes_training_changes_the_identity() -> None:

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from consumers.learner import layouts
-from consumers.learner.agreement import Need
-from infra.config import Learner, load
-from infra.errors import ConfigError
-from trainers.backends.layout import Layout
-from trainers.errors import BadConfiguration
+from millrace.consumers.learner import layouts
+from millrace.consumers.learner.agreement import Need
+from millrace.infra.config import Learner, load
+from millrace.infra.errors import ConfigError
+from millrace.trainers.backends.layout import Layout
+from millrace.trainers.errors import BadConfiguration
 
 SIZES = st.sampled_from([1, 2, 3, 4])
 LAYOUTS = st.builds(

@@ -9,18 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from consumers import policy
-from consumers.learner import build
-from infra import faults
-from infra.config import Settings
-from infra.errors import LedgerError, UnreachableError
-from infra.topics import full_name
-from schemas import codec
-from schemas.arrays import pack, unpack
+from millrace.consumers import policy
+from millrace.consumers.learner import build
+from millrace.infra import faults
+from millrace.infra.config import Settings
+from millrace.infra.errors import LedgerError, UnreachableError
+from millrace.infra.log.topics import full_name
+from millrace.schemas import codec
+from millrace.schemas.arrays import pack, unpack
+from millrace.trainers import checkpoint, manifest
+from millrace.trainers.learning import Trainer
 from tests.support.feed import feed
 from tests.support.learners import entries
-from trainers import checkpoint, manifest
-from trainers.learning import Trainer
 
 Make = Callable[..., Any]
 
@@ -260,13 +260,13 @@ def test_an_unknown_outcome_is_read_from_the_log(place: Make, point: str, commit
 
 
 def test_a_ledger_without_its_weights_is_refused(place: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("consumers.ledger.MARKERS_S", 0.1)
+    monkeypatch.setattr("millrace.consumers.history.newest.MARKERS_S", 0.1)
     it = place()
     topic = full_name("t", "pico.ledger")
     head = next(iter(it.bus.read(topic, 0)))
     entry = codec.decode_as("LedgerEntry", head.value or b"")
-    from consumers.ledger import chained
-    from infra.bus.base import Outgoing
+    from millrace.consumers.history.ledger import chained
+    from millrace.infra.log.base import Outgoing
 
     with it.bus.publisher() as publisher:
         forged = chained({**entry, "version": 1}, entry["hash"])  # type: ignore[typeddict-item]

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from consumers.learner.order import Order, Steps
-from infra.errors import LearnerError
+from millrace.consumers.learner.order import Order, Steps
+from millrace.infra.errors import LearnerError
 
 
 def ready(seq: int | None, **over: Any) -> Any:

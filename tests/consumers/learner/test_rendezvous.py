@@ -8,13 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from torch.distributed import TCPStore
 
-from consumers.learner.agreement import Peer, Roster
-from consumers.learner.rendezvous import STORE_TIMEOUT_S, Meeting
-from consumers.ledger import Head
-from infra.errors import RegroupError
+from millrace.consumers.history.newest import Head
+from millrace.consumers.learner.agreement import Peer, Roster
+from millrace.consumers.learner.rendezvous import STORE_TIMEOUT_S, Meeting
+from millrace.infra.errors import RegroupError
+from millrace.trainers.backends.stores import own_store
 from tests.support.garbage import Garbage
 from tests.support.versions import entry, weights
-from trainers.backends.stores import own_store
 
 HEAD = Head(weights(0, "d" * 64), entry(0, 0, 0, b""))
 

@@ -8,8 +8,8 @@ from typing import Any, cast
 import pytest
 from rich.console import Console
 
-from consumers.learner.screen import Screen
-from schemas.records import LedgerEntry
+from millrace.consumers.learner.screen import Screen
+from millrace.schemas.records import LedgerEntry
 
 METRICS = {
     "tokens_per_second": 1200.0, "staleness_mean": 0.5, "entropy": 1.25, "kl": 0.002, "clipped": 0.05,

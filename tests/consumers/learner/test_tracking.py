@@ -7,13 +7,13 @@ from typing import Any, cast
 
 import pytest
 
-from consumers import policy
-from consumers.learner.measure import line
-from consumers.learner.tracking import Tracking
-from schemas.records import LedgerEntry
+from millrace.consumers import policy
+from millrace.consumers.learner.measure import line
+from millrace.consumers.learner.tracking import Tracking
+from millrace.schemas.records import LedgerEntry
+from millrace.trainers.tracking.base import Tracker
 from tests.support import tracked
 from tests.support.feed import feed
-from trainers.tracking.base import Tracker
 
 
 class Kept(Tracker):

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from consumers.learner.agreement import Peer, Roster
-from consumers.learner.order import Batch
-from consumers.learner.verdict import Regroup, Stop, Wait, decode, encode, interrupt, lost_codes, manifest
+from millrace.consumers.learner.agreement import Peer, Roster
+from millrace.consumers.learner.order import Batch
+from millrace.consumers.learner.verdict import Regroup, Stop, Wait, decode, encode, interrupt, lost_codes, manifest
 
 
 def roster(*owned: tuple[int, ...]) -> Roster:

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from consumers.reloader import shell, status
-from consumers.reloader.control import EngineControl, EngineState, PauseMode
-from consumers.reloader.shell import Reloader
-from infra import faults
-from infra.bus.memory import MemoryBus
-from infra.errors import EngineError, EngineUnavailable
+from millrace.consumers.reloader import shell, status
+from millrace.consumers.reloader.shell import Reloader
+from millrace.infra import faults
+from millrace.infra.engines.control import EngineControl, EngineState, PauseMode
+from millrace.infra.errors import EngineError, EngineUnavailable
+from millrace.infra.log.memory.bus import MemoryBus
 from tests.support.announced import NAMESPACE, POLICY, WEIGHTS, WORKERS
 from tests.support.engines import LightEngine
 from tests.support.tiny_model import write_model

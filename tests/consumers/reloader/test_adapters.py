@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from consumers.reloader.adapter import base_of, outdated
-from consumers.reloader.control import EngineState
-from consumers.reloader.vllm import VllmControl
-from infra.bus.memory import MemoryBus
-from infra.errors import EngineError, ReloadError
-from infra.labels import is_base
-from infra.services.net import LOCALHOST, free_ports
-from infra.services.vllm import Vllm
-from producers.engines.base import Sampling, Span
-from producers.engines.vllm import VllmEngine
-from producers.gateway.fleet import Fleet
+from millrace.consumers.reloader.adapter import base_of, outdated
+from millrace.infra.engines.base import Sampling, Span
+from millrace.infra.engines.control import EngineState
+from millrace.infra.engines.vllm.control import VllmControl
+from millrace.infra.engines.vllm.engine import VllmEngine
+from millrace.infra.engines.vllm.launch import Vllm
+from millrace.infra.errors import EngineError, ReloadError
+from millrace.infra.log.memory.bus import MemoryBus
+from millrace.infra.process.net import LOCALHOST, free_ports
+from millrace.producers.gateway.fleet import Fleet
+from millrace.schemas.labels import is_base
 from tests.consumers.reloader.conftest import ScriptedEngine, Start
 from tests.support.adapters import adapter_differences, adapter_event, write_adapter, write_base
 from tests.support.announced import announce, statuses, weight_event

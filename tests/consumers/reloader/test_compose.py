@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from consumers.reloader.compose import clear, fetch, folders, name_of
-from consumers.reloader.transport import Directory
-from infra import faults
-from infra.bus.memory import MemoryBus
-from infra.errors import ReloadError
+from millrace.consumers.reloader.compose import clear, fetch, folders, name_of
+from millrace.consumers.reloader.transport import Directory
+from millrace.infra import faults
+from millrace.infra.errors import ReloadError
+from millrace.infra.log.memory.bus import MemoryBus
+from millrace.trainers import manifest
 from tests.consumers.reloader.conftest import Killed, ScriptedEngine, Start
 from tests.support.announced import announce, statuses
 from tests.support.chains import Chain, write_chain
 from tests.support.engines import until
-from trainers import manifest
 
 
 @pytest.fixture

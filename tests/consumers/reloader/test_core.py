@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from consumers.reloader.control import EngineState
-from consumers.reloader.core import Condemn, Idle, Machine, Swap
+from millrace.consumers.reloader.core import Condemn, Idle, Machine, Swap
+from millrace.infra.engines.control import EngineState
 
 
 def machine(*versions: int, label: str = "default", paused: bool = False) -> Machine:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from consumers.reloader.directory import check, local_folder, weight_files
-from infra.errors import ReloadError
+from millrace.consumers.reloader.directory import check, local_folder, weight_files
+from millrace.infra.errors import ReloadError
 from tests.support.announced import damaged, weight_event
 from tests.support.tiny_model import write_manifest
 

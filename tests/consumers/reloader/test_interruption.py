@@ -8,12 +8,12 @@ from typing import Literal
 
 import pytest
 
-from consumers.reloader.vllm import VllmControl
-from infra.bus.memory import MemoryBus
-from producers.engines.base import Sampling
-from producers.engines.resubmit import ResubmittingEngine
-from producers.engines.vllm import VllmEngine
-from producers.gateway.serve import make_engine
+from millrace.infra.engines.base import Sampling
+from millrace.infra.engines.resubmit import ResubmittingEngine
+from millrace.infra.engines.vllm.control import VllmControl
+from millrace.infra.engines.vllm.engine import VllmEngine
+from millrace.infra.log.memory.bus import MemoryBus
+from millrace.producers.gateway.serve import make_engine
 from tests.consumers.reloader.conftest import ScriptedEngine, Start
 from tests.support.announced import announce, weight_event
 from tests.support.crowd import Crowd, check_versions

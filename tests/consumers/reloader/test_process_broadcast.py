@@ -3,7 +3,6 @@ that must outlive both."""
 
 from __future__ import annotations
 
-import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,16 +10,17 @@ from pathlib import Path
 import httpx
 import pytest
 
-from consumers.learner.sender import Sender
-from infra import faults
-from infra.bus.base import TopicSpec
-from infra.bus.kafka import KafkaBus
-from infra.services.local import INPROCESS_RECEIVE
-from infra.services.net import LOCALHOST
-from producers.engines.base import Sampling
-from producers.engines.vllm import VllmEngine
+from millrace.consumers.learner.sender import Sender
+from millrace.infra import faults
+from millrace.infra.engines.base import Sampling
+from millrace.infra.engines.vllm.engine import VllmEngine
+from millrace.infra.log.base import TopicSpec
+from millrace.infra.log.kafka.bus import KafkaBus
+from millrace.infra.machine.local import INPROCESS_RECEIVE
+from millrace.infra.process.net import LOCALHOST
 from tests.support.announced import announce, weight_event
 from tests.support.engines import LightEngine, complete, differences, until
+from tests.support.forked import Fork
 from tests.support.reloading import spawn
 
 pytestmark = [pytest.mark.slow, pytest.mark.kafka]
@@ -89,9 +89,10 @@ async def test_the_others_outlive_who_dies_in_the_middle(
     sender: Sender,
     folders: list[Path],
     midway: Callable[[Callable[[], None]], list[str]],
+    tmp_path: Path,
 ) -> None:
-    def run() -> subprocess.Popen[bytes]:
-        return spawn(broker, NAMESPACE, POLICY, light.url, ENGINE__WEIGHTS="broadcast")
+    def run() -> Fork:
+        return spawn(broker, NAMESPACE, POLICY, light.url, tmp_path / "reloader.log", ENGINE__WEIGHTS="broadcast")
 
     def publish(bus: KafkaBus, version: int) -> None:
         event = {**weight_event(version, folders[version % 3]), "broadcast": sender.url}
@@ -119,4 +120,4 @@ async def test_the_others_outlive_who_dies_in_the_middle(
             await until(lambda: serves(light, 2, folders[2]))
         finally:
             reloader.terminate()
-            assert reloader.wait(60) == 0
+            assert reloader.wait(120) == 0

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 
-from infra.bus.base import TopicSpec
-from infra.bus.kafka import KafkaBus
-from producers.engines.base import Sampling
-from producers.gateway.serve import make_engine
+from millrace.infra.engines.base import Sampling
+from millrace.infra.log.base import TopicSpec
+from millrace.infra.log.kafka.bus import KafkaBus
+from millrace.producers.gateway.serve import make_engine
 from tests.support.announced import announce, weight_event
 from tests.support.crowd import Crowd, check_versions
 from tests.support.engines import LightEngine, until
+from tests.support.forked import Fork
 from tests.support.reloading import spawn
 
 pytestmark = [pytest.mark.slow, pytest.mark.kafka]
@@ -51,8 +51,9 @@ async def test_they_end_whole_and_each_token_names_its_version(
     engine = make_engine(light.url, resubmits=mode == "abort")
     weights, workers = f"{namespace}.{POLICY}.weights", f"{namespace}.workers"
 
-    def run() -> subprocess.Popen[bytes]:
-        return spawn(broker, namespace, POLICY, light.url, ENGINE__INTERRUPT=mode, KILL_DIR=str(armed))
+    def run() -> Fork:
+        log = tmp_path / "reloader.log"
+        return spawn(broker, namespace, POLICY, light.url, log, ENGINE__INTERRUPT=mode, KILL_DIR=str(armed))
 
     with KafkaBus(broker) as bus:
         bus.ensure_topics([TopicSpec(weights, 1), TopicSpec(workers, 1, {"cleanup.policy": "compact"})])
@@ -65,13 +66,13 @@ async def test_they_end_whole_and_each_token_names_its_version(
                     (armed / point).touch()
                     announce(bus, weight_event(version, folders[version]), weights)
                     await until(lambda doomed=reloader: doomed.poll() is not None)
-                    assert reloader.returncode == -9
+                    assert reloader.poll() == -9
                     assert httpx.get(f"{light.url}/is_paused", timeout=60).json()["is_paused"]
                     reloader = run()
                     await until(lambda version=version: serves(light, version))
         finally:
             reloader.terminate()
-            assert reloader.wait(60) == 0
+            assert reloader.wait(120) == 0
     await engine.close()
     for reply in crowd.replies:
         assert (len(reply.token_ids), reply.finish_reason) == (LENGTH, "length")

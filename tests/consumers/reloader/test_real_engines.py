@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from consumers.reloader import compose
-from consumers.reloader.restart import end_engine
-from consumers.reloader.vllm import VllmControl
-from infra.bus.memory import MemoryBus
-from producers.engines.base import Sampling
-from producers.engines.vllm import VllmEngine
+from millrace.consumers.reloader import compose
+from millrace.consumers.reloader.restart import end_engine
+from millrace.infra.engines.base import Sampling
+from millrace.infra.engines.vllm.control import VllmControl
+from millrace.infra.engines.vllm.engine import VllmEngine
+from millrace.infra.log.memory.bus import MemoryBus
 from tests.consumers.reloader.conftest import Start
 from tests.support.announced import announce, statuses, weight_event
 from tests.support.crowd import Crowd, check_versions

@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from consumers.reloader.control import EngineState
-from infra import faults
-from infra.bus.base import Outgoing
-from infra.bus.memory import MemoryBus
-from infra.errors import EngineError
-from producers.engines import inprocess
-from producers.engines.base import Sampling
-from producers.engines.inprocess import InprocessEngine
+from millrace.infra import faults
+from millrace.infra.engines.base import Sampling
+from millrace.infra.engines.control import EngineState
+from millrace.infra.engines.inprocess import engine as inprocess
+from millrace.infra.engines.inprocess.engine import InprocessEngine
+from millrace.infra.errors import EngineError
+from millrace.infra.log.base import Outgoing
+from millrace.infra.log.memory.bus import MemoryBus
 from tests.consumers.reloader.conftest import Killed, ScriptedEngine, Start
 from tests.support.announced import WORKERS, announce, damaged, statuses, weight_event
 from tests.support.engines import DirectControl, complete, differences, join, until

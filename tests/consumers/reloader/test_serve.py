@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from consumers.reloader.serve import cache_of
-from infra.config import load
+from millrace.consumers.reloader.serve import cache_of
+from millrace.infra.config import load
 
 URL = "http://127.0.0.1:8901"
 

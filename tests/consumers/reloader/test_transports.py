@@ -11,12 +11,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from consumers.learner.sender import Sender
-from consumers.reloader.broadcast import FromLearner
-from consumers.reloader.transport import Directory, WeightTransport
-from infra.bus.memory import MemoryBus
-from infra.errors import ReloadError
-from schemas.records import WeightVersion
+from millrace.consumers.learner.sender import Sender
+from millrace.consumers.reloader.broadcast import FromLearner
+from millrace.consumers.reloader.transport import Directory, WeightTransport
+from millrace.infra.errors import ReloadError
+from millrace.infra.log.memory.bus import MemoryBus
+from millrace.schemas.records import WeightVersion
 from tests.consumers.reloader.conftest import ScriptedEngine, Start
 from tests.support.announced import announce, statuses
 from tests.support.chains import Chain, write_chain

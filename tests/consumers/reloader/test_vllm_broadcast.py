@@ -12,16 +12,16 @@ from pathlib import Path
 import httpx
 import pytest
 
-from consumers.learner.sender import Sender
-from consumers.reloader.broadcast import FromLearner
-from consumers.reloader.transport import Directory
-from consumers.reloader.vllm import VllmControl
-from infra.bus.memory import MemoryBus
-from infra.errors import EngineError
-from infra.services.net import LOCALHOST
-from infra.services.vllm import Vllm
-from producers.engines.base import Sampling
-from producers.engines.vllm import VllmEngine
+from millrace.consumers.learner.sender import Sender
+from millrace.consumers.reloader.broadcast import FromLearner
+from millrace.consumers.reloader.transport import Directory
+from millrace.infra.engines.base import Sampling
+from millrace.infra.engines.vllm.control import VllmControl
+from millrace.infra.engines.vllm.engine import VllmEngine
+from millrace.infra.engines.vllm.launch import Vllm
+from millrace.infra.errors import EngineError
+from millrace.infra.log.memory.bus import MemoryBus
+from millrace.infra.process.net import LOCALHOST
 from tests.consumers.reloader.conftest import Start
 from tests.support.announced import announce, weight_event
 from tests.support.engines import complete, differences, until
@@ -32,7 +32,7 @@ EXACT = 1e-5
 SENDER = """
 import sys, time
 from pathlib import Path
-from consumers.learner.sender import Sender
+from millrace.consumers.learner.sender import Sender
 one = Sender("127.0.0.1", 120)
 one.hold(1, sys.argv[1], Path(sys.argv[2]))
 print(one.url, flush=True)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from consumers.reloader.control import EngineState
-from consumers.reloader.vllm import VllmControl
-from infra.errors import EngineError, EngineRejected, EngineTimeout, EngineUnavailable
+from millrace.infra.engines.control import EngineState
+from millrace.infra.engines.vllm.control import VllmControl
+from millrace.infra.errors import EngineError, EngineRejected, EngineTimeout, EngineUnavailable
 from tests.support.fake_http import FakeServer, Script, answer, hang_up, serving, stay_silent
 
 METRICS = b"# TYPE process_start_time_seconds gauge\nprocess_start_time_seconds 1.79525815036e+09\n"
@@ -109,6 +109,19 @@ async def test_what_reloads_wrongly_is_refused_on_a_cpu_alone(
     async with control(about) as (found, _):
         reason = await found.refusal(tmp_path)
         assert (reason is not None and advice in reason) is refused
+
+
+async def test_an_engine_whose_device_is_known_is_not_asked(tmp_path: Path) -> None:
+    """vLLM's answer calls pip or uv, which may be missing where it runs."""
+    (tmp_path / "config.json").write_text('{"tie_word_embeddings": true}')
+    async with control(answer(b"", 500)) as (found, fake):
+        assert "does not say what it runs on" in str(await found.refusal(tmp_path))
+        asked = len(fake.requests)
+        for on_cpu in (True, False):
+            known = VllmControl(found.url, on_cpu=on_cpu)
+            assert (await known.refusal(tmp_path) is not None) is on_cpu
+            await known.close()
+        assert len(fake.requests) == asked
 
 
 async def test_other_models_are_never_asked_about(tmp_path: Path) -> None:

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import re
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
-from consumers.audit import audit
-from consumers.report import summary, write_from
-from consumers.report.charts import drawn, shortened
-from consumers.report.faults import changes, silences
-from consumers.report.page import duration, render
-from consumers.report.reading import Reading, read
-from consumers.report.summary import Summary, summed
+from millrace.consumers.audit import audit
+from millrace.consumers.report import summary, write_from
+from millrace.consumers.report.charts import drawn, shortened
+from millrace.consumers.report.faults import changes, silences
+from millrace.consumers.report.page import duration, render, spans
+from millrace.consumers.report.reading import Reading, read
+from millrace.consumers.report.summary import Summary, summed
 from tests.support.history import History
 from tests.support.history_log import NS, SECOND
 from tests.support.history_records import POLICY
@@ -60,8 +61,29 @@ def test_counts_agree_with_the_audit() -> None:
     assert found().flow.trained[-1] == sum(step.groups for step in found().steps)
 
 
+def test_the_funnel_loses_no_group() -> None:
+    widths = [stage.groups for stage in found().funnel]
+    assert widths == sorted(widths, reverse=True)
+    for before, stage in pairwise(found().funnel):
+        assert before.groups - stage.groups == sum(count for _, count in stage.left), stage.name
+    rows = [row for _, row in world().rows("resolutions") if row["kind"] != "setting"]
+    assert found().funnel[1].groups == len(rows)
+    for said in ("granted or came unasked", "without ", " expired"):
+        assert said in drawn(found())["funnel"].svg, said
+
+
+def test_a_version_names_the_tickets_of_its_groups() -> None:
+    ready = {row["seq"]: row for _, row in world().rows("resolutions") if row["kind"] == "ready"}
+    entry = world().rows("ledger")[5][1]
+    tickets = sorted(ready[group["seq"]]["ticket"] for group in entry["groups"])
+    assert list(found().steps[4].tickets) == tickets
+    assert f"<td>{spans(tickets)}</td>" in page()
+    assert spans([4, 5, 6, 9, 11, 12]) == "4–6, 9, 11–12"
+    assert spans([]) == ""
+
+
 def test_settings_and_reasons_are_told() -> None:
-    assert found().etas == [1, 2]
+    assert found().etas == [1, 2, 1, 2], "a batch has the widest bound of its groups, old ones included"
     assert found().batches == [2, 3]
     assert ("expired", "lease ran out", 1) in found().reasons
     assert ("refine", "undecodable", 1) in found().refused
@@ -88,6 +110,40 @@ def test_slots_that_fall_silent_together_are_one_silence() -> None:
     (only,) = silences(Reading("n", "p", [], [], [], [], [], [], [], times, 0))
     assert only.slots == ("a/0", "b/0")
     assert only.seconds == 7.0
+
+
+def test_the_start_of_a_deployment_is_no_fault() -> None:
+    times = {"a/0": [0, 9 * SECOND, 10 * SECOND, 20 * SECOND]}
+    ledger = [{"version": 0, "time": SECOND}, {"version": 1, "time": 9 * SECOND}]
+    (only,) = silences(Reading("n", "p", [], ledger, [], [], [], [], [], times, 0))
+    assert (only.since, only.until) == (10 * SECOND, 20 * SECOND)
+
+
+def test_every_colour_stands_out_from_its_card() -> None:
+    """By the contrast of WCAG 2: at least 3.1 to 1, in the light and in the dark."""
+
+    def light(colour: str) -> float:
+        parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+        linear = [part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    cards = re.findall(r"--card: (#\w{6})", page())
+    series = [re.findall(r"--c\d: (#\w{6})", half) for half in page().partition("prefers-color-scheme")[::2]]
+    assert len(cards) == 2
+    for card, colours in zip(cards, series, strict=True):
+        assert len(colours) == 8
+        for colour in colours:
+            dim, bright = sorted((light(card), light(colour)))
+            assert (bright + 0.05) / (dim + 0.05) >= 3.1, colour
+
+
+def test_a_chart_has_a_name_for_screen_readers_and_room_on_a_phone() -> None:
+    for name, chart in drawn(found()).items():
+        root = ElementTree.fromstring(chart.svg)
+        assert root.get("role") == "img", name
+        assert (root.get("aria-label") or "").startswith("chart: "), name
+    assert "overflow-x: auto" in page()
+    assert "min-width: min(640px, 170vw)" in page()
 
 
 def test_the_page_loads_nothing_and_is_small(tmp_path: Path) -> None:

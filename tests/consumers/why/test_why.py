@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from consumers.why import explain_in
-from schemas import codec
+from millrace.consumers.why import explain_in
+from millrace.schemas import codec
 from tests.support.history import History
 from tests.support.history_log import NS
 from tests.support.history_records import POLICY

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from infra.bus.base import TopicSpec
-from infra.bus.memory import MemoryBus
-from infra.claims import ClaimStore
-from infra.errors import UnreachableError
-from producers.capture.entry import Entry
-from producers.capture.forwarder import Forwarder
-from producers.capture.log import CaptureLog
-from schemas import codec
+from millrace.infra import durable
+from millrace.infra.errors import StorageError, UnreachableError
+from millrace.infra.log.base import TopicSpec
+from millrace.infra.log.blobs import ClaimStore
+from millrace.infra.log.memory.bus import MemoryBus
+from millrace.producers.capture.entry import Entry, Kept
+from millrace.producers.capture.forwarder import Forwarder
+from millrace.producers.capture.log import CaptureLog
+from millrace.producers.capture.recent import Recent
+from millrace.schemas import codec
 
 TOPIC = "t.raw"
 
@@ -151,3 +154,95 @@ def test_what_the_topic_refuses_as_too_large_goes_as_a_claim_and_nothing_overtak
     assert_marks_drop_duplicates_alone(found)
     (claim,) = [r for p in range(2) for r in bus.read(TOPIC, p) if r.headers["source-seq"] == b"4"]
     assert codec.name_of(claim.value or b"") == "Claim"
+
+
+def test_what_was_just_appended_is_not_read_back(log: CaptureLog, bus: MemoryBus, tmp_path: Path):
+    put(log, 50)
+    log.cursor = lambda seq: pytest.fail(f"entry {seq} was read from the files")  # type: ignore[method-assign]
+    sender = forwarder(log, bus, tmp_path)
+    sender.start()
+    for _ in range(20):
+        put(log, 5)
+        assert sender.drained(60)
+    sender.close()
+    assert sorted(flat(arrived(bus))) == list(range(150))
+
+
+@pytest.mark.parametrize("limit", [0, 200, 1000])
+def test_what_is_not_held_is_read_from_the_files(log: CaptureLog, bus: MemoryBus, tmp_path: Path, limit: int):
+    log.recent = Recent(limit)
+    put(log, 50)
+    sender = forwarder(log, bus, tmp_path)
+    sender.start()
+    for _ in range(20):
+        put(log, 5)
+    assert sender.drained(60)
+    sender.close()
+    parts = arrived(bus)
+    assert sorted(flat(parts)) == list(range(150))
+    assert all(part == sorted(part) for part in parts)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_recent_entries_are_given_once_in_order_without_gaps(seed: int):
+    draw, recent, seq = random.Random(seed), Recent(300), 0
+    given: list[int] = []
+    for number in range(200):
+        recent.put(Kept(number, Entry("k", {}, b""), draw.randrange(1, 100)))
+        if draw.random() < 0.4:
+            taken = [kept.seq for kept in recent.take(seq, draw.randrange(1, 5))]
+            assert taken == list(range(seq, seq + len(taken)))
+            given += taken
+            seq = seq + len(taken) if taken else draw.randrange(seq, number + 2)  # read elsewhere up to there
+    assert len(set(given)) == len(given)
+
+
+@pytest.mark.parametrize("error", [StorageError("gone"), KeyError("bucket"), OSError(28, "No space left on device")])
+def test_no_trouble_of_a_storage_ends_it(
+    log: CaptureLog, bus: MemoryBus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+):
+    put(log, 3)
+    put(log, 1, size=2000)
+    put(log, 3)
+    sender = forwarder(log, bus, tmp_path, max_record=1000)
+    fitting, left = sender.claims.fitting, 2
+
+    def broken(name: str, data: bytes, largest: int) -> bytes:
+        nonlocal left
+        if len(data) > largest and (left := left - 1) >= 0:
+            raise error
+        return fitting(name, data, largest)
+
+    monkeypatch.setattr(sender.claims, "fitting", broken)
+    sender.start()
+    assert sender.drained(60)
+    sender.close()
+    assert (sender.failed, sender.failures) == (None, 2)
+    parts = arrived(bus)
+    assert set(flat(parts)) == set(range(7))
+    assert_marks_drop_duplicates_alone(parts)
+
+
+def test_a_full_disk_under_the_position_sends_on(
+    log: CaptureLog, bus: MemoryBus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    write, left = durable.write, 2
+
+    def full(*given: Any, **named: Any) -> None:
+        nonlocal left
+        if (left := left - 1) >= 0:
+            raise OSError(28, "No space left on device")
+        write(*given, **named)
+
+    monkeypatch.setattr(durable, "write", full)
+    put(log, 20)
+    sender = forwarder(log, bus, tmp_path)
+    sender.start()
+    assert sender.drained(60)
+    put(log, 20)
+    assert sender.drained(60)
+    sender.close()
+    parts = arrived(bus)
+    assert set(flat(parts)) == set(range(40))
+    assert_marks_drop_duplicates_alone(parts)
+    assert int((log.folder / "acked").read_bytes()) == 40

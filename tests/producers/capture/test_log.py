@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from infra import faults
-from infra.errors import GatewayError
-from producers.capture.entry import Entry
-from producers.capture.log import CaptureLog, LogFull
-from producers.capture.segments import segments
+from millrace.infra import faults
+from millrace.infra.errors import GatewayError
+from millrace.producers.capture.entry import Entry
+from millrace.producers.capture.log import CaptureLog, LogFull
+from millrace.producers.capture.segments import segments
 
 
 def entry(number: int, size: int = 10) -> Entry:
@@ -96,6 +96,32 @@ def test_a_torn_tail_is_cut_at_start(tmp_path: Path, torn: int):
     assert numbers(log) == [0, 1, 2, 4]
 
 
+@pytest.mark.parametrize("zeros", [1, 8, 16, 4096])
+def test_zeros_that_a_power_cut_left_are_no_entries(tmp_path: Path, zeros: int):
+    """A file system may keep that a file grew, and not what it grew by."""
+    log = CaptureLog(tmp_path / "log")
+    for number in range(3):
+        log.append(entry(number))
+    log.close()
+    with segments(log.folder)[-1].path.open("ab") as file:
+        file.write(bytes(zeros))
+    log = CaptureLog(tmp_path / "log")
+    assert (log.end, log.torn) == (3, zeros)
+    assert log.append(entry(3)) == 3
+    assert numbers(log) == [0, 1, 2, 3]
+
+
+def test_a_name_that_a_power_cut_emptied_is_made_anew(tmp_path: Path):
+    log = CaptureLog(tmp_path / "log")
+    log.append(entry(0))
+    source = log.source
+    log.close()
+    (log.folder / "source.json").write_bytes(b"")
+    log = CaptureLog(tmp_path / "log")
+    assert log.source != source
+    assert numbers(log) == [0]
+
+
 def test_a_damage_in_an_older_file_skips_the_rest_of_that_file_only(tmp_path: Path):
     log = CaptureLog(tmp_path / "log", segment_bytes=200)
     for n in range(20):
@@ -115,7 +141,7 @@ def test_a_damage_in_an_older_file_skips_the_rest_of_that_file_only(tmp_path: Pa
 def test_kill_9_loses_nothing_that_append_returned(tmp_path: Path):
     code = (
         "import sys; from pathlib import Path\n"
-        "from producers.capture.log import CaptureLog; from producers.capture.entry import Entry\n"
+        "from millrace.producers.capture.log import CaptureLog; from millrace.producers.capture.entry import Entry\n"
         "log = CaptureLog(Path(sys.argv[1]))\n"
         "while True: print(log.append(Entry('k', {'id': str(log.end)}, b'x' * 100)), flush=True)\n"
     )
@@ -135,8 +161,8 @@ def test_kill_9_loses_nothing_that_append_returned(tmp_path: Path):
 WRITER = """
 import asyncio, sys
 from pathlib import Path
-from producers.capture.entry import Entry
-from producers.capture.log import CaptureLog
+from millrace.producers.capture.entry import Entry
+from millrace.producers.capture.log import CaptureLog
 
 async def main():
     log = CaptureLog(Path(sys.argv[1]), segment_bytes=500, fsync=True)
@@ -262,7 +288,7 @@ def test_the_epoch_rises_when_sent_entries_are_missing(tmp_path: Path):
 def test_the_epoch_rises_after_a_reboot_without_fsync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     boot = tmp_path / "boot"
     boot.write_text("one")
-    monkeypatch.setattr("producers.capture.log.BOOT", boot)
+    monkeypatch.setattr("millrace.producers.capture.log.BOOT", boot)
 
     def epoch(fsync: bool) -> int:
         log = CaptureLog(tmp_path / "log", fsync=fsync)
@@ -300,6 +326,63 @@ def test_files_are_kept_until_sent_and_old(tmp_path: Path):
     log.close()
     log = CaptureLog(tmp_path / "log", segment_bytes=200)
     assert (log.begin, log.end) == (files[2].first, 20)
+
+
+def test_the_last_file_is_forgotten_too_once_it_is_sent_and_old(tmp_path: Path):
+    log = CaptureLog(tmp_path / "log")
+    for n in range(3):
+        log.append(entry(n))
+    (last,) = segments(log.folder)
+    os.utime(last.path, (0, 0))
+    assert log.forget(3600) == 0
+    log.release(2, 0)
+    assert log.forget(3600) == 0
+    log.release(3, 0)
+    assert log.forget(3600) == 1
+    assert not last.path.exists()
+    assert log.forget(3600) == 0
+    log.append(entry(3))
+    assert numbers(log) == [3]
+    log.close()
+    log = CaptureLog(tmp_path / "log")
+    assert (log.begin, log.end, log.acked, numbers(log)) == (3, 4, 3, [3])
+
+
+def test_a_file_is_closed_when_it_is_old_however_small_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    now = time.time()
+    monkeypatch.setattr("millrace.producers.capture.log.time.time", lambda: now)
+    log = CaptureLog(tmp_path / "log", segment_s=60)
+    log.append(entry(0))
+    now += 50
+    log.append(entry(1))
+    now += 20
+    log.append(entry(2))
+    log.append(entry(3))
+    assert [segment.first for segment in segments(log.folder)] == [0, 2]
+    log.close()
+    os.utime(segments(log.folder)[0].path, (now, now))
+    log = CaptureLog(tmp_path / "log", segment_s=60)
+    log.append(entry(4))
+    now += 70
+    log.append(entry(5))
+    assert [segment.first for segment in segments(log.folder)] == [0, 2, 5]
+    assert numbers(log) == list(range(6))
+
+
+def test_continuous_traffic_leaves_nothing_that_is_older_than_its_hours_and_a_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    now = time.time()
+    monkeypatch.setattr("millrace.producers.capture.log.time.time", lambda: now)
+    log, written = CaptureLog(tmp_path / "log", segment_s=10), {}
+    for n in range(200):
+        now += 3
+        log.append(entry(n))
+        written[n] = now
+        os.utime(segments(log.folder)[-1].path, (now, now))
+        log.release(n + 1, 0)
+        log.forget(60)
+        assert min(written[k] for k in numbers(log)) >= now - 60 - 10 - 3
 
 
 async def test_fsync_is_shared_by_those_who_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

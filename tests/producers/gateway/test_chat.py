@@ -12,10 +12,10 @@ import httpx
 import openai
 import pytest
 
-from infra.errors import EngineRejected, EngineTimeout, EngineUnavailable
-from producers.engines.base import Sampling
-from producers.gateway.rendering.template import TemplateRenderer
-from schemas.arrays import unpack
+from millrace.infra.engines.base import Sampling
+from millrace.infra.errors import EngineRejected, EngineTimeout, EngineUnavailable
+from millrace.producers.gateway.rendering.template import TemplateRenderer
+from millrace.schemas.arrays import unpack
 from tests.support.gateway_world import ScriptedEngine, World, logprob, world
 
 USER = [{"role": "user", "content": "What is 3 + 4?"}]
@@ -215,7 +215,7 @@ async def test_engine_errors_are_told_in_openai_shape(w: World, error: Any, stat
 
 async def test_an_engine_that_dies_in_a_stream_ends_it_with_an_error_event(w: World):
     w.engine.error, w.engine.break_after = EngineUnavailable("died"), 3
-    with pytest.raises(openai.APIError, match="died"):
+    with pytest.raises(openai.APIError, match="broke off"):
         async for _ in await client(w).chat.completions.create(model="m", messages=USER, stream=True):
             pass
     (data,) = w.calls()
@@ -245,7 +245,7 @@ async def test_a_client_that_goes_away_frees_the_engine_and_is_recorded(w: World
             async for line in answer.aiter_lines():
                 if "The" in line:
                     break
-    for _ in range(500):
+    for _ in range(6000):
         if w.calls():
             break
         await asyncio.sleep(0.01)
@@ -261,6 +261,21 @@ async def test_models_and_health(w: World):
     health = (await w.http.get("/health")).json()
     assert health["status"] == "ok"
     assert (await w.http.get("/nothing")).json()["error"]["type"] == "invalid_request_error"
+
+
+async def test_health_says_when_no_engine_serves(w: World):
+    async def said() -> tuple[int, str]:
+        answer = await w.http.get("/health")
+        return answer.status_code, answer.json()["status"]
+
+    assert await said() == (200, "ok"), "nobody vouches for it, and it may serve"
+    for state, word in (("serving", "ok"), ("failed", "no engine"), ("loaded", "ok"), ("stopped", "no engine")):
+        w.acknowledge(0, state=state)
+        assert await said() == (200, word), state
+    w.acknowledge(0)
+    (target,) = w.gateway.fleet.targets.values()
+    target.expires_at = 1
+    assert await said() == (200, "no engine")
 
 
 async def test_events_reach_raw(w: World):

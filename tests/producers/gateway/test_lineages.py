@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from producers.gateway import keys
-from producers.gateway.rendering.template import TemplateRenderer
-from producers.gateway.rendering.tokenizer import ChatTokenizer
-from schemas.arrays import unpack
+from millrace.producers.gateway import keys
+from millrace.producers.gateway.rendering.template import TemplateRenderer
+from millrace.producers.gateway.rendering.tokenizer import ChatTokenizer
+from millrace.schemas.arrays import unpack
 from tests.support import chat_tokenizer
 from tests.support.gateway_world import ScriptedEngine, World, world
 

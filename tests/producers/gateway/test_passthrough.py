@@ -11,7 +11,7 @@ from typing import Any
 import openai
 import pytest
 
-from producers.engines.openai_upstream import UNTRAINABLE, TextUpstream
+from millrace.infra.engines.upstream import UNTRAINABLE, TextUpstream
 from tests.support.fake_http import answer, serving, stream
 from tests.support.gateway_world import World, world
 

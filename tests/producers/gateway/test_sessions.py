@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from infra.chain import START, event_hash
-from producers.client import AsyncSession, GatewayRefused, Session
-from producers.gateway.rendering.template import TemplateRenderer
-from schemas.arrays import unpack
+from millrace.producers.client import AsyncSession, GatewayRefused, Session
+from millrace.producers.gateway.rendering.template import TemplateRenderer
+from millrace.schemas.arrays import unpack
+from millrace.schemas.chain import START, event_hash
 from tests.support.gateway_world import ScriptedEngine, World, world
 
 USER = {"role": "user", "content": "What is 3 + 4?"}
@@ -167,8 +167,8 @@ async def test_the_client_says_everything(w: World):
     async with AsyncSession.attach(f"{w.url}/v1", session.api_key) as late:
         await late.end()
         assert len(w.events(session.id)) == 11
-        await late.reward(0.0, source="late", reward_id="r2")
-        assert check_chain(w, session.id)[-1]["data"]["source"] == "late"
+        await late.reward(0.0, reward_id="r2")
+        assert check_chain(w, session.id)[-1]["data"]["source"] == "agent"
         with pytest.raises(GatewayRefused, match="has ended"):
             await late.observation("too late")
 
@@ -214,7 +214,7 @@ async def test_silence_ends_an_episode(tmp_path: Path, renderer: TemplateRendere
     async with world(tmp_path, renderer, make_engine(renderer), idle_timeout_s=0.3) as w:
         await w.chat([USER])
         session = await w.start(ticket=7)
-        for _ in range(300):
+        for _ in range(3000):
             if not w.gateway.sessions.live:
                 break
             await asyncio.sleep(0.02)

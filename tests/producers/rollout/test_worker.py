@@ -14,15 +14,16 @@ from typing import Any
 import openai
 import pytest
 
-from infra.bus.base import Outgoing, TopicSpec
-from infra.errors import ConfigError
-from producers.examples import sort_agent
-from producers.gateway.rendering.template import TemplateRenderer
-from producers.rollout.agents import load_agent
-from producers.rollout.episodes import Runner
-from producers.rollout.progress import Progress
-from producers.rollout.worker import Names, Tickets, Worker
-from schemas import codec
+from millrace.infra.errors import ConfigError
+from millrace.infra.log.base import Outgoing, TopicSpec
+from millrace.producers.examples import sort_agent
+from millrace.producers.gateway.rendering.template import TemplateRenderer
+from millrace.producers.rollout.agents import load_agent
+from millrace.producers.rollout.episodes import Runner
+from millrace.producers.rollout.progress import Progress
+from millrace.producers.rollout.trouble import Trouble
+from millrace.producers.rollout.worker import Names, Tickets, Worker
+from millrace.schemas import codec
 from tests.support.gateway_world import POLICY, ScriptedEngine, World, world
 
 NAMES = Names("t", POLICY, "worker-0")
@@ -66,7 +67,7 @@ async def working(w: World, agent: Any = sort_agent.agent, name: str = "worker-0
         await runner.close()
 
 
-async def until(condition: Any, timeout_s: float = 20.0) -> None:
+async def until(condition: Any, timeout_s: float = 120.0) -> None:
     deadline = asyncio.get_running_loop().time() + timeout_s
     while not condition():
         assert asyncio.get_running_loop().time() < deadline, "it did not happen in time"
@@ -149,6 +150,42 @@ async def test_agents_that_fail_end_their_episodes_with_the_reason(w: World):
     assert [body["status"] for body in bodies] == ["failed", "failed"]
     assert bodies[0]["reason"] == "ValueError: no idea"
     assert bodies[1]["stop_condition"] == "timeout"
+
+
+async def test_a_bug_in_the_agent_is_shown_and_burns_no_tasks(w: World, caplog: pytest.LogCaptureFixture):
+    mended, handed = asyncio.Event(), []
+
+    async def agent(task: dict[str, Any], base_url: str, api_key: str) -> str:
+        if not mended.is_set():
+            raise KeyError("no such key")
+        return "123"
+
+    class Loader:
+        failed = None
+
+        def start(self) -> None:
+            handed.append(True)
+
+        def stop(self) -> None:
+            handed.append(False)
+
+    put(w, *(grant(n) for n in range(40)))
+    trouble = Trouble(in_a_row=5, trial_s=0.2)
+    async with working(w, agent, concurrency=2, trouble=trouble) as worker:
+        worker.loader = Loader()  # type: ignore[assignment]
+        await until(lambda: trouble.broken)
+        await until(lambda: handed and not handed[-1])
+        before = len(ended(w))
+        await until(lambda: len(ended(w)) > before + 1, 60)
+        assert len(ended(w)) < 40, "trials only, one after another"
+        assert worker.runner.trouble.said.startswith("the agent failed ")
+        assert committed(w).get(0, 0) < 5
+        mended.set()
+        await until(lambda: len(ended(w)) == 120, 60)
+        assert handed[-1]
+    traces = [record for record in caplog.records if record.exc_info and "the agent failed" in record.message]
+    assert len(traces) == 1, "one trace for each kind of error"
+    assert not trouble.said
 
 
 async def test_resolved_tickets_are_skipped_and_others_run_again(w: World):

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from datasets import Dataset
 
-from infra.bus.base import Outgoing, TopicSpec
-from infra.bus.memory import MemoryBus
-from infra.errors import BusError, ConfigError
-from producers.tasks.loader import Loader
-from producers.tasks.source import open_tasks
-from schemas import codec
+from millrace.infra.errors import BusError, ConfigError
+from millrace.infra.log.base import Outgoing, TopicSpec
+from millrace.infra.log.memory.bus import MemoryBus
+from millrace.producers.tasks.loader import Loader
+from millrace.producers.tasks.source import open_tasks
+from millrace.schemas import codec
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streams.dispatch.schedule import Schedule
+from millrace.streams.dispatch.schedule import Schedule
 
 
 def test_with_one_size_ends_are_multiples():

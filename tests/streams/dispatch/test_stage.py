@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from streams.dispatch.stage import Dispatch, Terms
+from millrace.streams.dispatch.stage import Dispatch, Terms
 from tests.support.folding import Bench, of
 
 NOW = 1_700_000_000_000_000

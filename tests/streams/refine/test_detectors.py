@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import signal
 
 import pytest
 
-from infra.errors import DetectorError
-from producers.gateway.sessions import Sessions
-from streams.refine.detectors.base import Hit
-from streams.refine.detectors.guard import Guarded
-from streams.refine.detectors.kingfisher import Kingfisher
-from streams.refine.detectors.rules import luhn, mod97
-from streams.refine.detectors.vectorscan import CAP, Vectorscan
+from millrace.infra.errors import DetectorError
+from millrace.producers.gateway.sessions import Sessions
+from millrace.producers.gateway.whose import Hints
+from millrace.streams.refine.detectors.base import Hit
+from millrace.streams.refine.detectors.guard import Guarded
+from millrace.streams.refine.detectors.kingfisher import Kingfisher
+from millrace.streams.refine.detectors.rules import luhn, mod97
+from millrace.streams.refine.detectors.vectorscan import CAP, Vectorscan
 
 AWS = "AKIAQYLPMN5HHHFPZAM2"
 GITHUB = "ghp_16C7e42F292c6912E7710c838347Ae178B4a"
@@ -31,7 +34,7 @@ def detector(request, vectorscan, tmp_path_factory):
         os.environ.setdefault("KF_RULE_CACHE_DIR", str(tmp_path_factory.mktemp("kingfisher")))
         yield Kingfisher()
     else:
-        guarded = Guarded(["streams.refine.detectors.vectorscan:Vectorscan"])
+        guarded = Guarded(["millrace.streams.refine.detectors.vectorscan:Vectorscan"])
         yield guarded
         guarded.close()
 
@@ -84,8 +87,38 @@ FOUND = {
     "iban": "IBAN DE89 3704 0044 0532 0130 00 now",
     "phone": "call +49 30 901820 today",
     "ssn": "SSN: 078-05-1120",
+    "putty_key": "PuTTY-User-Key-File-3: ssh-rsa\nPrivate-Lines: 1\nAAAAB3NzaC1yc2EAAAADAQAB\nPrivate-MAC: 12ab",
+    "basic_auth": "Authorization: Basic dXNlcjpUcjB1YjRkb3ItaG9yc2U=",
+    "netrc": "machine api.example.com login joe password Xy7-horses",
+    "password_hash": f"root:$6$saltsalt${'aB3./' * 17}x:19000:0:99999:7:::",
+    "cookie": "Cookie: theme=dark; sid=8f3KxPq2Zr7LmN4vB1c6",
+    "api_header": "X-Api-Key: 8f3KxPq2Zr7LmN4vB1c6",
+    "aws_session_token": f"export AWS_SESSION_TOKEN={'FwoGZXIvYXdzEBYaD' * 8}",
+    "azure_sas": "https://a.blob.core.windows.net/c?sv=2023-01-03&sig=q83vASNFZ4mrze8BI0VniavN7wEjRWeJq83vASNFZ4k%3D&se=1",
+    "signed_url": f"https://b.s3.amazonaws.com/k?X-Amz-Signature={'0123456789abcdef' * 4}",
+    "discord_webhook": f"https://discord.com/api/webhooks/123456789012345678/{'aB3_' * 17}",
+    "discord_token": f"MTIzNDU2Nzg5MDEyMzQ1Njc4.GaBcDe.{'aB3_' * 9}",
+    "google_client_secret": f"GOCSPX-{'aB3_' * 7}",
+    "google_refresh_token": f"1//0{'aB3_' * 12}",
+    "azure_secret": f"abc8Q~{'aB3_' * 8}xy",
+    "service_key": "DD_API_KEY=0123456789abcdef0123456789abcdee",
+    "eth_key": f"private key: 0x{'0123456789abcdef' * 4}",
+    "wallet_key": "5HueCGU8rMjxEXxiPuD5BDku4MkFqeZyd4dZ1jvhTVqvbTLvyTJ",
+    "seed_phrase": "seed phrase: legal winner thank year wave sausage worth useful legal winner thank yellow",
 }
 """kind -> a text that holds one"""
+
+PASSWORDS = {
+    "shell": "export DB_PASSWORD=Tr0ub4dor-and-3",
+    "query": "mode=rw&password=Tr0ub4dor-and-3&x=1",
+    "yaml": "db:\n  password: Tr0ub4dor-and-3\n  port: 1",
+    "said": "By the way, the password is Tr0ub4dor-and-3, keep it.",
+    "flag": "tool --password Tr0ub4dor-and-3 run",
+    "sshpass": "sshpass -p Tr0ub4dor-and-3 ssh host",
+    "mysql": "mysql -u root -pTr0ub4dor-and-3 shop",
+    "curl": "curl -s -u joe:Tr0ub4dor-and-3 https://example.com",
+    "beside its key": 'password: "Tr0ub4dor-and-3"',
+}
 
 LABELS = {"email": "mail jane.doe@example.com", "ipv4": "host 192.168.7.21 up"}
 
@@ -98,13 +131,23 @@ CLEAN = {
     "a plus date": "+2024-05-01",
     "a uuid": "0190f3a2-7c1b-7d3e-8f00-1234567890ab",
     "a uuid with a card's checksum": "chatcmpl-38c1962e-4822-2334-8896-58716addb17a",
+    "an order number with a card's checksum": "order 4111111111111111 shipped",
+    "a float with a card's digits": "0.4111111111111111 is the share of cards",
+    "a float that begins like a card": "4111111111111111.25 of the cards",
+    "a number of no brand": "card 9111111111111111",
+    "an unquoted variable": "password=user_password_2",
+    "a placeholder": "password: changeme\ntoken: <your-token>\nsecret: ${SECRET}",
+    "a rule about passwords": "The password is hashed with SHA-256 and the passphrase is required.",
+    "a hash of a transaction": f"tx 0x{'0123456789abcdef' * 4}",
+    "a flag": "docker run -u 1000:1000 --user app:staff image",
+    "machines that learn": "machine learning password reset",
     "six digits to sort": "6 4 1 9 2 7 sorted is 1 2 4 6 7 9",
 }
 
 
 def test_our_rules_find_the_keys_that_the_gateway_makes(vectorscan, tmp_path):
     sessions = Sessions(tmp_path, "p")
-    key = sessions.key_of(sessions.unsolicited("t", None, (), 0))
+    key = sessions.key_of(sessions.unsolicited("t", Hints(None, ""), (), 0))
     (hit,) = [hit for hit in vectorscan.scan(f'api_key={key}"'.encode()) if hit.kind == "millrace_key"]
     assert (hit.start, hit.end, hit.blocks) == (8, 8 + len(key), True)
 
@@ -123,6 +166,59 @@ def test_labels_never_block(vectorscan, kind):
 @pytest.mark.parametrize("what", CLEAN)
 def test_our_rules_leave_alone(vectorscan, what):
     assert [hit for hit in vectorscan.scan(CLEAN[what].encode()) if hit.blocks] == []
+
+
+@pytest.mark.parametrize("how", PASSWORDS)
+def test_the_value_of_a_password_is_taken(vectorscan, how):
+    text = PASSWORDS[how].encode()
+    spans = [text[hit.start : hit.end] for hit in vectorscan.scan(text) if hit.blocks]
+    assert any(b"Tr0ub4dor-and-3" in span for span in spans)
+
+
+@pytest.mark.parametrize("word", ["", "card_number: ", "my Visa "])
+def test_a_number_in_one_piece_is_a_card_when_a_word_says_so(vectorscan, word):
+    hits = [hit for hit in vectorscan.scan(f"{word}4111111111111111".encode()) if hit.kind == "card"]
+    assert any(hit.blocks for hit in hits) is bool(word)
+    assert hits
+
+
+@pytest.mark.parametrize("cut", ["end", "beginning"])
+def test_a_key_that_was_cut_off_is_taken_to_its_last_line(vectorscan, cut):
+    body = "\n".join(["MIIEowIBAAKCAQEAx8vJ2k" + "aB3/" * 10] * 8 + ["Zm9vYmFy"])
+    head, tail = "-----BEGIN RSA PRIVATE KEY-----\n", "\n-----END RSA PRIVATE KEY-----"
+    for wrap in (
+        str,
+        lambda text: text.replace("\n", "\\n"),
+        lambda text: "\n".join(f"+{line}" for line in text.split("\n")),
+    ):
+        text = wrap(head + body if cut == "end" else body + tail).encode()
+        spans = [(hit.start, hit.end) for hit in vectorscan.scan(text) if hit.kind == "private_key" and hit.blocks]
+        covered = b"".join(text[start:end] for start, end in spans)
+        assert covered.count(b"MIIEowIBAAKCAQEAx8vJ2k") == 8
+        assert b"Zm9vYmFy" in covered
+
+
+def test_a_whole_key_is_one_hit(vectorscan):
+    text = ("-----BEGIN PRIVATE KEY-----\n" + "aB3/" * 16 + "\n-----END PRIVATE KEY-----\n").encode()
+    assert [hit.kind for hit in vectorscan.scan(text)] == ["private_key"]
+
+
+def test_floats_are_no_cards(vectorscan):
+    import random
+
+    r = random.Random(3)
+    text = repr([r.random() for _ in range(5000)] + [r.randint(10**17, 10**18) for _ in range(2000)]).encode()
+    assert [hit for hit in vectorscan.scan(text) if hit.blocks] == []
+
+
+def test_settings_know_every_kind_that_is_labelled_only():
+    from typing import get_args
+
+    from millrace.infra.config import Tenant
+    from millrace.streams.refine.detectors.rules import RULES
+
+    known = get_args(get_args(Tenant.model_fields["remove"].annotation)[0])
+    assert set(known) == {rule.kind for rule in RULES if not rule.blocks or rule.alone}
 
 
 def test_the_whole_key_is_taken_not_its_first_line(vectorscan):
@@ -166,4 +262,20 @@ def test_a_crash_or_a_hang_costs_one_scan(dying, text):
 @pytest.mark.slow
 def test_a_detector_that_cannot_be_made_is_said_at_once():
     with pytest.raises(DetectorError, match="did not start"):
-        Guarded(["streams.refine.detectors.base:Nothing"])
+        Guarded(["millrace.streams.refine.detectors.base:Nothing"])
+
+
+@pytest.mark.slow
+def test_a_process_that_stands_still_while_it_is_handed_a_text_costs_one_scan():
+    before = set(multiprocessing.active_children())
+    guarded = Guarded(["tests.support.dying:Dying"], timeout_s=5.0)
+    try:
+        # It reads nothing, and the text is larger than what a pipe takes in.
+        (child,) = set(multiprocessing.active_children()) - before
+        assert child.pid is not None
+        os.kill(child.pid, signal.SIGSTOP)
+        with pytest.raises(DetectorError, match="within"):
+            guarded.scan(b"x" * (8 << 20))
+        assert guarded.scan(b"abc") == [Hit(0, 3, "all", "dying", True)]
+    finally:
+        guarded.close()

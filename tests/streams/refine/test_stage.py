@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from infra.chain import START, event_hash
-from infra.config import Governance, Tenant
-from infra.errors import DetectorError
-from infra.topics import partition_of
-from schemas import arrays, codec
-from streams.refine.detectors.base import Detector, Hit
-from streams.refine.stage import AFTER_END, Refine
+from millrace.infra.config import Governance, Tenant
+from millrace.infra.errors import DetectorError
+from millrace.infra.log.topics import partition_of
+from millrace.infra.proof import HEADER, proof_of
+from millrace.schemas import arrays, codec
+from millrace.schemas.chain import START, event_hash
+from millrace.streams.refine.detectors.base import Detector, Hit
+from millrace.streams.refine.stage import AFTER_END, Refine
 from tests.support.events import Episode
 from tests.support.folding import Bench, of
 
@@ -45,6 +46,18 @@ def send(b: Bench, episode: Episode, event: dict) -> dict:
     out = [e for e in b.record("raw", episode.key, "Event", event) if e.name in ("Event", "DeadLetter")]
     assert len(out) == 1
     return dict(out[0].record)
+
+
+def test_with_a_key_a_reward_counts_only_if_a_holder_of_the_key_signed_it():
+    b = Bench(Refine(Governance(), [Words()], slots=1, reward_key="k"), clock=NOW)
+    episode = Episode("r1")
+    b.record("raw", episode.key, "Event", episode.start())
+    for n, (key, reason) in enumerate([("k", None), ("other", "unproven_reward"), (None, "unproven_reward")]):
+        for judge in ("judge", None):
+            event = episode.reward(1.0, judge=judge, n=n)
+            headers = {} if key is None else {HEADER: proof_of(key, event["hash"])}
+            letters = of(b.record("raw", episode.key, "Event", event, **headers), "DeadLetter")
+            assert [letter["reason"] for letter in letters] == ([reason] if reason else [])
 
 
 def test_an_event_is_passed_on_with_time_chain_and_governance():

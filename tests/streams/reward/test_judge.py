@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from infra.bus.base import Record
-from infra.claims import ClaimStore
-from infra.config import Governance
-from schemas import codec
-from streams.refine.stage import Refine
-from streams.reward.judge import Evaluator, Judge
-from streams.reward.pool import Verdict
+from millrace.infra.config import Governance
+from millrace.infra.log.base import Record
+from millrace.infra.log.blobs import ClaimStore
+from millrace.schemas import codec
+from millrace.streams.refine.stage import Refine
+from millrace.streams.reward.judge import Evaluator, Judge
+from millrace.streams.reward.pool import Verdict
 from tests.support.events import Episode
 from tests.support.folding import Bench, of
 
@@ -76,6 +76,26 @@ async def test_an_ended_episode_becomes_a_reward_in_raw():
     assert asked[2]["status"] == "completed"
 
 
+async def test_an_episode_without_a_task_is_asked_of_no_verifier():
+    """As every plain production call is: its verdict says why it has no value."""
+    pool, judging = judge()
+    episode = Episode("r1", ticket=5, size=2, sample=1, task="")
+    episode.start()
+    out = await judging(record(episode.end()))
+    body = codec.decode_body("reward", codec.decode_as("Event", out.value)["body"])
+    assert (body["value"], body["failure"], pool.asked) == (None, "no_task", [])
+
+
+async def test_a_verdict_that_no_record_can_hold_has_a_failure_with_the_same_ids():
+    _, judging = judge(Verdict(1.0, {}, None, "x" * 5_000_000, None))
+    event = record(ended())
+    one, instead = await judging(event), judging.too_large(event)
+    bodies = [codec.decode_body("reward", codec.decode_as("Event", out.value)["body"]) for out in (one, instead)]
+    assert (bodies[1]["value"], bodies[1]["failure"], bodies[1]["critique"]) == (None, "too_large", None)
+    assert bodies[0]["reward_id"] == bodies[1]["reward_id"]
+    assert judging.too_large(record(ended(policy="other"))) is None
+
+
 async def test_a_reward_too_large_for_raw_goes_as_a_claim(tmp_path):
     claims = ClaimStore(str(tmp_path))
     judging = Judge(Always(GOOD._replace(critique="so " * 500_000)), Evaluator("verifier", "exact", "1"), "p", claims)
@@ -122,3 +142,12 @@ async def test_what_is_not_ours_is_left_alone(what):
     if what == "junk":
         given = replace(given, value=b"junk")
     assert await judging(given) is None
+
+
+async def test_with_a_key_a_reward_carries_the_proof_that_refine_asks_for():
+    judging = Judge(Always(GOOD), Evaluator("verifier", "exact", "1"), "p", key="k")
+    out = await judging(record(ended()))
+    bench = Bench(Refine(Governance(), [], slots=1, reward_key="k"), clock=1)
+    headers = {name: value.decode() for name, value in out.headers.items()}
+    assert not of(bench.record("raw", "local/5", "", out.value, **headers), "DeadLetter")
+    assert of(bench.record("raw", "local/5", "", out.value), "DeadLetter")[0]["reason"] == "unproven_reward"

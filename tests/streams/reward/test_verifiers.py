@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from infra.errors import RewardError
-from streams.reward.pool import Pool
-from streams.reward.verifiers import exact, load, mathematics
+from millrace.infra.errors import RewardError
+from millrace.streams.reward.pool import Pool
+from millrace.streams.reward.verifiers import exact, load, mathematics
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_a_verifier_that_is_none_is_said_at_once(name):
 
 @pytest.fixture(scope="module")
 def pool():
-    made = Pool("tests.support.judges:moody", timeout_s=3.0)
+    made = Pool("tests.support.judges:moody", timeout_s=6.0)
     yield made
     made.close()
 

@@ -7,10 +7,10 @@ import asyncio
 import sys
 from pathlib import Path
 
-from infra.bus.kafka import KafkaBus
-from streams.reward.agents import make_app, run_app
-from streams.reward.judge import Evaluator, Judge
-from streams.reward.pool import Verdict
+from millrace.infra.log.kafka.bus import KafkaBus
+from millrace.streams.reward.agents import make_app, run_app
+from millrace.streams.reward.judge import Evaluator, Judge
+from millrace.streams.reward.pool import Verdict
 
 
 class Slow:

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from infra.chain import START
-from infra.stage import Emit
-from streams.seal.closing import Rules
-from streams.seal.stage import Seal
+from millrace.infra.stages.base import Emit
+from millrace.schemas.chain import START
+from millrace.streams.seal.closing import Rules
+from millrace.streams.seal.stage import Seal
 from tests.support.events import Episode
 from tests.support.folding import Bench, of
 

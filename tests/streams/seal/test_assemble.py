@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from schemas import arrays
-from streams.seal.assemble import assemble
+from millrace.schemas import arrays
+from millrace.streams.seal.assemble import assemble
 
 
 def call(response, prompt, output, *, keep=0, lineage="l0", versions=None, logprobs=None, supersedes=None, why=None):

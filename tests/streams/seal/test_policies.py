@@ -6,11 +6,11 @@ import json
 
 import pytest
 
-from infra.bus.memory import MemoryBus
-from infra.config import load
-from infra.errors import TopicError
-from schemas import codec
-from streams.seal.policies import SETTING, announce, policies, terms_of
+from millrace.infra.config import load
+from millrace.infra.errors import TopicError
+from millrace.infra.log.memory.bus import MemoryBus
+from millrace.schemas import codec
+from millrace.streams.seal.policies import SETTING, announce, policies, terms_of
 from tests.support.events import Episode
 from tests.support.folding import of
 

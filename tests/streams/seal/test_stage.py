@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from infra.stage import Later
-from streams.seal.closing import Rules
+from millrace.infra.stages.base import Later
+from millrace.streams.seal.closing import Rules
 from tests.support.events import Episode
 from tests.support.folding import of
 
@@ -116,7 +116,7 @@ def test_the_first_judgement_counts_and_a_correction_before_sealing_replaces_it(
 
 
 def _reward_id(event):
-    from schemas import codec
+    from millrace.schemas import codec
 
     return codec.decode_body("reward", event["body"])["reward_id"]
 
@@ -138,12 +138,29 @@ def test_a_failed_judgement_ends_the_wait_without_a_value(seal, group):
     assert sample["rewards"][0]["failure"] == "timeout"
 
 
-def test_rewards_of_several_sources_and_targets_add_up(seal, group):
+def test_rewards_of_several_awaited_sources_and_targets_add_up(seal, group):
     s, (episode,) = seal(), group(1, awaits=("verifier", "style"))
     s.run(episode, reward=1.0)
-    s.feed(episode, episode.reward(0.25, source="step", target_kind="step", target="t7-0-0", n=3))
+    s.feed(episode, episode.reward(0.25, target_kind="step", target="t7-0-0", n=3))
     (completion,) = said(s.feed(episode, episode.reward(0.5, source="style", n=4)))
     assert completion["rewards"] == [1.75]
+
+
+def test_what_nobody_awaits_is_kept_beside_the_reward(seal, group):
+    s, (episode,) = seal(), group(1)
+    s.feed(episode, episode.start(), episode.call("a"), episode.reward(1000.0, source="agent"), episode.end())
+    out = s.feed(episode, episode.reward(0.5))
+    (sample,) = of(out, "Trajectory")
+    assert sample["reward"] == 0.5
+    assert [(one["source"], one["value"]) for one in sample["rewards"]] == [("agent", 1000.0), ("verifier", 0.5)]
+
+
+def test_where_nothing_is_awaited_every_source_counts(seal):
+    s, episode = seal(), Episode("r1", awaits=())
+    s.feed(episode, episode.start(), episode.call("a"), episode.reward(0.25, source="agent"))
+    s.feed(episode, episode.reward(0.5, source="user"))
+    (sample,) = of(s.feed(episode, episode.end()), "Trajectory")
+    assert sample["reward"] == 0.75
 
 
 def test_a_reward_of_the_group_counts_for_every_sample(seal, group):

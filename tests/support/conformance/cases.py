@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from millrace.trainers.backends.layout import parse
+from millrace.trainers.state import State
 from tests.support.samples import small_state
-from trainers.backends.layout import parse
-from trainers.state import State
 
 QWEN2, QWEN3, MOE = "qwen2", "qwen3", "qwen3_moe"
 MODELS = (QWEN2, QWEN3, MOE)
@@ -24,8 +24,9 @@ class Tolerance:
 
 
 DENSE = Tolerance()
-EXPERTS = Tolerance(weight=2.3e-4)
-"""Adam's sign on near-zero gradients"""
+EXPERTS = Tolerance(norm=1.5e-6, weight=2.3e-4)
+"""Experts sum their gradients over more ranks, in an order of their own: 9e-7 where kernels are as wide as AVX2,
+the same as Megatron's; and Adam takes the sign of gradients near zero."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,17 +8,17 @@ from typing import Any
 
 from torch.distributed.distributed_c10d import Store
 
+from millrace.trainers.algorithms.base import Algorithm
+from millrace.trainers.algorithms.registry import policy
+from millrace.trainers.algorithms.sft import Sft
+from millrace.trainers.backends.base import Backend
+from millrace.trainers.backends.factory import make_backend
+from millrace.trainers.backends.fsdp import Adam
+from millrace.trainers.learning import Schedule, Trainer
+from millrace.trainers.state import State
 from tests.support.ranks import meet
 from tests.support.samples import random_samples
 from tests.support.steps import HELD, train_share
-from trainers.algorithms.base import Algorithm
-from trainers.algorithms.registry import policy
-from trainers.algorithms.sft import Sft
-from trainers.backends.base import Backend
-from trainers.backends.factory import make_backend
-from trainers.backends.fsdp import Adam
-from trainers.learning import Schedule, Trainer
-from trainers.state import State
 
 CLIP = 0.02
 BUDGET = 150

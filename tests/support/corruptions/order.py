@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 
-from consumers.ledger import chained
-from infra.bus.base import Place
-from schemas import codec
+from millrace.consumers.history.ledger import chained
+from millrace.infra.log.base import Place
+from millrace.schemas import codec
 from tests.support.corruptions.tools import Corruption, edit, ledger, pick
 from tests.support.history import History
 from tests.support.history_log import SLOTS

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from infra.bus.base import Place, Record
-from schemas import codec
-from schemas.arrays import pack, unpack
+from millrace.infra.log.base import Place, Record
+from millrace.schemas import codec
+from millrace.schemas.arrays import pack, unpack
 from tests.support.corruptions.tools import Corruption, edit, ledger, pick, put, retoken, trained
 from tests.support.history import History
 from tests.support.history_log import SHARDS

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from infra.bus.base import Place, Record
-from schemas.arrays import pack, unpack
+from millrace.infra.log.base import Place, Record
+from millrace.schemas.arrays import pack, unpack
 from tests.support.history import History
 
 Corruption = Callable[[History, random.Random], Place | None]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-from infra.bus.base import Place
-from infra.chain import event_hash
+from millrace.infra.log.base import Place
+from millrace.schemas.chain import event_hash
 from tests.support.corruptions.tools import Corruption, edit, pick
 from tests.support.history import History
 from tests.support.history_log import SLOTS

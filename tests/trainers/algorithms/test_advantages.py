@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainers.algorithms.advantages import (
+from millrace.trainers.algorithms.advantages import (
     by_turn,
     gae,
     lambdas,

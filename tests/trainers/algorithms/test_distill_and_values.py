@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainers.algorithms.distill import divergence, towards
-from trainers.algorithms.value_loss import clipped_value_loss
+from millrace.trainers.algorithms.distill import divergence, towards
+from millrace.trainers.algorithms.value_loss import clipped_value_loss
 
 NUMBER = st.floats(-3, 3)
 

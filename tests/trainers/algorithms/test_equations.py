@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 import torch
 
+from millrace.trainers.algorithms.base import Algorithm
+from millrace.trainers.algorithms.equations import SYMBOLS, Equation
+from millrace.trainers.algorithms.others import OTHERS
+from millrace.trainers.algorithms.presets import PRESETS
+from millrace.trainers.algorithms.registry import algorithm, names
+from millrace.trainers.batches.packing import PROXIMAL, REFERENCE, TEACHER, VALUES, Packed
+from millrace.trainers.batches.sample import Sample
 from tests.support.samples import random_samples
 from tests.support.weighing import current, draw_scores, weighed
-from trainers.algorithms.base import Algorithm
-from trainers.algorithms.equations import SYMBOLS, Equation
-from trainers.algorithms.others import OTHERS
-from trainers.algorithms.presets import PRESETS
-from trainers.algorithms.registry import algorithm, names
-from trainers.batches.packing import PROXIMAL, REFERENCE, TEACHER, VALUES, Packed
-from trainers.batches.sample import Sample
 
 Values = SimpleNamespace
 EQUATIONS: dict[str, Equation] = {name: told.equation for name, told in {**PRESETS, **OTHERS}.items()}

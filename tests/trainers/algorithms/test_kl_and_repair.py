@@ -12,14 +12,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from millrace.trainers.algorithms import kl, proximal
+from millrace.trainers.algorithms.presets import ICEPOP, KPOP, TIS
+from millrace.trainers.algorithms.registry import policy
+from millrace.trainers.algorithms.repair import Rejection, clamped, repair
+from millrace.trainers.batches.packing import Packed, pack
+from millrace.trainers.errors import BadConfiguration
 from tests.support.samples import random_samples
 from tests.support.weighing import current, weighed
-from trainers.algorithms import kl, proximal
-from trainers.algorithms.presets import ICEPOP, KPOP, TIS
-from trainers.algorithms.registry import policy
-from trainers.algorithms.repair import Rejection, repair
-from trainers.batches.packing import Packed, pack
-from trainers.errors import BadConfiguration
 
 RULES = [
     TIS,
@@ -259,3 +259,16 @@ def test_reuse_is_the_recomputed_policy_while_there_is_one_step() -> None:
     exact = policy("decoupled")
     theirs, _ = exact.loss(logp, torch.zeros_like(logp), batch.attach(proximal=logp))
     assert float(reuse.loss(logp, torch.zeros_like(logp), batch)[0]) == pytest.approx(float(theirs))
+
+
+def test_a_clamp_says_which_tokens_it_changed() -> None:
+    ratios = torch.tensor([0.4, 0.5, 1.0, 2.0, 3.0], dtype=torch.float64)
+    zero, one = torch.zeros_like(ratios), torch.ones_like(ratios)
+    share = clamped(ratios.log(), zero, one, replace(TIS, upper=2 + 1e-9), row(5))
+    assert share.tolist() == [0, 0, 0, 0, 1]
+    share = clamped(ratios.log(), zero, one, replace(TIS, upper=2 + 1e-9, lower=0.5 - 1e-9), row(5))
+    assert share.tolist() == [1, 0, 0, 0, 1]
+    weight, _ = repair(ratios.log(), zero, one, TIS, row(5))
+    assert ((weight - ratios).abs() > 1e-6).tolist() == [False, False, False, False, True]
+    assert "clamped" in policy("tis").measures
+    assert "clamped" not in policy("icepop").measures

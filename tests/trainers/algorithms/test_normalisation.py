@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from millrace.trainers.algorithms.normalisation import Norm, Reduce, alone, normalise
+from millrace.trainers.errors import BadConfiguration
 from tests.support.played import together
-from trainers.algorithms.normalisation import Norm, Reduce, alone, normalise
-from trainers.errors import BadConfiguration
 
 GROUP = Norm("group", "group")
 ROWS = st.lists(st.tuples(st.floats(-10, 10), st.sampled_from("abcd"), st.booleans()), min_size=1, max_size=30)

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 import torch
 
+from millrace.trainers.algorithms.policy import PolicyGradient
+from millrace.trainers.algorithms.registry import policy
+from millrace.trainers.batches.packing import PROXIMAL, REFERENCE, TEACHER, VALUES
+from millrace.trainers.batches.sample import Sample
 from tests.support.samples import random_samples
 from tests.support.weighing import Padded, by_sample, current, draw_scores, padded, weighed
-from trainers.algorithms.policy import PolicyGradient
-from trainers.algorithms.registry import policy
-from trainers.batches.packing import PROXIMAL, REFERENCE, TEACHER, VALUES
-from trainers.batches.sample import Sample
 
 T = torch.Tensor
 Oracle = Callable[[Padded, T], T]
@@ -253,6 +253,6 @@ def test_a_reply_that_was_cut_off_may_be_worth_what_comes_after() -> None:
 
 
 def test_every_preset_has_an_oracle() -> None:
-    from trainers.algorithms.presets import PRESETS
+    from millrace.trainers.algorithms.presets import PRESETS
 
     assert ORACLES.keys() == PRESETS.keys()

@@ -12,16 +12,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from millrace.trainers.algorithms.base import TokenAlgorithm
+from millrace.trainers.algorithms.policy import PolicyGradient
+from millrace.trainers.algorithms.presets import PRESETS
+from millrace.trainers.algorithms.registry import policy
+from millrace.trainers.algorithms.sft import Sft
+from millrace.trainers.batches.packing import ADVANTAGES, KEEP, PROXIMAL, Packed, cut, pack
+from millrace.trainers.errors import BadConfiguration
 from tests.support.played import together
 from tests.support.samples import random_samples
 from tests.support.weighing import current, draw_scores, weighed
-from trainers.algorithms.base import TokenAlgorithm
-from trainers.algorithms.policy import PolicyGradient
-from trainers.algorithms.presets import PRESETS
-from trainers.algorithms.registry import policy
-from trainers.algorithms.sft import Sft
-from trainers.batches.packing import ADVANTAGES, KEEP, PROXIMAL, Packed, cut, pack
-from trainers.errors import BadConfiguration
 
 VARIANTS: dict[str, dict[str, Any]] = {
     **{name: {"preset": name} for name in PRESETS},

@@ -12,14 +12,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from millrace.trainers.algorithms.dpo import Dpo
+from millrace.trainers.algorithms.pairs import paired
+from millrace.trainers.algorithms.reward_model import RewardModel, bradley_terry
+from millrace.trainers.batches.packing import KEEP, REFERENCE, SIDE, cut, pack
+from millrace.trainers.batches.sample import Sample
+from millrace.trainers.errors import BadConfiguration
 from tests.support.samples import random_samples
 from tests.support.weighing import by_sample, current, draw_scores, weighed
-from trainers.algorithms.dpo import Dpo
-from trainers.algorithms.pairs import paired
-from trainers.algorithms.reward_model import RewardModel, bradley_terry
-from trainers.batches.packing import KEEP, REFERENCE, SIDE, cut, pack
-from trainers.batches.sample import Sample
-from trainers.errors import BadConfiguration
 
 
 def pairs(seed: int, groups: int = 5) -> list[Sample]:

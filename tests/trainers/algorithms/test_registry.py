@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
-from trainers.algorithms.normalisation import Norm
-from trainers.algorithms.presets import ALIASES, TIS
-from trainers.algorithms.registry import algorithm, names, policy
-from trainers.algorithms.repair import Rejection
-from trainers.algorithms.sft import Sft
-from trainers.errors import BadConfiguration
+from millrace.trainers.algorithms.normalisation import Norm
+from millrace.trainers.algorithms.presets import ALIASES, TIS
+from millrace.trainers.algorithms.registry import algorithm, names, policy
+from millrace.trainers.algorithms.repair import Rejection
+from millrace.trainers.algorithms.sft import Sft
+from millrace.trainers.errors import BadConfiguration
 
 
 def test_by_name() -> None:
@@ -111,6 +111,9 @@ def test_none_unsets() -> None:
         ("sapo", {"dual_clip": 3.0}, "sapo has none"),
         ("cispo", {"ratio_level": "sequence"}, "set ratio_level = token"),
         ("cispo", {"clip_high": 0.0}, "set clip_high above 0"),
+        ("cispo", {"clip_high": None}, "set clip_high above 0"),
+        ("cispo", {"eps_clip": 0.2}, "set clip_high above 0"),
+        ("grpo", {"objective": "cispo", "clip_high": "none"}, "set clip_high above 0"),
         ("dapo", {"max_new_tokens": 512}, "must be below max_new_tokens"),
         ("ppo", {"discount": 1.5}, "discount"),
         ("ppo", {"gae_lambda": 2.0}, "gae_lambda"),

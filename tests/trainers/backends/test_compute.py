@@ -10,21 +10,21 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from millrace.trainers import checkpoint
+from millrace.trainers.algorithms.base import Algorithm
+from millrace.trainers.algorithms.distill import Distill
+from millrace.trainers.algorithms.registry import policy
+from millrace.trainers.algorithms.sft import Sft
+from millrace.trainers.backends.compute import Compute
+from millrace.trainers.backends.forward import token_comparison, token_logprobs
+from millrace.trainers.backends.fsdp import TorchBackend
+from millrace.trainers.backends.models import build
+from millrace.trainers.batches.packing import pack
+from millrace.trainers.learning import Report, Schedule, Trainer
+from millrace.trainers.state import State
 from tests.support.ranks import Ranks
 from tests.support.samples import VOCABULARY, random_samples, small_state
 from tests.support.steps import HELD, train_share, train_with
-from trainers import checkpoint
-from trainers.algorithms.base import Algorithm
-from trainers.algorithms.distill import Distill
-from trainers.algorithms.registry import policy
-from trainers.algorithms.sft import Sft
-from trainers.backends.compute import Compute
-from trainers.backends.forward import token_comparison, token_logprobs
-from trainers.backends.fsdp import TorchBackend
-from trainers.backends.models import build
-from trainers.batches.packing import pack
-from trainers.learning import Report, Schedule, Trainer
-from trainers.state import State
 
 WHOLE = 10**9
 

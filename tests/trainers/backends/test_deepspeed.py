@@ -3,30 +3,31 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch._C._distributed_c10d import HashStore
 
+from millrace.trainers import checkpoint
+from millrace.trainers.algorithms.base import Algorithm
+from millrace.trainers.algorithms.registry import policy
+from millrace.trainers.algorithms.sft import Sft
+from millrace.trainers.backends.base import REFERENCE, REWARD_MODEL
+from millrace.trainers.backends.deepspeed import DeepSpeedBackend
+from millrace.trainers.backends.factory import make_backend
+from millrace.trainers.backends.fsdp import TorchBackend
+from millrace.trainers.backends.layout import Layout
+from millrace.trainers.batches.packing import pack
+from millrace.trainers.errors import BadConfiguration, CheckpointError, NotFormed
+from millrace.trainers.learning import Report, Schedule, Trainer
+from millrace.trainers.state import State
 from tests.support import zero_steps
 from tests.support.ranks import Ranks
 from tests.support.samples import random_samples, small_state
 from tests.support.steps import HELD, reward_model, train_share
 from tests.support.zero_steps import ADAM
-from trainers import checkpoint
-from trainers.algorithms.base import Algorithm
-from trainers.algorithms.registry import policy
-from trainers.algorithms.sft import Sft
-from trainers.backends.base import REFERENCE, REWARD_MODEL
-from trainers.backends.deepspeed import DeepSpeedBackend
-from trainers.backends.factory import make_backend
-from trainers.backends.fsdp import TorchBackend
-from trainers.backends.layout import Layout
-from trainers.batches.packing import pack
-from trainers.errors import BadConfiguration, CheckpointError, NotFormed
-from trainers.learning import Report, Schedule, Trainer
-from trainers.state import State
 
 pytestmark = pytest.mark.slow
 
@@ -145,10 +146,17 @@ def test_a_step_that_is_non_finite_on_one_rank_is_skipped_on_all(ranks: Ranks) -
     assert_skipped(ranks.run(zero_steps.skip, 2, {"stage": 1}, small_state()))
 
 
+@pytest.fixture(scope="module")
+def alone_in_it() -> Iterator[Ranks]:
+    """A process that has no groups of other tests."""
+    with Ranks(1) as pool:
+        yield pool
+
+
 @pytest.mark.parametrize("stage", range(4))
-def test_groups_come_and_go_in_one_process(stage: int) -> None:
+def test_groups_come_and_go_in_one_process(stage: int, alone_in_it: Ranks) -> None:
     """Nothing of a group survives it: neither threads nor descriptors."""
-    seen = zero_steps.form_again(None, 0, 1, HashStore(), {"stage": stage}, small_state(), 3)
+    (seen,) = alone_in_it.run(zero_steps.form_again, 1, {"stage": stage}, small_state(), 3)
     assert {threads for _, threads in seen} == {0}
     assert seen[-1][0] <= seen[1][0], f"descriptors leak: {seen}"
 

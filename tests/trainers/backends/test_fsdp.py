@@ -7,17 +7,17 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from millrace.trainers import checkpoint
+from millrace.trainers.algorithms.base import Algorithm, Sums
+from millrace.trainers.algorithms.registry import policy
+from millrace.trainers.algorithms.sft import Sft
+from millrace.trainers.backends.fsdp import Adam, TorchBackend
+from millrace.trainers.batches.packing import Packed, pack
+from millrace.trainers.errors import BadConfiguration, CheckpointError, NotFormed
+from millrace.trainers.learning import Schedule, Trainer
+from millrace.trainers.state import State
 from tests.support.samples import random_samples, small_state
 from tests.support.steps import train_share
-from trainers import checkpoint
-from trainers.algorithms.base import Algorithm, Sums
-from trainers.algorithms.registry import policy
-from trainers.algorithms.sft import Sft
-from trainers.backends.fsdp import Adam, TorchBackend
-from trainers.batches.packing import Packed, pack
-from trainers.errors import BadConfiguration, CheckpointError, NotFormed
-from trainers.learning import Schedule, Trainer
-from trainers.state import State
 
 
 def backend(state: State, adam: Adam | None = None) -> TorchBackend:

@@ -10,9 +10,9 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 from torch.distributed.distributed_c10d import _world
 
-from trainers.backends.group import FORM_S, Group
-from trainers.clock import Clock
-from trainers.errors import BadConfiguration
+from millrace.trainers.backends.group import FORM_S, Group
+from millrace.trainers.clock import Clock
+from millrace.trainers.errors import BadConfiguration
 
 
 @pytest.fixture

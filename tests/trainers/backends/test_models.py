@@ -6,12 +6,12 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification
 
+from millrace.trainers import checkpoint
+from millrace.trainers.backends.forward import ForwardPass
+from millrace.trainers.backends.models import SCORE, build, with_scalar_head
+from millrace.trainers.batches.packing import pack
+from millrace.trainers.state import State
 from tests.support.samples import random_samples, small_state
-from trainers import checkpoint
-from trainers.backends.forward import ForwardPass
-from trainers.backends.models import SCORE, build, with_scalar_head
-from trainers.batches.packing import pack
-from trainers.state import State
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "qwen3", "llama"])

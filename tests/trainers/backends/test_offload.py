@@ -12,23 +12,23 @@ import torch
 from torch._C._distributed_c10d import HashStore
 from torch.distributed.distributed_c10d import Store
 
+from millrace.trainers import checkpoint
+from millrace.trainers.algorithms.base import Algorithm
+from millrace.trainers.algorithms.distill import Distill
+from millrace.trainers.algorithms.registry import policy
+from millrace.trainers.backends.base import ACTOR, CRITIC, REFERENCE, ROLES
+from millrace.trainers.backends.compute import Compute
+from millrace.trainers.backends.factory import make_backend
+from millrace.trainers.backends.fsdp import TorchBackend
+from millrace.trainers.backends.offload import Shelf
+from millrace.trainers.batches.packing import pack
+from millrace.trainers.errors import BadConfiguration
+from millrace.trainers.learning import Schedule, Trainer
+from millrace.trainers.lora import Lora
+from millrace.trainers.state import State
 from tests.support.ranks import Ranks
 from tests.support.samples import random_samples, small_state
 from tests.support.steps import HELD, train, train_share
-from trainers import checkpoint
-from trainers.algorithms.base import Algorithm
-from trainers.algorithms.distill import Distill
-from trainers.algorithms.registry import policy
-from trainers.backends.base import ACTOR, CRITIC, REFERENCE, ROLES
-from trainers.backends.compute import Compute
-from trainers.backends.factory import make_backend
-from trainers.backends.fsdp import TorchBackend
-from trainers.backends.offload import Shelf
-from trainers.batches.packing import pack
-from trainers.errors import BadConfiguration
-from trainers.learning import Schedule, Trainer
-from trainers.lora import Lora
-from trainers.state import State
 
 EVERY_ROLE = (policy("ppo", kl_coef=0.1), Distill(), policy("distill-on-policy"))
 

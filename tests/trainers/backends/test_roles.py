@@ -10,6 +10,16 @@ import pytest
 import torch
 from torch._C._distributed_c10d import HashStore
 
+from millrace.trainers.algorithms.distill import Distill
+from millrace.trainers.algorithms.registry import policy
+from millrace.trainers.backends.factory import make_backend
+from millrace.trainers.backends.fsdp import TorchBackend
+from millrace.trainers.backends.layout import parse_allocation
+from millrace.trainers.backends.places import places_of
+from millrace.trainers.batches import wire
+from millrace.trainers.batches.packing import ADVANTAGES, KEEP, RETURNS, Packed, pack
+from millrace.trainers.errors import BadConfiguration, NotFormed
+from millrace.trainers.learning import Schedule, Trainer
 from tests.support.documents import ROOT, blocks
 from tests.support.ranks import Ranks
 from tests.support.samples import random_samples, small_state
@@ -19,16 +29,6 @@ from tests.support.steps import (
     train_in_allocation,
     train_until_it_breaks,
 )
-from trainers.algorithms.distill import Distill
-from trainers.algorithms.registry import policy
-from trainers.backends.factory import make_backend
-from trainers.backends.fsdp import TorchBackend
-from trainers.backends.layout import parse_allocation
-from trainers.backends.places import places_of
-from trainers.batches import wire
-from trainers.batches.packing import ADVANTAGES, KEEP, RETURNS, Packed, pack
-from trainers.errors import BadConfiguration, NotFormed
-from trainers.learning import Schedule, Trainer
 
 FEW = "torch[actor]:d2+torch[critic]:d1"
 
@@ -91,9 +91,9 @@ def test_allocations_that_no_learner_can_have_are_refused(text: str, message: st
 
 
 def test_too_few_ranks_are_refused() -> None:
-    with pytest.raises(BadConfiguration, match="too few ranks for a layout: 1 of them"):
+    with pytest.raises(BadConfiguration, match="1 rank is too few"):
         make_backend(FEW, device="cpu").form(0, 1, HashStore(), 30.0)
-    with pytest.raises(BadConfiguration, match="ranks left over by a layout: 3"):
+    with pytest.raises(BadConfiguration, match="3 ranks leave some over"):
         make_backend("torch[actor]:t2+torch[critic]:d1", device="cpu").form(0, 4, HashStore(), 30.0)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from trainers.backends.seeding import repeatable, reseed
+from millrace.trainers.backends.seeding import repeatable, reseed
 
 
 @pytest.fixture(autouse=True)

@@ -5,7 +5,7 @@ import socket
 
 from torch.distributed import HashStore
 
-from trainers.backends.sockets import GroupSockets
+from millrace.trainers.backends.sockets import GroupSockets
 
 
 def listen() -> socket.socket:

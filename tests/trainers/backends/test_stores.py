@@ -7,7 +7,7 @@ from datetime import timedelta
 import psutil
 from torch.distributed import TCPStore
 
-from trainers.backends.stores import own_store
+from millrace.trainers.backends.stores import own_store
 
 
 def test_it_listens_where_it_is_told_and_nowhere_else() -> None:

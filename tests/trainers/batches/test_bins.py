@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainers.batches.bins import ALLOCATORS as PACKED
-from trainers.batches.bins import differencing, divide, ffd, kk, sequential
-from trainers.errors import BadConfiguration
+from millrace.trainers.batches.bins import ALLOCATORS as PACKED
+from millrace.trainers.batches.bins import differencing, divide, ffd, kk, sequential
+from millrace.trainers.errors import BadConfiguration
 
 SIZES = st.lists(st.integers(1, 120), max_size=30)
 PACKINGS = st.sampled_from(sorted(PACKED))

@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from millrace.trainers.algorithms.sft import Sft
+from millrace.trainers.backends.forward import token_logprobs
+from millrace.trainers.backends.models import build
+from millrace.trainers.batches.packing import Packed, cut, pack
+from millrace.trainers.batches.sample import Sample
+from millrace.trainers.errors import BadConfiguration
 from tests.support.samples import random_samples, small_state
-from trainers.algorithms.sft import Sft
-from trainers.backends.forward import token_logprobs
-from trainers.backends.models import build
-from trainers.batches.packing import Packed, cut, pack
-from trainers.batches.sample import Sample
-from trainers.errors import BadConfiguration
 
 SHAPES = st.fixed_dictionaries(
     {"seed": st.integers(0, 10**6), "groups": st.integers(1, 4), "group_size": st.integers(1, 4)}

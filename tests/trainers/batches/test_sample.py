@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from schemas import arrays, codec
-from trainers.batches.sample import Sample, check, samples_of
-from trainers.errors import BadSample
+from millrace.schemas import arrays, codec
+from millrace.trainers.batches.sample import Sample, check, samples_of
+from millrace.trainers.errors import BadSample
 
 
 def trajectory(**changes: Any) -> dict[str, Any]:

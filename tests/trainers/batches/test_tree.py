@@ -12,17 +12,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from millrace.trainers.algorithms.registry import policy
+from millrace.trainers.backends.compute import Compute
+from millrace.trainers.backends.forward import token_logprobs
+from millrace.trainers.backends.models import build
+from millrace.trainers.batches import tree
+from millrace.trainers.batches.packing import Packed, cut, pack
+from millrace.trainers.batches.sample import Sample
 from tests.support.ranks import Ranks
 from tests.support.samples import VOCABULARY, random_samples, small_state
 from tests.support.spread import pass_alone, pass_together
 from tests.support.steps import train_with
-from trainers.algorithms.registry import policy
-from trainers.backends.compute import Compute
-from trainers.backends.forward import token_logprobs
-from trainers.backends.models import build
-from trainers.batches import tree
-from trainers.batches.packing import Packed, cut, pack
-from trainers.batches.sample import Sample
 
 WORDS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=8), min_size=1, max_size=12)
 """Three tokens only, so that beginnings branch often, end within each other, and come twice."""

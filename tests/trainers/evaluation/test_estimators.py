@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainers.evaluation.estimators import bootstrap, pass_at_k, summary, wilson
+from millrace.trainers.evaluation.estimators import bootstrap, pass_at_k, summary, wilson
 
 
 @given(st.integers(1, 8).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n), st.integers(1, n))))

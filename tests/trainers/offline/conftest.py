@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from millrace.trainers.offline.text import Encoder
 from tests.support import lessons
-from trainers.offline.text import Encoder
 
 
 @pytest.fixture(scope="session")

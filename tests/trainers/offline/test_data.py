@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
+from millrace.trainers import tiny
+from millrace.trainers.errors import BadConfiguration, BadData
+from millrace.trainers.offline.data import Data, Make, demonstration, load, pair, prompt
+from millrace.trainers.offline.rows import Row, read
+from millrace.trainers.offline.text import Encoder
 from tests.support import lessons
-from trainers import tiny
-from trainers.errors import BadConfiguration, BadData
-from trainers.offline.data import Data, Make, demonstration, load, pair, prompt
-from trainers.offline.rows import Row, read
-from trainers.offline.text import Encoder
 
 PROMPT = tiny.encode("21")
 ANSWER = [*tiny.encode("12")[2:-1], tiny.EOS]
@@ -168,3 +168,35 @@ def test_masks_are_bytes(encoder: Encoder) -> None:
     data = load([Row("x", {"messages": [USER, REPLY]})], demonstration, encoder, vocabulary=32, longest=64)
     reading = data.items[0].readings[0]
     assert (reading.tokens.dtype, reading.mask.dtype) == (np.int32, np.uint8)
+
+
+@pytest.mark.parametrize("content", [None, 3, {"type": "text"}, ["x"]])
+def test_content_that_a_template_cannot_join_refuses_its_row_alone(content: Any, encoder: Encoder) -> None:
+    heard: list[tuple[str, str]] = []
+    odd = Row("x:1", {"messages": [{"role": "user", "content": content}, REPLY]})
+    data = load(
+        [odd, Row("x:2", {"messages": [USER, REPLY]})],
+        demonstration,
+        encoder,
+        vocabulary=32,
+        longest=64,
+        refused=lambda where, reason: heard.append((where, reason)),
+    )
+    assert [item.where for item in data.items] == ["x:2"]
+    ((where, reason),) = heard
+    assert where == "x:1"
+    assert "the chat template refuses it" in reason
+    assert ("content of message 0 is null" in reason) is (content is None)
+
+
+def test_a_line_that_is_nested_too_deeply_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"tokens": ' + "[" * 100_000 + "\n" + '{"prompt": "a"}\n')
+    deep, plain = read(path)
+    assert deep.problem == "nested too deeply"
+    assert plain.content == {"prompt": "a"}
+
+
+def test_a_model_that_is_not_there_asks_nobody(tmp_path: Path) -> None:
+    with pytest.raises(BadConfiguration, match=r"there is no directory .*/typo: name one in Hugging Face layout"):
+        Encoder(tmp_path / "typo")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,17 +13,17 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
+from millrace.trainers import checkpoint, tiny
+from millrace.trainers.errors import BadConfiguration, BadData
+from millrace.trainers.evaluation import answering
+from millrace.trainers.lora import Lora
+from millrace.trainers.manifest import NAME
+from millrace.trainers.offline.job import Job, run
+from millrace.trainers.offline.run import Listener, Pace, versions
+from millrace.trainers.tracking.jsonl import JsonlTracker, points
 from tests.support import lessons
 from tests.support.documents import ROOT
 from tests.support.dying_offline import job as dying_job
-from trainers import checkpoint, tiny
-from trainers.errors import BadConfiguration, BadData
-from trainers.evaluation import answering
-from trainers.lora import Lora
-from trainers.manifest import NAME
-from trainers.offline.job import Job, run
-from trainers.offline.run import Listener, versions
-from trainers.tracking.jsonl import JsonlTracker, points
 
 pytestmark = pytest.mark.slow
 
@@ -196,6 +197,26 @@ def test_a_damaged_version_costs_only_the_steps_since_the_one_before(model: Path
     assert run(replace(made, resume=True), listener=heard).digest == whole.digest
     assert "version 4 is left out" in heard.notes[0]
     assert sorted(heard.metrics) == [3, 4]
+
+
+def test_a_kill_loses_little_without_any_setting(
+    model: Path, shown: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Versions come by the clock; here it has always struck."""
+    whole = run(short("sft", model, shown, tmp_path / "whole", steps=4))
+    monkeypatch.setattr("millrace.trainers.offline.job.Pace", partial(Pace, save_after_s=0.0))
+    made = short("sft", model, shown, tmp_path / "killed", steps=4)
+    steps: list[str] = []
+
+    def dies(point: str) -> None:
+        steps.extend([point] if point == "offline.after_step" else [])
+        if len(steps) == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(made, fault=dies)
+    assert [number for number, _ in versions(made.out)] == [1, 2]
+    assert run(replace(made, resume=True)).digest == whole.digest
 
 
 def test_another_run_is_refused(model: Path, shown: Path, preferred: Path, tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainers.errors import BadConfiguration
-from trainers.offline.order import Order
+from millrace.trainers.errors import BadConfiguration
+from millrace.trainers.offline.order import Order
 
 
 @given(

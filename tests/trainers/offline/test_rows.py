@@ -7,9 +7,9 @@ from pathlib import Path
 import datasets
 import pytest
 
+from millrace.trainers.errors import BadData
+from millrace.trainers.offline.rows import read
 from tests.support import lessons
-from trainers.errors import BadData
-from trainers.offline.rows import read
 
 ROWS = [{"prompt": "a", "completion": "b"}, {"prompt": "c", "completion": None}]
 

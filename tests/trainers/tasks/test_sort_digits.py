@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trainers.tasks import sort_digits
+from millrace.trainers.tasks import sort_digits
 
 
 @pytest.mark.parametrize(

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from millrace.trainers.errors import BadConfiguration
+from millrace.trainers.tracking import installed
+from millrace.trainers.tracking.base import Tracker
+from millrace.trainers.tracking.registry import TRACKERS, open_trackers
 from tests.support import tracked
 from tests.support.documents import ROOT
-from trainers.errors import BadConfiguration
-from trainers.tracking import installed
-from trainers.tracking.base import Tracker
-from trainers.tracking.registry import TRACKERS, open_trackers
 
 pytestmark = pytest.mark.slow
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainers.tracking.line import line
+from millrace.trainers.tracking.line import line
 
 
 def test_a_line_says_what_is_known_in_a_fixed_order() -> None:

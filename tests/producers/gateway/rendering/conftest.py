@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from tokenizers import AddedToken, Tokenizer
 
-from producers.gateway.rendering.base import Renderer
-from producers.gateway.rendering.packaged import PackagedRenderer
-from producers.gateway.rendering.template import TemplateRenderer
-from producers.gateway.rendering.tokenizer import ChatTokenizer
+from millrace.producers.gateway.rendering.base import Renderer
+from millrace.producers.gateway.rendering.packaged import PackagedRenderer
+from millrace.producers.gateway.rendering.template import TemplateRenderer
+from millrace.producers.gateway.rendering.tokenizer import ChatTokenizer
 from tests.support import chat_tokenizer
 
 QWEN3 = """{%- set last = namespace(user=messages | length - 1, found=false) %}

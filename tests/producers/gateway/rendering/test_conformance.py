@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from producers.gateway.rendering.base import Delta, Refusal, Renderer, RenderError, ToolCall
+from millrace.producers.gateway.rendering.base import Delta, Refusal, Renderer, RenderError, ToolCall
 
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
 USER = {"role": "user", "content": "What is 3 + 4? Zürich ☂"}

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 from renderers.base import ParsedResponse, ParsedToolCall
 
-from infra.errors import ConfigError
-from producers.gateway.rendering.base import Refusal, Reply, ToolCall
-from producers.gateway.rendering.choose import PROBES, TOOLS, choose
-from producers.gateway.rendering.hermes import HermesParser
-from producers.gateway.rendering.packaged import PackagedRenderer, known
-from producers.gateway.rendering.template import TemplateRenderer
-from producers.gateway.rendering.tokenizer import ChatTokenizer
+from millrace.infra.errors import ConfigError
+from millrace.producers.gateway.rendering.base import Refusal, Reply, ToolCall
+from millrace.producers.gateway.rendering.choose import PROBES, TOOLS, choose
+from millrace.producers.gateway.rendering.hermes import HermesParser
+from millrace.producers.gateway.rendering.packaged import PackagedRenderer, known
+from millrace.producers.gateway.rendering.template import TemplateRenderer
+from millrace.producers.gateway.rendering.tokenizer import ChatTokenizer
 from tests.producers.gateway.rendering.conftest import write
 from tests.support import chat_tokenizer
 
@@ -135,8 +135,8 @@ def test_another_form_is_read_when_the_reply_is_whole(tmp_path: Path):
 
 def test_no_torch_and_no_transformers_are_loaded(qwen3: Path):
     code = (
-        "import sys; from pathlib import Path; import producers.gateway.serve;"
-        "from producers.gateway.rendering.choose import choose;"
+        "import sys; from pathlib import Path; import millrace.producers.gateway.serve;"
+        "from millrace.producers.gateway.rendering.choose import choose;"
         f"r = choose(Path({str(qwen3)!r}), 'auto'); p = r.render([{{'role': 'user', 'content': 'x'}}], None);"
         "r.parser(p, None).whole([5]); r.bridge([*p, 2], [], [{'role': 'tool', 'content': 'x'}], None);"
         "print(type(r).__name__, sorted({'torch', 'transformers', 'vllm'} & set(sys.modules)))"

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from infra.errors import ConfigError
-from producers.gateway.rendering.base import Delta, Refusal, RenderError, ToolCall
-from producers.gateway.rendering.stops import StopCutter
-from producers.gateway.rendering.template import TemplateRenderer
-from producers.gateway.rendering.tokenizer import ChatTokenizer
+from millrace.infra.errors import ConfigError
+from millrace.producers.gateway.rendering.base import Delta, Refusal, RenderError, ToolCall
+from millrace.producers.gateway.rendering.stops import StopCutter
+from millrace.producers.gateway.rendering.template import TemplateRenderer
+from millrace.producers.gateway.rendering.tokenizer import ChatTokenizer
 from tests.support import chat_tokenizer
 
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]

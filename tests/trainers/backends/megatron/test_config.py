@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
+from millrace.trainers.backends.factory import make_backend
+from millrace.trainers.backends.layout import MEGATRON, Layout
+from millrace.trainers.backends.megatron.config import Architecture, architecture, check
+from millrace.trainers.backends.megatron.weights import check_state
+from millrace.trainers.backends.models import with_scalar_head
+from millrace.trainers.errors import BadConfiguration, CheckpointError
 from tests.support.samples import small_state
-from trainers.backends.factory import make_backend
-from trainers.backends.layout import MEGATRON, Layout
-from trainers.backends.megatron.config import Architecture, architecture, check
-from trainers.backends.megatron.weights import check_state
-from trainers.backends.models import with_scalar_head
-from trainers.errors import BadConfiguration, CheckpointError
 
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 
@@ -90,7 +90,7 @@ def test_a_layout_that_the_model_does_not_divide_by(layout: Layout, reason: str)
 
 @pytest.mark.slow
 def test_ranks_that_make_no_layout() -> None:
-    with pytest.raises(BadConfiguration, match="too few ranks for a layout: 1 of them, and megatron with t2"):
+    with pytest.raises(BadConfiguration, match="1 rank is too few: megatron with t2"):
         make_backend("megatron:d1t2").form(0, 1, None, 1.0)
     with pytest.raises(BadConfiguration, match="rank 2 is not in a world of 2"):
         make_backend("megatron:d2").form(2, 2, None, 1.0)

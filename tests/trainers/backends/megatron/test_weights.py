@@ -11,10 +11,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainers.backends.layout import MEGATRON, Layout
-from trainers.backends.megatron.config import Architecture, expert_tensor
-from trainers.backends.megatron.weights import Coordinates, check_state, empty, fill, pieces, shapes
-from trainers.errors import CheckpointError
+from millrace.trainers.backends.layout import MEGATRON, Layout
+from millrace.trainers.backends.megatron.config import Architecture, expert_tensor
+from millrace.trainers.backends.megatron.weights import Coordinates, check_state, empty, fill, pieces, shapes
+from millrace.trainers.errors import CheckpointError
 
 DENSE = Architecture(
     layers=4,

@@ -7,15 +7,15 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from millrace.trainers import checkpoint
+from millrace.trainers.algorithms.base import Algorithm
+from millrace.trainers.algorithms.distill import Distill
+from millrace.trainers.algorithms.registry import policy
+from millrace.trainers.backends.compute import Compute
+from millrace.trainers.backends.parallel.schedules import INTERLEAVED
 from tests.support.ranks import Ranks
 from tests.support.samples import random_samples, small_state
 from tests.support.steps import train, train_in_cell
-from trainers import checkpoint
-from trainers.algorithms.base import Algorithm
-from trainers.algorithms.distill import Distill
-from trainers.algorithms.registry import policy
-from trainers.backends.compute import Compute
-from trainers.backends.parallel.schedules import INTERLEAVED
 
 pytestmark = pytest.mark.slow
 

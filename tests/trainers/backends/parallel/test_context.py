@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
+from millrace.trainers.backends.models import build
+from millrace.trainers.backends.parallel.context import spread
+from millrace.trainers.batches.packing import pack
+from millrace.trainers.errors import BadConfiguration
 from tests.support.ranks import Ranks
 from tests.support.samples import random_samples, small_state
 from tests.support.spread import pass_alone, pass_together
-from trainers.backends.models import build
-from trainers.backends.parallel.context import spread
-from trainers.batches.packing import pack
-from trainers.errors import BadConfiguration
 
 
 @pytest.fixture(scope="module")

@@ -6,9 +6,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainers.backends.layout import Layout
-from trainers.backends.parallel.grid import AXES, CP, DP, EDP, EP, FS, PP, TP, Grid
-from trainers.backends.parallel.regions import Held, take
+from millrace.trainers.backends.layout import Layout
+from millrace.trainers.backends.parallel.grid import AXES, CP, DP, EDP, EP, FS, PP, TP, Grid
+from millrace.trainers.backends.parallel.regions import Held, take
 
 SMALL = st.integers(1, 3)
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainers.backends.parallel.schedules import (
+from millrace.trainers.backends.parallel.schedules import (
     GPIPE,
     INTERLEAVED,
     ONE_F_ONE_B,
@@ -16,7 +16,7 @@ from trainers.backends.parallel.schedules import (
     chunks_of,
     forwards,
 )
-from trainers.errors import BadConfiguration
+from millrace.trainers.errors import BadConfiguration
 
 
 def play(orders: list[list[Action]], chunks: int) -> list[int]:

@@ -6,9 +6,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from millrace.trainers.backends.parallel.slices import padded, spans, take
+from millrace.trainers.batches.packing import pack
 from tests.support.samples import random_samples
-from trainers.backends.parallel.slices import padded, spans, take
-from trainers.batches.packing import pack
 
 SIZES = st.integers(1, 5)
 

@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
+from millrace.trainers.backends.models import build
+from millrace.trainers.backends.parallel.stages import Stage, name_of, stage_of
+from millrace.trainers.batches.packing import Packed, pack
+from millrace.trainers.errors import BadConfiguration
+from millrace.trainers.state import State
 from tests.support.samples import random_samples, small_state
-from trainers.backends.models import build
-from trainers.backends.parallel.stages import Stage, name_of, stage_of
-from trainers.batches.packing import Packed, pack
-from trainers.errors import BadConfiguration
-from trainers.state import State
 
 
 @given(st.integers(1, 30), st.integers(1, 8))

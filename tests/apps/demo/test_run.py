@@ -1,0 +1,49 @@
+"""What the demo may remove: a former demo, nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from millrace.apps.demo.run import _configure, empty, summary
+from millrace.consumers.status.watch import Watch
+from millrace.infra.config import Settings, load
+from millrace.infra.errors import ConfigError
+from millrace.infra.log.memory.bus import MemoryBus
+from millrace.schemas.records import LedgerEntry
+
+
+def test_a_directory_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("years of work")
+    (tmp_path / "millrace.toml").write_text("namespace = 'demo'\nhome = '.millrace'\n")
+    with pytest.raises(ConfigError, match="no demo wrote"):
+        empty(tmp_path)
+    assert (tmp_path / "thesis.txt").exists()
+
+
+def test_a_former_demo_is_removed(tmp_path: Path) -> None:
+    home = tmp_path / "demo"
+    empty(home)
+    _configure(home, seed=0)
+    (home / "logs").mkdir()
+    empty(home)
+    assert not list(home.iterdir())
+
+
+def test_the_last_screen_says_what_happened_and_where_to_go(tmp_path: Path) -> None:
+    settings = Settings(home=tmp_path)
+    bus = MemoryBus()
+    bus.ensure_topics(load(flags={"namespace": "demo", "policy.name": "sort"}).layout.specs())
+    watch = Watch(bus, "demo", "sort")
+    for n in range(1, 61):
+        metrics = {"samples": 100.0, "reward_mean": n / 100}
+        watch.versions.append(cast(LedgerEntry, {"version": n, "time": n * 10_000_000, "metrics": metrics}))
+    lines = summary(settings, watch, 700.0, tmp_path / "report.html")
+    assert len(lines) == 5
+    text = "\n".join(lines)
+    assert "60 versions on 6000 samples in 0:11:40" in text
+    assert "10 samples/s" in text, "59 versions of 100 samples took 590 s"
+    assert "from 0.055 (first ten versions) to 0.555 (last ten)" in text
+    assert f"cd {tmp_path} && millrace up" in text

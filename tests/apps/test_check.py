@@ -1,0 +1,95 @@
+"""What `check` says of a newcomer's own code before anything starts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from millrace.apps.answers import Answer
+from millrace.apps.check import check
+from millrace.apps.doctor import examine
+from millrace.infra.config import load
+
+AGENT = "async def agent(task, base_url, api_key):\n    return task['id']\n"
+VERIFIER = "def verify(task, output, episode):\n    return float(output == task['answer'])\n"
+TASK = {"id": "a", "messages": [{"role": "user", "content": "1"}], "answer": "1"}
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return tmp_path
+
+
+def said(home: Path, code: str = AGENT + VERIFIER, task: dict | None = None, **flags: str) -> dict[str, Answer]:
+    """What is said of a module that no other test imports."""
+    module = f"code_{home.name.replace('-', '_')}"
+    (home / f"{module}.py").write_text(code)
+    (home / "tasks.jsonl").write_text(json.dumps(task or TASK) + "\n")
+    named = {"rollout.agent": f"{module}:agent", "rollout.tasks": "tasks.jsonl"} | {
+        key.replace("__", "."): value.replace("MODULE", module) for key, value in flags.items()
+    }
+    return {answer.question: answer for answer in check(load(flags=named))}
+
+
+def test_what_is_right_is_said_to_be_right(home: Path) -> None:
+    found = said(home, reward__verifier="MODULE:verify")
+    assert [answer.word for answer in found.values()] == ["ok"] * 4, found
+    assert list(found) == ["agent", "tasks", "verifier", "algorithm"]
+    assert "gives 0 to an empty output" in found["verifier"].said
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("import nosuchmodule\n", "No module named 'nosuchmodule'"),
+        ("def agnet(task, base_url, api_key): ...\n", "has no attribute 'agent'"),
+        ("def agent(task): ...\n", "must take (task, base_url, api_key); it takes (task)"),
+        ("def agent(:\n", "SyntaxError"),
+        ("x = 1\ny = undefined_name\n", "line 2"),
+    ],
+)
+def test_an_agent_that_cannot_run_is_bad(home: Path, code: str, words: str) -> None:
+    answer = said(home, code)["agent"]
+    assert answer.word == "bad"
+    assert words in answer.said
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("def verify(task, output): ...\n", "must take (task, output, episode)"),
+        ("def verify(task, output, episode): return task['solution']\n", "error: KeyError"),
+        ("def verify(task, output, episode): return 'good'\n", "error: ValueError"),
+    ],
+)
+def test_a_verifier_that_fails_on_the_first_task_is_bad(home: Path, code: str, words: str) -> None:
+    answer = said(home, AGENT + code, reward__verifier="MODULE:verify")["verifier"]
+    assert answer.word == "bad"
+    assert words in answer.said
+
+
+def test_tasks_without_an_answer_cannot_be_compared_with_one(home: Path) -> None:
+    answer = said(home, task={"id": "a", "prompt": "1"})["verifier"]
+    assert answer.word == "bad"
+    assert "The task has id, prompt" in answer.said
+
+
+def test_tasks_and_algorithm_that_are_none_are_bad(home: Path) -> None:
+    found = said(home, rollout__tasks="nosuch.jsonl", learner__algorithm="grppo")
+    assert (found["tasks"].word, found["algorithm"].word) == ("bad", "bad")
+    assert "did you mean 'grpo'" in found["algorithm"].said
+
+
+def test_half_a_rollout_is_a_warning(home: Path) -> None:
+    assert said(home, rollout__tasks="")["tasks"].word == "warning"
+    assert said(home, rollout__agent="")["agent"].word == "warning"
+
+
+def test_doctor_asks_the_same(home: Path) -> None:
+    flags = {"rollout.agent": "nosuch:agent", "kafka.bootstrap": "127.0.0.1:1", "engine.local": "false"}
+    found = {answer.question: answer for answer in examine(load(flags=flags))}
+    assert found["agent"].word == "bad"

@@ -1,0 +1,90 @@
+"""The doctor on a healthy broker, and on storage that is not there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from millrace.apps import doctor
+from millrace.apps.answers import Answer
+from millrace.apps.doctor import examine
+from millrace.infra.config import load
+from millrace.infra.connect import connect
+from millrace.infra.engines.vllm import launch
+
+
+@pytest.mark.slow
+@pytest.mark.kafka
+def test_broker_topics_and_clock(broker: str, tmp_path: Path) -> None:
+    made = load(flags={"kafka.bootstrap": broker, "namespace": "doctor", "home": str(tmp_path)})
+    before = {answer.question: answer for answer in examine(made)}
+    assert before["topics"].word == "warning", "`up` makes them"
+    assert "millrace topics" in before["topics"].said
+    assert before["ports"].word == "bad"
+    assert "another program listens" in before["ports"].said, "the broker of the tests is nobody's deployment"
+    with connect(made) as bus:
+        bus.ensure_topics(made.layout.specs())
+    after = {answer.question: answer for answer in examine(made)}
+    for question in ("broker", "topics", "clock against the broker", "shared storage", "java"):
+        assert after[question].word == "ok", after[question]
+
+
+@pytest.mark.parametrize(
+    ("device", "gpu", "answer"),
+    [
+        ("auto", False, Answer("vllm runs on", "ok", "cpu")),
+        ("auto", True, Answer("vllm runs on", "warning", launch.IDLE_GPU)),
+        ("cpu", True, Answer("vllm runs on", "ok", "cpu")),
+    ],
+)
+def test_a_gpu_that_stays_idle_is_a_warning(
+    device: str, gpu: bool, answer: Answer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "_there", lambda package: package == launch.CPU_BUILD)
+    monkeypatch.setattr(launch, "usable", lambda: gpu)
+    answers = examine(load(flags={"engine.device": device, "kafka.local": False}))
+    assert next(one for one in answers if one.question == answer.question) == answer
+
+
+def test_a_build_that_does_not_fit_is_bad(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "_there", lambda package: package == launch.CPU_BUILD)
+    answers = examine(load(flags={"engine.device": "cuda", "kafka.local": False}))
+    answer = next(one for one in answers if one.question == "vllm runs on")
+    assert answer.word == "bad"
+    assert "make setup ENGINE=gpu" in answer.said
+
+
+@pytest.mark.parametrize("objects", ["file", "nosuch://x/y", "memory://x"])
+def test_storage_that_cannot_hold_weights(objects: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    place = objects if "://" in objects else str(tmp_path / objects)
+    made = load(flags={"objects": place, "kafka.bootstrap": "127.0.0.1:1", "engine.local": False})
+    answers = examine(made)
+    storage = next(answer for answer in answers if answer.question == "shared storage")
+    assert storage.word == "bad"
+
+
+@pytest.mark.parametrize(
+    ("bootstrap", "protocol", "warned"),
+    [
+        ("127.0.0.1:1", "PLAINTEXT", False),
+        ("10.9.8.7:1", "SASL_SSL", False),
+        ("10.9.8.7:1", "SASL_PLAINTEXT", True),
+        ("127.0.0.1:1,10.9.8.7:1", "plaintext", True),
+    ],
+)
+def test_a_broker_beyond_this_machine_that_is_spoken_with_in_clear_is_warned_of(
+    bootstrap: str, protocol: str, warned: bool
+) -> None:
+    flags = {"kafka.bootstrap": bootstrap, "kafka.local": False, "kafka.options": {"security.protocol": protocol}}
+    assert [answer.word for answer in doctor._open(load(flags=flags))] == ["warning"] * warned
+
+
+@pytest.mark.parametrize(("mode", "word"), [(0o600, "ok"), (0o640, "warning"), (0o604, "warning")])
+def test_settings_that_others_may_read_are_a_warning(mode: int, word: str, tmp_path: Path) -> None:
+    file = tmp_path / "millrace.toml"
+    file.write_text("")
+    file.chmod(mode)
+    answer = next(iter(examine(load(), file)))
+    assert (answer.question, answer.word) == ("settings file", word)

@@ -1,0 +1,98 @@
+"""Whatever lies in a policy's topics, the learner's view of the log goes on, and the order has no hole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from millrace.consumers.history.places import GONE, Lost, PlaceReader
+from millrace.consumers.learner.log import Log
+from millrace.consumers.learner.reading import EMPTY, REASONS, read
+from millrace.consumers.learner.verdict import Part
+from millrace.infra.log.base import Outgoing, Place
+from millrace.infra.log.blobs import ClaimStore
+from millrace.infra.log.memory.bus import MemoryBus
+from millrace.schemas import codec
+from tests.support.odd import records
+from tests.support.players import Plan, version_zero
+
+TOPICS = {name: f"n.p.{name}" for name in ("weights", "ledger", "trajectories", "resolutions", "completions")}
+
+
+def begun() -> tuple[MemoryBus, Log]:
+    bus = MemoryBus(dict.fromkeys(TOPICS.values(), 1))
+    plan = Plan(None, 2, 1, 1, 1, "reserve", 0.0, "drop")  # type: ignore[arg-type]
+    put(bus, "weights", codec.encode("WeightVersion", version_zero(plan)[0]))
+    return bus, Log(bus, TOPICS, "reserve")
+
+
+def put(bus: MemoryBus, name: str, value: bytes, **headers: str) -> None:
+    head = {key: text.encode() for key, text in headers.items()}
+    with bus.publisher() as publisher:
+        publisher.publish(Outgoing(TOPICS[name], b"k", value, head)).result()
+
+
+def ready(seq: int, **over: Any) -> bytes:
+    place = {"topic": TOPICS["trajectories"], "partition": 0, "offset": seq}
+    row: dict[str, Any] = {"kind": "ready", "policy": "p", "ticket": seq, "seq": seq, "group": f"g{seq}"}
+    row |= {"prompt_id": None, "solicited": True, "size": 1, "trajectories": [place], "tokens": [1], "rewards": [1.0]}
+    row |= {"v_head": 0, "v_tail": 0, "min_version": 0, "deadline": 1, "reason": None, "setting": None, "time": 0}
+    return codec.encode("Resolution", row | over)
+
+
+@given(st.lists(st.one_of(records("Resolution"), records("Completion")), max_size=4))
+def test_the_log_is_followed_past_any_record(odd: list[dict[str, Any]]) -> None:
+    bus, log = begun()
+    for record in odd:
+        name = "Completion" if "samples" in record else "Resolution"
+        # A ready group of dispatch's is a ready group, odd as it is: its seq is kept out of the way.
+        fixed: dict[str, Any] = {"policy": "p"}
+        if name == "Resolution" and record["seq"] in (0, 1):
+            fixed["seq"] = None
+        settled = record.get("kind") == "setting" and (record.get("setting") or {}).get("name") == "batch"
+        if not settled:
+            put(bus, f"{name.lower()}s", codec.encode(name, {**record, **fixed}))
+    put(bus, "weights", b"no record")
+    put(bus, "completions", b"\xc3\x01")
+    for seq in (0, 1):
+        put(bus, "resolutions", ready(seq))
+    log.catch_up()
+    log.all_digests()
+    batch = log.order.next(0)
+    assert batch is not None
+    assert [group["group"] for group in batch.groups] == ["g0", "g1"]
+    log.frontier.offsets(2)
+
+
+def test_a_ready_group_that_cannot_be_read_keeps_its_seq_and_is_lost() -> None:
+    bus, log = begun()
+    put(bus, "resolutions", b"torn", kind="ready", seq="0", group="g0", policy="p")
+    elsewhere = {"topic": "n.other", "partition": 9, "offset": -4}
+    put(bus, "resolutions", ready(1, trajectories=[elsewhere]))
+    log.catch_up()
+    batch = log.order.next(0)
+    assert batch is not None
+    assert [group["trajectories"] for group in batch.groups] == [[], []]
+    share = read(reader(bus), [Part(seq, "g", []) for seq in (0, 1)], vocabulary=10, longest=10)
+    assert [REASONS[code] for code in share.lost.values()] == [EMPTY, EMPTY]
+
+
+def test_a_seq_that_no_header_holds_is_passed_over() -> None:
+    bus, log = begun()
+    for seq in ("", "x", "-1", "9" * 40):
+        put(bus, "resolutions", b"torn", kind="ready", seq=seq)
+    log.catch_up()
+    assert log.order.next(0) is None
+
+
+def reader(bus: MemoryBus) -> PlaceReader:
+    return PlaceReader(bus, ClaimStore("memory://odd"))
+
+
+def test_places_that_cannot_be_are_lost() -> None:
+    bus, _ = begun()
+    places = [Place("n.nowhere", 0, 0), Place(TOPICS["trajectories"], 7, 0), Place(TOPICS["trajectories"], 0, -1)]
+    found = reader(bus).trajectories(places)
+    assert [isinstance(one, Lost) and one.reason for one in found] == [GONE] * 3

@@ -1,0 +1,59 @@
+"""The fuzz of the gateway finds a guard that is missing, within the inputs that CI sends.
+
+Each mutant takes one guard away and leaves everything else as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from millrace.producers.gateway import answers, bodies, gateway, shape, whose, wire
+from millrace.producers.gateway.rendering.template import TemplateRenderer
+from tests.fuzz.test_gateway import BUDGET, UPSTREAM_BUDGET, loud, renderer, rounds
+from tests.support.in_process import Loud
+
+__all__ = ["loud", "renderer"]
+
+pytestmark = pytest.mark.slow
+
+
+def _unlimited(headers: Mapping[str, str], *users: object) -> whose.Hints:
+    """`whose.hints` without its bound."""
+    name = headers.get("x-millrace-session") or None
+    return whose.Hints(name, next((user for user in users if isinstance(user, str)), ""))
+
+
+def _written(call: wire.CallIn) -> str:
+    """`wire._plain` for numbers of 64 bits."""
+    given = call.function.arguments
+    return given if isinstance(given, str) else orjson.dumps(given).decode()
+
+
+MUTANTS: dict[str, tuple[Any, str, Any, bool]] = {
+    "contents that are no text": (wire, "_text", lambda content, at, strict: content, False),
+    "numbers of an upstream": (answers, "number", lambda given, otherwise=0: given, True),
+    "text of an upstream": (answers, "text", lambda given: given, True),
+    "maps of an upstream": (answers, "mapping", lambda given: given, True),
+    "lists of an upstream": (answers, "listed", lambda given: given, True),
+    "options that are not served": (wire, "_check", lambda request: None, False),
+    "long names in reports": (bodies, "_check_names", lambda field, value: None, False),
+    "long names of conversations": (gateway, "hints", _unlimited, False),
+    "wide numbers in arguments": (wire, "_plain", _written, False),
+    "depth and number of values": (shape, "check", lambda body: None, False),
+}
+"""by what they no longer guard: module, name, what stands in its place, whether an upstream answers"""
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+async def test_a_missing_guard_is_found(
+    tmp_path: Path, renderer: TemplateRenderer, loud: Loud, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    module, guard, instead, upstream = MUTANTS[name]
+    monkeypatch.setattr(module, guard, instead)
+    budget, seed = (UPSTREAM_BUDGET, 2) if upstream else (BUDGET, 1)
+    with pytest.raises(AssertionError):
+        await rounds(tmp_path, renderer, loud, budget, upstream=upstream, seed=seed)

@@ -1,0 +1,187 @@
+"""No request of any shape, and no answer of any engine, ends a gateway or keeps it from starting again.
+
+Laws, for every input: no answer is 500; every refusal is an OpenAI error; what is not served is refused; nothing is
+logged with a traceback; `/health` answers in between; refine takes every event that was captured; and a gateway that is
+built anew from the capture log starts, knows every session that it can continue, and finds none that it cannot read.
+
+`MILLRACE_FUZZ` says how many inputs (`make fuzz N=1000000`); a failure names its seed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from millrace.producers.capture.log import CaptureLog
+from millrace.producers.gateway.rendering.template import TemplateRenderer
+from millrace.producers.gateway.rendering.tokenizer import ChatTokenizer
+from millrace.schemas import bounds, codec
+from millrace.schemas.limits import beyond
+from millrace.streams.refine.validate import Refusal, check_link, decode_body
+from tests.support import chat_tokenizer, odd_json
+from tests.support.gateway_fuzz import CHAT, KEYS, UNSERVED, Traffic
+from tests.support.gateway_world import ScriptedEngine, world
+from tests.support.in_process import Answer, InProcess, Loud
+
+ASKED = int(os.environ.get("MILLRACE_FUZZ", "0"))
+ROUND = 750
+"""inputs between two starts of the gateway"""
+FRESH = 3
+"""starts on one folder"""
+HEALTH = 50
+BUDGET, UPSTREAM_BUDGET = 1500, 1000
+"""inputs to engines, and to an upstream, where nobody asks for more; `test_finds.py` shows what they find"""
+SEEDS = (1, 11) if ASKED else (1,)
+
+
+@pytest.fixture(scope="module")
+def renderer(tmp_path_factory: pytest.TempPathFactory) -> TemplateRenderer:
+    return TemplateRenderer(ChatTokenizer(chat_tokenizer.write(tmp_path_factory.mktemp("chat"))))
+
+
+@pytest.fixture
+def loud() -> Iterator[Loud]:
+    """What the gateway's modules log with a traceback; the rest of their log is not worth a million lines."""
+    handler, logger = Loud(), logging.getLogger("millrace")
+    level, before = logger.level, logger.propagate
+    logger.addHandler(handler)
+    logger.setLevel(logging.ERROR)
+    logger.propagate = False
+    yield handler
+    logger.removeHandler(handler)
+    logger.setLevel(level)
+    logger.propagate = before
+
+
+def check(answer: Answer) -> None:
+    assert answer.status not in (0, 500), answer
+    if answer.status >= 400 and answer.headers.get("content-type") == "application/json":
+        assert set(answer.json["error"]) == {"message", "type", "param", "code"}, answer
+
+
+def check_served(body: bytes) -> None:
+    """What is not served is refused, never ignored."""
+    asked = json.loads(body.decode(errors="replace"), parse_int=float)  # whatever its size
+    for name, value in UNSERVED.items():
+        assert asked.get(name) != value, name
+
+
+def check_captured(log: CaptureLog, first: int) -> int:
+    """What the gateway wrote from number `first` on is taken by refine; gives the number after it."""
+    for kept in log.read(first):
+        assert all(len(text.encode()) <= bounds.NAME_BYTES for text in kept.entry.headers.values()), kept.entry.headers
+        event = codec.decode_as("Event", kept.entry.value)
+        check_link(event)
+        found = beyond("Event", event)
+        assert found is None, found
+        try:
+            decode_body(event)
+        except Refusal as refusal:
+            raise AssertionError(f"a {event['kind']} that refine refuses: {refusal.code}, {refusal}") from None
+    return log.end
+
+
+async def rounds(
+    folder: Path, renderer: TemplateRenderer, loud: Loud, inputs: int, *, upstream: bool, seed: int
+) -> None:
+    """Send `inputs` requests, with a start of the gateway after each `ROUND` of them."""
+    began, statuses, captured = time.perf_counter(), dict[int, int](), 0
+    traffic = Traffic(seed * 1_000_003, renderer)
+    for number in range(-(-inputs // ROUND)):
+        if number % FRESH == 0:
+            captured = 0
+        if number and number % FRESH == 0:
+            traffic = Traffic(seed * 1_000_003 + number, renderer)
+        place = folder / str(number // FRESH)
+        script = traffic.upstream if upstream else traffic.engine
+        gateway = InProcess(
+            place, renderer, script, upstream=upstream, keys=KEYS, rollout_key="sk-one", max_model_len=600
+        )
+        assert not gateway.sessions.unreadable, f"round {number} of seed {seed}: {gateway.sessions.unreadable}"
+        for at in range(min(ROUND, inputs - number * ROUND)):
+            path, body = "", b""
+            try:
+                path, body, answer = await traffic.one(gateway)
+                check(answer)
+                if not upstream and path == CHAT and answer.status == 200 and answer.body:
+                    check_served(body)
+                assert not loud.faults, loud.faults[0]
+                if at % HEALTH == 0:
+                    assert (await gateway.ask("GET", "/health")).json == {"status": "ok"}
+            except Exception as error:
+                print(f"input {at} of round {number} of seed {seed}: {path} {body[:2000]!r}")
+                raise AssertionError(str(error)) from error
+            statuses[answer.status] = statuses.get(answer.status, 0) + 1
+        captured = check_captured(gateway.log, captured)
+        live = {session.id for session in gateway.sessions.live.values() if session.step}
+        await gateway.close()
+        again = InProcess(place, renderer, script, upstream=upstream, keys=KEYS)
+        assert set(again.sessions.live) == live, f"round {number} of seed {seed}"
+        await again.close()
+    spent = time.perf_counter() - began
+    print(f"{inputs} inputs in {spent:.1f} s ({inputs / spent:.0f} a second): {dict(sorted(statuses.items()))}")
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+async def test_no_request_and_no_engine_ends_it(
+    tmp_path: Path, renderer: TemplateRenderer, loud: Loud, seed: int
+) -> None:
+    await rounds(tmp_path, renderer, loud, ASKED * 7 // 10 // len(SEEDS) or BUDGET, upstream=False, seed=seed)
+
+
+async def test_no_upstream_ends_it(tmp_path: Path, renderer: TemplateRenderer, loud: Loud) -> None:
+    await rounds(tmp_path, renderer, loud, ASKED * 2 // 10 or UPSTREAM_BUDGET, upstream=True, seed=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("upstream", [False, True])
+async def test_more_of_the_same(tmp_path: Path, renderer: TemplateRenderer, loud: Loud, upstream: bool) -> None:
+    await rounds(tmp_path, renderer, loud, 10_000, upstream=upstream, seed=3)
+
+
+# ---------------------------------------------------------------------- bytes
+
+
+REQUESTS = (
+    b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n",
+    b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 59\r\nConnection: close\r\n\r\n"
+    b'{"model":"m","messages":[{"role":"user","content":"hello"}]}',
+    b"POST /v1/sessions HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
+    b"2\r\n{}\r\n0\r\n\r\n",
+    b"POST /v1/sessions/x/end HTTP/1.0\r\nAuthorization: Bearer mr-x.y\r\n\r\n",
+)
+
+
+async def raw(port: int, data: bytes) -> bytes:
+    """What comes back for some bytes, after which the client has no more to say."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        writer.write(data)
+        writer.write_eof()
+        return await asyncio.wait_for(reader.read(), 120)
+    except OSError:
+        return b""
+    finally:
+        writer.close()
+
+
+async def test_no_bytes_end_it(tmp_path: Path, renderer: TemplateRenderer, loud: Loud) -> None:
+    r, inputs = Random(5), min(ASKED // 10 or 300, 50_000)
+    engine = ScriptedEngine(lambda *_: renderer.tokenizer.encode("x<|im_end|>"))
+    began = time.perf_counter()
+    async with world(tmp_path, renderer, engine, body_timeout_s=5.0) as w:
+        port = int(w.url.rsplit(":", 1)[1])
+        for _ in range(-(-inputs // 20)):
+            sent = [odd_json.broken(r, r.choice(REQUESTS)) for _ in range(20)]
+            for data, got in zip(sent, await asyncio.gather(*(raw(port, data) for data in sent)), strict=True):
+                assert not got.startswith(b"HTTP/1.1 500"), data
+                assert not loud.faults, (data, loud.faults[0])
+            assert (await w.http.get("/health")).status_code == 200
+    print(f"{inputs} inputs in {time.perf_counter() - began:.1f} s")

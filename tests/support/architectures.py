@@ -1,0 +1,280 @@
+"""Tiny random models of the architectures of `transformers`, and what each backend makes of them."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForTokenClassification, PretrainedConfig
+
+from millrace.trainers import checkpoint
+from millrace.trainers.backends import rows
+from millrace.trainers.backends.deepspeed import DeepSpeedBackend
+from millrace.trainers.backends.forward import ForwardPass
+from millrace.trainers.backends.megatron.config import architecture
+from millrace.trainers.backends.models import SCORE, build, configured, with_scalar_head
+from millrace.trainers.batches.packing import Packed, pack
+from millrace.trainers.batches.sample import Sample
+from millrace.trainers.errors import TrainerError
+from millrace.trainers.lora import TARGETS, B, Lora, attach, merged, prepare
+from millrace.trainers.state import State
+
+VOCABULARY = 64
+LARGEST = 3_000_000
+"""parameters of a tiny model; what stays larger is not tested"""
+TOLERANCE = 2e-4
+"""distance of log-probabilities"""
+
+SIZES: dict[str, Any] = {
+    **dict.fromkeys(("hidden_size", "n_embd", "d_model"), 32),
+    **dict.fromkeys(("intermediate_size", "ffn_dim", "n_inner", "d_ff", "ffn_hidden_size"), 48),
+    **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers"), 4),
+    **dict.fromkeys(("encoder_layers", "decoder_layers", "num_decoder_layers"), 2),
+    **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads"), 4),
+    **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 4),
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), 4),
+    **dict.fromkeys(("num_experts_per_tok", "moe_topk", "moe_k", "top_k"), 2),
+    **dict.fromkeys(("n_group", "topk_group"), 1),
+    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), 16),
+    **dict.fromkeys(("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"), 128),
+    **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), 8),
+    **dict.fromkeys(("qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"), 8),
+    **dict.fromkeys(("q_lora_rank", "kv_lora_rank"), 16),
+    **dict.fromkeys(("mamba_d_head", "mamba_head_dim"), 16),
+    **dict.fromkeys(("mamba_d_state", "state_size"), 8),
+    **dict.fromkeys(("mamba_n_heads", "mamba_num_heads"), 4),
+    "vocab_size": VOCABULARY,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "sliding_window": 4,
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "dtype": "float32",
+}
+_MLA = ("axk1", "axk2", "deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa", "minicpm3")
+SPECIAL: Mapping[str, dict[str, Any]] = {
+    **{kind: {"num_key_value_heads": 4} for kind in (*_MLA, "youtu")},
+    **{kind: {"head_dim": 8} for kind in ("hunyuan_v1_dense", "hunyuan_v1_moe", "ministral")},
+    **{
+        kind: {"layer_types": ["linear_attention", "full_attention"] * 2}
+        for kind in ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")
+    },
+    "codegen": {"rotary_dim": 8},
+    "dots1": {"num_key_value_heads": 2, "head_dim": 8},
+    "falcon_h1": {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16},
+    "gemma2": {"attn_logit_softcapping": 1.0, "final_logit_softcapping": 5.0},
+    "gpt_neo": {"attention_types": [[["global", "local"], 2]], "window_size": 4},
+    "gptj": {"rotary_dim": 4},
+    "lfm2": {"layer_types": ["conv", "full_attention"] * 2},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2, "num_dense_layers": 1},
+    "mamba2": {"num_heads": 4, "head_dim": 16, "expand": 2, "n_groups": 1},
+    "nemotron": {"num_key_value_heads": 2, "head_dim": 8},
+    "zaya": {"num_experts_per_tok": 1},
+}
+"""What a kind needs beside `SIZES`."""
+
+
+def tiny_config(kind: str, **settings: Any) -> PretrainedConfig:
+    """A small configuration of this model type; whatever its class raises where it cannot be made small."""
+    made = CONFIG_MAPPING[kind]
+    default = made().to_dict()
+    names = set(inspect.signature(made.__init__).parameters) | set(default)
+    small = {name: value for name, value in SIZES.items() if name in names and default.get(name, 0) is not None}
+    config: PretrainedConfig = made(**{**small, **SPECIAL.get(kind, {}), **settings})
+    return config
+
+
+def tiny_state(kind: str, directory: Path, **settings: Any) -> State:
+    """A random model as its own class writes it to disk, adopted. Every parameter is noisy, so that what is left out
+    shows."""
+    config = tiny_config(kind, **settings)
+    with torch.device("meta"):
+        size = sum(parameter.numel() for parameter in AutoModelForCausalLM.from_config(config).parameters())
+    if size > LARGEST:
+        raise ValueError(f"{size / 1e6:.0f}M parameters, however small its settings")
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    model.save_pretrained(directory)
+    return checkpoint.adopt(directory)
+
+
+def samples(count: int = 4, seed: int = 0) -> list[Sample]:
+    """Of unequal lengths, two of them equal, all longer than the windows of tiny models."""
+    draw = np.random.default_rng(seed)
+    made = []
+    for index in range(count):
+        size = (13, 7, 7, 17)[index % 4]
+        mask = np.array([0, 0, *(draw.random(size - 3) < 0.7), 1], np.uint8)
+        made.append(
+            Sample(
+                tokens=draw.integers(3, VOCABULARY, size).astype(np.int32),
+                mask=mask,
+                logprobs=np.where(mask, -4.0, 0.0).astype(np.float32),
+                versions=np.where(mask, 0, -1).astype(np.int32),
+                reward=float(index % 2),
+                seq=index // 2,
+                group=str(index // 2),
+                trajectory=str(index),
+            )
+        )
+    return made
+
+
+def plain_logprobs(state: State, batch: Packed) -> torch.Tensor:
+    """float32[M] of plain `transformers`, eager, each sample alone."""
+    config = configured(json.loads(state.assets["config.json"]))
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
+    model.load_state_dict(state.weights, strict=False)
+    model.tie_weights()
+    found = []
+    with torch.no_grad():
+        for member in batch.members:
+            tokens = torch.from_numpy(member.tokens.astype(np.int64))[None]
+            scores = torch.log_softmax(model(input_ids=tokens, use_cache=False).logits[0].float(), -1)
+            at = np.flatnonzero(member.mask)
+            found.append(scores[at - 1, tokens[0, at]])
+    return torch.cat(found)
+
+
+def plain_values(state: State, batch: Packed) -> torch.Tensor:
+    """float32[T] of plain `transformers`' token classifier, eager, each sample alone."""
+    config = configured(json.loads(state.assets["config.json"]))
+    config.num_labels = 1
+    model = AutoModelForTokenClassification.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
+    model.load_state_dict({name: w for name, w in state.weights.items() if name != SCORE}, strict=False)
+    model.score = torch.nn.Linear(state.weights[SCORE].shape[1], 1, bias=False)
+    model.score.weight.data.copy_(state.weights[SCORE])
+    found = []
+    with torch.no_grad():
+        for member in batch.members:
+            tokens = torch.from_numpy(member.tokens.astype(np.int64))[None]
+            found.append(model(input_ids=tokens, use_cache=False).logits[0, :, 0])
+    return torch.cat(found)
+
+
+RIGHT, ROWS = "right", "own rows"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What each way of training makes of an architecture: `right`, `own rows`, or why not. gap: the largest distance
+    of a log-probability from plain transformers' over all that is right."""
+
+    alone: str
+    packed: str
+    deepspeed: str
+    megatron: str
+    lora: str
+    reward: str
+    gap: float = 0.0
+
+
+def judge(kind: str, directory: Path) -> Verdict:
+    """Computes a tiny model of this kind in every way, and compares."""
+    try:
+        state = tiny_state(kind, directory)
+    except Exception as error:  # any model's own code
+        return Verdict(*["untested: no tiny model, " + _said(error)] * 6)
+    gaps: list[float] = []
+
+    def way(compute: Any) -> str:
+        try:
+            model, gap = compute()
+        except TrainerError as error:
+            return "refused: " + _said(error)
+        except Exception as error:  # any model's own code
+            return "BROKEN: " + _said(error)
+        if not gap < TOLERANCE:
+            return f"WRONG by {gap:.1e}"
+        gaps.append(gap)
+        return ROWS if model is not None and rows.has_rows(model) else RIGHT
+
+    def torch_of(batch: Packed) -> Any:
+        def compute() -> tuple[Any, float]:
+            model = build(state.assets, state.weights).eval()
+            with torch.no_grad():
+                found = ForwardPass(model, batch).tokens(1.0)[0]
+            return model, _far(found, plain_logprobs(state, batch))
+
+        return compute
+
+    def deepspeed() -> tuple[Any, float]:
+        backend = DeepSpeedBackend(device="cpu")
+        backend.form(0, 1, None, 60.0)
+        try:
+            backend.load(state)
+            (found,) = backend.score([batch], 1.0)
+            return rows.behind(backend._learner("actor").model), _far(found, plain_logprobs(state, batch))
+        finally:
+            backend.tear_down()
+
+    def lora() -> tuple[Any, float]:
+        there = {name.split(".")[-2] for name in state.weights if "." in name}
+        begun = prepare(state, Lora(targets=tuple(name for name in TARGETS if name in there) or TARGETS))
+        adapter = begun.adapter
+        assert adapter is not None
+        torch.manual_seed(1)
+        noisy = {n: 0.1 * torch.randn(w.shape) if n.endswith(B) else w for n, w in adapter.weights.items()}
+        begun = replace(begun, adapter=replace(adapter, weights=noisy))
+        model = build(begun.assets, begun.weights)
+        assert begun.adapter is not None
+        attach(model, begun.adapter)
+        with torch.no_grad():
+            found = ForwardPass(model.eval(), batch).tokens(1.0)[0]
+        return model, _far(found, plain_logprobs(merged(begun), batch))
+
+    def reward() -> tuple[Any, float]:
+        scalar = with_scalar_head(state)
+        torch.manual_seed(1)
+        scalar = replace(scalar, weights={**scalar.weights, SCORE: torch.randn(scalar.weights[SCORE].shape)})
+        model = build(scalar.assets, scalar.weights).eval()
+        with torch.no_grad():
+            found = ForwardPass(model, batch).values()
+        return model, _far(found, plain_values(scalar, batch))
+
+    def megatron() -> tuple[Any, float]:
+        architecture(state.assets)
+        return None, 0.0  # its numbers are compared in tests/conformance
+
+    batch = pack(samples())
+    return Verdict(
+        way(torch_of(pack(samples(1)))), way(torch_of(batch)), way(deepspeed), way(megatron), way(lora), way(reward),
+        max(gaps, default=0.0),
+    )  # fmt: skip
+
+
+def leak(state: State) -> float:
+    """How far the other samples of a row move when the tokens of one change."""
+    model = build(state.assets, state.weights).eval()
+    before = pack(samples())
+    first = before.members[0]
+    changed = replace(first, tokens=np.roll(first.tokens, 1))
+    after = pack([changed, *before.members[1:]])
+    assert [member.trajectory for member in after.members] == [member.trajectory for member in before.members]
+    with torch.no_grad():
+        one, two = (ForwardPass(model, batch).tokens(1.0)[0] for batch in (before, after))
+    others = torch.from_numpy(
+        np.repeat([m is not first for m in before.members], [m.trainable for m in before.members])
+    )
+    return _far(one[others], two[others])
+
+
+def _far(one: torch.Tensor, other: torch.Tensor) -> float:
+    return float((one - other).abs().nan_to_num(nan=torch.inf).max()) if one.shape == other.shape else torch.inf
+
+
+def _said(error: BaseException) -> str:
+    text = " ".join(str(error).split())[:220]
+    return text if isinstance(error, TrainerError) else f"{type(error).__name__}: {text[:120]}"

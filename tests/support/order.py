@@ -1,0 +1,88 @@
+"""Which file begins when, where several processes share a run: the longest first, so that none waits at the end for one
+that began last; and files that use the one real vLLM server in one process, so that it starts once.
+
+A plugin of the run itself: the process that hands out the files asks it, and each that runs them."""
+
+from __future__ import annotations
+
+import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling
+
+ENGINE = (
+    "tests/infra/engines/test_conformance.py",
+    "tests/infra/engines/test_vllm_launch.py",
+    "tests/consumers/reloader/test_vllm_broadcast.py",
+    "tests/consumers/reloader/test_real_engines.py",
+    "tests/consumers/reloader/test_interruption.py",
+    "tests/producers/test_byte_for_byte.py",
+)
+"""every file whose tests ask for the fixture `vllm`"""
+LONGEST = (
+    "tests/chaos/test_elements.py",
+    *ENGINE,
+    "tests/infra/log/test_kafka_alive.py",
+    "tests/infra/machine/test_supervisor.py",
+    "tests/docs/test_benchmarks.py",
+    "tests/docs/test_deployment.py",
+    "tests/chaos/test_kill_points.py",
+    "tests/chaos/test_ways.py",
+    "tests/conformance/test_conformance_of_backends.py",
+    "tests/conformance/test_roles_apart.py",
+    "tests/infra/log/test_kafka_mend.py",
+    "tests/trainers/test_rehearsal.py",
+    "tests/trainers/backends/test_deepspeed.py",
+    "tests/consumers/learner/test_group.py",
+    "tests/consumers/test_kills.py",
+    "tests/chaos/test_starting.py",
+    "tests/consumers/reloader/test_adapters.py",
+    "tests/trainers/backends/test_ranks.py",
+    "tests/infra/machine/test_guarded.py",
+    "tests/trainers/backends/megatron/test_steps.py",
+    "tests/infra/log/test_secured.py",
+    "tests/infra/stages/test_processes.py",
+    "tests/infra/test_tracing.py",
+    "tests/consumers/audit/test_any_change.py",
+    "tests/streams/test_pills.py",
+    "tests/properties/test_histories.py",
+    "tests/trainers/backends/test_roles.py",
+    "tests/trainers/backends/parallel/test_pipeline.py",
+    "tests/trainers/backends/parallel/test_cells.py",
+    "tests/trainers/backends/parallel/test_context.py",
+    "tests/trainers/backends/test_compute.py",
+    "tests/trainers/offline/test_job.py",
+    "tests/fuzz/test_gateway.py",
+    "tests/fuzz/test_stages.py",
+)
+"""files by their time on a quiet machine, those that mostly wait before others that take as long; the rest follows in
+its own order, and takes seconds each"""
+_PLACE = {file: number for number, file in enumerate(LONGEST)}
+
+
+def scope_of(nodeid: str) -> str:
+    """What runs in one process, one after the other."""
+    file = nodeid.partition("::")[0]
+    return "the vLLM server" if file in ENGINE else file
+
+
+class Longest(LoadFileScheduling):
+    """Files as they are collected, those of ENGINE as one."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return scope_of(nodeid)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Longest | None:
+    return Longest(config, log) if config.getoption("dist") == "loadfile" else None
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: place_of(item.nodeid))
+
+
+def place_of(nodeid: str) -> int:
+    """Where a test comes; those of one file keep their order."""
+    return _PLACE.get(nodeid.partition("::")[0], len(LONGEST))

@@ -1,0 +1,108 @@
+"""A misspelt key is an error of `make check`: keys are planted wrong in copies of the modules, and mypy names each."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from mypy import api
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / ".venv" / "package" / "millrace"
+
+MISSPELT = [
+    ("streams/seal/stage.py", 'attempt["closed"] is not None', 'attempt["colsed"] is not None', "colsed"),
+    ("streams/seal/stage.py", 'None if body["whole"]', 'None if body["hwole"]', "hwole"),
+    ("streams/seal/stage.py", '"winners": good', '"winenrs": good', "winenrs"),
+    ("streams/seal/stage.py", '"v_tail": -1', '"v_tial": -1', "v_tial"),
+    ("streams/seal/closing.py", '"sealed_at": now', '"seald_at": now', "seald_at"),
+    ("streams/seal/closing.py", 'call["place"]', 'call["palce"]', "palce"),
+    ("streams/seal/attempts.py", '"keep": body', '"kep": body', "kep"),
+    ("streams/seal/attempts.py", 'body["task_id"]', 'body["taskid"]', "taskid"),
+    ("streams/seal/rewards.py", 'body["supersedes"] is not None', 'body["supercedes"] is not None', "supercedes"),
+    ("streams/dispatch/stage.py", '< ticket["min_version"]', '< ticket["min_verison"]', "min_verison"),
+    ("streams/dispatch/stage.py", '"done": {**found}', '"doen": {**found}', "doen"),
+    ("streams/dispatch/stage.py", "replace(book, prompt=", "replace(book, promt=", "promt"),
+    ("streams/dispatch/records.py", '"lease_until": ticket', '"laese_until": ticket', "laese_until"),
+    ("streams/refine/stage.py", '"source_hash": event', '"source_hahs": event', "source_hahs"),
+    ("streams/refine/custody.py", '"withheld": []', '"witheld": []', "witheld"),
+    ("streams/reward/judge.py", '"confidence": None', '"confidnece": None', "confidnece"),
+    ("producers/gateway/recorder.py", '"root_trajectory": session', '"root_trajectroy": session', "root_trajectroy"),
+    ("producers/gateway/call.py", '"prefix_len": placed', '"prefxi_len": placed', "prefxi_len"),
+    ("infra/stages/slot.py", '"duplicates": folded', '"duplicate": folded', "duplicate"),
+    ("infra/stages/state.py", 'change["wake"] is not None', 'change["waek"] is not None', "waek"),
+    (
+        "producers/gateway/sessions.py",
+        '"reward_deadline_ms": reward',
+        '"reward_deadlin_ms": reward',
+        "reward_deadlin_ms",
+    ),
+    ("producers/gateway/sessions.py", 'event["trajectory"]', 'event["trajectroy"]', "trajectroy"),
+    ("producers/gateway/session.py", 'event["capture_time"]', 'event["capture_tiem"]', "capture_tiem"),
+    ("producers/gateway/episodes.py", 'found.start["sample"]', 'found.start["smaple"]', "smaple"),
+    ("producers/gateway/episodes.py", '"rubric_version": given', '"rubric_verison": given', "rubric_verison"),
+    ("producers/gateway/passthrough.py", '"untrainable_reason": UN', '"untrainable_raeson": UN', "untrainable_raeson"),
+    ("producers/gateway/lineage.py", 'call["prefix_len"]', 'call["prefix_lne"]', "prefix_lne"),
+    ("producers/gateway/gateway.py", '"whole": session.whole', '"hwole": session.whole', "hwole"),
+    ("producers/rollout/worker.py", 'resolution["solicited"]', 'resolution["solicted"]', "solicted"),
+    ("consumers/history/ledger.py", '"prev_hash": previous', '"prev_hahs": previous', "prev_hahs"),
+    ("consumers/history/newest.py", 'found["version"] == version', 'found["verison"] == version', "verison"),
+    ("consumers/why/find.py", 'row["prompt_id"] == wanted', 'row["promptid"] == wanted', '"__getitem__"'),
+    ("consumers/why/story.py", 'row["source_place"] is not', 'row["source_palce"] is not', '"__getitem__"'),
+    ("consumers/why/render.py", "call['finish_reason']", "call['finish_raeson']", "finish_raeson"),
+    ("consumers/why/verdict.py", "sample['reward']", "sample['rewrad']", '"__getitem__"'),
+    ("consumers/report/summary.py", 'entry["masked_tokens"]', 'entry["masked_tokns"]', "masked_tokns"),
+    ("consumers/report/faults.py", 'after["generation"]', 'after["genertion"]', "genertion"),
+    ("consumers/status/watch.py", 'resolution["seq"] + 1', 'resolution["sqe"] + 1', "sqe"),
+    ("consumers/status/tables.py", 'one["expires_at"] <= now', 'one["expires_ta"] <= now', "expires_ta"),
+    ("consumers/learner/order.py", 'resolution["ticket"] or 0', 'resolution["tikcet"] or 0', "tikcet"),
+    ("consumers/learner/log.py", 'event["digest"]', 'event["digset"]', "digset"),
+    ("consumers/learner/collect.py", 'row["role"] == "engine"', 'row["rloe"] == "engine"', '"__getitem__"'),
+    ("consumers/audit/episodes.py", 'row["log_time"] or 0', 'row["log_tiem"] or 0', '"__getitem__"'),
+]
+"""module, text, the same misspelt, and what the error must name"""
+
+MISPLACED = [
+    ("streams/seal/stage.py", "yield GROUPS.put(key, group)", "yield ATTEMPTS.put(key, group)", 'Argument 1 to "put"'),
+    ("streams/seal/stage.py", "yield TOMBSTONES.put(tombstone, True)", 'yield TOMBSTONES.put(tombstone, "")', "bool"),
+    ("streams/dispatch/stage.py", "view.get(ASKED)", 'view.get("asked")', 'Argument 1 to "get"'),
+    ("streams/refine/stage.py", "prev = view.get(CHAIN) or START", "prev = view.get(_key(event)) or START", "bytes"),
+]
+"""what belongs under one key, under another or under a key without a type"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_the_type_checker_names_every_misspelt_key(tmp_path: Path) -> None:
+    planted: dict[str, str] = {}
+    for module, text, wrong, _ in MISSPELT + MISPLACED:
+        source = planted.get(module, (ROOT / module).read_text())
+        assert text in source, f"{module} no longer holds {text!r}: plant another mistake"
+        planted[module] = source.replace(text, wrong, 1)
+    options = ["--config-file", str(ROOT / "pyproject.toml"), "--hide-error-context", "--no-pretty"]
+    cache = tmp_path / "cache"
+    if (ROOT / ".mypy_cache").exists():  # `make check` has left it: only what is planted is checked anew
+        shutil.copytree(ROOT / ".mypy_cache", cache)
+    for at, (module, source) in enumerate(planted.items()):
+        # Of a file of the same size, mypy would take what it knows of the original.
+        (tmp_path / f"{at}.py").write_text(f"{source}\n# planted\n")
+        options += ["--shadow-file", str(PACKAGE / module), str(tmp_path / f"{at}.py")]
+        options += ["-m", "millrace." + module.removesuffix(".py").replace("/", ".")]
+    said, failed, _ = api.run([*options, "--cache-dir", str(cache)])
+    assert not failed, failed
+    errors = [line for line in said.splitlines() if ": error: " in line]
+    missed = [
+        (module, wrong)
+        for module, _, wrong, named in MISSPELT + MISPLACED
+        if not any(f"millrace/{module}:" in line and named in line for line in errors)
+    ]
+    assert not missed, "\n".join([*map(str, missed), *errors])
+
+
+def test_stages_change_their_state_through_tables_alone() -> None:
+    """A bare `Put` takes any value under any key; a table's takes what belongs there."""
+    bare = re.compile(r"\b(Put|Append)\(")
+    found = [str(path) for path in (ROOT / "streams").rglob("*.py") if bare.search(path.read_text())]
+    assert found == []
