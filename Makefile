@@ -18,14 +18,16 @@ ENGINE := $(CHOSEN)
 LOCK := $(or $(LOCK_OF_$(ENGINE)),$(error ENGINE is cpu or gpu, not "$(ENGINE)"))
 N ?= 10000
 JOBS ?= 2
-# A file's tests stay together, for what they share; in the order of the files, so that the longest do not come last.
-PYTEST := $(BIN)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
+# A file's tests stay together, for what they share, and the longest files come first: tests/support/order.py has the
+# list, and the slowest tests at the end of a run say where it is out of date.
+PYTEST := $(BIN)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations 20
 
 # Without byte code every start of vLLM is a first start (94 s against 24 s).
 unexport PYTHONDONTWRITEBYTECODE
 export UV_PYTHON_DOWNLOADS := never
 
-.PHONY: help setup test unit check format demo demo-short chaos histories conformance bench lock clean anew
+.PHONY: help setup test unit check format demo demo-short chaos histories fuzz audit-changes conformance architectures bench lock
+.PHONY: clean anew
 
 help: ## show this
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -39,18 +41,22 @@ $(UV): requirements-tools.lock
 	.venv-tools/bin/pip install -q --disable-pip-version-check --require-hashes -r requirements-tools.lock
 	@touch $@
 
-$(STAMP): $(UV) $(LOCK) pyproject.toml infra/services/kafka.lock $(if $(filter $(CHOSEN),$(ENGINE)),,anew)
+$(STAMP): $(UV) $(LOCK) pyproject.toml infra/machine/kafka.lock $(if $(filter $(CHOSEN),$(ENGINE)),,anew)
 	rm -f $@
 	[ -x $(BIN)/python ] || $(UV) venv -q -p $(PYTHON) .venv
 	@echo $(ENGINE) > $(CHOICE)
 	$(UV) pip sync -q -p $(BIN)/python --require-hashes --compile-bytecode $(LOCK)
 	$(UV) pip install -q -p $(BIN)/python --no-deps --no-build-isolation -e .
-	$(BIN)/python -m infra.services.jars > /dev/null
+	# The type checker finds the package by its name through this link: the repository is the package.
+	mkdir -p .venv/package && ln -sfn ../.. .venv/package/millrace
+	$(BIN)/python -m millrace.infra.machine.jars > /dev/null
 	@touch $@
 
-check: setup ## formatting, lint, types
+check: setup ## formatting, lint, imports, types
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
+	@# It looks for the package by name in the path, and finds it where the type checker does.
+	PYTHONPATH=.venv/package $(BIN)/lint-imports --no-cache
 	$(BIN)/mypy
 
 format: setup ## format and fix what can be fixed
@@ -69,14 +75,24 @@ demo: setup ## the main job: train a tiny model through the whole loop, with kil
 demo-short: setup ## ten versions and one kill
 	$(BIN)/millrace demo --short
 
-chaos: setup ## every kill point, random kills, zombies, joins and leaves; then the audit
+chaos: setup ## every kill point, random kills, zombies, joins and leaves, frozen machines, power cuts, full disks; audits
+	$(BIN)/python -m tests.chaos.elements
 	$(BIN)/python -m tests.chaos
 
 histories: setup ## random histories of the production stages in memory; N= how many
 	MILLRACE_HISTORIES=$(N) $(BIN)/pytest tests/properties/test_histories.py
 
+fuzz: setup ## random requests, replies and bytes against the gateway and the stages; N= how many
+	MILLRACE_FUZZ=$(N) $(BIN)/pytest -n $(JOBS) --dist load --timeout 0 -rP tests/fuzz
+
+audit-changes: setup ## alter any field of any record of whole histories, count what the audit names; N= how many
+	$(BIN)/python -m tests.support.corruptions.tally $(or $(N),10000)
+
 conformance: setup ## every sibling of every seam against its one suite, every case of every trainer backend
 	MILLRACE_CONFORMANCE=all $(BIN)/pytest -k conformance
+
+architectures: setup ## every architecture of transformers, each way of training: docs/architectures.md anew
+	$(BIN)/python -m benchmarks.architectures
 
 bench: setup ## the figures of docs/benchmarks.md
 	for name in $$(cd benchmarks && ls bench_*.py); do echo "== $$name"; $(BIN)/python -m benchmarks.$${name%.py}; done
