@@ -150,15 +150,17 @@ class KafkaBus(Bus):
         return self._counts[topic]
 
     def _describe(self, names: Sequence[str]) -> dict[str, int]:
-        """Partition counts of those topics that exist and can be written to."""
-        with self._asking("listing topics"):
-            known = self.admin.list_topics(timeout=WAIT_S).topics
-        rows = {name: known[name] for name in names if name in known and known[name].error is None}
-        return {
-            name: len(row.partitions)
-            for name, row in rows.items()
-            if row.partitions and all(p.leader >= 0 for p in row.partitions.values())
-        }
+        """Partition counts of those topics that exist, once each has its leaders: brokers that were just started or
+        thawed know a topic before they lead it. Raises UnreachableError where leaders stay away."""
+        deadline = time.monotonic() + WAIT_S
+        while True:
+            known = self._cluster().topics
+            rows = [known[name] for name in names if name in known and _exists(known[name].error)]
+            if all(row.partitions and all(p.leader >= 0 for p in row.partitions.values()) for row in rows):
+                return {row.topic: len(row.partitions) for row in rows}
+            if time.monotonic() > deadline:
+                raise UnreachableError(f"topics have no leader after {WAIT_S} s. Check the brokers.")
+            time.sleep(0.05)
 
     def ensure_topics(self, specs: Sequence[TopicSpec]) -> None:
         missing = [spec for spec in specs if spec.name not in self._describe([s.name for s in specs])]
@@ -432,6 +434,10 @@ class KafkaBus(Bus):
             reader.close()
         self._mender.close()
         self._watcher.close()
+
+
+def _exists(error: KafkaError | None) -> bool:
+    return error is None or error.code() == KafkaError.LEADER_NOT_AVAILABLE
 
 
 def _at_end(message: Any) -> bool:
