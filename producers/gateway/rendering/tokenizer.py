@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -63,6 +63,20 @@ def compile_template(source: str) -> Callable[..., str]:
     return environment.from_string(source).render
 
 
+def _templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """The chat templates of a model by name, as transformers finds them: `tool_use`, where there is one, writes the
+    conversations that offer tools, and `default` all others."""
+    own = folder / "chat_template.jinja"
+    found = {"default": own.read_text()} if own.is_file() else {}
+    found |= {path.stem: path.read_text() for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
+    if found:
+        return found
+    said = config.get("chat_template")
+    if isinstance(said, list):
+        return {named["name"]: named["template"] for named in said}
+    return {"default": said} if isinstance(said, str) else {}
+
+
 class ChatTokenizer:
     """Load `folder`. Raises ConfigError when it has no tokenizer or no chat template."""
 
@@ -78,14 +92,13 @@ class ChatTokenizer:
             for name in ("bos_token", "eos_token", "unk_token", "pad_token")
             if (token := config.get(name)) is not None
         }
-        own = folder / "chat_template.jinja"
-        source = own.read_text() if own.is_file() else config.get("chat_template")
-        if isinstance(source, list):
-            source = next((named["template"] for named in source if named["name"] == "default"), None)
-        if not isinstance(source, str):
+        found = _templates(folder, config)
+        source = found.get("default")
+        if source is None:
             raise ConfigError(f"{folder} has no chat template: add chat_template.jinja to the model's directory")
         self.template = source
         self._render = compile_template(source)
+        self._render_tools = compile_template(found["tool_use"]) if "tool_use" in found else self._render
         self.eos_token = self._specials.get("eos_token")
         self.eos_token_id = self._id(self.eos_token)
         self.unk_token_id = self._id(self._specials.get("unk_token"))
@@ -100,8 +113,9 @@ class ChatTokenizer:
 
     def render_text(self, messages: Sequence[Any], tools: Any, *, generate: bool, **kwargs: Any) -> str:
         """The conversation as text. Raises RenderError when the template cannot write it."""
+        render = self._render if tools is None else self._render_tools
         try:
-            return self._render(
+            return render(
                 messages=messages,
                 tools=tools,
                 documents=None,

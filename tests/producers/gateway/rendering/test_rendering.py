@@ -55,6 +55,35 @@ def test_rendering_equals_transformers(folder: Path, renderer: TemplateRenderer,
     assert renderer.render(messages, tools) == want
 
 
+def in_list(folder: Path, templates: dict[str, str]) -> None:
+    settings = folder / "tokenizer_config.json"
+    named = [{"name": name, "template": template} for name, template in templates.items()]
+    settings.write_text(json.dumps({**json.loads(settings.read_bytes()), "chat_template": named}))
+    (folder / "chat_template.jinja").unlink()
+
+
+def in_files(folder: Path, templates: dict[str, str]) -> None:
+    (folder / "additional_chat_templates").mkdir()
+    for name, template in templates.items():
+        own = "chat_template" if name == "default" else f"additional_chat_templates/{name}"
+        (folder / f"{own}.jinja").write_text(template)
+
+
+@pytest.mark.parametrize("keep", [in_list, in_files])
+@pytest.mark.parametrize("tools", [None, TOOLS])
+def test_of_several_templates_the_one_for_tools_writes_them_as_in_transformers(tmp_path: Path, keep: Any, tools: Any):
+    from transformers import PreTrainedTokenizerFast
+
+    chat_tokenizer.write(tmp_path)
+    plain, with_tools = chat_tokenizer.TEMPLATE, chat_tokenizer.TEMPLATE.replace("# Tools", "# You may call")
+    keep(tmp_path, {"rag": "{{ documents }}", "tool_use": with_tools, "default": plain})
+    theirs = PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    want = theirs.apply_chat_template([USER], tools=tools, add_generation_prompt=True, return_dict=False)
+    renderer = TemplateRenderer(ChatTokenizer(tmp_path))
+    assert renderer.render([USER], tools) == want
+    assert ("You may call" in renderer.tokenizer.decode(want)) is (tools is not None)
+
+
 def test_a_bridge_keeps_stored_ids_and_adds_what_is_new(renderer: TemplateRenderer):
     prompt = renderer.render([USER], TOOLS)
     # Not what the tokenizer would write: one byte a token, and arguments that the template would write otherwise.
