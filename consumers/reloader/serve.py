@@ -61,7 +61,7 @@ async def _run(settings: Settings, url: str) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     bus = connect(settings)
-    control = VllmControl(url, key=engine_key(settings), on_cpu=on_cpu(settings))
+    control = VllmControl(url, key=partial(engine_key, settings), on_cpu=on_cpu(settings))
     try:
         reloader = Reloader(
             bus,

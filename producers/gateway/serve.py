@@ -93,7 +93,7 @@ async def _run(settings: Settings, bus: Bus) -> None:
     sessions = Sessions(log.folder, options.policy, settings.gateway.session_secret.get_secret_value())
     live = sessions.rebuild(log)
     logger.info("%s: %d live sessions, %d bytes to send", log.source, live, log.waiting)
-    resubmits, key = settings.engine.interrupt == "abort", engine_key(settings)
+    resubmits, key = settings.engine.interrupt == "abort", partial(engine_key, settings)
     # Where one engine alone is known, a call waits until it has started; where there are more, another may serve it.
     make = partial(make_engine, resubmits=resubmits, key=key)
     fleet = Fleet(options.policy, lambda url: make(url, absent_patience_s=START_S if urls == (url,) else None), urls)
@@ -286,7 +286,9 @@ class WorkersWatch:
                 self._loop.call_soon_threadsafe(self._observe, status)
 
 
-def make_engine(url: str, *, resubmits: bool, key: str = "", absent_patience_s: float | None = None) -> Engine:
+def make_engine(
+    url: str, *, resubmits: bool, key: str | Callable[[], str] = "", absent_patience_s: float | None = None
+) -> Engine:
     """The engine at `url`; where it ends requests to change its weights, one that asks for the rest of them.
     absent_patience_s: how long a call waits while nothing listens there; None for as long as VllmEngine does."""
     from millrace.infra.engines.vllm.engine import VllmEngine

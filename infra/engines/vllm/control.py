@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import httpx
 from tenacity import retry, retry_if_exception_type, stop_after_attempt, wait_exponential
 
 from millrace.infra import faults
+from millrace.infra.engines.bearer import REFUSED, Bearer
 from millrace.infra.engines.control import Broadcast, EngineControl, EngineState, PauseMode
 from millrace.infra.errors import EngineError, EngineRejected, EngineTimeout, EngineUnavailable
 from millrace.schemas.labels import is_base, parse_label
@@ -32,22 +33,24 @@ IDLE_S = 2.0
 
 
 class VllmControl(EngineControl):
-    """Controls the server at `url`, which may ask for a `key`. `load_timeout_s` bounds one load, `timeout_s` every
-    other call. on_cpu: whether it runs on a CPU, where that is known; None: it is asked."""
+    """Controls the server at `url`, which may ask for a `key`, given as it is or by what reads it. `load_timeout_s`
+    bounds one load, `timeout_s` every other call. on_cpu: whether it runs on a CPU, where that is known; None: it is
+    asked."""
 
     def __init__(
         self,
         url: str,
         *,
-        key: str = "",
+        key: str | Callable[[], str] = "",
         timeout_s: float = 30.0,
         load_timeout_s: float = 600.0,
         on_cpu: bool | None = None,
     ) -> None:
         self.url = url.rstrip("/")
+        self._bearer = Bearer(key)
         self._client = httpx.AsyncClient(
             base_url=self.url,
-            headers={"authorization": f"Bearer {key}"} if key else {},
+            headers=self._bearer.headers,
             timeout=timeout_s,
             limits=httpx.Limits(keepalive_expiry=IDLE_S),
         )
@@ -177,7 +180,11 @@ class VllmControl(EngineControl):
     async def _call(self, method: str, path: str, **arguments: Any) -> httpx.Response:
         """The answer, status 200. A connection that broke is tried again: every call may be repeated."""
         try:
+            brought = self._bearer.key
             answer = await self._client.request(method, path, **arguments)
+            if answer.status_code == REFUSED and self._bearer.renewed(brought):
+                self._client.headers.update(self._bearer.headers)
+                answer = await self._client.request(method, path, **arguments)
         except httpx.TimeoutException as error:
             self._known = None
             raise EngineTimeout(f"{self.url}{path} did not answer in time") from error

@@ -9,7 +9,7 @@ vLLM 0.32 queues requests while paused and 0.33 answers 503: both look the same 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -19,6 +19,7 @@ import orjson
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
 
 from millrace.infra.engines.base import Chunk, Engine, Sampling
+from millrace.infra.engines.bearer import REFUSED, Bearer
 from millrace.infra.engines.wire import (
     Message,
     MessageWithTop,
@@ -54,10 +55,10 @@ class _Paused(_Unanswered):
 class VllmEngine(Engine):
     """Talks to one vLLM server (or to `millrace.infra.engines.inprocess.server`).
 
-    `model` is the served model name, None for whatever is served. `idle_timeout_s` bounds the silence between two
-    bytes, a pause of the engine included; `patience_s` bounds how long a request is tried again while the engine is
-    paused, `busy_patience_s` how long while it is busy, and `absent_patience_s` (as while it is busy, by default) how
-    long while nothing listens there. Create it inside the event loop that uses it."""
+    `model` is the served model name, None for whatever is served; `api_key` a key or what reads it. `idle_timeout_s`
+    bounds the silence between two bytes, a pause of the engine included; `patience_s` bounds how long a request is
+    tried again while the engine is paused, `busy_patience_s` how long while it is busy, and `absent_patience_s` (as
+    while it is busy, by default) how long while nothing listens there. Create it inside the event loop that uses it."""
 
     kind = "vllm"
 
@@ -66,7 +67,7 @@ class VllmEngine(Engine):
         url: str,
         model: str | None = None,
         *,
-        api_key: str | None = None,
+        api_key: str | Callable[[], str] | None = None,
         connect_timeout_s: float = 5.0,
         idle_timeout_s: float = 600.0,
         patience_s: float = 20.0,
@@ -75,9 +76,7 @@ class VllmEngine(Engine):
     ) -> None:
         self.url = url.rstrip("/")
         self.model = model
-        self._headers = dict(JSON_HEADERS)
-        if api_key:
-            self._headers["authorization"] = f"Bearer {api_key}"
+        self._bearer = Bearer(api_key)
         self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s, sock_read=idle_timeout_s)
         self._patience_s = patience_s
         self._busy_patience_s = min(patience_s, busy_patience_s)
@@ -214,8 +213,9 @@ class VllmEngine(Engine):
     def _client(self) -> aiohttp.ClientSession:
         if self._session is None:
             connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_S)
+            headers = JSON_HEADERS | self._bearer.headers
             self._session = aiohttp.ClientSession(
-                connector=connector, headers=self._headers, timeout=self._timeout, read_bufsize=2**20
+                connector=connector, headers=headers, timeout=self._timeout, read_bufsize=2**20
             )
         return self._session
 
@@ -249,7 +249,12 @@ class VllmEngine(Engine):
 
     async def _send_once(self, body: bytes) -> aiohttp.ClientResponse:
         try:
+            brought = self._bearer.key
             answer = await self._client().post(self._generate_url, data=body)
+            if answer.status == REFUSED and self._bearer.renewed(brought):
+                answer.release()
+                self._client().headers.update(self._bearer.headers)
+                answer = await self._client().post(self._generate_url, data=body)
         except (aiohttp.ConnectionTimeoutError, aiohttp.ClientConnectorError) as error:
             raise _Absent(f"cannot connect to {self.url}: {_say(error)}; is the engine up?") from error
         except TimeoutError as error:

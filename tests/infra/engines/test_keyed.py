@@ -13,16 +13,24 @@ from starlette.routing import Route
 
 from millrace.infra.config import load
 from millrace.infra.engines.base import Sampling
-from millrace.infra.engines.keyed import KEY, Keyed
+from millrace.infra.engines.keyed import KEY, REFUSAL, Keyed
 from millrace.infra.engines.vllm.control import VllmControl
+from millrace.infra.engines.vllm.engine import VllmEngine
 from millrace.infra.engines.vllm.launch import Vllm
 from millrace.infra.errors import ConfigError, EngineError, EngineRejected
 from millrace.infra.machine.local import run_engine
 from millrace.producers.gateway.serve import make_engine
 from tests.support.engines import LightEngine, complete
+from tests.support.fake_http import FakeServer, answer, serving, stream
 from tests.support.tiny_model import write_model
 
 WORD = "a long random word"
+REPLY = (
+    b'data: {"choices": [{"index": 0, "token_ids": [4], "finish_reason": "stop", '
+    b'"logprobs": {"content": [{"token_id": 4, "logprob": -0.5, "rank": 1, "top_logprobs": []}]}, '
+    b'"weight_versions": [{"version": "p@3", "start": 0, "end": 1}]}]}\n\n',
+    b"data: [DONE]\n\n",
+)
 
 
 @pytest.mark.parametrize(
@@ -69,6 +77,48 @@ def test_an_engine_beyond_this_machine_needs_a_key(tmp_path: Path) -> None:
     flags = {"home": str(tmp_path), "engine.url": "http://10.0.0.6:8901", "engine.local": "false"}
     with pytest.raises(ConfigError, match=r"set \[engine\] key"):
         run_engine(load(flags=flags))
+
+
+def brought(fake: FakeServer) -> list[str]:
+    """The key of each request that came."""
+    heads = [dict(line.split(": ", 1) for line in head.split("\r\n") if ": " in line) for head, _ in fake.requests]
+    return [{name.lower(): value for name, value in head.items()}.get("authorization", "") for head in heads]
+
+
+async def test_a_key_that_is_made_later_is_read_upon_a_refusal(tmp_path: Path) -> None:
+    key = tmp_path / "key"
+
+    def read() -> str:
+        return key.read_text() if key.is_file() else ""
+
+    played = answer(REFUSAL, 401), stream(*REPLY), stream(*REPLY), answer(REFUSAL, 401), answer(b"{}"), answer(b"{}")
+    async with serving(*played) as fake:
+        engine, control = VllmEngine(fake.url, api_key=read, patience_s=0), VllmControl(fake.url, key=read)
+        key.write_text(WORD)
+        try:
+            for _ in range(2):
+                assert len(await complete(engine, [1], Sampling(max_tokens=1))) == 1
+            await control.pause()
+            await control.resume()
+        finally:
+            await engine.close()
+            await control.close()
+        right = f"Bearer {WORD}"
+        assert brought(fake) == ["", right, right, "", right, right]
+
+
+async def test_a_key_that_stays_the_same_is_brought_once() -> None:
+    async with serving(answer(REFUSAL, 401)) as fake:
+        engine, control = VllmEngine(fake.url, api_key=lambda: "another"), VllmControl(fake.url, key="another")
+        try:
+            with pytest.raises(EngineRejected, match="wrong or missing key"):
+                await complete(engine, [1], Sampling(max_tokens=1))
+            with pytest.raises(EngineRejected, match="wrong or missing key"):
+                await control.pause()
+        finally:
+            await engine.close()
+            await control.close()
+        assert brought(fake) == ["Bearer another"] * 2
 
 
 @pytest.mark.slow

@@ -1,0 +1,30 @@
+"""The key that requests to an engine bring.
+
+Invariant: an engine that refuses the key is asked again only with another one, read anew: `millrace up` may have made
+the key of a local engine after this process began."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+REFUSED = 401
+HEADER = "authorization"
+
+
+class Bearer:
+    """A key, or what reads it; an empty one is not brought."""
+
+    def __init__(self, key: str | Callable[[], str] | None) -> None:
+        self._read = key if callable(key) else lambda: key or ""
+        self.key = self._read()
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What a request brings."""
+        return {HEADER: f"Bearer {self.key}"} if self.key else {}
+
+    def renewed(self, refused: str) -> bool:
+        """Whether there is another key than the one that was refused."""
+        if self.key == refused:
+            self.key = self._read()
+        return self.key != refused
