@@ -56,6 +56,11 @@ class Gateway(Section):
     capture_dir: Path = Field(default=Path(), description="local log of what was captured; empty: under home")
     capture_max_bytes: Positive = Field(default=4 << 30, description="most bytes of it that may wait to be sent")
     idle_timeout_s: Seconds = Field(default=300, description="an episode nobody ended ends after this silence")
+    keep_alive_s: Annotated[float, Field(ge=0)] = Field(
+        default=15,
+        description="a stream that waits for its engine gets a comment after each such silence, so that no proxy cuts "
+        "it; 0: none",
+    )
     renderer: str = Field(
         default="auto", description="template, or a family of the renderers package; auto: by the model's type and name"
     )

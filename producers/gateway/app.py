@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import orjson
@@ -23,6 +23,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from millrace.infra.engines.upstream import TextUpstream
 from millrace.producers.gateway.episodes import Episodes
 from millrace.producers.gateway.errors import ApiError
+from millrace.producers.gateway.event_stream import EventStream
 from millrace.producers.gateway.gateway import Caller, Gateway
 from millrace.producers.gateway.intake import Intake, Visit, check_origin
 from millrace.producers.gateway.passthrough import Passthrough
@@ -33,27 +34,6 @@ JSON = "application/json"
 CHAT = "/v1/chat/completions"
 VISIT = "millrace.visit"
 Handler = Callable[[Request], Awaitable[Response]]
-
-
-class EventStream(Response):
-    """Server-sent events. The first is awaited before the status is sent, so that errors still get theirs."""
-
-    media_type = "text/event-stream"
-
-    def __init__(self, first: bytes, rest: AsyncGenerator[bytes, None]) -> None:
-        super().__init__(headers={"cache-control": "no-cache"})
-        del self.headers["content-length"]
-        self._first = first
-        self._rest = rest
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # Closed also when this task is cancelled: what was sampled is recorded before anyone goes on.
-        async with aclosing(self._rest):
-            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            await send({"type": "http.response.body", "body": self._first, "more_body": True})
-            async for event in self._rest:
-                await send({"type": "http.response.body", "body": event, "more_body": True})
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 def make_app(gateway: Gateway, upstream: TextUpstream | None = None, address: str = "") -> ASGIApp:
@@ -77,8 +57,7 @@ def make_app(gateway: Gateway, upstream: TextUpstream | None = None, address: st
         call = await gateway.prepare(caller, request.headers, body)
         if not call.request.stream:
             return Response(await gateway.chat(call), media_type=JSON)
-        events = gateway.stream(call)
-        return EventStream(await anext(events), events)
+        return EventStream(gateway.stream(call), partial(_refusal, request), gateway.options.keep_alive_s)
 
     async def passed(request: Request) -> Response:
         gateway.check_open()
@@ -94,8 +73,8 @@ def make_app(gateway: Gateway, upstream: TextUpstream | None = None, address: st
             async with answer:
                 refusal = b"".join([part async for part in answer.chunks()])
             return Response(refusal, answer.status, dict(answer.headers))
-        events = through.stream(call, answer)
-        return EventStream(await anext(events), events)
+        # No comments of ours: an upstream's bytes go on as they are.
+        return EventStream(through.stream(call, answer), partial(_refusal, request))
 
     async def models(request: Request) -> Response:
         enter(request)
@@ -181,18 +160,23 @@ def _guarded(handler: Handler) -> Handler:
     async def guarded(request: Request) -> Response:
         try:
             return await handler(request)
-        except ApiError as error:
-            return error.response()
-        except asyncio.CancelledError:
-            if request.scope[VISIT].left:
-                raise
-            said = "This call was cut off: its session has ended, or the gateway stops"
-            return ApiError(503, said, type="server_error", code="cut_off").response()
-        except Exception:
-            logger.exception("%s %s failed", request.method, request.url.path)
-            return ApiError(500, "The gateway failed: see its log", type="server_error", code="internal").response()
+        except BaseException as error:
+            return _refusal(request, error)
 
     return guarded
+
+
+def _refusal(request: Request, error: BaseException) -> Response:
+    """The answer to a request that failed before its response began. Raises what nobody waits for an answer to."""
+    if isinstance(error, ApiError):
+        return error.response()
+    if isinstance(error, asyncio.CancelledError) and not request.scope[VISIT].left:
+        said = "This call was cut off: its session has ended, or the gateway stops"
+        return ApiError(503, said, type="server_error", code="cut_off").response()
+    if not isinstance(error, Exception):
+        raise error
+    logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    return ApiError(500, "The gateway failed: see its log", type="server_error", code="internal").response()
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

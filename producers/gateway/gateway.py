@@ -258,9 +258,7 @@ class Gateway:
 
     async def stream(self, call: Call) -> AsyncGenerator[bytes, None]:
         """The response of a call as server-sent events, those that are ready at once together. Raises ApiError before
-        the first of them only.
-
-        Await the first events before the response's status is sent."""
+        the first of them only."""
         recorded = False
         events: list[bytes] = []
         try:

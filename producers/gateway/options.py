@@ -28,6 +28,7 @@ class Options:
     max_sessions: int = 50_000
     max_model_len: int = 2048
     idle_timeout_s: float = 300.0
+    keep_alive_s: float = 15.0
     patience_s: float = 60.0
     awaits: tuple[str, ...] = ()
     reward_deadline_ms: int = 60_000
@@ -51,6 +52,7 @@ class Options:
             max_sessions=gateway.max_sessions,
             max_model_len=min(settings.engine.max_model_len or context, context),
             idle_timeout_s=gateway.idle_timeout_s,
+            keep_alive_s=gateway.keep_alive_s,
             awaits=settings.policy.awaits,
             public_url=gateway.public_url.rstrip("/"),
             reward_deadline_ms=int(settings.policy.reward_deadline_s * 1000),
