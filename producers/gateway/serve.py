@@ -90,7 +90,9 @@ async def _run(settings: Settings, bus: Bus) -> None:
     log = CaptureLog(
         settings.gateway.capture_dir, segment_s=kept_s / PARTS, max_waiting=settings.gateway.capture_max_bytes
     )
-    sessions = Sessions(log.folder, options.policy, settings.gateway.session_secret.get_secret_value())
+    # Half of the hours that its first event is kept: a start rebuilds the whole of an episode, or nothing of it.
+    secret = settings.gateway.session_secret.get_secret_value()
+    sessions = Sessions(log.folder, options.policy, secret, named_s=kept_s / 2)
     live = sessions.rebuild(log)
     logger.info("%s: %d live sessions, %d bytes to send", log.source, live, log.waiting)
     resubmits, key = settings.engine.interrupt == "abort", partial(engine_key, settings)

@@ -1,9 +1,9 @@
 """All episodes of one gateway: started ones, unsolicited ones, ended ones that may yet be rewarded.
 
 Invariants: a session's key is derived from its id by a secret of this gateway's folder, or by one that several
-gateways are given, so that keys outlive a restart; live sessions are bounded by the idle timeout, ended ones by a
-count; a session is rebuilt from the capture log with the same folds that built it; which of them a nameless call goes
-on from, `whose` decides.
+gateways are given, so that keys outlive a restart; live sessions are bounded by the idle timeout, those of a name also
+by an age and a number of calls, ended ones by a count; a session is rebuilt from the capture log, read once, with the
+same folds that built it; which of them a nameless call goes on from, `whose` decides.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from millrace.producers.gateway.whose import Conversations, Hints
 from millrace.producers.gateway.wire import parse_any
 from millrace.schemas import codec
 from millrace.schemas.errors import SchemaError
-from millrace.schemas.ids import new_id
+from millrace.schemas.ids import new_id, now_micros
 from millrace.schemas.records import EpisodeStarted, Event, ModelCall, Reward
 
 logger = logging.getLogger(__name__)
@@ -42,11 +42,18 @@ ENDED = 20_000
 """ended sessions that a late reward may still name"""
 
 
-class Sessions:
-    """`folder` keeps the secret of the session keys, unless one that several gateways share is given."""
+NAMED_S = 12 * 3600.0
+NAMED_CALLS = 10_000
+"""calls after which a name begins another episode"""
 
-    def __init__(self, folder: Path, policy: str, secret: str = "") -> None:
+
+class Sessions:
+    """`folder` keeps the secret of the session keys, unless one that several gateways share is given. After `named_s` a
+    name that clients gave begins another episode, so that one in use all the time is learned from too."""
+
+    def __init__(self, folder: Path, policy: str, secret: str = "", *, named_s: float = NAMED_S) -> None:
         self.policy = policy
+        self.named_s = named_s
         self.live: dict[str, Session] = {}
         self.ended: OrderedDict[str, Session] = OrderedDict()
         self.count: Counter[str] = Counter()
@@ -122,7 +129,12 @@ class Sessions:
 
     def named(self, tenant: str, hints: Hints) -> Session | None:
         """The unsolicited session that a client gave a name of its own."""
-        return self._aliases.get((tenant, hints.subject, hints.name or ""))
+        found = self._aliases.get((tenant, hints.subject, hints.name or ""))
+        return None if found is not None and self._worn(found) else found
+
+    def _worn(self, session: Session) -> bool:
+        """Whether a name that is in use all the time has used this episode up: silence will end it."""
+        return session.lineages.turns >= NAMED_CALLS or now_micros() - session.began >= self.named_s * 1e6
 
     def replied(self, session: Session, digest: bytes) -> None:
         """A reply was recorded under this digest."""
@@ -174,19 +186,8 @@ class Sessions:
     def rebuild(self, log: CaptureLog) -> int:
         """Take up where the log ends; returns the number of live sessions. Those that cannot be rebuilt are named and
         counted in `unreadable`; what the log holds of them stays as it is."""
-        state: OrderedDict[str, bool] = OrderedDict()
         for kept in log.read():
-            headers = kept.entry.headers
-            trajectory = headers.get("trajectory", "")
-            state[trajectory] = state.get(trajectory, False) or headers.get("kind") == "episode_ended"
-        over = [trajectory for trajectory, ended in state.items() if ended][-ENDED:]
-        wanted = {trajectory for trajectory, ended in state.items() if not ended}.union(over)
-        for kept in log.read():
-            trajectory = kept.entry.headers.get("trajectory", "")
-            if trajectory in wanted:
-                self._refolded(trajectory, kept.entry)
-        for session in [session for session in self.live.values() if session.ended]:
-            self.retire(session)
+            self._refolded(kept.entry.headers.get("trajectory", ""), kept.entry)
         return len(self.live)
 
     def _refolded(self, trajectory: str, entry: Entry) -> None:
@@ -197,6 +198,7 @@ class Sessions:
         except SchemaError as error:
             self._name(trajectory, error)
             self._broken.add(trajectory)
+            self.ended.pop(trajectory, None)
             if trajectory in self.live:
                 self.discard(self.live[trajectory])
             return
@@ -217,9 +219,11 @@ class Sessions:
             self.unreadable.add(trajectory)
 
     def _refold(self, event: Event, headers: Mapping[str, str]) -> None:
-        session = self.live.get(event["trajectory"])
+        session = self.get(event["trajectory"])
         if session is not None:
             session.followed(event["kind"], event["step"], event["hash"])
+            if session.ended and session.id in self.live:
+                self.retire(session)
         kind, body = event["kind"], codec.decode_body(event["kind"], event["body"])
         if kind == "episode_started":
             session = begun(event, cast(EpisodeStarted, body), headers)
@@ -227,7 +231,7 @@ class Sessions:
             session.followed(kind, event["step"], event["hash"])
         if session is None:
             return  # its start lies in files that are gone, or was never written: nothing can be added to it
-        if kind == "model_call":
+        if kind == "model_call" and not session.ended:
             self._recall(session, cast(ModelCall, body))
         elif kind == "reward":
             reward = cast(Reward, body)

@@ -1,0 +1,103 @@
+"""A name that is in use all the time does not hold one episode open for ever; a start reads the capture log once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from millrace.producers.capture.entry import Kept
+from millrace.producers.capture.log import CaptureLog
+from millrace.producers.gateway.rendering.template import TemplateRenderer
+from millrace.producers.gateway.session import Session
+from millrace.producers.gateway.sessions import NAMED_CALLS, Sessions
+from tests.support.gateway_world import POLICY, ScriptedEngine, World, world
+
+HI = {"role": "user", "content": "Hi"}
+MORE = {"role": "user", "content": "And then?"}
+NAME = {"x-millrace-session": "my-bot"}
+
+
+def make_engine(renderer: TemplateRenderer) -> ScriptedEngine:
+    return ScriptedEngine(lambda *_: renderer.tokenizer.encode("The answer is 42.<|im_end|>"))
+
+
+async def say(w: World, *messages: Any) -> Any:
+    answer = await w.http.post("/v1/chat/completions", json={"model": "m", "messages": messages}, headers=NAME)
+    assert answer.status_code == 200, answer.text
+    return answer.json()["choices"][0]["message"]
+
+
+def trajectories(w: World) -> list[str]:
+    return [event["trajectory"] for event in w.events() if event["kind"] == "model_call"]
+
+
+def grown_old(session: Session, sessions: Sessions) -> None:
+    session.began -= int(sessions.named_s * 1e6)
+
+
+def much_used(session: Session, sessions: Sessions) -> None:
+    session.lineages.turns = NAMED_CALLS
+
+
+@pytest.mark.parametrize("wear", [grown_old, much_used])
+async def test_a_name_begins_another_episode_when_one_is_worn(tmp_path: Path, renderer: TemplateRenderer, wear: Any):
+    async with world(tmp_path, renderer, make_engine(renderer)) as w:
+        sessions = w.gateway.sessions
+        reply = await say(w, HI)
+        await say(w, HI, reply, MORE)
+        (first,) = sessions.live.values()
+        wear(first, sessions)
+        await say(w, HI)
+        await say(w, HI)
+        one, same, two, still = trajectories(w)
+        assert (same, still) == (one, two)
+        assert two != one
+        assert not first.ended
+        await w.gateway.end(first, status="completed", stop_condition="idle")
+        await say(w, MORE)
+        assert trajectories(w)[-1] == two, "the end of the former episode takes no name from the next"
+
+
+async def test_a_start_reads_each_entry_once(tmp_path: Path, renderer: TemplateRenderer):
+    async with world(tmp_path, renderer, make_engine(renderer)) as w:
+        ended = await w.start(task_id="over")
+        await w.chat([HI], ended["api_key"])
+        await w.http.post(
+            f"/v1/sessions/{ended['session']}/end", json={}, headers={"authorization": f"Bearer {ended['api_key']}"}
+        )
+        await w.http.post(
+            f"/v1/sessions/{ended['session']}/reward",
+            json={"value": 1.0, "reward_id": "late"},
+            headers={"authorization": f"Bearer {ended['api_key']}"},
+        )
+        await say(w, HI)
+        before = w.gateway.sessions
+        steps = {
+            session.id: (session.step, session.link) for session in (*before.live.values(), *before.ended.values())
+        }
+    log, seen = Watched(tmp_path / "capture"), list[int]()
+    log.seen = seen
+    sessions = Sessions(log.folder, POLICY)
+    assert sessions.rebuild(log) == 1
+    assert seen == list(range(log.end))
+    assert list(sessions.ended) == [ended["session"]]
+    over = sessions.ended[ended["session"]]
+    assert over.rewards == {"agent\x1flate"}
+    assert {one.id: (one.step, one.link) for one in (over, *sessions.live.values())} == steps
+    assert not over.lineages.turns, "what only a live session needs is not kept"
+    log.close()
+
+
+class Watched(CaptureLog):
+    """Notes the number of each entry that is read from it."""
+
+    seen: list[int]
+
+    def read(self, seq: int = 0) -> Iterator[Kept]:
+        for kept in super().read(seq):
+            if hasattr(self, "seen"):
+                self.seen.append(kept.seq)
+            yield kept
