@@ -2,9 +2,11 @@
 
     .venv/bin/python -m benchmarks.bench_delays [--repeats 3] [--only TEXT]
 
-A ticker asks the event loop for its turn again and again while one call of a shape is served; what the process spends
-of CPU between two of its turns is what others would have waited for. The gateway is whole but for its port, its engine
-answers at once. The smallest of some repeats is printed: what a busy machine adds comes only sometimes."""
+A ticker asks the event loop for its turn again and again while one call of a shape is served. What others would have
+waited for between two of its turns is the CPU of the loop's own thread, and that of the gateway's other threads while
+the loop waited for the interpreter's lock. While it waited for a core they had the other one, or a busy machine had
+both: that is no delay of the gateway's making. The gateway is whole but for its port, its engine answers at once. The
+smallest of some repeats is printed: what a busy machine adds comes only sometimes."""
 
 from __future__ import annotations
 
@@ -14,6 +16,7 @@ import gc
 import os
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -177,6 +180,37 @@ def upstream(shape: Shape, ids: list[int]) -> tuple[Played, Played]:
     return Played(parts=[orjson.dumps({"choices": choices})]), Played(parts=events)
 
 
+class Moment(NamedTuple):
+    """Seconds: of the clock, of CPU of the process and of this thread, and those that this thread waited for a core."""
+
+    wall: float
+    process: float
+    thread: float
+    queued: float
+
+    def held(self, before: Moment) -> float:
+        """How long the process itself kept this thread since then, at most."""
+        wall, process, thread, queued = (now - then for now, then in zip(self, before, strict=True))
+        return thread + max(0.0, min(process - thread, wall - thread - queued))
+
+
+class Clock:
+    """Tells the moment of the thread that made it. Linux says how long it waited for a core; others count none."""
+
+    def __init__(self) -> None:
+        self._file = -1
+        with suppress(OSError):
+            self._file = os.open(f"/proc/self/task/{threading.get_native_id()}/schedstat", os.O_RDONLY)
+
+    def now(self) -> Moment:
+        queued = int(os.pread(self._file, 100, 0).split()[1]) / 1e9 if self._file >= 0 else 0.0
+        return Moment(time.perf_counter(), time.process_time(), time.thread_time(), queued)
+
+    def close(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+
+
 async def longest(folder: Path, renderer: TemplateRenderer, shape: Shape) -> tuple[int, float, float]:
     """(status, longest step in ms, CPU ms of the whole call)."""
     line = renderer.tokenizer.encode("The answer is 42, and so on. ")
@@ -184,19 +218,21 @@ async def longest(folder: Path, renderer: TemplateRenderer, shape: Shape) -> tup
     body, worst, done = shape.body(), 0.0, False
     gateway = InProcess(folder, renderer, reply(shape, [*ids, END]), upstream=shape.upstream, max_model_len=CONTEXT)
 
+    clock = Clock()
+
     async def tick() -> None:
         nonlocal worst
-        before = time.process_time()
+        before = clock.now()
         while not done:
             await asyncio.sleep(0)
-            now = time.process_time()
-            worst, before = max(worst, now - before), now
+            now = clock.now()
+            worst, before = max(worst, now.held(before)), now
 
     path = shape.path or CHAT
     if path in ("events", "reward", "end"):
         started = await gateway.ask("POST", "/v1/sessions", b"{}")
         path = f"/v1/sessions/{started.json['session']}/{path}"
-    await gateway.ask("POST", CHAT, chat())
+    await gateway.ask("POST", CHAT, chat(n=shape.n))
     gc.collect()
     gc.freeze()
     ticking = asyncio.create_task(tick())
@@ -206,6 +242,7 @@ async def longest(folder: Path, renderer: TemplateRenderer, shape: Shape) -> tup
     await asyncio.sleep(0.01)
     spent, done = time.process_time() - began, True
     await ticking
+    clock.close()
     await gateway.close()
     return answer.status, worst * 1e3, spent * 1e3
 

@@ -25,7 +25,11 @@ KEPT = 16 << 20
 """bytes, about, of each of the two generations of pieces that are remembered"""
 TOKEN_BYTES = 40
 BATCH = 64 << 10
-"""characters that are tokenized at once before their number is compared with the limit"""
+"""characters that are searched at once for special tokens, and tokenized before their number is compared with the
+limit"""
+CUTS = 1024
+"""tokens, beside a fiftieth of the limit, by which the parts of a text may have more than the whole: each of its parts
+has up to `BATCH` of them, and at its ends a few more than in the whole"""
 SHRINKS = 4
 """how much shorter a normalizer may make a text, in characters"""
 NORMALIZERS = ("NFC", "NFD", "NFKC", "NFKD")
@@ -44,6 +48,7 @@ class Segments:
         self._size = 0
         tokens = [token for token in described.get("added_tokens", ()) if token["content"]]
         self._specials = {token["content"]: [int(token["id"])] for token in tokens if not token["normalized"]}
+        self._overlap = max(map(len, self._specials), default=0)
         self._split = _splitter(self._specials) if self._specials and independent(described) else None
         self._words = Words(core, described) if self._split is not None else None
         if self._split is not None and not self._alike():
@@ -74,11 +79,16 @@ class Segments:
         if len(text) < BATCH:
             return [piece for piece in self._split.split(text) if piece]
         pieces, at = list[str](), 0
-        for found in self._split.finditer(text):  # piece by piece: one call would keep Python's lock throughout
-            if found.start() > at:
-                pieces.append(text[at : found.start()])
-            pieces.append(found.group())
-            at = found.end()
+        for begin in range(0, len(text), BATCH):
+            # A window and a match at a time: one call for all of it would keep Python's lock throughout.
+            end = begin + BATCH
+            for found in self._split.finditer(text, max(begin, at), end + self._overlap):
+                if found.start() >= end:
+                    break
+                if found.start() > at:
+                    pieces.append(text[at : found.start()])
+                pieces.append(found.group())
+                at = found.end()
         return [*pieces, text[at:]] if at < len(text) else pieces
 
     def _learn(self, pieces: list[str], limit: int | None) -> None:
@@ -90,6 +100,8 @@ class Segments:
             if known is not None:
                 self._keep(piece, known)
                 continue
+            if self._split is not None and limit is not None and len(piece) > max(BATCH, 2 * limit):
+                self._weigh(piece, limit)
             missing.append(piece)
             waiting += len(piece)
             if waiting > BATCH:
@@ -99,6 +111,16 @@ class Segments:
                     raise PromptTooLong(f"a prompt of over {count} tokens is longer than {limit}")
         if missing:
             self._tokenize(missing)
+
+    def _weigh(self, piece: str, limit: int) -> None:
+        """Raise PromptTooLong for a piece of far more tokens than the limit, part by part: the millions of tokens of
+        the whole would be let go of in one step that keeps Python's lock."""
+        most, count = limit + limit // 50 + CUTS, 0
+        for at in range(0, len(piece), BATCH):
+            (part,) = self._core.encode_batch_fast([piece[at : at + BATCH]], add_special_tokens=False)
+            count += len(part)
+            if count > most:
+                raise PromptTooLong(f"a prompt of about {count} tokens or more is longer than {limit}")
 
     def _tokenize(self, pieces: list[str]) -> int:
         found = self._fresh(pieces)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import re
+import sys
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 
@@ -13,7 +15,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from millrace.producers.gateway.rendering.base import PromptTooLong
-from millrace.producers.gateway.rendering.segments import Segments
+from millrace.producers.gateway.rendering.segments import BATCH, Segments
 from millrace.producers.gateway.rendering.words import RANGES, Words
 
 SPECIALS = ["<|im_start|>", "<|im_end|>", "<a>", "<a><b>", "[x]", "<tool_call>"]
@@ -118,6 +120,78 @@ def test_pieces_give_the_ids_of_the_whole(kind: str, text: str):
     want = core.encode(text, add_special_tokens=False).ids
     assert segments.encode(text) == want
     assert segments.encode(text) == want, "as it is remembered"
+
+
+@settings(max_examples=300, deadline=None)
+@example("x<a><b>x", 3)
+@example("<|im_start|><a><b><a>", 1)
+@given(text=Texts, window=st.integers(1, 30))
+def test_windows_cut_no_special_token(text: str, window: int):
+    _, segments = made("byte level")
+    whole = segments._pieces(text)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("millrace.producers.gateway.rendering.segments.BATCH", window)
+        assert segments._pieces(text) == whole
+
+
+class Counted:
+    """A pattern that notes how many characters one call of it may walk through."""
+
+    def __init__(self, pattern: re.Pattern[str]) -> None:
+        self._pattern = pattern
+        self.most = 0
+
+    def finditer(self, text: str, begin: int = 0, end: int = sys.maxsize) -> Iterator[re.Match[str]]:
+        self.most = max(self.most, min(end, len(text)) - begin)
+        return self._pattern.finditer(text, begin, end)
+
+
+class Weighed:
+    """A tokenizer that notes the most characters that one call of it got."""
+
+    def __init__(self, core: Tokenizer) -> None:
+        self._core = core
+        self.most = 0
+
+    def encode_batch_fast(self, texts: list[str], **how: Any) -> list[Any]:
+        self.most = max(self.most, *map(len, texts))
+        found: list[Any] = self._core.encode_batch_fast(texts, **how)
+        return found
+
+
+@pytest.mark.parametrize("letter", ["x", "\u00fc", "\n", "7 "])
+def test_text_of_far_too_many_tokens_is_refused_part_by_part(letter: str):
+    _, segments = made("qwen")
+    with pytest.MonkeyPatch.context() as patched:
+        weighed = Weighed(segments._core)
+        patched.setattr(segments, "_core", weighed)
+        patched.setattr(segments, "limit", BATCH // 2)
+        with pytest.raises(PromptTooLong):
+            segments.encode(letter * (4 * BATCH))
+    assert 0 < weighed.most <= BATCH
+
+
+@settings(max_examples=50, deadline=None)
+@given(text=Texts.filter(bool), times=st.integers(1, 4), window=st.integers(4, 50))
+def test_parts_never_refuse_what_the_limit_takes(text: str, times: int, window: int):
+    core, segments = made("qwen")
+    want = core.encode(text * times, add_special_tokens=False).ids
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("millrace.producers.gateway.rendering.segments.BATCH", window)
+        patched.setattr("millrace.producers.gateway.rendering.segments.CUTS", 32 * (len(text) * times // window + 1))
+        patched.setattr(segments, "limit", len(want))
+        patched.setattr(segments, "_new", {})
+        patched.setattr(segments, "_old", {})
+        assert segments.encode(text * times) == want
+
+
+def test_long_text_is_searched_a_window_at_a_time():
+    _, segments = made("byte level")
+    with pytest.MonkeyPatch.context() as patched:
+        counted = Counted(segments._split)
+        patched.setattr(segments, "_split", counted)
+        assert segments._pieces("x" * (10 * BATCH) + "<a>") == ["x" * (10 * BATCH), "<a>"]
+    assert 0 < counted.most <= BATCH + max(map(len, SPECIALS))
 
 
 @pytest.mark.parametrize("kind", KINDS)
