@@ -105,8 +105,9 @@ class CaptureChain(Claim):
             self.fail(message, captured.mark, event=captured.id)
         if row["source_hash"] != captured.hash:
             self.fail("an event does not keep the hash of its raw event", captured.mark, row, event=row["id"])
-        if captured.source_seq is not None:
-            self._link(captured, flagged=row["governance"]["eligibility"] in BARRED)
+        governance = row["governance"]
+        if captured.source_seq is not None and governance is not None:  # the claim about envelopes names it
+            self._link(captured, flagged=governance["eligibility"] in BARRED)
 
     def _link(self, captured: _Captured, *, flagged: bool) -> None:
         """Compare with the link before. A break that refine flagged cannot train and is its disposition."""

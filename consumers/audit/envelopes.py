@@ -36,9 +36,10 @@ def kept(captured: Any, stored: Any) -> bool:
     return False
 
 
-def redacted(row: Row) -> bool:
+def redacted(row: Row[Event]) -> bool:
     """Whether the governance of an event says that something was taken out of it."""
-    return (row["governance"] or {}).get("redaction") in ("applied", "failed")
+    governance = row["governance"]
+    return governance is not None and governance["redaction"] in ("applied", "failed")
 
 
 def _headed(row: Row[Event]) -> dict[str, str]:
@@ -79,7 +80,7 @@ class Envelopes(Claim):
             row.mark,
         )
 
-    def event(self, row: Row) -> None:
+    def event(self, row: Row[Any]) -> None:
         if row.name != "Event":
             if row["slot"] != row.place.partition or row["stage"] != "refine":
                 self.fail("progress of another slot or stage lies here", row)
@@ -123,14 +124,16 @@ class Envelopes(Claim):
             self.fail("one turn governed its events by two sets of rules", self._rules[2], row, event=row["id"])
         self._rules = (turn, rules, row.mark)
 
-    def _governed(self, row: Row) -> None:
-        governance = row["governance"] or {}
-        if governance.get("redaction") == "failed" and governance["eligibility"] not in BARRED:
+    def _governed(self, row: Row[Event]) -> None:
+        governance = row["governance"]
+        if governance is not None and governance["redaction"] == "failed" and governance["eligibility"] not in BARRED:
             self.fail("an event whose redaction failed may be learned from", row, event=row["id"])
 
-    def _changed(self, row: Row) -> bool:
-        governance = row["governance"] or {}
-        return governance.get("redaction") != "none_needed" or governance["eligibility"] in BARRED
+    def _changed(self, row: Row[Event]) -> bool:
+        governance = row["governance"]
+        if governance is None:
+            return True
+        return governance["redaction"] != "none_needed" or governance["eligibility"] in BARRED
 
     def slot_end(self, partition: int) -> None:
         self._raw.clear()

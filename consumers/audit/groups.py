@@ -55,6 +55,9 @@ class ConsumedOnce(Claim):
             return
         self.finding.checked += 1
         seq = row["seq"]
+        if seq is None:
+            self.fail("a ready group carries no seq", row, group=row["group"])
+            return
         ready = _Ready(row["ticket"], row["group"], tuple(row.places()), row.mark)
         if seq in self._ready:
             self.fail(f"two ready groups carry seq {seq}", self._ready[seq], row, seq=seq, group=ready.group)
