@@ -61,6 +61,32 @@ MISSPELT = [
     ("consumers/learner/log.py", 'event["digest"]', 'event["digset"]', "digset"),
     ("consumers/learner/collect.py", 'row["role"] == "engine"', 'row["rloe"] == "engine"', '"__getitem__"'),
     ("consumers/audit/episodes.py", 'row["log_time"] or 0', 'row["log_tiem"] or 0', '"__getitem__"'),
+    ("consumers/audit/episodes.py", 'call["root_trajectory"]', 'call["root_trajectroy"]', '"__getitem__"'),
+    (
+        "consumers/audit/agreements.py",
+        'row["v_head"], row["v_tail"]]',
+        'row["v_head"], row["v_tial"]]',
+        '"__getitem__"',
+    ),
+    ("consumers/audit/envelopes.py", '"kind": row["kind"]', '"kind": row["knid"]', '"__getitem__"'),
+    ("consumers/audit/figures.py", '"eta": entry["eta"]', '"eta": entry["eat"]', "eat"),
+    (
+        "consumers/audit/groups.py",
+        'row["prompt_id"], row["group_size"]',
+        'row["prompt_id"], row["grup_size"]',
+        '"__getitem__"',
+    ),
+    ("consumers/audit/leaders.py", 'row["masked_tokens"]', 'row["msaked_tokens"]', '"__getitem__"'),
+    ("consumers/audit/places.py", '{len(row["tokens"])', '{len(row["tokesn"])', '"__getitem__"'),
+    ("consumers/audit/samples.py", 'event["governance"]', 'event["governacne"]', '"__getitem__"'),
+    (
+        "consumers/audit/versions.py",
+        'row["seq_lo"], row["seq_hi"], row["policy"]',
+        'row["seq_lo"], row["seq_hi"], row["polciy"]',
+        '"__getitem__"',
+    ),
+    ("consumers/audit/weights.py", 'event["template_hash"]', 'event["tempalte_hash"]', "tempalte_hash"),
+    ("infra/stages/decisions.py", 'decision["reason"]', 'decision["raeson"]', "raeson"),
 ]
 """module, text, the same misspelt, and what the error must name"""
 

@@ -4,20 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from millrace.consumers.audit.claim import Claim
 from millrace.consumers.audit.facts import Facts
 from millrace.consumers.audit.rows import Mark, Row
 from millrace.schemas.records import Completion, Decision, Grant, Prompt, Resolution
-
-GRANTED = ("prompt_id", "group_size", "min_version", "deadline")
-"""fields of a grant, and as a resolution calls them:"""
-RESOLVED = ("prompt_id", "size", "min_version", "deadline")
-COPIED = ("group", "trajectories", "tokens", "rewards", "v_head", "v_tail", "size")
-"""what a resolution takes over from the completion that it answers"""
-
-COUNTED = ("samples", "trajectories", "tokens", "rewards")
 
 
 class _Asked(NamedTuple):
@@ -33,9 +25,18 @@ class _Asked(NamedTuple):
         return sized and self.task == hash(grant["task"]) and self.awaits in ((), tuple(grant["awaits"]))
 
 
+class _Terms(NamedTuple):
+    """What a grant and its resolution both say, as a grant calls it."""
+
+    prompt_id: str | None
+    group_size: int
+    min_version: int
+    deadline: int | None
+
+
 class _Resolved(NamedTuple):
     kind: str
-    terms: tuple[Any, ...]
+    terms: _Terms
     time: int
     group: str
     copied: str
@@ -80,7 +81,7 @@ class Agreements(Claim):
                 self.fail(f"two decisions have the id {row['id']}", row)
             self._asked[row["id"]] = (row["name"], row["value"])
 
-    def resolution(self, row: Row) -> None:
+    def resolution(self, row: Row[Resolution]) -> None:
         self.finding.checked += 1
         if row["policy"] != self.facts.policy:
             self.fail(f"a resolution is of policy {row['policy']}", row, group=row["group"])
@@ -91,7 +92,7 @@ class Agreements(Claim):
             self.fail(f"a {row['kind']} group carries a setting", row, group=row["group"])
         if row["reason"] is None and row["kind"] not in ("ready", "failed"):
             self.fail(f"a {row['kind']} group has no reason", row, group=row["group"])
-        terms = tuple(row[field] for field in RESOLVED)
+        terms = _Terms(row["prompt_id"], row["size"], row["min_version"], row["deadline"])
         kept = _Resolved(row["kind"], terms, row["time"], row["group"], _copied(row), row.mark)
         if row["ticket"] is not None and row["solicited"]:
             self._resolved.setdefault(row["ticket"], kept)
@@ -110,7 +111,7 @@ class Agreements(Claim):
             message = f"{setting['name']} became {setting['value']}, but decision {setting['decision']} asked for "
             self.fail(f"{message}{name} {value}", row, setting=setting["name"])
 
-    def grant(self, row: Row) -> None:
+    def grant(self, row: Row[Grant]) -> None:
         ticket = row["ticket"]
         if row["policy"] != self.facts.policy:
             self.fail(f"a grant is of policy {row['policy']}", row, ticket=ticket)
@@ -122,7 +123,8 @@ class Agreements(Claim):
         found = self._resolved.get(ticket)
         if found is None:
             return
-        for field, mine, theirs in zip(GRANTED, (row[field] for field in GRANTED), found.terms, strict=True):
+        granted = _Terms(row["prompt_id"], row["group_size"], row["min_version"], row["deadline"])
+        for field, mine, theirs in zip(_Terms._fields, granted, found.terms, strict=True):
             if mine != theirs:
                 message = f"ticket {ticket} was granted with {field} {mine} and resolved with {theirs}"
                 self.fail(message, row, found.mark, ticket=ticket)
@@ -162,15 +164,17 @@ class Agreements(Claim):
                 self.fail("a group is ready that was never said to be complete", ready.mark, group=group)
 
 
-def _copied(row: Row) -> str:
-    """What both records must say, as one text: NaN equals NaN in it."""
-    return repr([row[field] for field in COPIED])
+def _copied(row: Row[Completion] | Row[Resolution]) -> str:
+    """What a resolution takes over from the completion that it answers, as one text: NaN equals NaN in it."""
+    copied = [row["group"], row["trajectories"], row["tokens"], row["rewards"], row["v_head"], row["v_tail"]]
+    return repr([*copied, row["size"]])
 
 
-def _uneven(row: Row) -> str:
+def _uneven(row: Row[Completion]) -> str:
     """What is wrong inside a completion; empty when nothing is."""
-    listed = ("samples", "tokens", "rewards") if row["kind"] == "top_up" else COUNTED
-    counts = {len(row[field]) for field in listed}
+    counts = {len(row["samples"]), len(row["tokens"]), len(row["rewards"])}
+    if row["kind"] != "top_up":
+        counts.add(len(row["trajectories"]))
     if len(counts) != 1:
         return "does not list tokens and rewards of each sample"
     if sorted([*row["samples"], *row["missing"]]) != list(range(row["size"])):

@@ -12,6 +12,7 @@ from millrace.consumers.audit.rules import Rules
 from millrace.consumers.audit.samples import BARRED
 from millrace.infra.log.topics import partition_of
 from millrace.schemas.chain import START, event_hash
+from millrace.schemas.records import Event
 
 
 class EventsChain(Claim):
@@ -26,7 +27,7 @@ class EventsChain(Claim):
         self._last: tuple[bytes, Mark] | None = None
         self._rules = Rules()
 
-    def event(self, row: Row) -> None:
+    def event(self, row: Row[Event]) -> None:
         if row.name != "Event":
             return
         self.finding.checked += 1
@@ -67,7 +68,7 @@ class CaptureChain(Claim):
         self._unchecked = 0
         self._flagged = 0
 
-    def raw(self, row: Row) -> None:
+    def raw(self, row: Row[Event]) -> None:
         intact = event_hash(row["prev_hash"], row.record) == row["hash"]
         self._raw[row.place.offset] = _Captured(
             row["id"],
@@ -80,7 +81,7 @@ class CaptureChain(Claim):
             row.mark,
         )
 
-    def event(self, row: Row) -> None:
+    def event(self, row: Row[Event]) -> None:
         """Comes after its raw event; what stays unnamed (duplicates, dead letters) is another claim's."""
         if row.name != "Event" or row["source_place"] is None:
             return
@@ -104,8 +105,9 @@ class CaptureChain(Claim):
             self.fail(message, captured.mark, event=captured.id)
         if row["source_hash"] != captured.hash:
             self.fail("an event does not keep the hash of its raw event", captured.mark, row, event=row["id"])
-        if captured.source_seq is not None:
-            self._link(captured, flagged=row["governance"]["eligibility"] in BARRED)
+        governance = row["governance"]
+        if captured.source_seq is not None and governance is not None:  # the claim about envelopes names it
+            self._link(captured, flagged=governance["eligibility"] in BARRED)
 
     def _link(self, captured: _Captured, *, flagged: bool) -> None:
         """Compare with the link before. A break that refine flagged cannot train and is its disposition."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from hashlib import blake2b
 from typing import Any
 
@@ -12,9 +13,9 @@ from millrace.consumers.audit.rows import Mark, Row
 from millrace.infra.log.topics import partition_of
 from millrace.schemas.records import Event
 
-ADDED = ("log_time", "source_place", "source_hash", "governance")
+ADDED = frozenset({"log_time", "source_place", "source_hash", "governance"})
 """fields that are empty in raw and that refine fills"""
-OWN = frozenset({*ADDED, "prev_hash", "hash", "hash_version", "body"})
+OWN = ADDED | {"prev_hash", "hash", "hash_version", "body"}
 """fields that differ between a raw event and its event"""
 REPLACED = re.compile(r"redacted-[a-p]{32}")
 """what stands for a name that held a secret"""
@@ -35,9 +36,16 @@ def kept(captured: Any, stored: Any) -> bool:
     return False
 
 
-def redacted(row: Row) -> bool:
+def redacted(row: Row[Event]) -> bool:
     """Whether the governance of an event says that something was taken out of it."""
-    return (row["governance"] or {}).get("redaction") in ("applied", "failed")
+    governance = row["governance"]
+    return governance is not None and governance["redaction"] in ("applied", "failed")
+
+
+def _headed(row: Row[Event]) -> dict[str, str]:
+    """What the headers of an event repeat of it."""
+    names = {"policy": row["policy"], "group": row["group"], "trajectory": row["trajectory"]}
+    return {"id": row["id"], "kind": row["kind"], **names}
 
 
 def _digest(body: bytes) -> bytes:
@@ -59,25 +67,26 @@ class Envelopes(Claim):
         self._fields: tuple[str, ...] = ()
         self._rules: tuple[bytes, tuple[str, str], Mark] | None = None
 
-    def raw(self, row: Row) -> None:
-        filled = [field for field in ADDED if row[field] is not None]
+    def raw(self, row: Row[Event]) -> None:
+        said: Mapping[str, Any] = row.record
+        filled = [name for name, value in said.items() if name in ADDED and value is not None]
         if filled:
             self.fail(f"a raw event says {', '.join(filled)}, which refine alone decides", row, event=row["id"])
         self._fields = self._fields or tuple(sorted(row.record.keys() - OWN))
         self._raw[row.place.offset] = (
-            tuple(row[field] for field in self._fields),
+            tuple(said[field] for field in self._fields),
             _digest(row["body"]),
             row["hash_version"],
             row.mark,
         )
 
-    def event(self, row: Row) -> None:
+    def event(self, row: Row[Any]) -> None:
         if row.name != "Event":
             if row["slot"] != row.place.partition or row["stage"] != "refine":
                 self.fail("progress of another slot or stage lies here", row)
             return
         self._turn(row)
-        headers = {name: str(row[name]).encode() for name in ("id", "kind", "policy", "group", "trajectory")}
+        headers = {name: said.encode() for name, said in _headed(row).items()}
         wrong = [name for name, value in headers.items() if row.raw.headers.get(name, value) != value]
         if wrong:
             self.fail(f"an event's headers say another {', '.join(wrong)}", row, event=row["id"])
@@ -115,14 +124,16 @@ class Envelopes(Claim):
             self.fail("one turn governed its events by two sets of rules", self._rules[2], row, event=row["id"])
         self._rules = (turn, rules, row.mark)
 
-    def _governed(self, row: Row) -> None:
-        governance = row["governance"] or {}
-        if governance.get("redaction") == "failed" and governance["eligibility"] not in BARRED:
+    def _governed(self, row: Row[Event]) -> None:
+        governance = row["governance"]
+        if governance is not None and governance["redaction"] == "failed" and governance["eligibility"] not in BARRED:
             self.fail("an event whose redaction failed may be learned from", row, event=row["id"])
 
-    def _changed(self, row: Row) -> bool:
-        governance = row["governance"] or {}
-        return governance.get("redaction") != "none_needed" or governance["eligibility"] in BARRED
+    def _changed(self, row: Row[Event]) -> bool:
+        governance = row["governance"]
+        if governance is None:
+            return True
+        return governance["redaction"] != "none_needed" or governance["eligibility"] in BARRED
 
     def slot_end(self, partition: int) -> None:
         self._raw.clear()

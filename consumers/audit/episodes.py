@@ -93,8 +93,11 @@ class Episodes(Claim):
             if not alone:
                 self.fail(f"a {row['status']} episode may train", row, **sample.ids)
         for call in sample.calls:
-            other = [name for name, mine in _whose(row) if call is not None and call[name] != mine]
-            if call is not None and other:
+            if call is None:
+                continue
+            theirs = _whose(call)
+            other = [name for name, mine in _sealed_for(row).items() if theirs[name] != mine]
+            if other:
                 self.fail(f"a sample holds a model call of another {', '.join(other)}", row, call, **sample.ids)
         if row["policy"] != self.facts.policy:
             self.fail(f"a sample of policy {row['policy']} lies here", row, **sample.ids)
@@ -225,10 +228,16 @@ class Episodes(Claim):
         self.finding.facts["running"] = self._running
 
 
-def _whose(row: Row) -> list[tuple[str, Any]]:
-    """Envelope fields of its calls that a sample shares."""
-    names = {"tenant": "tenant", "group": "group", "root_trajectory": "id", "attempt": "attempt", "split": "split"}
-    return [(theirs, row[mine]) for theirs, mine in names.items()]
+def _whose(call: Row[Event]) -> dict[str, str]:
+    """Envelope fields of a call that its sample shares."""
+    episode = {"root_trajectory": call["root_trajectory"], "attempt": call["attempt"], "split": call["split"]}
+    return {"tenant": call["tenant"], "group": call["group"], **episode}
+
+
+def _sealed_for(row: Row[Trajectory]) -> dict[str, str]:
+    """The same as a sample says it."""
+    episode = {"root_trajectory": row["id"], "attempt": row["attempt"], "split": row["split"]}
+    return {"tenant": row["tenant"], "group": row["group"], **episode}
 
 
 def _judged(reward: SealedReward) -> tuple[Any, ...]:

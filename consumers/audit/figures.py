@@ -6,21 +6,46 @@ holds them. Those that depend on what an algorithm left out of a batch are bound
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
 from millrace.consumers.audit.claim import Claim
 from millrace.consumers.audit.facts import Facts
 from millrace.consumers.audit.rows import Mark, Row, Sample
+from millrace.schemas.records import LedgerEntry, RankShare, TrainedGroup
 
 AGES = 8
 """tokens are counted by how many versions they are behind: 0, 1, ... and from here on together"""
 
+COUNTS = ("steps", "steps_skipped", "value_steps_skipped", "tokens_trainable", "samples_without_reward")
+TIMES = "timings_"
+"""how the metrics begin that are seconds"""
+
 EXCUSED = ("not trainable", "its claimed bytes")
 """how the reasons begin for which a group may be lost although its records lie there"""
+
+
+class _Entry(TypedDict):
+    """What is kept of a ledger entry."""
+
+    groups: list[TrainedGroup]
+    ranks: list[RankShare]
+    metrics: dict[str, float]
+    eta: int
+    masked_tokens: int
+
+
+def _kept(entry: LedgerEntry) -> _Entry:
+    return {
+        "groups": entry["groups"],
+        "ranks": entry["ranks"],
+        "metrics": entry["metrics"],
+        "eta": entry["eta"],
+        "masked_tokens": entry["masked_tokens"],
+    }
 
 
 @dataclass(slots=True)
@@ -28,7 +53,7 @@ class _Batch:
     """What the samples of a version came to."""
 
     mark: Mark
-    entry: Mapping[str, Any]
+    entry: _Entry
     rewards: dict[str, float | None] = field(default_factory=dict)
     seqs: set[int] = field(default_factory=set)
     length: int = 0
@@ -50,10 +75,9 @@ class Figures(Claim):
         super().__init__(facts)
         self._batches: dict[int, _Batch] = {}
 
-    def ledger(self, row: Row) -> None:
+    def ledger(self, row: Row[LedgerEntry]) -> None:
         entry = row.record
-        kept = {name: entry[name] for name in ("version", "groups", "ranks", "metrics", "eta", "masked_tokens")}
-        self._batches.setdefault(row["version"], _Batch(row.mark, kept))
+        self._batches.setdefault(row["version"], _Batch(row.mark, _kept(entry)))
         ranks = entry["ranks"]
         if [share["rank"] for share in ranks] != list(range(len(ranks))):
             self.fail(f"version {row['version']} does not count its ranks from 0", row, version=row["version"])
@@ -153,6 +177,11 @@ class Figures(Claim):
     def _bounded(self, batch: _Batch) -> Iterator[str]:
         """What an algorithm may have left out can only lower these."""
         metrics, trainable = batch.entry["metrics"], int(batch.ages.sum())
+        for name, value in metrics.items():
+            if value < 0 and (name in COUNTS or name.startswith(TIMES)):
+                yield f"says {name} {value:g}, which is below 0"
+            elif name in COUNTS and not float(value).is_integer():
+                yield f"says {name} {value:g}, which is no count"
         if metrics.get("tokens_trainable", 0) > trainable:
             yield f"trained {metrics['tokens_trainable']:g} tokens where its batch holds {trainable}"
         if metrics.get("tokens_computed", 0) > batch.length:

@@ -93,7 +93,7 @@ def _broken(filesystem: Any, root: str, row: Row, name: str, wanted: str) -> str
     return f"{name} of version {row['version']} hashes to {found[:12]}, its event says {wanted[:12]}"
 
 
-def _figures(filesystem: Any, root: str, row: Row) -> Iterator[str]:
+def _figures(filesystem: Any, root: str, row: Row[WeightVersion]) -> Iterator[str]:
     """What an event says of its files' content and the files do not, given that they are those of the event. A
     directory that goes meanwhile says nothing."""
     version = row["version"]
@@ -112,14 +112,14 @@ def _figures(filesystem: Any, root: str, row: Row) -> Iterator[str]:
             raise
 
 
-def _weights(filesystem: Any, root: str, row: Row) -> list[str]:
+def _weights(filesystem: Any, root: str, row: Row[WeightVersion]) -> list[str]:
     """Names of the files from which an engine loads tensors."""
     if INDEX in row["files"]:
         return sorted({*json.loads(filesystem.cat_file(f"{root}/{INDEX}"))["weight_map"].values()})
     return [name for name in row["files"] if name.endswith(WEIGHTS)]
 
 
-def _template(filesystem: Any, root: str, row: Row) -> str:
+def _template(filesystem: Any, root: str, row: Row[WeightVersion]) -> str:
     """sha256 hex of the chat template: its own file, or what the tokenizer's settings hold; of nothing without one."""
     if TEMPLATE in row["files"]:
         return hashlib.sha256(filesystem.cat_file(f"{root}/{TEMPLATE}")).hexdigest()
@@ -129,7 +129,7 @@ def _template(filesystem: Any, root: str, row: Row) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _delta(row: Row) -> str:
+def _delta(row: Row[WeightVersion]) -> str:
     """What is wrong with a version's delta; empty when it is as its event says, or was collected."""
     filesystem, path = fsspec.core.url_to_fs(row["delta"])
     try:

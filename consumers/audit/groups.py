@@ -9,7 +9,7 @@ from millrace.consumers.audit.claim import Claim
 from millrace.consumers.audit.facts import Facts
 from millrace.consumers.audit.rows import Mark, Row
 from millrace.infra.log.base import Place
-from millrace.schemas.records import LedgerEntry, Resolution
+from millrace.schemas.records import Grant, LedgerEntry, Resolution
 
 
 class _Ready(NamedTuple):
@@ -48,13 +48,16 @@ class ConsumedOnce(Claim):
                 self._trained[seq] = (version, entry, group["lost"])
             self._lost += group["lost"] is not None
 
-    def resolution(self, row: Row) -> None:
+    def resolution(self, row: Row[Resolution]) -> None:
         if row["kind"] != "ready":
             if row["seq"] is not None:
                 self.fail(f"a {row['kind']} group carries seq {row['seq']}", row, group=row["group"])
             return
         self.finding.checked += 1
         seq = row["seq"]
+        if seq is None:
+            self.fail("a ready group carries no seq", row, group=row["group"])
+            return
         ready = _Ready(row["ticket"], row["group"], tuple(row.places()), row.mark)
         if seq in self._ready:
             self.fail(f"two ready groups carry seq {seq}", self._ready[seq], row, seq=seq, group=ready.group)
@@ -135,14 +138,14 @@ class Tickets(Claim):
             return
         self._resolved.setdefault(row["ticket"], (row["kind"], row["solicited"], row.mark))
 
-    def grant(self, row: Row) -> None:
+    def grant(self, row: Row[Grant]) -> None:
         ticket, partition = row["ticket"], row.place.partition
         if partition not in self._heads:
             self._heads[partition] = ticket
         count = len(self.facts.starts["grants"])
         if partition != ticket % count:
             self.fail(f"ticket {ticket} lies on partition {partition} of {count}", row, ticket=ticket)
-        terms = tuple(row[field] for field in ("prompt_id", "group_size", "min_version", "deadline"))
+        terms = (row["prompt_id"], row["group_size"], row["min_version"], row["deadline"])
         found = self._granted.get(ticket)
         if found is None:
             if row["round"] and not self.facts.starts["grants"].get(partition):

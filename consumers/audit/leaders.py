@@ -16,12 +16,8 @@ from millrace.consumers.audit.facts import Facts
 from millrace.consumers.audit.rows import Mark, Row
 from millrace.schemas.records import LedgerEntry, WeightVersion
 
-SAID = ("config_hash", "code_hash", "libraries", "cpu")
-"""what a process says of itself"""
 SHOWN = re.compile(r"learner/([0-9a-f]{8})-([0-9a-f]{8})-([0-9a-f]{8})@")
 """how a member id begins: digests of configuration, code and libraries, shortened"""
-OF_TRAINING = (*SAID, "layout", "generation", "leader", "unchanged", "masked_tokens", "metrics")
-"""what an entry says of training, empty where nobody trained"""
 
 
 class _Weights(NamedTuple):
@@ -58,8 +54,8 @@ class Leaders(Claim):
         made_of = (files.get("config.json"), tuple(sorted(files)))
         self._weights.setdefault(row["version"], _Weights(row["broadcast"], made_of, row["full_bytes"]))
 
-    def ledger(self, row: Row) -> None:
-        if row["version"] == 0 and (claimed := [name for name in OF_TRAINING if row[name]]):
+    def ledger(self, row: Row[LedgerEntry]) -> None:
+        if row["version"] == 0 and (claimed := [name for name, value in _of_training(row).items() if value]):
             self.fail(f"version 0, which nobody trained, says {', '.join(claimed)}", row, version=0)
         if not row["ranks"]:
             return
@@ -67,7 +63,7 @@ class Leaders(Claim):
         weights = self._weights.get(row["version"])
         self._generation(row)
         self._ids(row)
-        self._same((row["leader"],), {name: row[name] for name in SAID}, row)
+        self._same((row["leader"],), _of_itself(row), row)
         if weights is None:
             return  # the claim about versions names it
         said = {"broadcast": weights.broadcast, "full_bytes": weights.size}
@@ -100,3 +96,16 @@ class Leaders(Claim):
                 message = f"version {row['version']} says another configuration, code or libraries than {member} shows"
                 self.fail(message, row, version=row["version"])
                 return
+
+
+def _of_itself(row: Row[LedgerEntry]) -> dict[str, Any]:
+    """What a process says of itself."""
+    hashes = {"config_hash": row["config_hash"], "code_hash": row["code_hash"]}
+    return {**hashes, "libraries": row["libraries"], "cpu": row["cpu"]}
+
+
+def _of_training(row: Row[LedgerEntry]) -> dict[str, Any]:
+    """What an entry says of training, empty where nobody trained."""
+    who = {"layout": row["layout"], "generation": row["generation"], "leader": row["leader"]}
+    what = {"unchanged": row["unchanged"], "masked_tokens": row["masked_tokens"], "metrics": row["metrics"]}
+    return _of_itself(row) | who | what

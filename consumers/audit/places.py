@@ -53,9 +53,9 @@ class Places(Claim):
         if row["kind"] in ("complete", "short", "unsolicited"):
             self._group(row, "the completion", row["samples"])
 
-    def _group(self, row: Row, what: str, samples: list[int] | None) -> None:
+    def _group(self, row: Row[Completion] | Row[Resolution], what: str, samples: list[int] | None) -> None:
         places, group = row.places(), row["group"]
-        if any(len(row[field]) != len(places) for field in ("tokens", "rewards")):
+        if {len(row["tokens"]), len(row["rewards"])} != {len(places)}:
             self.fail(f"{what} of a group does not list tokens and rewards of each sample", row, group=group)
             return
         if len(set(places)) != len(places):

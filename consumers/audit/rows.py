@@ -11,7 +11,7 @@ import numpy.typing as npt
 from millrace.consumers.history.rows import Mark, Row, place_of
 from millrace.infra.log.base import Place
 from millrace.schemas.arrays import unpack
-from millrace.schemas.records import Lineage
+from millrace.schemas.records import Event, Lineage, Trajectory
 
 __all__ = ["Floats", "Ints", "Mark", "Row", "Sample", "Trace", "place_of"]
 
@@ -45,7 +45,7 @@ class Trace:
 class Sample:
     """A sealed trajectory and the model calls it names (None where an event is gone)."""
 
-    def __init__(self, row: Row, places: Sequence[Place], calls: Sequence[Row | None]) -> None:
+    def __init__(self, row: Row[Trajectory], places: Sequence[Place], calls: Sequence[Row[Event] | None]) -> None:
         self.row = row
         self.events = places
         self.calls = calls

@@ -203,7 +203,7 @@ class Eligible(Claim):
             self.fail(f"a sample of split {row['split']} lies among the evaluations", row, trajectory=row["id"])
 
 
-def _flaw(event: Row) -> str | None:
+def _flaw(event: Row[Event]) -> str | None:
     """Why an event's whole attempt must not train, None when it may."""
     governance = event["governance"]
     if governance is None:
@@ -215,7 +215,7 @@ def _flaw(event: Row) -> str | None:
     return None
 
 
-def _barred(call: Row) -> str | None:
+def _barred(call: Row[Event]) -> str | None:
     """Why a model call must not train, None when it may."""
     governance = call["governance"]
     if governance is None:

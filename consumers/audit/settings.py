@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import uuid
+
 from millrace.consumers.audit.claim import Claim
 from millrace.consumers.audit.facts import Facts
 from millrace.consumers.audit.rows import Mark, Row
+from millrace.infra.stages.decisions import AUTHOR, id_of, key_of
 from millrace.schemas.records import Decision, Grant, LedgerEntry, Resolution
+
+DRAWN, MADE = 7, 5
+"""versions of uuid: drawn at random by a clock, as older releases name their decisions; made of what is named"""
 
 
 class Settings(Claim):
     """B changes at a batch boundary, eta for new grants only; each grant's deadline is its min_version plus the eta of
-    its ticket, and each change answers a decision."""
+    its ticket, and each change answers a decision. A decision that Millrace made is named for what it says."""
 
     name = "settings"
     sentence = "changes of B and eta hold from the seq and ticket that dispatch wrote, and grants obey them"
@@ -28,6 +34,13 @@ class Settings(Claim):
 
     def decision(self, row: Row[Decision]) -> None:
         self._decisions.add(row["id"])
+        kind = _version(row["id"])
+        if kind != MADE and (kind == DRAWN or row["author"] != AUTHOR):
+            return  # named as somebody liked
+        if row["id"] != id_of(row.record):
+            self.fail("a decision says something else than it was made with", row, decision=row["id"])
+        if row.raw.key != key_of(row.record):
+            self.fail(f"a decision lies under key {row.raw.key!r}", row, decision=row["id"])
 
     def resolution(self, row: Row[Resolution]) -> None:
         setting = row["setting"]
@@ -62,3 +75,11 @@ class Settings(Claim):
                 self.fail(f"B changes at seq {position}, which is no batch boundary", mark, setting=name)
             if decision is not None and decision not in self._decisions and self.facts.begins_at_zero("decisions"):
                 self.fail(f"a change of {name} names decision {decision}, which nobody made", mark, setting=name)
+
+
+def _version(id: str) -> int | None:
+    """Which kind of uuid an id is, None for what is none."""
+    try:
+        return uuid.UUID(id).version
+    except ValueError:
+        return None

@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from millrace.consumers.audit.claim import Claim
 from millrace.consumers.audit.facts import Facts
 from millrace.consumers.audit.rows import Mark, Row
 from millrace.consumers.history.ledger import stored_hash
 from millrace.schemas.records import LedgerEntry, WeightVersion
+
+
+class _Both(NamedTuple):
+    """What a weight event and its ledger entry both say."""
+
+    digest: str
+    seq_lo: int
+    seq_hi: int
+    policy: str
+
+
+def _both(row: Row[LedgerEntry] | Row[WeightVersion]) -> _Both:
+    return _Both(row["digest"], row["seq_lo"], row["seq_hi"], row["policy"])
 
 
 class Versions(Claim):
@@ -19,7 +34,7 @@ class Versions(Claim):
     def __init__(self, facts: Facts) -> None:
         super().__init__(facts)
         self._last: tuple[int, Mark] | None = None
-        self._weights: dict[int, Row] = {}
+        self._weights: dict[int, Row[WeightVersion]] = {}
         self._entries: set[int] = set()
 
     def weights(self, row: Row[WeightVersion]) -> None:
@@ -37,7 +52,7 @@ class Versions(Claim):
         self._weights.setdefault(version, row)
         self._last = (version, row.mark)
 
-    def ledger(self, row: Row) -> None:
+    def ledger(self, row: Row[LedgerEntry]) -> None:
         version = row["version"]
         other = self._weights.get(version)
         if version in self._entries:
@@ -46,9 +61,9 @@ class Versions(Claim):
             if self.facts.begins_at_zero("weights"):
                 self.fail(f"ledger entry of version {version}, which has no weight event", row, version=version)
         else:
-            for field in ("digest", "seq_lo", "seq_hi", "policy"):
-                if row[field] != other[field]:
-                    message = f"version {version}: {field} is {row[field]} in the ledger, {other[field]} in its event"
+            for field, mine, theirs in zip(_Both._fields, _both(row), _both(other), strict=True):
+                if mine != theirs:
+                    message = f"version {version}: {field} is {mine} in the ledger, {theirs} in its event"
                     self.fail(message, other, row, version=version)
             parent = self._weights.get(version - 1)
             if row["unchanged"] and parent is not None and parent["digest"] != row["digest"]:

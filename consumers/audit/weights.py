@@ -6,16 +6,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Any
 
 from millrace.consumers.audit.claim import Claim
 from millrace.consumers.audit.facts import Facts
 from millrace.consumers.audit.rows import Mark, Row
 from millrace.schemas.records import LedgerEntry, WeightVersion
 
-FIRST = ("batch", "eta", "shards", "group_size")
-"""what version 0 says of the policy"""
-DELTA = ("delta", "delta_hash", "delta_bytes")
 ADAPTER = "adapter_config.json"
 TOKENIZER = (
     "added_tokens.json",
@@ -38,7 +34,7 @@ class Weights(Claim):
 
     def __init__(self, facts: Facts) -> None:
         super().__init__(facts)
-        self._first: dict[str, Any] | None = None
+        self._first: WeightVersion | None = None
         self._mark: Mark | None = None
         self._root: tuple[str, Mark] | None = None
         self._times: dict[int, tuple[int, Mark]] = {}
@@ -55,12 +51,12 @@ class Weights(Claim):
             self.fail(f"version {version} {problem}", row, version=version)
         self._against_first(row)
 
-    def _alone(self, row: Row) -> list[str]:
+    def _alone(self, row: Row[WeightVersion]) -> list[str]:
         files, out = row["files"], []
         if row["policy"] != self.facts.policy or row.raw.key != row["policy"].encode():
             out.append(f"is of policy {row['policy']}, under key {row.raw.key!r}")
-        first = self._first or row
-        said = [name for name in FIRST if row[name] is not None and row[name] != first[name]]
+        first = _policy(self._first or row.record)
+        said = [name for name, value in _policy(row.record).items() if value is not None and value != first[name]]
         if said:
             out.append(f"says another {', '.join(said)} than version 0")
         if not row["version"] and row["shards"] not in (None, len(self.facts.starts["trajectories"])):
@@ -68,7 +64,7 @@ class Weights(Claim):
         mode = "adapter" if ADAPTER in files else "delta" if row["delta"] is not None else "full"
         if row["mode"] != mode:
             out.append(f"is called {row['mode']}, but its files make it {mode}")
-        if len({row[name] is None for name in DELTA}) != 1:
+        if len({part is None for part in (row["delta"], row["delta_hash"], row["delta_bytes"])}) != 1:
             out.append("names a delta only in part")
         if row["delta_bytes"] is not None and not 0 < row["delta_bytes"] < (row["full_bytes"] or 1 << 62):
             out.append("has a delta that is no smaller than itself")
@@ -94,14 +90,15 @@ class Weights(Claim):
             out.append(f"lies under {root}, the first under {self._root[0]}")
         return out
 
-    def _against_first(self, row: Row) -> None:
+    def _against_first(self, row: Row[WeightVersion]) -> None:
         """What the learner copies from version to version."""
         version = row["version"]
         if self._first is None:
-            self._first, self._mark = dict(row.record), row.mark
+            self._first, self._mark = row.record, row.mark
         assert self._mark is not None
-        for name in ("tokenizer_hash", "template_hash"):
-            if row[name] != self._first[name]:
+        first = _texts(self._first)
+        for name, value in _texts(row.record).items():
+            if value != first[name]:
                 self.fail(f"version {version} has another {name} than the first", self._mark, row, version=version)
         own = {name: row["files"][name] for name in TOKENIZER if name in row["files"]}
         if not own:
@@ -125,3 +122,14 @@ class Weights(Claim):
             if said is not None and size is not None and said != size:
                 message = f"version {version} says {name} {said:g} in the ledger; its event says {size}"
                 self.fail(message, *([known[1]] if known else []), row, version=version)
+
+
+def _policy(event: WeightVersion) -> dict[str, int | None]:
+    """What version 0 says of the policy."""
+    sizes = {"shards": event["shards"], "group_size": event["group_size"]}
+    return {"batch": event["batch"], "eta": event["eta"], **sizes}
+
+
+def _texts(event: WeightVersion) -> dict[str, str | None]:
+    """What makes tokens of a text."""
+    return {"tokenizer_hash": event["tokenizer_hash"], "template_hash": event["template_hash"]}

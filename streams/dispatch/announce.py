@@ -17,16 +17,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from millrace.infra.config import Settings
-from millrace.infra.log.base import Bus, Outgoing
+from millrace.infra.log.base import Bus
 from millrace.infra.log.topics import full_name
+from millrace.infra.stages.decisions import AUTHOR, outgoing, setting
 from millrace.schemas import codec
-from millrace.schemas.ids import new_id, now_micros
-from millrace.schemas.records import Decision
+from millrace.schemas.ids import now_micros
 
 log = logging.getLogger(__name__)
-
-AUTHOR = "millrace"
-REASON = "as its settings say"
 
 
 def asked_by(settings: Settings) -> dict[str, Any]:
@@ -62,27 +59,13 @@ def announce(settings: Settings, bus: Bus) -> list[str]:
     topic, policy = full_name(settings.namespace, "decisions"), settings.policy.name
     with bus.publisher() as publisher:
         sent = [
-            publisher.publish(Outgoing(topic, policy.encode(), codec.encode("Decision", decision)))
-            for decision in (_decision(policy, name, wanted[name]) for name in changed)
+            publisher.publish(outgoing(topic, setting(policy, name, wanted[name], now_micros()))) for name in changed
         ]
         for one in sent:
             one.result()
     if changed:
         log.info("the settings file changed: dispatch is asked for %s", {name: wanted[name] for name in changed})
     return changed
-
-
-def _decision(policy: str, name: str, value: Any) -> Decision:
-    return {
-        "id": new_id(),
-        "kind": "setting",
-        "policy": policy,
-        "name": name,
-        "value": json.dumps(value),
-        "reason": REASON,
-        "author": AUTHOR,
-        "time": now_micros(),
-    }
 
 
 def _asked(settings: Settings, bus: Bus) -> dict[str, Any]:
@@ -105,9 +88,9 @@ def _begun_with(settings: Settings, bus: Bus, wanted: Mapping[str, Any]) -> dict
     resolutions = full_name(settings.namespace, f"{policy}.resolutions")
     found: dict[str, Any] = {}
     for record in bus.read(resolutions, 0):
-        setting = codec.decode_as("Resolution", record.value or b"")["setting"]
-        if setting is not None and setting["decision"] is None:
-            found.setdefault(setting["name"], json.loads(setting["value"]))
+        said = codec.decode_as("Resolution", record.value or b"")["setting"]
+        if said is not None and said["decision"] is None:
+            found.setdefault(said["name"], json.loads(said["value"]))
         if wanted.keys() <= found.keys():
             return found
     if found or bus.starts(resolutions)[0] > 0:

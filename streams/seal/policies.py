@@ -12,12 +12,13 @@ from dataclasses import replace
 from typing import TypedDict, cast, get_args
 
 from millrace.infra.config import Settings
-from millrace.infra.log.base import Bus, Outgoing
+from millrace.infra.log.base import Bus
 from millrace.infra.log.topics import full_name
 from millrace.infra.reading import readable
 from millrace.infra.stages.base import Key, Table, View
-from millrace.schemas import bounds, codec
-from millrace.schemas.ids import new_id, now_micros
+from millrace.infra.stages.decisions import outgoing, setting
+from millrace.schemas import bounds
+from millrace.schemas.ids import now_micros
 from millrace.schemas.records import Decision
 from millrace.streams.seal.closing import Rules, Short
 
@@ -84,16 +85,6 @@ def announce(settings: Settings, bus: Bus) -> bool:
             known = parse(decision["value"]) or known
     if known == wanted:
         return False
-    asked: Decision = {
-        "id": new_id(),
-        "kind": "setting",
-        "policy": name,
-        "name": SETTING,
-        "value": json.dumps(wanted),
-        "reason": "as its settings say",
-        "author": "millrace",
-        "time": now_micros(),
-    }
     with bus.publisher() as publisher:
-        publisher.publish(Outgoing(topic, name.encode(), codec.encode("Decision", asked))).result()
+        publisher.publish(outgoing(topic, setting(name, SETTING, wanted, now_micros()))).result()
     return True

@@ -11,9 +11,11 @@ from typing import Any
 import orjson
 import pytest
 
-from millrace.producers.gateway import answers, bodies, gateway, shape, whose, wire
+from millrace.producers.gateway import answers, bodies, episodes, gateway, keys, shape, whose, wire
+from millrace.producers.gateway.rendering import messages
 from millrace.producers.gateway.rendering.template import TemplateRenderer
 from tests.fuzz.test_gateway import BUDGET, UPSTREAM_BUDGET, loud, renderer, rounds
+from tests.fuzz.test_keys import same_keys
 from tests.support.in_process import Loud
 
 __all__ = ["loud", "renderer"]
@@ -42,7 +44,10 @@ MUTANTS: dict[str, tuple[Any, str, Any, bool]] = {
     "options that are not served": (wire, "_check", lambda request: None, False),
     "long names in reports": (bodies, "_check_names", lambda field, value: None, False),
     "long names of conversations": (gateway, "hints", _unlimited, False),
+    "long names in messages": (wire, "_check_names", lambda message, at: None, False),
     "wide numbers in arguments": (wire, "_plain", _written, False),
+    "wide numbers in tasks": (episodes, "_text", lambda value: orjson.dumps(value).decode(), False),
+    "depth of arguments that are text": (messages, "unwieldy", lambda text: False, False),
     "depth and number of values": (shape, "check", lambda body: None, False),
 }
 """by what they no longer guard: module, name, what stands in its place, whether an upstream answers"""
@@ -57,3 +62,9 @@ async def test_a_missing_guard_is_found(
     budget, seed = (UPSTREAM_BUDGET, 2) if upstream else (BUDGET, 1)
     with pytest.raises(AssertionError):
         await rounds(tmp_path, renderer, loud, budget, upstream=upstream, seed=seed)
+
+
+def test_a_key_that_takes_wide_numbers_as_they_are_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keys, "_rounded", lambda value: value)
+    with pytest.raises(AssertionError):
+        same_keys()

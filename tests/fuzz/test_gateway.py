@@ -67,10 +67,15 @@ def check(answer: Answer) -> None:
 
 
 def check_served(body: bytes) -> None:
-    """What is not served is refused, never ignored."""
+    """What is not served is refused, never ignored, and so is a name beyond its bound."""
     asked = json.loads(body.decode(errors="replace"), parse_int=float)  # whatever its size
     for name, value in UNSERVED.items():
         assert asked.get(name) != value, name
+    for message in asked["messages"]:
+        calls = message.get("tool_calls") or ()
+        names = [message.get("tool_call_id"), message.get("name")]
+        for name in (*names, *(call.get("id") for call in calls), *(call["function"]["name"] for call in calls)):
+            assert len((name or "").encode(errors="replace")) <= bounds.NAME_BYTES, name[:20]
 
 
 def check_captured(log: CaptureLog, first: int) -> int:

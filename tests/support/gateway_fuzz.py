@@ -33,6 +33,8 @@ UNSERVED: dict[str, Any] = {
     "response_format": {"type": "json_object"},
 }
 """what an engine's gateway refuses, since it would change nothing"""
+NAMES = ("ann", "ü" * 512, "ü" * 1000)
+"""below, at and beyond the bound of names, which counts bytes"""
 EVENTS: tuple[dict[str, Any], ...] = (
     {"kind": "tool_call", "name": "f", "call_id": "c", "arguments": "{}"},
     {"kind": "tool_result", "name": "f", "call_id": "c", "content": "7", "latency_us": 5, "status": "ok"},
@@ -172,6 +174,8 @@ class Traffic:
         given: dict[str, Any] = {"model": "m", "messages": [*talk, {"role": "user", "content": r.choice(TEXTS)}]}
         if r.random() < 0.3:
             given["messages"] += [self._echoed(), *r.sample(SAID, r.randrange(len(SAID)))]
+        if r.random() < 0.1:
+            given["messages"] += [{"role": "tool", "content": "7", "tool_call_id": "c", "name": r.choice(NAMES)}]
         if r.random() < 0.5:
             given["tools"] = [TOOL]
         if r.random() < 0.3:
@@ -189,14 +193,18 @@ class Traffic:
         return given
 
     def _echoed(self) -> dict[str, Any]:
-        """A reply with a call whose arguments are an object, as some clients write them."""
-        arguments = self._free({"a": 1, "b": {"c": [2.5, "x"]}})
-        call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
+        """A reply with a call whose arguments are an object, as some clients write them, or text."""
+        r, arguments = self.random, self._free({"a": 1, "b": {"c": [2.5, "x"]}})
+        said = str(odd_json.nested(r)) if r.random() < 0.2 else arguments
+        call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": said}}
         return {"role": "assistant", "content": None, "tool_calls": [call], "reasoning_content": "so"}
 
     def _free(self, given: dict[str, Any]) -> dict[str, Any]:
         """JSON that is a client's own to shape."""
-        return {**given, "free": odd_json.value(self.random)} if self.random.random() < 0.5 else given
+        r = self.random
+        if r.random() < 0.5:
+            return given
+        return {**given, "free": odd_json.wide(r) if r.random() < 0.2 else odd_json.value(r)}
 
     def _start(self) -> dict[str, Any]:
         r = self.random

@@ -16,6 +16,8 @@ NUMBERS = (
     "-9223372036854775809",
     "18446744073709551615", "18446744073709551616", "12345678901234567890123", "9" * 310, "9" * 5000, "NaN", "Infinity",
 )  # fmt: skip
+WIDE = ("18446744073709551616", "-9223372036854775809", "12345678901234567890123", "9" * 310)
+"""among them one that no float holds either"""
 STRINGS = (
     '""', '"x"', '" "', '"\\u0000"', '"\\ud800"', '"\\udfff\\ud800"', '"\\u001b[2J"', '"ü"', '"\\uffff"', '"𝄞"',
     '"\\\\"', '"\\""',
@@ -46,6 +48,11 @@ class Raw(str):
 def number(r: Random) -> Raw:
     """A number that is at some border."""
     return Raw(r.choice(NUMBERS))
+
+
+def wide(r: Random) -> Raw:
+    """An integer that 64 bits do not hold."""
+    return Raw(r.choice(WIDE))
 
 
 def string(r: Random) -> Raw:

@@ -26,6 +26,7 @@ from millrace.consumers.learner.order import Batch
 from millrace.infra.log.base import Place, Record
 from millrace.infra.log.memory.bus import MemoryBus
 from millrace.infra.log.topics import full_name, stages_of, turns_of
+from millrace.infra.stages import decisions
 from millrace.infra.stages.base import Stage
 from millrace.schemas import arrays, codec
 from millrace.streams.dispatch.stage import Dispatch, Terms
@@ -34,7 +35,7 @@ from millrace.trainers.learning import Share
 from millrace.trainers.manifest import Manifest, subset_hash
 from tests.support import histories
 from tests.support.events import Episode
-from tests.support.histories import decide, make_world
+from tests.support.histories import make_world
 from tests.support.players import POLICY, SECOND, Crew, Learner, Life, Loader, Plan
 from tests.support.world import NAMESPACE, Chances, World
 
@@ -126,7 +127,7 @@ def whole(seed: int = 0, actions: int = 160, *, isolate: bool = False) -> Whole:
         _begin(world, plan)
         for number in range(actions):
             if number in (actions // 3, 2 * actions // 3):
-                decide(world, plan, f"d-{number}", *(("eta", 2) if number < actions // 2 else ("batch", 3)))
+                _decide(world, *(("eta", 2) if number < actions // 2 else ("batch", 3)))
             world.chaos(1)
         histories.finish(world, [plan], [histories._version(world, plan)])
         roles = {name.rpartition(".")[2]: stage for name, stage in world._made.items()}
@@ -139,7 +140,7 @@ def whole(seed: int = 0, actions: int = 160, *, isolate: bool = False) -> Whole:
 
 
 def _begin(world: World, plan: Plan) -> None:
-    histories.decide(world, plan, "d-sealing", "sealing", {"short_groups": plan.short, "patience_ms": 60_000})
+    _decide(world, "sealing", {"short_groups": plan.short, "patience_ms": 60_000})
     event = {"policy": POLICY, "version": 0, "parent": None, "seq_lo": 0, "seq_hi": 0, "time": world.now}
     event |= {"batch": plan.batch, "eta": plan.eta, "shards": 2, "group_size": plan.size}
     event |= _directory(0, "the beginning")
@@ -149,6 +150,11 @@ def _begin(world: World, plan: Plan) -> None:
     entry |= {"prev_hash": b"", "hash": b"", "time": world.now}
     world.send(f"{POLICY}.weights", POLICY, "WeightVersion", event)
     world.send(f"{POLICY}.ledger", "0", "LedgerEntry", ledger.chained(entry, b""))  # type: ignore[arg-type]
+
+
+def _decide(world: World, name: str, value: object) -> None:
+    """A setting is asked for as a process asks that was started with another file."""
+    world.send("decisions", POLICY, "Decision", decisions.setting(POLICY, name, value, world.now))
 
 
 def _directory(version: int, content: str) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import pytest
 from millrace.infra.config import Settings, load
 from millrace.infra.log.base import Outgoing
 from millrace.infra.log.memory.bus import MemoryBus
+from millrace.infra.stages.decisions import id_of
 from millrace.schemas import codec
 from millrace.streams.dispatch.announce import announce, asked_by, share_of
 from millrace.streams.dispatch.records import resolution
@@ -59,6 +60,16 @@ def test_an_edit_is_asked_for_once(bus: MemoryBus) -> None:
         ["eta"],
     ]
     assert decided(bus) == [("batch", 16), ("eta", 4), ("eta", 1)]
+
+
+def test_a_decision_is_named_for_what_it_says(bus: MemoryBus) -> None:
+    begin(bus)
+    announce(said(policy__batch="16", policy__eta="4"), bus)
+    records = list(bus.read("n.decisions", 0))
+    made = [codec.decode_as("Decision", record.value or b"") for record in records]
+    assert [(one["id"], record.key) for one, record in zip(made, records, strict=True)] == [
+        (id_of(one), b"p") for one in made
+    ]
 
 
 def test_what_somebody_else_decided_stands_until_the_next_edit(bus: MemoryBus) -> None:

@@ -9,6 +9,7 @@ import pytest
 from millrace.infra.config import load
 from millrace.infra.errors import TopicError
 from millrace.infra.log.memory.bus import MemoryBus
+from millrace.infra.stages.decisions import id_of
 from millrace.schemas import codec
 from millrace.streams.seal.policies import SETTING, announce, policies, terms_of
 from tests.support.events import Episode
@@ -88,3 +89,5 @@ def test_a_policy_is_announced_once_for_each_change(tmp_path):
     ]
     rows = [codec.decode_as("Decision", record.value or b"") for record in bus.read("n.decisions", 0)]
     assert [json.loads(row["value"]) for row in rows] == [terms_of(settings), terms_of(changed), terms_of(settings)]
+    assert [row["id"] for row in rows] == [id_of(row) for row in rows]
+    assert {record.key for record in bus.read("n.decisions", 0)} == {b"q"}

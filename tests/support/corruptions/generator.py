@@ -19,6 +19,7 @@ import numpy as np
 
 from millrace.consumers.history.ledger import chained
 from millrace.infra.log.base import Place, Record
+from millrace.infra.stages.decisions import id_of
 from millrace.schemas import codec
 from millrace.schemas.arrays import pack, unpack
 from millrace.schemas.chain import START, event_hash
@@ -26,6 +27,8 @@ from millrace.schemas.registry import current
 from tests.support.whole import KINDS, Whole
 
 Path = tuple[str | int, ...]
+LINKED = ("ledger", "events", "decisions")
+"""kinds of topic whose records hold digests of what they say"""
 ALTER = 0.92
 """share of the changes that alter a field"""
 
@@ -66,7 +69,7 @@ class Generator:
             field = getattr(self, f"_{what}")(broken, rng, kind, record)
             if field is None:
                 continue
-            relinked = kind in ("ledger", "events") and rng.random() < 0.5
+            relinked = kind in LINKED and rng.random() < 0.5
             if relinked:
                 relink(broken, kind)
                 if self._same(broken, kind):
@@ -91,7 +94,7 @@ class Generator:
             found = self._alter_value(broken, rng, record, field)
         if found is None:
             return None
-        relinked = kind in ("ledger", "events")
+        relinked = kind in LINKED
         if relinked:
             relink(broken, kind)
             if self._same(broken, kind):
@@ -222,9 +225,14 @@ def altered_strings(record: Record, more: str) -> bytes | None:
 
 
 def relink(h: Whole, kind: str) -> None:
-    """Give every ledger entry, or every event of each slot, the hashes of what now lies before it."""
+    """Give every ledger entry, or every event of each slot, the hashes of what now lies before it; every decision the
+    id that follows from it."""
     prev: dict[int, bytes] = defaultdict(lambda: START)
     for record, row in h.rows(kind):
+        if kind == "decisions":
+            named = row | {"id": id_of(row)}  # type: ignore[arg-type]
+            _put(h, record, replace(record, value=codec.encode("Decision", named)))
+            continue
         before = prev[record.partition]
         linked = dict(chained(row, before)) if kind == "ledger" else row | {"prev_hash": before}  # type: ignore[arg-type]
         if kind == "events":

@@ -55,6 +55,51 @@ def sent_bytes_lie(w: Whole, rng: random.Random) -> None:
     entry(w, rng, lambda e: e["metrics"].update(sent_bytes=10.0))
 
 
+def part_of_a_step_counted(w: Whole, rng: random.Random) -> None:
+    entry(w, rng, lambda e: e["metrics"].update(steps=1.25))
+
+
+def fewer_steps_than_none_skipped(w: Whole, rng: random.Random) -> None:
+    entry(w, rng, lambda e: e["metrics"].update(steps_skipped=-1.0))
+
+
+def time_below_zero(w: Whole, rng: random.Random) -> None:
+    entry(w, rng, lambda e: e["metrics"].update(timings_step=-2.5))
+
+
+def decision_of_another(w: Whole, rng: random.Random) -> None:
+    record, value = pick(w, rng, "decisions")
+    write(w, record, value | {"author": "another"})
+
+
+def decision_for_another_reason(w: Whole, rng: random.Random) -> None:
+    record, value = pick(w, rng, "decisions")
+    write(w, record, value | {"reason": "another"})
+
+
+def decision_at_another_time(w: Whole, rng: random.Random) -> None:
+    record, value = pick(w, rng, "decisions")
+    write(w, record, value | {"time": value["time"] + 1})
+
+
+def decision_named_anew(w: Whole, rng: random.Random) -> None:
+    record, value = pick(w, rng, "decisions", lambda row: row["name"] == "sealing")
+    write(w, record, value | {"id": "another"})
+
+
+def decision_for_every_policy(w: Whole, rng: random.Random) -> None:
+    """Its id is made anew, its key stays."""
+    record, value = pick(w, rng, "decisions", lambda row: row["name"] == "sealing")
+    write(w, record, value | {"policy": None})
+    relink(w, "decisions")
+
+
+def decision_under_another_key(w: Whole, rng: random.Random) -> None:
+    record, _ = pick(w, rng, "decisions")
+    entries = w.bus.logs[record.topic][record.partition].entries
+    entries[record.offset] = replace(record, key=b"another")
+
+
 def eta_of_the_beginning_lies(w: Whole, rng: random.Random) -> None:
     record, value = pick(w, rng, "ledger", lambda row: row["version"] == 0)
     write(w, record, value | {"eta": value["eta"] + 1})
@@ -114,6 +159,15 @@ PROVENANCE: list[tuple[Forgery, str]] = [
     (address_changed, "leaders"),
     (size_changed, "leaders"),
     (sent_bytes_lie, "weights"),
+    (part_of_a_step_counted, "figures"),
+    (fewer_steps_than_none_skipped, "figures"),
+    (time_below_zero, "figures"),
+    (decision_of_another, "settings"),
+    (decision_for_another_reason, "settings"),
+    (decision_at_another_time, "settings"),
+    (decision_named_anew, "settings"),
+    (decision_for_every_policy, "settings"),
+    (decision_under_another_key, "settings"),
     (eta_of_the_beginning_lies, "weights"),
     (grants_headers_changed, "folds"),
     (task_exchanged, "agreements"),

@@ -1,0 +1,48 @@
+"""Decisions of this program: settings that it asks for itself, as the file that it was started with says.
+
+Invariant: the id follows from everything else that the decision says, and the key is that of its policy, so that an
+audit sees a change of any field. Whoever else decides something may name it as they like."""
+
+from __future__ import annotations
+
+import json
+
+from millrace.infra.log.base import Outgoing
+from millrace.infra.stages.letters import made_id
+from millrace.schemas import codec
+from millrace.schemas.ids import Micros
+from millrace.schemas.records import Decision
+
+AUTHOR = "millrace"
+REASON = "as its settings say"
+
+
+def setting(policy: str, name: str, value: object, now: Micros) -> Decision:
+    """The decision that gives a policy's setting a value, which is JSON."""
+    asked: Decision = {
+        "id": "",
+        "kind": "setting",
+        "policy": policy,
+        "name": name,
+        "value": json.dumps(value),
+        "reason": REASON,
+        "author": AUTHOR,
+        "time": now,
+    }
+    return {**asked, "id": id_of(asked)}
+
+
+def id_of(decision: Decision) -> str:
+    """The id that follows from the rest of a decision."""
+    words = [decision["policy"], decision["name"], decision["value"], decision["reason"], decision["author"]]
+    return made_id("decision", json.dumps([decision["kind"], *words, decision["time"]]))
+
+
+def key_of(decision: Decision) -> bytes:
+    """The key that a decision lies under."""
+    return (decision["policy"] or "").encode()
+
+
+def outgoing(topic: str, decision: Decision) -> Outgoing:
+    """The record of a decision; `topic` is a full name."""
+    return Outgoing(topic, key_of(decision), codec.encode("Decision", decision))
