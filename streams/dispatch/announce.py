@@ -21,7 +21,7 @@ from millrace.infra.log.base import Bus, Outgoing
 from millrace.infra.log.topics import full_name
 from millrace.schemas import codec
 from millrace.schemas.ids import new_id, now_micros
-from millrace.schemas.records import Decision
+from millrace.schemas.records import Decision, WeightVersion
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +35,7 @@ def asked_by(settings: Settings) -> dict[str, Any]:
     return {
         "batch": policy.batch,
         "eta": policy.eta,
+        "group_size": policy.group_size,
         "release": policy.release,
         "unsolicited_share": share_of(settings),
         "lease_ms": int(policy.lease_s * 1000),
@@ -99,21 +100,31 @@ def _asked(settings: Settings, bus: Bus) -> dict[str, Any]:
 def _begun_with(settings: Settings, bus: Bus, wanted: Mapping[str, Any]) -> dict[str, Any] | None:
     """What the policy began with, None where it has not begun.
 
-    Dispatch says it first of all in `resolutions`. Before it does, B and eta are in version 0, and dispatch takes the
-    rest from the very settings that are compared here. What retention has deleted is not in the answer."""
+    The group size is in version 0. The rest dispatch says first of all in `resolutions`; before it does, B and eta are
+    in version 0 too, and dispatch takes what is left from the very settings that are compared here. What retention has
+    deleted is not in the answer."""
     policy = settings.policy.name
+    event = _version_0(settings, bus)
+    if event is None:
+        return None
     resolutions = full_name(settings.namespace, f"{policy}.resolutions")
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {"group_size": event["group_size"] or 1}
+    said = False
     for record in bus.read(resolutions, 0):
         setting = codec.decode_as("Resolution", record.value or b"")["setting"]
         if setting is not None and setting["decision"] is None:
+            said = True
             found.setdefault(setting["name"], json.loads(setting["value"]))
         if wanted.keys() <= found.keys():
             return found
-    if found or bus.starts(resolutions)[0] > 0:
+    if said or bus.starts(resolutions)[0] > 0:
         return found
-    for record in bus.read(full_name(settings.namespace, f"{policy}.weights"), 0):
+    return {**wanted, **found, "batch": event["batch"], "eta": event["eta"]}
+
+
+def _version_0(settings: Settings, bus: Bus) -> WeightVersion | None:
+    for record in bus.read(full_name(settings.namespace, f"{settings.policy.name}.weights"), 0):
         event = codec.decode_as("WeightVersion", record.value or b"")
         if event["version"] == 0:
-            return {**wanted, "batch": event["batch"], "eta": event["eta"]}
+            return event
     return None
