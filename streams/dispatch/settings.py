@@ -92,8 +92,8 @@ def settled(book: Book, rules: Rules) -> tuple[Rules, Change | None]:
 
 
 def first(rules: Rules) -> list[Change]:
-    """Every setting as a policy begins, so that the topics alone tell what was in force. The group size is in version 0,
-    and is no part of this: histories from before it could be changed fold again to what they were."""
+    """Every setting as a policy begins, so that the topics alone tell what was in force. The group size is no part of
+    it, since version 0 tells it: what a policy wrote as it began folds again to the same records."""
     return [
         Change("batch", rules.sizes[0][1], 0, None),
         Change("eta", rules.eta, None, 0),
