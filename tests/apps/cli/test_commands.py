@@ -48,6 +48,7 @@ def test_help_names_every_command() -> None:
         "up",
         "down",
         "status",
+        "logs",
         "topics",
         "sweep",
         "policy",
