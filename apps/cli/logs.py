@@ -22,9 +22,7 @@ def logs(
     context: typer.Context,
     processes: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="[PROCESS]...", help="as `status` calls them; `learn` is every learner", show_default=False
-        ),
+        typer.Argument(metavar="PROCESS", help="as `status` calls them; `learn` is every learner", show_default=False),
     ] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="go on with what comes, until ^C")] = False,
     lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="newest lines of each")] = 20,
