@@ -37,19 +37,23 @@ setup: $(STAMP) ## install everything by the lock, hashes checked; ENGINE=gpu: v
 # uv lives beside the environment: a sync removes from it whatever the lock does not name.
 $(UV): requirements-tools.lock
 	@command -v $(PYTHON) > /dev/null || { echo "no $(PYTHON) found: install Python 3.11, or make PYTHON=/path/to/it" >&2; exit 1; }
-	$(PYTHON) -m venv .venv-tools
-	.venv-tools/bin/pip install -q --disable-pip-version-check --require-hashes -r requirements-tools.lock
+	@echo "setup, 1 of 4: the installer (seconds)"
+	@$(PYTHON) -m venv .venv-tools
+	@.venv-tools/bin/pip install -q --disable-pip-version-check --require-hashes -r requirements-tools.lock
 	@touch $@
 
 $(STAMP): $(UV) $(LOCK) pyproject.toml infra/machine/kafka.lock $(if $(filter $(CHOSEN),$(ENGINE)),,anew)
-	rm -f $@
-	[ -x $(BIN)/python ] || $(UV) venv -q -p $(PYTHON) .venv
+	@rm -f $@
+	@[ -x $(BIN)/python ] || $(UV) venv -q -p $(PYTHON) .venv
 	@echo $(ENGINE) > $(CHOICE)
-	$(UV) pip sync -q -p $(BIN)/python --require-hashes --compile-bytecode $(LOCK)
-	$(UV) pip install -q -p $(BIN)/python --no-deps --no-build-isolation -e .
-	# The type checker finds the package by its name through this link: the repository is the package.
-	mkdir -p .venv/package && ln -sfn ../.. .venv/package/millrace
-	$(BIN)/python -m millrace.infra.machine.jars > /dev/null
+	@echo "setup, 2 of 4: the packages of $(LOCK) (minutes; 8 GB of disk)"
+	@$(UV) pip sync -q -p $(BIN)/python --require-hashes --compile-bytecode $(LOCK)
+	@echo "setup, 3 of 4: Millrace itself (seconds)"
+	@$(UV) pip install -q -p $(BIN)/python --no-deps --no-build-isolation -e .
+	@# The type checker finds the package by its name through this link: the repository is the package.
+	@mkdir -p .venv/package && ln -sfn ../.. .venv/package/millrace
+	@echo "setup, 4 of 4: Kafka (a minute)"
+	@$(BIN)/python -m millrace.infra.machine.jars > /dev/null
 	@touch $@
 
 check: setup ## formatting, lint, imports, types

@@ -77,10 +77,13 @@ def why(
             help="id of an event, call, reply, session, prompt, group, ticket, reward, attempt or dead letter",
         ),
     ],
+    text: Annotated[
+        bool, typer.Option("--text", help="also show what was said, as it was stored: without what was taken out of it")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="for programs")] = False,
 ) -> None:
     """Say what became of something, and why. Exit code 1 when nothing is known of it."""
     with _reading():
-        text, known = entry("millrace.consumers.why:explain")(call(context).settings(), what)
-    typer.echo(json.dumps({"id": what, "known": known, "said": text.splitlines()}, indent=2) if as_json else text)
+        told, known = entry("millrace.consumers.why:explain")(call(context).settings(), what, text=text)
+    typer.echo(json.dumps({"id": what, "known": known, "said": told.splitlines()}, indent=2) if as_json else told)
     raise typer.Exit(0 if known else 1)

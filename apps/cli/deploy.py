@@ -107,6 +107,7 @@ def _plainly(
             "reward": watch.rewards[-1] if watch.rewards else None,
             "waiting": watch.lag,
             "groups": dict(watch.resolved),
+            "in_force": dict(watch.in_force),
             "workers": {name: one for name, one in watch.workers.items() if one["expires_at"] > now},
             "silent": dict(quiet),
         }

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from millrace.apps.cli import ask, deploy, evaluate, offline, roles, setup
+from millrace.apps.cli import ask, deploy, evaluate, logs, offline, roles, setup
 from millrace.apps.cli.context import Call, CommandGroup, console, flags
 
 HELP = """Millrace trains LLM agents from the stream of their own experience, on Apache Kafka.
@@ -42,6 +42,7 @@ app.command("config", rich_help_panel=START)(setup.config)
 app.command("up", rich_help_panel=RUN)(deploy.up)
 app.command("down", rich_help_panel=RUN)(deploy.down)
 app.command("status", rich_help_panel=RUN)(deploy.status)
+app.command("logs", rich_help_panel=RUN)(logs.logs)
 app.command("topics", rich_help_panel=RUN)(setup.topics)
 app.command("sweep", rich_help_panel=RUN)(setup.sweep)
 app.add_typer(ask.policy, name="policy", rich_help_panel=RUN)

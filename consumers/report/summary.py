@@ -6,6 +6,7 @@ shares are of tokens computed."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -148,6 +149,13 @@ class Summary:
         """Every B that was in force, in order."""
         first = [self.batch] if self.batch is not None else []
         return [batch for batch, _ in groupby([*first, *(step.groups for step in self.steps)])]
+
+    @property
+    def sizes(self) -> list[int]:
+        """Every group size that was in force, in order."""
+        first = [self.group_size] if self.group_size is not None else []
+        later = (json.loads(value) for _, name, value, _ in self.settings if name == "group_size")
+        return [size for size, _ in groupby([*first, *later])]
 
     @property
     def edges(self) -> tuple[float, float] | None:

@@ -1,4 +1,5 @@
-"""Follows the ledger, the resolutions and the workers of one policy: all that a live view needs, from topics alone."""
+"""Follows the versions, the resolutions and the workers of one policy: all that a live view needs, from topics
+alone."""
 
 from __future__ import annotations
 
@@ -10,11 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from millrace.consumers.history.follow import Follower
-from millrace.consumers.history.kinds import LEDGER, RESOLUTIONS, WORKERS
+from millrace.consumers.history.kinds import LEDGER, RESOLUTIONS, WEIGHTS, WORKERS
 from millrace.consumers.history.reader import History, left_out
 from millrace.consumers.history.rows import Row
 from millrace.infra.log.base import Bus
-from millrace.schemas.records import LedgerEntry, Resolution, WorkerStatus
+from millrace.schemas.records import LedgerEntry, Resolution, WeightVersion, WorkerStatus
 
 
 @dataclass
@@ -38,7 +39,7 @@ class Watch:
 
     def __post_init__(self) -> None:
         history = History(self.bus, self.namespace, self.policy)
-        self._follower = Follower(history, [LEDGER, RESOLUTIONS, WORKERS], left_out)
+        self._follower = Follower(history, [LEDGER, RESOLUTIONS, WEIGHTS, WORKERS], left_out)
 
     def poll(self, timeout_s: float) -> bool:
         """Reads what came within `timeout_s`; True when there was a new version."""
@@ -67,6 +68,10 @@ class Watch:
                         self.in_force[resolution["setting"]["name"]] = json.loads(resolution["setting"]["value"])
                     if resolution["seq"] is not None:
                         self.ready = max(self.ready, resolution["seq"] + 1)
+                case "weights":
+                    event: WeightVersion = row.record
+                    if event["version"] == 0:  # a decision may have been read before it
+                        self.in_force.setdefault("group_size", event["group_size"])
                 case "workers":
                     status: WorkerStatus = row.record
                     if status["policy"] in (None, self.policy):

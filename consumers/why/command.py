@@ -31,12 +31,13 @@ class Answer(NamedTuple):
     known: bool
 
 
-def explain(settings: Settings, wanted: str) -> Answer:
-    """What became of an event, reply, call, session, group, ticket, prompt or reward.
+def explain(settings: Settings, wanted: str, *, text: bool = False) -> Answer:
+    """What became of an event, reply, call, session, group, ticket, prompt or reward. `text`: with what was said.
 
     Raises BusError when the log cannot be read."""
     with connect_now(settings) as bus:
-        return explain_in(bus, settings.namespace, settings.policy.name, wanted, ClaimStore(settings.claims).resolve)
+        resolve = ClaimStore(settings.claims).resolve
+        return explain_in(bus, settings.namespace, settings.policy.name, wanted, resolve, text=text)
 
 
 def explain_in(
@@ -46,6 +47,7 @@ def explain_in(
     wanted: str,
     resolve: Resolve = as_stored,
     *,
+    text: bool = False,
     colour: bool = False,
 ) -> Answer:
     """The same for any bus. `resolve` reads claims of large records."""
@@ -62,11 +64,11 @@ def explain_in(
             f"Nothing is known of {wanted!r} in {namespace}: no event, reply, call, session, group, ticket, prompt or "
             f"reward of policy {policy} has this id. Ids are compared whole; raw events are kept for a short time only."
         )
-    parts: list[RenderableType] = [render(tell(topics, subject))]
+    parts: list[RenderableType] = [render(tell(topics, subject), text=text)]
     for ticket in subject.tickets[:MOST_TICKETS]:
         found = find(topics, str(ticket))
         if found is not None:
-            parts.append(render(tell(topics, replace(found, kind="ticket"))))
+            parts.append(render(tell(topics, replace(found, kind="ticket")), text=text))
     if len(subject.tickets) > MOST_TICKETS:
         rest = ", ".join(map(str, subject.tickets[MOST_TICKETS:]))
         return Answer(_text(parts, colour) + f"\nand tickets {rest}: ask for one of them", known=True)

@@ -10,6 +10,7 @@ from rich.tree import Tree
 
 from millrace.consumers.audit.command import spot
 from millrace.consumers.history.rows import Row
+from millrace.consumers.why.spoken import spoken
 from millrace.consumers.why.story import Passage, Story
 from millrace.consumers.why.verdict import verdict
 from millrace.schemas.arrays import unpack
@@ -29,8 +30,8 @@ from millrace.schemas.records import (
 )
 
 
-def render(story: Story) -> Tree:
-    """The whole tree; what was asked for is marked."""
+def render(story: Story, *, text: bool = False) -> Tree:
+    """The whole tree; what was asked for is marked. `text`: with what was said in each event."""
     subject = story.subject
     tree = Tree(Text.assemble((f"{subject.kind} {subject.id}", "bold"), ": ", (verdict(story), "bold green")))
     for grant in story.grants:
@@ -45,7 +46,11 @@ def render(story: Story) -> Tree:
         if name not in attempts:
             attempts[name] = tree.add(_attempt(story, name))
         if subject.trajectory in (None, name) or passage.letters:
-            _passage(attempts[name], passage, story, again=event is not None and event["id"] in told)
+            again = event is not None and event["id"] in told
+            branch = _passage(attempts[name], passage, story, again=again)
+            if text and passage.event is not None:
+                for who, said in spoken(passage.event):
+                    branch.add(Text.assemble((f"{who}: ", "cyan"), said))
         if passage.event is not None:
             told.add(passage.event["id"])
     for sample in story.samples:
@@ -73,7 +78,7 @@ def _attempt(story: Story, name: str) -> Text:
     return text
 
 
-def _passage(tree: Tree, passage: Passage, story: Story, *, again: bool) -> None:
+def _passage(tree: Tree, passage: Passage, story: Story, *, again: bool) -> Tree:
     """One event; `again` says that the same one came before."""
     row = passage.row
     if row is None:
@@ -90,6 +95,7 @@ def _passage(tree: Tree, passage: Passage, story: Story, *, again: bool) -> None
             branch.add(Text("sent twice, skipped here" if again else "not refined yet", "dim"))
     for letter in passage.letters:
         _add(branch, f"dead letter of {letter['stage']}: {letter['reason']} ({letter['detail']})", letter, style="red")
+    return branch
 
 
 def _governed(tree: Tree, event: Row[Event]) -> None:

@@ -32,6 +32,16 @@ logger = logging.getLogger(__name__)
 
 JSON = "application/json"
 CHAT = "/v1/chat/completions"
+ROUTES = (
+    (CHAT, "POST", "chat"),
+    ("/v1/models", "GET", "models"),
+    ("/health", "GET", "health"),
+    ("/v1/sessions", "POST", "start"),
+    ("/v1/sessions/{id}/reward", "POST", "reward"),
+    ("/v1/sessions/{id}/events", "POST", "events"),
+    ("/v1/sessions/{id}/end", "POST", "end"),
+)
+"""path, method and name of every route; docs/openapi.json describes them"""
 VISIT = "millrace.visit"
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -118,17 +128,19 @@ def make_app(gateway: Gateway, upstream: TextUpstream | None = None, address: st
 
         return handler
 
-    fast = _guarded(chat if through is None else passed)
+    handlers = {
+        "chat": chat if through is None else passed,
+        "models": models,
+        "health": health,
+        "start": start,
+        "reward": reward,
+        "events": on_session(episodes.events),
+        "end": on_session(episodes.end),
+    }
+    guarded = {name: _guarded(handler) for name, handler in handlers.items()}
+    fast = guarded["chat"]
     routes = Starlette(
-        routes=[
-            Route(CHAT, fast, methods=["POST"]),
-            Route("/v1/models", _guarded(models), methods=["GET"]),
-            Route("/health", _guarded(health), methods=["GET"]),
-            Route("/v1/sessions", _guarded(start), methods=["POST"]),
-            Route("/v1/sessions/{id}/reward", _guarded(reward), methods=["POST"]),
-            Route("/v1/sessions/{id}/events", _guarded(on_session(episodes.events)), methods=["POST"]),
-            Route("/v1/sessions/{id}/end", _guarded(on_session(episodes.end)), methods=["POST"]),
-        ],
+        routes=[Route(path, guarded[name], methods=[method]) for path, method, name in ROUTES],
         exception_handlers={HTTPException: _http_error},
     )
 

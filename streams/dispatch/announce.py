@@ -22,6 +22,7 @@ from millrace.infra.log.topics import full_name
 from millrace.infra.stages.decisions import AUTHOR, outgoing, setting
 from millrace.schemas import codec
 from millrace.schemas.ids import now_micros
+from millrace.schemas.records import WeightVersion
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +33,7 @@ def asked_by(settings: Settings) -> dict[str, Any]:
     return {
         "batch": policy.batch,
         "eta": policy.eta,
+        "group_size": policy.group_size,
         "release": policy.release,
         "unsolicited_share": share_of(settings),
         "lease_ms": int(policy.lease_s * 1000),
@@ -82,21 +84,31 @@ def _asked(settings: Settings, bus: Bus) -> dict[str, Any]:
 def _begun_with(settings: Settings, bus: Bus, wanted: Mapping[str, Any]) -> dict[str, Any] | None:
     """What the policy began with, None where it has not begun.
 
-    Dispatch says it first of all in `resolutions`. Before it does, B and eta are in version 0, and dispatch takes the
-    rest from the very settings that are compared here. What retention has deleted is not in the answer."""
+    The group size is in version 0. The rest dispatch says first of all in `resolutions`; before it does, B and eta are
+    in version 0 too, and dispatch takes what is left from the very settings that are compared here. What retention has
+    deleted is not in the answer."""
     policy = settings.policy.name
+    event = _version_0(settings, bus)
+    if event is None:
+        return None
     resolutions = full_name(settings.namespace, f"{policy}.resolutions")
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {"group_size": event["group_size"] or 1}
+    said = False
     for record in bus.read(resolutions, 0):
-        said = codec.decode_as("Resolution", record.value or b"")["setting"]
-        if said is not None and said["decision"] is None:
-            found.setdefault(said["name"], json.loads(said["value"]))
+        begun = codec.decode_as("Resolution", record.value or b"")["setting"]
+        if begun is not None and begun["decision"] is None:
+            said = True
+            found.setdefault(begun["name"], json.loads(begun["value"]))
         if wanted.keys() <= found.keys():
             return found
-    if found or bus.starts(resolutions)[0] > 0:
+    if said or bus.starts(resolutions)[0] > 0:
         return found
-    for record in bus.read(full_name(settings.namespace, f"{policy}.weights"), 0):
+    return {**wanted, **found, "batch": event["batch"], "eta": event["eta"]}
+
+
+def _version_0(settings: Settings, bus: Bus) -> WeightVersion | None:
+    for record in bus.read(full_name(settings.namespace, f"{settings.policy.name}.weights"), 0):
         event = codec.decode_as("WeightVersion", record.value or b"")
         if event["version"] == 0:
-            return {**wanted, "batch": event["batch"], "eta": event["eta"]}
+            return event
     return None

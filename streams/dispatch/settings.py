@@ -1,6 +1,7 @@
 """What can be asked for in `decisions`, and from where it holds.
 
-Invariants: B changes at a batch boundary behind every outstanding deadline; eta for new grants only; the release policy
+Invariants: B changes at a batch boundary behind every outstanding deadline; eta and the group size for new grants only,
+so a ticket keeps the size that it was granted with; the release policy
 when nothing is outstanding, since the guarantee of one does not survive groups released under another."""
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ def _whole(low: int, high: int) -> Callable[[Any], bool]:
 _VALID: dict[str, Callable[[Any], bool]] = {
     "batch": _whole(1, bounds.BATCH),
     "eta": _whole(0, bounds.ETA),
+    "group_size": _whole(1, bounds.GROUP_SIZE),
     "release": lambda value: isinstance(value, str) and value in POLICIES,
     "unsolicited_share": lambda value: (
         isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
@@ -67,6 +69,8 @@ def asked(name: str, value: Any, book: Book, rules: Rules) -> tuple[Rules, Chang
             return replace(rules, sizes=sizes), Change(name, value, first, None)
         case "eta":
             return replace(rules, eta=value), Change(name, value, None, book.granted)
+        case "group_size":
+            return replace(rules, group_size=value), Change(name, value, None, book.granted)
         case "release":
             return settled(book, replace(rules, next_release=None if value == rules.release else value))
         case "unsolicited_share":
@@ -88,7 +92,8 @@ def settled(book: Book, rules: Rules) -> tuple[Rules, Change | None]:
 
 
 def first(rules: Rules) -> list[Change]:
-    """Every setting as a policy begins, so that the topics alone tell what was in force."""
+    """Every setting as a policy begins, so that the topics alone tell what was in force. The group size is no part of
+    it, since version 0 tells it: what a policy wrote as it began folds again to the same records."""
     return [
         Change("batch", rules.sizes[0][1], 0, None),
         Change("eta", rules.eta, None, 0),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from millrace.apps import doctor
 from millrace.apps.answers import Answer
 from millrace.apps.doctor import examine
+from millrace.consumers import policy
 from millrace.infra.config import load
 from millrace.infra.connect import connect
 from millrace.infra.engines.vllm import launch
@@ -88,3 +90,20 @@ def test_settings_that_others_may_read_are_a_warning(mode: int, word: str, tmp_p
     file.chmod(mode)
     answer = next(iter(examine(load(), file)))
     assert (answer.question, answer.word) == ("settings file", word)
+
+
+@pytest.mark.parametrize(("config", "word"), [({"tie_word_embeddings": True}, "bad"), ({}, "ok"), (None, "ok")])
+def test_a_version_that_the_engine_here_would_serve_wrongly_is_bad(
+    config: dict[str, bool] | None, word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(policy, "installed", lambda _: "cpu")
+    made = load(flags={"home": str(tmp_path), "objects": str(tmp_path / "objects"), "kafka.bootstrap": "127.0.0.1:1"})
+    version = Path(made.weights.removeprefix("file://")) / "v0-0123456789ab"
+    if config is not None:
+        version.mkdir(parents=True)
+        (version / "config.json").write_text(json.dumps(config))
+    answer = next(one for one in examine(made) if one.question == "model")
+    assert answer.word == word, answer
+    if word == "bad":
+        assert version.name in answer.said
+        assert "--untie" in answer.said

@@ -87,6 +87,17 @@ def test_the_environment_chooses_no_engine(checkout: Path, monkeypatch: pytest.M
     assert installs(checkout) == CPU
 
 
+def test_each_step_says_what_it_does_before_it_does_it(checkout: Path) -> None:
+    (checkout / NEEDED[0]).unlink()
+    lines = make(checkout, "ENGINE=gpu").stdout.splitlines()
+    steps = [at for at, line in enumerate(lines) if line.startswith('echo "setup, ')]
+    assert [re.findall(r"(\d) of (\d)", lines[at]) for at in steps] == [[(str(n), "4")] for n in range(1, 5)]
+    bounds = [*steps, len(lines)]
+    for work, first, end in zip(("pip install", f"sync .*{GPU}", "-e .", "jars"), bounds, bounds[1:], strict=False):
+        assert re.search(work, "\n".join(lines[first + 1 : end])), work
+    assert GPU in lines[steps[1]]
+
+
 def test_an_engine_that_is_none_is_refused(checkout: Path) -> None:
     done = make(checkout, "ENGINE=tpu")
     assert done.returncode != 0

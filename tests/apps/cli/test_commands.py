@@ -9,13 +9,16 @@ import socket
 import subprocess
 import sys
 import tomllib
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from typer.main import get_command
 from typer.testing import CliRunner
 
 import millrace
+from millrace.apps.cli import ask
 from millrace.apps.cli.main import app
 from millrace.apps.cli.roles import ROLES
 from millrace.apps.cli.template import render
@@ -45,6 +48,7 @@ def test_help_names_every_command() -> None:
         "up",
         "down",
         "status",
+        "logs",
         "topics",
         "sweep",
         "policy",
@@ -115,6 +119,53 @@ def test_check_as_json() -> None:
     assert {one["question"]: one["word"] for one in found}["algorithm"] == "bad"
 
 
+def test_doctor_as_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("millrace.apps.doctor._admin", _nobody)
+    done = run(app, ["--set", "engine.local=false", "--set", "kafka.local=false", "doctor", "--json"])
+    assert done.exit_code == 1
+    assert {one["question"]: one["word"] for one in json.loads(done.output)}["broker"] == "bad"
+
+
+def test_topics_as_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("millrace.infra.connect.connect", lambda _: MemoryBus())
+    shown = json.loads(run(app, ["topics", "--json"]).output)
+    assert {one["topic"] for one in shown} == {spec.name for spec in load().layout.specs()}
+    assert shown[0].keys() == {"topic", "key", "partitions", "config", "what"}
+
+
+def test_why_as_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    bus = MemoryBus()
+    bus.ensure_topics(load().layout.specs())
+    monkeypatch.setattr("millrace.consumers.why.command.connect_now", lambda _: bus)
+    done = run(app, ["why", "7", "--json"])
+    told = json.loads(done.output)
+    assert (done.exit_code, told["id"], told["known"]) == (1, "7", False)
+    assert "Nothing is known of '7'" in told["said"][0]
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [("sta", "status"), ("audit --fi", "--files"), ("policy cre", "create"), ("--conf", "--config")],
+)
+def test_the_shell_completes_commands_and_options(typed: str, offered: str) -> None:
+    words = {"COMP_WORDS": f"millrace {typed}", "COMP_CWORD": str(len(typed.split()))}
+    done = run(app, [], env={"_MILLRACE_COMPLETE": "complete_bash"} | words, prog_name="millrace")
+    assert done.output.split() == [offered]
+
+
+@pytest.mark.parametrize("command", [["why", "7"], ["report"], ["audit"]])
+@pytest.mark.parametrize("terminal", [True, False])
+def test_who_waits_for_a_long_log_is_told_so_on_a_terminal_alone(
+    command: list[str], terminal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = StringIO()
+    monkeypatch.setattr(ask, "console", Console(file=StringIO(), force_terminal=terminal))
+    monkeypatch.setattr(ask, "complain", Console(file=shown, force_terminal=terminal))
+    monkeypatch.setattr(ask, "entry", lambda name: lambda *_, **__: ("", True) if "why" in name else 0)
+    assert run(app, command).exit_code == 0
+    assert ("reading the log" in shown.getvalue()) == terminal
+
+
 def test_every_commented_default_is_true() -> None:
     lines = render("dev", "policy").splitlines()
     shown = [line[1:] if line.startswith("#") and not line.startswith("# ") else line for line in lines]
@@ -177,7 +228,7 @@ def test_status_of_nothing() -> None:
 
 
 def test_status_of_a_deployment_without_a_version_says_what_is_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
-    bus = MemoryBus({"dev.policy.ledger": 1, "dev.policy.resolutions": 1, "dev.workers": 1})
+    bus = MemoryBus({"dev.policy.ledger": 1, "dev.policy.resolutions": 1, "dev.policy.weights": 1, "dev.workers": 1})
     running = [State("broker", "RUNNING", 5, 30.0, ""), State("learn-0", "STARTING", 6, 1.0, "")]
     monkeypatch.setattr("millrace.apps.cli.deploy._watch", lambda *_: Watch(bus, "dev", "policy"))
     monkeypatch.setattr("millrace.infra.machine.supervisor.Supervisor.states", lambda _: running)

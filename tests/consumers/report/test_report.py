@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -87,6 +88,12 @@ def test_settings_and_reasons_are_told() -> None:
     assert found().batches == [2, 3]
     assert ("expired", "lease ran out", 1) in found().reasons
     assert ("refine", "undecodable", 1) in found().refused
+
+
+def test_every_group_size_that_was_in_force_is_told() -> None:
+    later = (5, "group_size", "4", "from ticket 6")
+    assert found().sizes == [found().group_size]
+    assert replace(found(), group_size=2, settings=(*found().settings, later, later)).sizes == [2, 4]
 
 
 def entry(version: int, time: int, members: list[str], generation: int) -> dict[str, Any]:

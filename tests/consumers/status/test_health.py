@@ -16,7 +16,7 @@ UNREACHED = "no broker answers at 127.0.0.1:9"
 
 @pytest.fixture
 def watch() -> Iterator[Watch]:
-    found = Watch(MemoryBus({"n.p.ledger": 1, "n.p.resolutions": 1, "n.workers": 1}), "n", "p")
+    found = Watch(MemoryBus({"n.p.ledger": 1, "n.p.resolutions": 1, "n.p.weights": 1, "n.workers": 1}), "n", "p")
     yield found
     found.close()
 

@@ -20,7 +20,7 @@ SECOND = 1_000_000
 
 @pytest.fixture
 def watch() -> Iterator[Watch]:
-    bus = MemoryBus({"n.p.ledger": 1, "n.p.resolutions": 1, "n.workers": 1})
+    bus = MemoryBus({"n.p.ledger": 1, "n.p.resolutions": 1, "n.p.weights": 1, "n.workers": 1})
     found = Watch(bus, "n", "p")
     yield found
     found.close()
@@ -63,6 +63,8 @@ def test_what_is_asked_for_and_not_in_force_is_shown(watch: Watch) -> None:
     watch.in_force.update(batch=64, eta=2)
     text = shown(learning(watch, asked={"batch": 16, "eta": 2, "release": "soft"}))
     assert "asked 16, in force 64" in text
+    watch.in_force["group_size"] = 4
+    assert "group_size  asked 8, in force 4" in shown(learning(watch, asked={"group_size": 8}))
     assert "eta" not in text
     assert "release" not in text
 

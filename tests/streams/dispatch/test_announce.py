@@ -38,7 +38,7 @@ def write(bus: MemoryBus, topic: str, name: str, record: Any) -> None:
 
 
 def begin(bus: MemoryBus) -> None:
-    write(bus, "p.weights", "WeightVersion", weights(0, "d") | {"batch": 2, "eta": 1})
+    write(bus, "p.weights", "WeightVersion", weights(0, "d") | {"batch": 2, "eta": 1, "group_size": 8})
 
 
 def decided(bus: MemoryBus) -> list[tuple[str, Any]]:
@@ -89,6 +89,14 @@ def test_what_dispatch_began_with_is_known_from_its_own_words(bus: MemoryBus) ->
     assert announce(said(policy__lease_s="7"), bus) == []
     assert announce(said(policy__lease_s="9"), bus) == ["lease_ms"]
     assert decided(bus) == [("lease_ms", 9000)]
+
+
+def test_another_group_size_is_asked_for_once(bus: MemoryBus) -> None:
+    """Version 0 says what the policy began with; dispatch says it nowhere."""
+    begin(bus)
+    edited = said(policy__group_size="4")
+    assert [announce(one, bus) for one in (said(), edited, edited, said())] == [[], ["group_size"], [], ["group_size"]]
+    assert decided(bus) == [("group_size", 4), ("group_size", 8)]
 
 
 def test_dispatch_takes_every_name_that_is_asked_for() -> None:

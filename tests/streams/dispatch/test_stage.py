@@ -420,6 +420,27 @@ def test_eta_changes_for_new_grants_only():
     assert [(g["min_version"], g["deadline"]) for g in d.grants[6:]] == [(3, 3), (3, 3)]
 
 
+def test_a_new_group_size_holds_for_new_grants_only():
+    d = Desk(batch=2, eta=0, group_size=2)
+    d.prompt(4)
+    d.decide("group_size", 4)
+    assert d.settings[-1] == {
+        "name": "group_size",
+        "value": "4",
+        "from_seq": None,
+        "from_ticket": 2,
+        "decision": "d-group_size",
+    }
+    d.say("complete", 0)
+    d.say("complete", 1)
+    assert d.reasons == [], "a ticket keeps the size that it was granted with"
+    d.commit(2)
+    assert [(g["ticket"], g["group_size"], g["samples"]) for g in d.grants[2:]] == [
+        (2, 4, [0, 1, 2, 3]),
+        (3, 4, [0, 1, 2, 3]),
+    ]
+
+
 def test_another_release_policy_waits_until_nothing_is_outstanding():
     d = Desk(batch=2, eta=1)
     d.prompt(5)
@@ -452,6 +473,8 @@ def test_what_is_asked_before_version_zero_is_not_forgotten():
         ("batch", True),
         ("batch", "4"),
         ("eta", -1),
+        ("group_size", 0),
+        ("group_size", 2**20),
         ("release", "fast"),
         ("unsolicited_share", 1.5),
         ("lease_ms", 0),

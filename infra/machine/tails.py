@@ -1,0 +1,75 @@
+"""The newest lines of the logs that the supervisor keeps, and what comes behind them.
+
+Invariants: a line is given once it is whole, and once; a log that was begun anew (the supervisor does so when one is
+large) is read from its beginning."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+ENDING = ".log"
+MOST = 1 << 20
+"""bytes at the end of a log in which its newest lines are looked for"""
+
+
+class Line(NamedTuple):
+    """One line of the log of a process."""
+
+    process: str
+    text: str
+
+
+class Tails:
+    """The logs in a folder: of every process, or of those whose names, or roles, are given."""
+
+    def __init__(self, folder: Path, names: Collection[str] = ()) -> None:
+        self._folder = folder
+        self._names = names
+        self._read: dict[str, tuple[int, int]] = {}
+        """by process: which file was read, and up to which byte"""
+
+    def processes(self) -> list[str]:
+        """Those that have a log and are asked for, sorted."""
+        found = sorted(path.name.removesuffix(ENDING) for path in self._folder.glob(f"*{ENDING}"))
+        return [name for name in found if not self._names or {name, role_of(name)} & {*self._names}]
+
+    def last(self, lines: int) -> Iterator[Line]:
+        """The newest whole lines of each."""
+        for process in self.processes():
+            found = list(self._new(process, newest=True))
+            yield from found[max(0, len(found) - lines) :]
+
+    def new(self) -> Iterator[Line]:
+        """What was written since the last look, of processes that are new as well."""
+        for process in self.processes():
+            yield from self._new(process)
+
+    def _new(self, process: str, *, newest: bool = False) -> Iterator[Line]:
+        try:
+            file = (self._folder / f"{process}{ENDING}").open("rb")
+        except FileNotFoundError:
+            return  # it is begun anew at this very moment
+        with file:
+            about = os.fstat(file.fileno())
+            number, size = about.st_ino, about.st_size
+            known, start = self._read.get(process, (number, 0))
+            if known != number or start > size:
+                start = 0
+            cut = newest and size > MOST
+            if cut:
+                start = size - MOST
+            file.seek(start)
+            whole, ended, _ = file.read(size - start).rpartition(b"\n")
+        self._read[process] = (number, start + len(whole) + len(ended))
+        texts = whole.decode("utf-8", "replace").split("\n") if ended else []
+        for text in texts[1:] if cut else texts:
+            yield Line(process, text.rstrip("\r"))
+
+
+def role_of(process: str) -> str:
+    """`learn` of `learn-0`; a process that is alone in its role is called after it."""
+    role, dash, number = process.rpartition("-")
+    return role if dash and number.isdigit() else process

@@ -1,0 +1,153 @@
+"""The gateway's routes as an OpenAPI document, docs/openapi.json: made from its route table and the types of bodies.
+
+    .venv/bin/python -m tests.support.openapi
+
+Answers of a chat completion are OpenAI's, and are described by what they add. Invariant: a route that is described
+nowhere here is a KeyError."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from millrace.producers.gateway.app import ROUTES
+from millrace.producers.gateway.bodies import EndIn, EventsIn, RewardIn, StartIn
+from millrace.producers.gateway.wire import ChatRequest
+
+FILE = Path(__file__).parents[2] / "docs" / "openapi.json"
+SAID = {
+    "chat": "A chat completion as OpenAI's, plain or streamed; what is refused stands in docs/gateway.md",
+    "models": "The one policy that this gateway serves",
+    "health": "Whether events are taken, and whether an engine is known; more of it to who has a key",
+    "start": "Begin an episode",
+    "reward": "Judge an episode, or one reply of it",
+    "events": "Say what the agent did and saw beyond its calls",
+    "end": "The episode is over",
+}
+BODIES: dict[str, type[msgspec.Struct]] = {
+    "chat": ChatRequest,
+    "start": StartIn,
+    "reward": RewardIn,
+    "events": EventsIn,
+    "end": EndIn,
+}
+TEXT: dict[str, Any] = {"type": "string"}
+OBJECT: dict[str, Any] = {"type": "object"}
+
+
+def an_object(**fields: dict[str, Any]) -> dict[str, Any]:
+    """An object that has these fields."""
+    return {"type": "object", "properties": fields, "required": list(fields)}
+
+
+ANSWERS: dict[str, dict[str, Any]] = {
+    "chat": an_object(id=TEXT, object=TEXT, created={"type": "integer"}, model=TEXT, choices={"type": "array"}),
+    "models": an_object(object=TEXT, data={"type": "array", "items": OBJECT}),
+    "health": an_object(status={"enum": ["ok", "no engine"]}),
+    "start": an_object(session=TEXT, api_key=TEXT, base_url=TEXT),
+    "reward": an_object(reward_id=TEXT),
+    "events": an_object(ids={"type": "array", "items": {"type": ["string", "null"]}}),
+    "end": an_object(session=TEXT, ended={"const": True}),
+}
+ERROR = an_object(
+    error=an_object(
+        message=TEXT,
+        type={"type": "string"},
+        param={"type": ["string", "null"]},
+        code={"type": ["string", "null"]},
+    )
+)
+HEADERS = {
+    "x-millrace-session": "The name of an episode that a static key's calls belong to",
+    "x-session-id": "The same, where the other is missing",
+    "x-millrace-user": "The end user of a nameless or named call; else `user` or `safety_identifier` of the body",
+}
+REFUSALS = {
+    "default": "anything else that is no success",
+    "400": "malformed, unsupported, or beyond a limit",
+    "401": "no key, or a wrong one",
+    "403": "another's session, or one that has ended",
+    "404": "no such session here",
+    "408": "a body that did not come",
+    "413": "too large",
+    "429": "too much at once, here or in the engine: see retry-after",
+    "502": "the engine is gone or broke off",
+    "503": "no calls are taken now: see retry-after",
+    "504": "the engine is silent",
+}
+BODY = ("400", "401", "403", "408", "413", "429")
+REFUSED_OF = {
+    "chat": (*BODY, "502", "503", "504"),
+    "models": ("401",),
+    "health": ("503",),
+    "start": (*BODY, "503"),
+    "reward": (*BODY, "404"),
+    "events": (*BODY, "404"),
+    "end": (*BODY, "404"),
+}
+
+
+def document() -> dict[str, Any]:
+    """The whole description."""
+    _, schemas = msgspec.json.schema_components(BODIES.values(), ref_template="#/components/schemas/{name}")
+    paths: dict[str, dict[str, Any]] = {}
+    for path, method, name in ROUTES:
+        paths.setdefault(path, {})[method.lower()] = operation(path, name)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "The gateway of Millrace", "version": "1", "license": {"name": "Apache-2.0"}},
+        "security": [{"key": []}, {}],
+        "paths": paths,
+        "components": {
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+            "schemas": {**schemas, "Error": ERROR},
+            "responses": {
+                status: {"description": said, **content(ref("schemas", "Error"))} for status, said in REFUSALS.items()
+            },
+        },
+    }
+
+
+def operation(path: str, name: str) -> dict[str, Any]:
+    """What one route takes and answers."""
+    made: dict[str, Any] = {"operationId": name, "summary": SAID[name]}
+    taken = [at("id", "path", "The session")] if "{id}" in path else []
+    if name == "chat":
+        taken += [at(header, "header", said) for header, said in HEADERS.items()]
+    if taken:
+        made["parameters"] = taken
+    if name in BODIES:
+        made["requestBody"] = {"required": name == "chat", **content(ref("schemas", BODIES[name].__name__))}
+    good = {"description": SAID[name], **content(ANSWERS[name])}
+    if name == "chat":
+        good["content"]["text/event-stream"] = {"schema": TEXT}
+    refused = ("default", *REFUSED_OF.get(name, ()))
+    made["responses"] = {"200": good, **{status: ref("responses", status) for status in refused}}
+    return made
+
+
+def at(name: str, place: str, said: str) -> dict[str, Any]:
+    """One parameter of a route."""
+    return {"name": name, "in": place, "description": said, "required": place == "path", "schema": TEXT}
+
+
+def content(schema: dict[str, Any]) -> dict[str, Any]:
+    """A JSON body of that form."""
+    return {"content": {"application/json": {"schema": schema}}}
+
+
+def ref(part: str, name: str) -> dict[str, Any]:
+    """A reference to a component."""
+    return {"$ref": f"#/components/{part}/{name}"}
+
+
+def text() -> str:
+    """The file."""
+    return json.dumps(document(), indent=1) + "\n"
+
+
+if __name__ == "__main__":
+    FILE.write_text(text())
