@@ -46,8 +46,8 @@ def render(story: Story, *, text: bool = False) -> Tree:
         if name not in attempts:
             attempts[name] = tree.add(_attempt(story, name))
         if subject.trajectory in (None, name) or passage.letters:
-            again = event is not None and event["id"] in told
-            branch = _passage(attempts[name], passage, story, again=again)
+            twice = event is not None and event["id"] in told
+            branch = _passage(attempts[name], passage, story, again=twice)
             if text and passage.event is not None:
                 for who, said in spoken(passage.event):
                     branch.add(Text.assemble((f"{who}: ", "cyan"), said))
