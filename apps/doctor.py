@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 
@@ -62,12 +63,27 @@ def examine(settings: Settings, file: Path | None = None) -> Iterator[Answer]:
 
 
 def _open(settings: Settings) -> Iterator[Answer]:
-    """Warnings about what others on the way can read."""
+    """Warnings about what others on the way can read or do."""
     hosts = [server.strip().rpartition(":")[0] for server in settings.kafka.bootstrap.split(",")]
     protocol = str(settings.kafka.options.get("security.protocol", "PLAINTEXT")).upper()
     if not all(map(is_local, hosts)) and not protocol.endswith("SSL"):
         said = f"{settings.kafka.bootstrap} is beyond this machine and spoken with in clear ({protocol}): use SASL_SSL"
         yield Answer("encryption", "warning", said)
+    engine = settings.engine.url
+    if not settings.engine.key.get_secret_value() and not is_local(urlsplit(engine).hostname or ""):
+        said = (
+            f"{engine} is beyond this machine and [engine] key is empty: whoever reaches it loads weights and samples"
+        )
+        yield Answer("engine key", "warning", said)
+    collector = urlsplit(settings.telemetry.endpoint)
+    if (
+        settings.telemetry.exporter == "otlp"
+        and settings.telemetry.headers
+        and collector.scheme == "http"
+        and not is_local(collector.hostname or "")
+    ):
+        said = f"[telemetry] headers go to {collector.hostname} in clear: give [telemetry] endpoint an https:// address"
+        yield Answer("telemetry", "warning", said)
 
 
 def _private(file: Path) -> str:

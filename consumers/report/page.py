@@ -1,6 +1,7 @@
 """The page: the summary, its charts and the audit, in one file that loads nothing.
 
-Invariants: no script and no link to anywhere; everything that a record says is escaped; written by one rename."""
+Invariants: no script and no link to anywhere; everything that a record says is escaped; written by one rename, for
+nobody but its owner to read."""
 
 from __future__ import annotations
 
@@ -52,7 +53,7 @@ def write_from(
     """The same for any bus. release: the policy's first release policy; resolve: reads claims of large records."""
     report = audit(bus, namespace, policy, release=release, resolve=resolve, files=files)
     found = summary(bus, namespace, policy, now_micros(), resolve)
-    durable.write(out, render(found, report), mode=0o666, sync=False)
+    durable.write(out, render(found, report), sync=False)
     return report
 
 

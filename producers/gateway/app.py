@@ -123,7 +123,7 @@ def make_app(gateway: Gateway, upstream: TextUpstream | None = None, address: st
     def on_session(work: Callable[[Any, bytes], Awaitable[dict[str, Any]]]) -> Handler:
         async def handler(request: Request) -> Response:
             visit, caller = enter(request)
-            session = episodes.find(caller, request.path_params["id"])
+            session = episodes.own(caller, request.path_params["id"])
             return _json(await work(session, await visit.body(request)))
 
         return handler

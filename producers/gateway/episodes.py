@@ -67,13 +67,20 @@ class Episodes:
         self.gateway = gateway
 
     def find(self, caller: Caller, id: str) -> Session:
-        """The session that a caller may touch."""
+        """The session that a caller may reward."""
         session = self.gateway.sessions.get(id)
         if caller.session is not None and caller.session.id != id:
             raise ApiError(403, "This key belongs to another session", code="wrong_session")
         if session is None or session.tenant != caller.tenant:
             raise ApiError(404, f"There is no session {id} here", code="session_not_found")
-        session.touch()
+        if caller.speaks_in(session):
+            session.touch()
+        return session
+
+    def own(self, caller: Caller, id: str) -> Session:
+        """The session that a caller may add to and end."""
+        session = self.find(caller, id)
+        caller.check_speaks_in(session)
         return session
 
     async def start(self, caller: Caller, body: bytes, base_url: str) -> dict[str, str]:
@@ -82,6 +89,8 @@ class Episodes:
         if caller.session is not None:
             # Its holder is the agent under training: it must not fill groups, take grants or grow its own tree.
             raise ApiError(403, "A session's own key starts no sessions: use a configured key", code="not_granted")
+        if wanted.ticket is not None and not caller.granted:
+            raise ApiError(403, "Only the key of rollout workers may take a grant", code="not_granted")
         session = self._running(caller, wanted)
         if session is None:
             self.gateway.admit(caller.tenant)
@@ -178,11 +187,7 @@ class Episodes:
 
     def _made(self, caller: Caller, wanted: StartIn) -> Session:
         options, id = self.gateway.options, new_id()
-        if wanted.ticket is not None and not caller.granted:
-            raise ApiError(403, "Only the key of rollout workers may take a grant", code="not_granted")
-        parent = None if wanted.parent is None else self.find(Caller(caller.tenant, None), wanted.parent)
-        if parent is not None and parent.granted and not caller.granted:
-            raise ApiError(403, "Only the key of rollout workers may add to a granted episode", code="not_granted")
+        parent = None if wanted.parent is None else self.own(caller, wanted.parent)
         group = _group(wanted) or id
         for what, bad in (
             ("sample", wanted.sample >= wanted.group_size),

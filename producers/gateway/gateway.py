@@ -63,6 +63,17 @@ class Caller:
     granted: bool = False
     reserved: frozenset[str] = frozenset()
 
+    def speaks_in(self, session: Session) -> bool:
+        """Whether it may add to a session of its tenant and end it: where a grant asked for one, whoever takes grants
+        and the session's own key alone."""
+        return self.granted or self.session is session or not session.granted
+
+    def check_speaks_in(self, session: Session) -> None:
+        """Raises ApiError 403 for a caller that may not."""
+        if not self.speaks_in(session):
+            said = "A grant asked for this session: only its own key and the rollout workers' speak in it and end it"
+            raise ApiError(403, said, code="not_granted")
+
 
 class Gateway:
     """The parts, made elsewhere: see `millrace.producers.gateway.serve`. Without a renderer it only keeps sessions, and
@@ -147,14 +158,13 @@ class Gateway:
         return session, proven
 
     def _named(self, caller: Caller, hints: Hints) -> Session | None:
-        """The live session that goes by the id or the name that a call gives."""
-        session = self.sessions.live.get(hints.name or "") or self.sessions.named(caller.tenant, hints)
-        if session is None:
-            return None
-        if session.tenant != caller.tenant:
-            raise ApiError(403, "This session belongs to another tenant", code="wrong_tenant")
-        if session.granted and not caller.granted:
-            raise ApiError(403, "Only its own key and the rollout workers' speak in this session", code="not_granted")
+        """The caller's live session that goes by the id or the name that a call gives. The id of another tenant's is a
+        name like any other: nobody learns from it whether there is such a session."""
+        session = self.sessions.live.get(hints.name or "")
+        if session is None or session.tenant != caller.tenant:
+            session = self.sessions.named(caller.tenant, hints)
+        if session is not None:
+            caller.check_speaks_in(session)
         return session
 
     def called(

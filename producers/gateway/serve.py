@@ -86,13 +86,11 @@ async def _run(settings: Settings, bus: Bus) -> None:
         renderer = make_renderer(settings, model)
         options = Options.of(settings, context_of(Path(model["uri"])))
         urls = (settings.gateway.engine_url.rstrip("/"),)
-    kept_s = settings.topics.short_hours * 3600
-    log = CaptureLog(
-        settings.gateway.capture_dir, segment_s=kept_s / PARTS, max_waiting=settings.gateway.capture_max_bytes
-    )
-    # Half of the hours that its first event is kept: a start rebuilds the whole of an episode, or nothing of it.
+    log, forwarder = capture(settings, bus)
     secret = settings.gateway.session_secret.get_secret_value()
-    sessions = Sessions(log.folder, options.policy, secret, named_s=kept_s / 2)
+    # Half of the hours that its first event is kept: a start rebuilds the whole of an episode, or nothing of it.
+    named_s = settings.topics.short_hours * 3600 / 2
+    sessions = Sessions(log.folder, options.policy, secret, named_s=named_s)
     live = sessions.rebuild(log)
     logger.info("%s: %d live sessions, %d bytes to send", log.source, live, log.waiting)
     resubmits, key = settings.engine.interrupt == "abort", partial(engine_key, settings)
@@ -100,13 +98,6 @@ async def _run(settings: Settings, bus: Bus) -> None:
     make = partial(make_engine, resubmits=resubmits, key=key)
     fleet = Fleet(options.policy, lambda url: make(url, absent_patience_s=START_S if urls == (url,) else None), urls)
     gateway = Gateway(options, sessions, Recorder(log, settings.reward.key.get_secret_value()), fleet, renderer)
-    forwarder = Forwarder(
-        log,
-        bus,
-        full_name(settings.namespace, "raw"),
-        ClaimStore(settings.claims),
-        retention_s=kept_s,
-    )
     forwarder.start()
     watch = WorkersWatch(bus, full_name(settings.namespace, "workers"), loop, fleet.observe)
     watch.start()
@@ -129,6 +120,15 @@ async def _run(settings: Settings, bus: Bus) -> None:
             await upstream.close()
         await asyncio.to_thread(forwarder.close)
         log.close()
+
+
+def capture(settings: Settings, bus: Bus) -> tuple[CaptureLog, Forwarder]:
+    """The capture log that the settings describe, and who sends it on, not started. What was sent is kept there for as
+    long as it is in the topic."""
+    kept_s, waiting = settings.topics.short_hours * 3600, settings.gateway.capture_max_bytes
+    log = CaptureLog(settings.gateway.capture_dir, segment_s=kept_s / PARTS, max_waiting=waiting)
+    topic, claims = full_name(settings.namespace, "raw"), ClaimStore(settings.claims)
+    return log, Forwarder(log, bus, topic, claims, retention_s=kept_s)
 
 
 async def _guard(forwarder: Forwarder) -> None:

@@ -83,6 +83,41 @@ def test_a_broker_beyond_this_machine_that_is_spoken_with_in_clear_is_warned_of(
     assert [answer.word for answer in doctor._open(load(flags=flags))] == ["warning"] * warned
 
 
+@pytest.mark.parametrize(
+    ("url", "key", "warned"),
+    [
+        ("http://127.0.0.1:8901", "", False),
+        ("http://[::1]:8901", "", False),
+        ("http://10.9.8.7:8901", "", True),
+        ("https://engine.example.org", "", True),
+        ("http://10.9.8.7:8901", "a long random word", False),
+    ],
+)
+def test_an_engine_beyond_this_machine_without_a_key_is_warned_of(url: str, key: str, warned: bool) -> None:
+    made = load(flags={"engine.url": url, "engine.key": key, "engine.local": False})
+    answers = [answer for answer in doctor._open(made) if answer.question == "engine key"]
+    assert [(answer.word, url in answer.said) for answer in answers] == [("warning", True)] * warned
+
+
+@pytest.mark.parametrize(
+    ("exporter", "endpoint", "headers", "warned"),
+    [
+        ("otlp", "http://collector.example.org:4318", {"authorization": "Bearer word"}, True),
+        ("otlp", "https://collector.example.org:4318", {"authorization": "Bearer word"}, False),
+        ("otlp", "http://127.0.0.1:4318", {"authorization": "Bearer word"}, False),
+        ("otlp", "http://collector.example.org:4318", {}, False),
+        ("none", "http://collector.example.org:4318", {"authorization": "Bearer word"}, False),
+    ],
+)
+def test_a_collector_that_is_told_a_token_in_clear_is_warned_of(
+    exporter: str, endpoint: str, headers: dict[str, str], warned: bool
+) -> None:
+    flags = {"telemetry.exporter": exporter, "telemetry.endpoint": endpoint, "telemetry.headers": headers}
+    answers = [answer for answer in doctor._open(load(flags=flags)) if answer.question == "telemetry"]
+    assert [answer.word for answer in answers] == ["warning"] * warned
+    assert not any("word" in answer.said for answer in answers), "the token is not shown"
+
+
 @pytest.mark.parametrize(("mode", "word"), [(0o600, "ok"), (0o640, "warning"), (0o604, "warning")])
 def test_settings_that_others_may_read_are_a_warning(mode: int, word: str, tmp_path: Path) -> None:
     file = tmp_path / "millrace.toml"

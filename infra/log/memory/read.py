@@ -42,6 +42,9 @@ class _Reader:
             position = self.at[where]
             log = self._bus.logs[where[0]][where[1]]
             stable = log.stable
+            if position > len(log.entries):
+                end = len(log.entries)
+                raise TopicError(f"nothing lies at {position} of {where[0]}[{where[1]}] any more: it ends at {end}")
             if position >= stable or where in self.paused:
                 continue
             if position < log.start:

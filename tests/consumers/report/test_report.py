@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import stat
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
@@ -158,6 +159,7 @@ def test_the_page_loads_nothing_and_is_small(tmp_path: Path) -> None:
     write_from(world().bus, NS, POLICY, out)
     text = out.read_text()
     assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
+    assert stat.S_IMODE(out.stat().st_mode) == 0o600
     assert len(text) < 1_000_000
     assert "<script" not in text
     outside = re.findall(r'(?:src|href|url)\s*[=(]\s*["\']?(?!#|["\']?#)([^"\')>\s]+)', text)

@@ -273,6 +273,15 @@ def test_tails_follow_what_is_committed(bus: Bus, topic: Topic) -> None:
         assert values(gather(tail, 1)) == [b"e"]
 
 
+def test_a_reader_behind_the_end_of_a_log_that_was_cut_is_told(bus: Bus, topic: Topic) -> None:
+    name = topic()
+    put(bus, name, b"a", b"b")
+    with bus.tail({(name, 0): 2}) as tail:
+        assert tail.poll(1, 0) == []
+    with bus.tail({(name, 0): 7}) as tail, pytest.raises(TopicError, match="nothing lies at"):
+        gather(tail, 1)
+
+
 # -- fences
 
 

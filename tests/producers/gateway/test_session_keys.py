@@ -10,6 +10,7 @@ import pytest
 from millrace.producers.gateway.rendering.template import TemplateRenderer
 from millrace.producers.gateway.sessions import Sessions
 from millrace.producers.gateway.whose import Hints
+from millrace.schemas.ids import new_id
 from tests.support.gateway_world import POLICY, ScriptedEngine, World, world
 
 USER = {"role": "user", "content": "What is 3 + 4?"}
@@ -86,6 +87,67 @@ async def test_another_key_of_the_tenant_cannot_speak_in_a_granted_episode(tmp_p
         assert (status, said["error"]["code"]) == (403, "not_granted")
         assert (await post(w, "/v1/chat/completions", body, "sk-workers", **named))[0] == 200
         assert (await post(w, "/v1/sessions", {"parent": session["session"]}, "sk-workers"))[0] == 200
+
+
+async def test_a_granted_episode_is_told_of_and_ended_by_its_own_key_and_the_workers_alone(
+    tmp_path: Path, renderer: TemplateRenderer
+):
+    async with world(tmp_path, renderer, make_engine(renderer), keys=KEYS, rollout_key="sk-workers") as w:
+        _, root = await post(w, "/v1/sessions", {"ticket": 1}, "sk-workers")
+        _, child = await post(w, "/v1/sessions", {"parent": root["session"]}, "sk-workers")
+        events = {"events": [{"kind": "observation", "content": "x"}]}
+        for session in (child, root):
+            url, before = f"/v1/sessions/{session['session']}", len(w.events())
+            for path, body in (("events", events), ("end", {})):
+                status, said = await post(w, f"{url}/{path}", body, "sk-bot")
+                assert (status, said["error"]["code"]) == (403, "not_granted")
+            assert len(w.events()) == before
+            for key in (session["api_key"], "sk-workers"):
+                assert (await post(w, f"{url}/events", events, key))[0] == 200
+        assert (await post(w, f"/v1/sessions/{child['session']}/end", {}, child["api_key"]))[0] == 200
+        assert (await post(w, f"/v1/sessions/{root['session']}/end", {}, "sk-workers"))[0] == 200
+        assert not w.gateway.sessions.live
+
+
+async def test_nobody_else_is_given_the_key_of_a_granted_episode(tmp_path: Path, renderer: TemplateRenderer):
+    async with world(tmp_path, renderer, make_engine(renderer), keys=KEYS, rollout_key="sk-workers") as w:
+        again = {"ticket": 1, "attempt": "a"}
+        _, session = await post(w, "/v1/sessions", again, "sk-workers")
+        status, said = await post(w, "/v1/sessions", again, "sk-bot")
+        assert (status, said["error"]["code"]) == (403, "not_granted")
+        assert await post(w, "/v1/sessions", again, "sk-workers") == (200, session)
+
+
+async def test_who_rewards_a_granted_episode_does_not_keep_it_alive(tmp_path: Path, renderer: TemplateRenderer):
+    async with world(tmp_path, renderer, make_engine(renderer), keys=KEYS, rollout_key="sk-workers") as w:
+        _, session = await post(w, "/v1/sessions", {"ticket": 1}, "sk-workers")
+        kept = w.gateway.sessions.live[session["session"]]
+        kept.touched = 0.0
+        body = {"value": 1.0, "source": "style"}
+        assert (await post(w, f"/v1/sessions/{kept.id}/reward", body, "sk-bot"))[0] == 200
+        assert kept.touched == 0.0
+        assert (await post(w, f"/v1/sessions/{kept.id}/reward", body, "sk-workers"))[0] == 200
+        assert kept.touched > 0.0
+
+
+@pytest.mark.parametrize("there", [False, True])
+async def test_nobody_is_told_whether_another_tenant_has_a_session(
+    tmp_path: Path, renderer: TemplateRenderer, there: bool
+):
+    keys = {"sk-one": "one", "sk-two": "two"}
+    async with world(tmp_path, renderer, make_engine(renderer), keys=keys, rollout_key="sk-one") as w:
+        w.acknowledge(0)
+        _, session = await post(w, "/v1/sessions", {"ticket": 1}, "sk-one")
+        id = session["session"] if there else new_id()
+        chat = {"model": "m", "messages": [USER]}
+        for _ in range(2):
+            assert (await post(w, "/v1/chat/completions", chat, "sk-two", **{"x-millrace-session": id}))[0] == 200
+        for path, body in (("", {"parent": id}), (f"/{id}/reward", {"value": 1.0}), (f"/{id}/events", {"events": []})):
+            status, said = await post(w, f"/v1/sessions{path}", body, "sk-two")
+            assert (status, said["error"]["code"]) == (404, "session_not_found")
+        assert [event["kind"] for event in w.events(session["session"])] == ["episode_started"]
+        (started, one, two) = [event for event in w.events() if event["tenant"] == "two"]
+        assert started["trajectory"] == one["trajectory"] == two["trajectory"] != id, "it is a name like any other"
 
 
 @pytest.mark.parametrize("public", ["", "https://agents.example.org"])
