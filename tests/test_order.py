@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 from tests.support.order import ENGINE, LONGEST, place_of, scope_of
@@ -34,7 +35,7 @@ def test_all_that_use_the_server_are_one_scope() -> None:
     named = {str(file.relative_to(ROOT)) for file in using - conftests}
     # Fixtures of a folder's conftest are asked for by files of that folder that say so with the mark.
     for conftest in conftests:
-        marked = [file for file in conftest.parent.glob("test_*.py") if "rig" in file.read_text()]
+        marked = [file for file in conftest.parent.glob("test_*.py") if re.search(r"\brig\b", file.read_text())]
         named |= {str(file.relative_to(ROOT)) for file in marked}
     assert named == set(ENGINE)
     assert len({scope_of(f"{file}::test_x[a::b]") for file in ENGINE}) == 1

@@ -22,6 +22,8 @@ from tests.support.versions import entry, weights
 
 W, L, T = "n.p.weights", "n.p.ledger", "n.p.trajectories"
 B = 2
+SAMPLES = 2 * 30 * B
+"""that lie there, so that every position that a learner of these tests commits is one of the log"""
 
 
 class Killed(BaseException):
@@ -36,6 +38,8 @@ def world(*, fencing: bool = True) -> MemoryBus:
         transactor.begin()
         transactor.send(Outgoing(W, b"p", codec.encode("WeightVersion", weights(0, first["digest"]))))
         transactor.send(Outgoing(L, b"0", codec.encode("LedgerEntry", first)))
+        for at in range(SAMPLES):
+            transactor.send(Outgoing(T, b"", b"", partition=at % 2))
         transactor.commit({}, None)
     return bus
 
