@@ -1,7 +1,8 @@
 """Decisions of this program: settings that it asks for itself, as the file that it was started with says.
 
 Invariant: the id follows from everything else that the decision says, and the key is that of its policy, so that an
-audit sees a change of any field. Whoever else decides something may name it as they like."""
+audit sees a change of any field. Whoever else decides something may name it as they like, but not by a uuid of version
+5: by that kind the audit knows ours, whatever was made of the author."""
 
 from __future__ import annotations
 

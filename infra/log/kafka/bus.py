@@ -176,7 +176,7 @@ class KafkaBus(Bus):
             deadline = time.monotonic() + WAIT_S
             while len(self._describe([s.name for s in missing])) < len({s.name for s in missing}):
                 if time.monotonic() > deadline:
-                    raise UnreachableError(f"new topics have no leader after {WAIT_S} s. Check the brokers.")
+                    raise UnreachableError(f"new topics are not known after {WAIT_S} s. Check the brokers.")
                 time.sleep(0.05)
         self._alter(alterations(specs, self._found(specs)))
         self.check_topics(specs)
