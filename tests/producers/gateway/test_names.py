@@ -13,6 +13,7 @@ from millrace.producers.capture.log import CaptureLog
 from millrace.producers.gateway.rendering.template import TemplateRenderer
 from millrace.producers.gateway.session import Session
 from millrace.producers.gateway.sessions import NAMED_CALLS, Sessions
+from millrace.producers.gateway.whose import Hints
 from tests.support.gateway_world import POLICY, ScriptedEngine, World, world
 
 HI = {"role": "user", "content": "Hi"}
@@ -59,6 +60,22 @@ async def test_a_name_begins_another_episode_when_one_is_worn(tmp_path: Path, re
         await w.gateway.end(first, status="completed", stop_condition="idle")
         await say(w, MORE)
         assert trajectories(w)[-1] == two, "the end of the former episode takes no name from the next"
+
+
+async def test_after_a_restart_a_name_still_leads_to_its_newest_episode(tmp_path: Path, renderer: TemplateRenderer):
+    async with world(tmp_path, renderer, make_engine(renderer)) as w:
+        await say(w, HI)
+        (first,) = w.gateway.sessions.live.values()
+        grown_old(first, w.gateway.sessions)
+        await say(w, HI)
+        one, two = trajectories(w)
+    log = CaptureLog(tmp_path / "capture")
+    sessions = Sessions(log.folder, POLICY)
+    assert sessions.rebuild(log) == 2, "silence has ended neither"
+    newest = sessions.named(first.tenant, Hints(NAME["x-millrace-session"], ""))
+    assert newest is not None
+    assert (newest.id, first.id) == (two, one)
+    log.close()
 
 
 async def test_a_start_reads_each_entry_once(tmp_path: Path, renderer: TemplateRenderer):
