@@ -14,7 +14,7 @@ import hashlib
 import struct
 from collections.abc import Callable, Mapping
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -29,18 +29,55 @@ _PURPOSE = b"millrace event 2\0"
 _encode = msgspec.msgpack.Encoder(order="deterministic").encode
 _REQUIRED = object()
 Canonical = Callable[[Any], Any]
+LONG = 1 << 16
+"""bytes of a body from which on a link may be begun before its event has a place in the chain"""
 
 
-def event_hash(prev: bytes, event: Mapping[str, Any]) -> bytes:
+class Begun(NamedTuple):
+    """A link up to the end of its event's body: `before` is what stands before that body, `digest` covers both."""
+
+    before: bytes
+    digest: hashlib._Hash
+
+
+def begin(event: Mapping[str, Any]) -> Begun:
+    """The long part of a link of version 2, which is the same wherever in its chain the event will stand: any thread
+    may make it. Raises ValueError for a body of less than `LONG` bytes."""
+    before, _ = _around_body(_event()(event))
+    digest = hashlib.sha256(_PURPOSE + before)
+    digest.update(event["body"])
+    return Begun(before, digest)
+
+
+def event_hash(prev: bytes, event: Mapping[str, Any], begun: Begun | None = None) -> bytes:
     """The 32-byte link after `prev` of a `schemas` Event, by the event's own `hash_version`.
 
-    `prev` is the former link of the same chain, or START."""
+    `prev` is the former link of the same chain, or START. `begun`: what `begin` made of the same body; where the event
+    has changed in front of it, the link is made anew."""
     if event.get("hash_version", 1) == 1:
         return _identity_hash(prev, event)
     covered = _event()({**event, "prev_hash": prev})
+    if begun is not None:
+        before, behind = _around_body(covered)
+        if before == begun.before:
+            digest = begun.digest.copy()
+            digest.update(behind)
+            return digest.digest()
     digest = hashlib.sha256(_PURPOSE)
     digest.update(_encode(covered))  # apart: an event may have megabytes
     return digest.digest()
+
+
+def _around_body(covered: Mapping[str, Any]) -> tuple[bytes, bytes]:
+    """How an event's canonical fields are written before and behind the bytes of its body."""
+    size = len(covered["body"])
+    if size < LONG:
+        raise ValueError(f"a body of {size} bytes is not begun ahead of its link")
+    whole = _encode({**covered, "body": b""})
+    start = 1 if len(covered) < 16 else 3  # how many fields follow
+    start += sum(len(_encode(name)) + len(_encode(covered[name])) for name in covered if name < "body")
+    start += len(_encode("body"))
+    return whole[:start] + struct.pack(">BI", 0xC6, size), whole[start + len(_encode(b"")) :]
 
 
 def _identity_hash(prev: bytes, event: Mapping[str, Any]) -> bytes:

@@ -17,6 +17,7 @@ LOGGED = frozenset(
         "Completion",
         "DeadLetter",
         "Decision",
+        "Evaluation",
         "Event",
         "Grant",
         "LedgerEntry",

@@ -114,15 +114,16 @@ _RULES: Mapping[str, Mapping[str, Check]] = {
         "rewards": _entries(_ANY, _SAMPLES),
         "reason": _text,
     },
-    "WeightVersion": dict.fromkeys(("uri", "files", "broadcast"), _ANY)
+    "WeightVersion": dict.fromkeys(("uri", "files", "broadcast", "selection"), _ANY)
     | {
         "version": _COUNTER,
         "batch": _between(1, bounds.BATCH),
         "eta": _between(0, bounds.ETA),
         "group_size": _between(1, bounds.GROUP_SIZE),
     },
-    "LedgerEntry": dict.fromkeys(("groups", "ranks", "unchanged", "libraries", "metrics", "cpu"), _ANY)
+    "LedgerEntry": dict.fromkeys(("groups", "ranks", "unchanged", "libraries", "metrics", "cpu", "config"), _ANY)
     | {"version": _COUNTER, "seq_hi": _COUNTER},
+    "Evaluation": dict.fromkeys(("versions", "model", "tasks", "scores"), _ANY),
     "Grant": {"task": _text, "samples": _entries(_GROUP, _SAMPLES), "group_size": _GROUP, "reward_deadline_ms": _WAIT}
     | dict.fromkeys(("ticket", "round"), _COUNTER),
     "Resolution": {"tokens": _entries(_INT, _SAMPLES), "reason": _text, "setting": _ANY, "ticket": _COUNTER}

@@ -144,7 +144,7 @@ class Decision(TypedDict):
     """Something was asked for or decided: settings, governance, later evolution."""
 
     id: str
-    """uuid7"""
+    """a uuid5 of what it says where Millrace decides; any other name, a uuid7 as a rule, where another does"""
     kind: DecisionKind
     """what about"""
     policy: str | None
@@ -213,6 +213,61 @@ class EpisodeStarted(TypedDict):
     """what a replay can promise: deterministic, approximate or non_replayable"""
     budget: dict[str, int]
     """limits it runs under: turns, tokens, wall_ms"""
+
+
+class Evaluation(TypedDict):
+    """What a version, or another model, came to on held-out tasks."""
+
+    id: str
+    """sha256 hex of this record with an empty id"""
+    policy: str
+    """in whose history it is kept"""
+    version: int | None
+    """the one version that answered; null: a model that is none, or several versions"""
+    versions: list[int]
+    """all versions that answered"""
+    digest: str | None
+    """of the weight directory, where one version answered or a directory was given"""
+    ledger_hash: str | None
+    """hash in hex of the version's ledger entry"""
+    model: str
+    """directory that answered, or the gateway's address"""
+    engine: str
+    """what sampled: in-process, or gateway"""
+    agent: str | None
+    """the agent that ran; null: the model was asked for one reply to each task"""
+    tasks: str
+    """name of the tasks"""
+    tasks_digest: str
+    """sha256 hex over the tasks that were asked, as JSON, in order"""
+    questions: int
+    """number of tasks that were asked"""
+    samples: int
+    """answers to each"""
+    verifier: str
+    """what judged"""
+    success: float
+    """reward from which an answer is right"""
+    temperature: float
+    """of sampling"""
+    max_tokens: int
+    """of an answer"""
+    seed: int
+    """of every random choice"""
+    mean: float | None
+    """over tasks of the mean reward of their judged answers; null: none was judged"""
+    standard_error: float | None
+    """of the mean over tasks; null: fewer than two tasks were judged"""
+    pass_at: dict[str, float]
+    """pass@k by k, of those that could be estimated"""
+    unfinished: int
+    """answers that were cut off"""
+    unjudged: int
+    """answers on which the verifier failed; they count nowhere"""
+    scores: list[TaskScore]
+    """each task, in the order asked"""
+    time: int
+    """micros"""
 
 
 class Event(TypedDict):
@@ -429,6 +484,14 @@ class LedgerEntry(TypedDict):
     """sha256 over prev_hash and this entry with hash empty"""
     time: int
     """micros"""
+    config: str
+    """the JSON whose sha256 is config_hash, without secrets; empty where nothing was said"""
+    models: dict[str, str]
+    """sha256 hex of the content of the models that a step reads beside its own, by role: reference, teacher, reward_model"""
+    device: str
+    """what rank 0 computed on: cpu, or the name of its GPU; empty: unknown"""
+    threads: int
+    """threads of rank 0's CPU kernels; 0: unknown"""
 
 
 class Lineage(TypedDict):
@@ -673,6 +736,8 @@ class Reward(TypedDict):
     """deterministic_check, task_outcome, process_reward, user_feedback, delayed_operational, judge or safety"""
     confidence: float | None
     """of the source in its judgement, 0 to 1"""
+    replay: str | None
+    """the replay that made it from history: it counts for no sample and changes none; null: a live judgement"""
 
 
 class Sampling(TypedDict):
@@ -735,6 +800,15 @@ class Setting(TypedDict):
     """id of the decision that asked for it"""
 
 
+class TaskScore(TypedDict):
+    """What one task of an evaluation came to."""
+
+    task_id: str
+    """task"""
+    rewards: list[float | None]
+    """of each answer; null where the verifier failed"""
+
+
 class ToolCall(TypedDict):
     """The agent asks a tool."""
 
@@ -780,6 +854,8 @@ class TrainedGroup(TypedDict):
     """its samples"""
     lost: str | None
     """why it could not be read, then it is consumed as fully masked"""
+    cell: int
+    """the cell of ranks that computed it; -1: none, or unknown"""
 
 
 class Trajectory(TypedDict):
@@ -938,6 +1014,18 @@ class WeightVersion(TypedDict):
     """size of the directory's weight files"""
     broadcast: str | None
     """where the learner that made it sends it to engines, for as long as it lives"""
+    parent_policy: str | None
+    """policy that the parent belongs to, where it is another: version 0 of a branch"""
+    selection: str | None
+    """of a branch: the text that chose what it was trained on"""
+    selection_digest: str | None
+    """sha256 hex over the places that the selection gave, in their order"""
+    selection_places: int | None
+    """how many places that were"""
+    reward_source: str | None
+    """of a branch: the evaluator whose rewards it was trained on; null: the sealed ones"""
+    reward_rubric: str | None
+    """and the version of its rubric"""
 
 
 class WorkerStatus(TypedDict):
@@ -973,7 +1061,7 @@ class WorkerStatus(TypedDict):
     """engines: the name that requests for this version give; null: it is the engine's own weights"""
 
 
-Record: TypeAlias = Array | Change | Claim | Completion | DeadLetter | Decision | EpisodeEnded | EpisodeStarted | Event | Finding | Gap | Governance | Grant | Injected | InternalState | LedgerEntry | Lineage | ModelCall | Observation | Place | Progress | Prompt | Range | RankShare | Resolution | Reward | Sampling | SealedReward | SecurityLabels | Setting | ToolCall | ToolResult | TrainedGroup | Trajectory | Turn | Usage | UserFeedback | Versions | WeightVersion | WorkerStatus
+Record: TypeAlias = Array | Change | Claim | Completion | DeadLetter | Decision | EpisodeEnded | EpisodeStarted | Evaluation | Event | Finding | Gap | Governance | Grant | Injected | InternalState | LedgerEntry | Lineage | ModelCall | Observation | Place | Progress | Prompt | Range | RankShare | Resolution | Reward | Sampling | SealedReward | SecurityLabels | Setting | TaskScore | ToolCall | ToolResult | TrainedGroup | Trajectory | Turn | Usage | UserFeedback | Versions | WeightVersion | WorkerStatus
 """A record of any name."""
 
 Body: TypeAlias = EpisodeStarted | EpisodeEnded | ModelCall | ToolCall | ToolResult | Observation | InternalState | Reward | UserFeedback | SecurityLabels | Gap
@@ -1006,6 +1094,9 @@ class Encode(Protocol):
 
     @overload
     def __call__(self, name: Literal["EpisodeStarted"], record: EpisodeStarted) -> bytes: ...
+
+    @overload
+    def __call__(self, name: Literal["Evaluation"], record: Evaluation) -> bytes: ...
 
     @overload
     def __call__(self, name: Literal["Event"], record: Event) -> bytes: ...
@@ -1074,6 +1165,9 @@ class Encode(Protocol):
     def __call__(self, name: Literal["Setting"], record: Setting) -> bytes: ...
 
     @overload
+    def __call__(self, name: Literal["TaskScore"], record: TaskScore) -> bytes: ...
+
+    @overload
     def __call__(self, name: Literal["ToolCall"], record: ToolCall) -> bytes: ...
 
     @overload
@@ -1130,6 +1224,9 @@ class DecodeAs(Protocol):
 
     @overload
     def __call__(self, name: Literal["EpisodeStarted"], data: bytes) -> EpisodeStarted: ...
+
+    @overload
+    def __call__(self, name: Literal["Evaluation"], data: bytes) -> Evaluation: ...
 
     @overload
     def __call__(self, name: Literal["Event"], data: bytes) -> Event: ...
@@ -1196,6 +1293,9 @@ class DecodeAs(Protocol):
 
     @overload
     def __call__(self, name: Literal["Setting"], data: bytes) -> Setting: ...
+
+    @overload
+    def __call__(self, name: Literal["TaskScore"], data: bytes) -> TaskScore: ...
 
     @overload
     def __call__(self, name: Literal["ToolCall"], data: bytes) -> ToolCall: ...
@@ -1362,6 +1462,33 @@ class Fields(Generic[T]):
     def __getitem__(self: Fields[Decision], field: Literal["time"]) -> int: ...
 
     @overload
+    def __getitem__(self: Fields[Evaluation], field: Literal["id", "policy", "model", "engine", "tasks", "tasks_digest", "verifier"]) -> str: ...
+
+    @overload
+    def __getitem__(self: Fields[Evaluation], field: Literal["version"]) -> int | None: ...
+
+    @overload
+    def __getitem__(self: Fields[Evaluation], field: Literal["versions"]) -> list[int]: ...
+
+    @overload
+    def __getitem__(self: Fields[Evaluation], field: Literal["digest", "ledger_hash", "agent"]) -> str | None: ...
+
+    @overload
+    def __getitem__(self: Fields[Evaluation], field: Literal["questions", "samples", "max_tokens", "seed", "unfinished", "unjudged", "time"]) -> int: ...
+
+    @overload
+    def __getitem__(self: Fields[Evaluation], field: Literal["success", "temperature"]) -> float: ...
+
+    @overload
+    def __getitem__(self: Fields[Evaluation], field: Literal["mean", "standard_error"]) -> float | None: ...
+
+    @overload
+    def __getitem__(self: Fields[Evaluation], field: Literal["pass_at"]) -> dict[str, float]: ...
+
+    @overload
+    def __getitem__(self: Fields[Evaluation], field: Literal["scores"]) -> list[TaskScore]: ...
+
+    @overload
     def __getitem__(self: Fields[Event], field: Literal["id", "tenant", "policy", "group", "root_trajectory", "trajectory", "attempt", "actor", "source"]) -> str: ...
 
     @overload
@@ -1407,10 +1534,10 @@ class Fields(Generic[T]):
     def __getitem__(self: Fields[Grant], field: Literal["awaits"]) -> list[str]: ...
 
     @overload
-    def __getitem__(self: Fields[LedgerEntry], field: Literal["policy", "layout", "leader", "digest", "cpu", "config_hash", "code_hash"]) -> str: ...
+    def __getitem__(self: Fields[LedgerEntry], field: Literal["policy", "layout", "leader", "digest", "cpu", "config_hash", "code_hash", "config", "device"]) -> str: ...
 
     @overload
-    def __getitem__(self: Fields[LedgerEntry], field: Literal["version", "seq_lo", "seq_hi", "generation", "masked_tokens", "eta", "time"]) -> int: ...
+    def __getitem__(self: Fields[LedgerEntry], field: Literal["version", "seq_lo", "seq_hi", "generation", "masked_tokens", "eta", "time", "threads"]) -> int: ...
 
     @overload
     def __getitem__(self: Fields[LedgerEntry], field: Literal["groups"]) -> list[TrainedGroup]: ...
@@ -1422,7 +1549,7 @@ class Fields(Generic[T]):
     def __getitem__(self: Fields[LedgerEntry], field: Literal["unchanged"]) -> str | None: ...
 
     @overload
-    def __getitem__(self: Fields[LedgerEntry], field: Literal["libraries"]) -> dict[str, str]: ...
+    def __getitem__(self: Fields[LedgerEntry], field: Literal["libraries", "models"]) -> dict[str, str]: ...
 
     @overload
     def __getitem__(self: Fields[LedgerEntry], field: Literal["metrics"]) -> dict[str, float]: ...
@@ -1530,13 +1657,13 @@ class Fields(Generic[T]):
     def __getitem__(self: Fields[WeightVersion], field: Literal["version", "seq_lo", "seq_hi", "time"]) -> int: ...
 
     @overload
-    def __getitem__(self: Fields[WeightVersion], field: Literal["parent", "batch", "eta", "shards", "group_size", "delta_bytes", "full_bytes"]) -> int | None: ...
+    def __getitem__(self: Fields[WeightVersion], field: Literal["parent", "batch", "eta", "shards", "group_size", "delta_bytes", "full_bytes", "selection_places"]) -> int | None: ...
 
     @overload
     def __getitem__(self: Fields[WeightVersion], field: Literal["files"]) -> dict[str, str]: ...
 
     @overload
-    def __getitem__(self: Fields[WeightVersion], field: Literal["delta", "delta_hash", "broadcast"]) -> str | None: ...
+    def __getitem__(self: Fields[WeightVersion], field: Literal["delta", "delta_hash", "broadcast", "parent_policy", "selection", "selection_digest", "reward_source", "reward_rubric"]) -> str | None: ...
 
     @overload
     def __getitem__(self: Fields[WorkerStatus], field: Literal["worker", "incarnation", "role", "host"]) -> str: ...

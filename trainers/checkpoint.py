@@ -33,6 +33,7 @@ from safetensors.torch import load_file, save
 
 from millrace.infra import durable
 from millrace.trainers import lora, manifest
+from millrace.trainers.chat_templates import flattened
 from millrace.trainers.errors import CheckpointError, CorruptCheckpoint
 from millrace.trainers.experts import fused
 from millrace.trainers.lora import Adapter, Lora
@@ -193,7 +194,7 @@ def adopt(directory: Path, *, seed: int = 0) -> State:
         for path in sorted(directory.iterdir())
         if path.is_file() and path.name not in skipped and path.suffix not in (".bin", ".pt", ".gguf", ".pth")
     }
-    return State(weights, assets, seed=seed, source=directory)
+    return State(weights, flattened(directory, assets), seed=seed, source=directory)
 
 
 def fingerprint(state: State) -> str:

@@ -55,6 +55,10 @@ class Share:
     groups: int
 
 
+Stepped = Callable[[Sequence[Packed], StepResult, float], None]
+"""hears an optimizer step of the policy: this rank's micro-batches as they trained, what came of it, learning rate"""
+
+
 @dataclass(frozen=True, slots=True)
 class Report:
     """Of one batch, the same on every rank but for timings_*. unchanged: why no weight moved, else None."""
@@ -114,6 +118,7 @@ class Trainer:
         self.packing = packing
         self.prefix_sharing = prefix_sharing
         self.critic_schedule = schedule if critic_lr is None else replace(schedule, lr=critic_lr)
+        self.stepped: Stepped | None = None
 
     def load(self, state: State) -> None:
         """Loads `state` into the backend, and all that the algorithm needs beside it: the frozen models, and a critic
@@ -183,6 +188,8 @@ class Trainer:
                 lr = self.schedule.at(self.backend.steps)
                 critic_lr = self.critic_schedule.at(self.backend.steps)
                 results.append(self.backend.step(micros, self.algorithm, count, lr, ACTOR))
+                if self.stepped is not None:
+                    self.stepped(micros, results[-1], lr)
                 if critic is not None:
                     valued.append(self.backend.step(micros, critic, valued_count, critic_lr, CRITIC))
         report = self._report(samples, packed, results, version)

@@ -3,6 +3,8 @@
 eps_clip 0.4                     clip_low 0.4, and clip_high 0.4 unless eps_clip_higher says otherwise
 use_sapo_loss, use_cispo_loss    objective; false is refused where the preset says otherwise
 overlong_reward_penalty          false: overlong_tokens 0; true is refused where these are 0
+
+Imports no torch: roles that train nothing ask here too.
 """
 
 from __future__ import annotations
@@ -64,6 +66,9 @@ SWITCHES: dict[str, tuple[bool, str, Any]] = {
 }
 """Theirs -> the value that sets something, the knob here, and to what; the other value sets nothing."""
 
+PAIRS = frozenset({"dpo", "ipo", "reward-model"})
+"""Algorithms that learn from two replies to one prompt, of which one was chosen: their groups have two samples."""
+
 VALUES = {"proximal": {"reuse_train_logp": "reuse"}}
 """Knob here -> their values of it -> ours."""
 
@@ -83,6 +88,12 @@ def translate(knobs: Mapping[str, Any]) -> dict[str, Any]:
     if "eps_clip" in knobs and "clip_high" not in out:
         out["clip_high"] = None
     return out
+
+
+def check_group_size(name: str, size: int) -> None:
+    """Raises BadConfiguration where the algorithm called `name` learns from pairs, and groups have another size."""
+    if name.lower() in PAIRS and size != 2:
+        raise BadConfiguration(f"{name} learns from pairs, and groups of {size} are none: set [policy] group_size to 2")
 
 
 def check_switches(name: str, knobs: Mapping[str, Any], made: Mapping[str, Any]) -> None:

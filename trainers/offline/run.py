@@ -1,7 +1,8 @@
 """The loop of training from files: batches in an order of their own, a version now and then, the numbers of each step.
 
-Version n holds the weights after n batches, so a run that was killed goes on from its newest whole version and ends
-with the same bytes as one that was not. `run.json` beside the versions says what made them; another run is refused.
+Version n holds the weights after n batches, or, where versions are dense, after n times `save_every` batches; so a run
+that was killed goes on from its newest whole version and ends with the same bytes as one that was not. `run.json`
+beside the versions says what made them; another run is refused.
 """
 
 from __future__ import annotations
@@ -55,17 +56,29 @@ class Listener:
 @dataclass(frozen=True, slots=True)
 class Pace:
     """steps: batches in all. evaluate_every: in batches; 0: at the end alone. save_every: in batches; 0: whenever
-    save_after_s seconds have passed, so that a kill loses little. keep: newest versions whose files are kept."""
+    save_after_s seconds have passed, so that a kill loses little. keep: newest versions whose files are kept. dense:
+    versions are counted 1, 2, ... by saves, which needs a save_every, and not by batches."""
 
     steps: int
     evaluate_every: int = 0
     save_every: int = 0
     keep: int = 2
     save_after_s: float = SAVE_AFTER_S
+    dense: bool = False
 
     def __post_init__(self) -> None:
         if self.steps < 1 or self.keep < 1 or self.evaluate_every < 0 or self.save_every < 0:
             raise BadConfiguration("steps and keep must be above 0, evaluate_every and save_every not below")
+        if self.dense and not self.save_every:
+            raise BadConfiguration("dense versions are one every save_every batches: set save_every above 0")
+
+    def version(self, step: int) -> int:
+        """The number of the version that holds the weights after `step` batches."""
+        return -(-step // self.save_every) if self.dense else step
+
+    def after(self, version: int) -> int:
+        """How many batches a version has behind it."""
+        return min(version * self.save_every, self.steps) if self.dense else version
 
 
 def train(
@@ -88,11 +101,12 @@ def train(
     about: what this run is, JSON; a directory of another run is refused. Raises BadConfiguration when `out` holds
     versions and `resume` is not set, or of a run that was another."""
     heard = listener or Listener()
-    start, state = _beginning(out, about, resume, begin, heard)
+    begun, state = _beginning(out, about, resume, begin, heard)
+    start = pace.after(begun)
     trainer.load(state)
     heard.began(start, pace.steps, order.count - len(order.held_out))
     evaluate = partial(_held_out, trainer, backend, batch, order.held_out)
-    written = _newest(out, start)
+    written = _newest(out, begun)
     if start == 0 and order.held_out:
         _log(trackers, heard, 0, evaluate())
     saved = time.monotonic()
@@ -116,7 +130,7 @@ def train(
         fault("offline.after_step")
         due = step % pace.save_every == 0 if pace.save_every else time.monotonic() - saved >= pace.save_after_s
         if last or due:
-            written = _save(out, step, backend, pace.keep, fault)
+            written = _save(out, pace.version(step), backend, pace.keep, fault)
             saved = time.monotonic()
             heard.saved(written)
             fault("offline.after_save")
@@ -136,11 +150,11 @@ def _held_out(trainer: Trainer, backend: TorchBackend, batch: Batch, items: Sequ
     return {f"heldout_{name}": value for name, value in found.items()}
 
 
-def _save(out: Path, step: int, backend: TorchBackend, keep: int, fault: Fault) -> Checkpoint:
+def _save(out: Path, version: int, backend: TorchBackend, keep: int, fault: Fault) -> Checkpoint:
     state = backend.gather()
     if state is None:
         raise CheckpointError("only rank 0 holds the whole state; run in a world of one")
-    written = checkpoint.write(out, step, state, fault=fault)
+    written = checkpoint.write(out, version, state, fault=fault)
     for _, path in versions(out)[:-keep]:
         shutil.rmtree(path)
     return written
@@ -169,16 +183,22 @@ def _beginning(
     if existing and not resume:
         raise BadConfiguration(f"{out} holds versions up to {existing[-1][0]}: go on with --resume, or name another")
     checkpoint.sweep(out, older_than=0.0)
+    if not path.is_file():
+        _describe(path, about)
     for number, directory in reversed(existing):
         try:
             return number, checkpoint.read(directory)
         except CorruptCheckpoint as error:
             heard.noted(f"version {number} is left out: {error}")
-    out.mkdir(parents=True, exist_ok=True)
-    temporary = out / f".{ABOUT}"
+    _describe(path, about)
+    return 0, begin()
+
+
+def _describe(path: Path, about: Mapping[str, object]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{ABOUT}")
     temporary.write_text(json.dumps(about, indent=1, sort_keys=True) + "\n")
     temporary.replace(path)
-    return 0, begin()
 
 
 def _compare(path: Path, about: Mapping[str, object]) -> None:
@@ -190,9 +210,9 @@ def _compare(path: Path, about: Mapping[str, object]) -> None:
         )
 
 
-def _newest(out: Path, step: int) -> Checkpoint | None:
+def _newest(out: Path, version: int) -> Checkpoint | None:
     for number, path in versions(out):
-        if number == step:
+        if number == version:
             listing = manifest.load(path)
             return Checkpoint(path, listing.digest, listing.files)
     return None
