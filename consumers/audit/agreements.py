@@ -1,4 +1,4 @@
-"""The claim that the records about one group agree: prompt, grant, completion and resolution say the same of it."""
+"""The law that the records about one group agree: prompt, grant, completion and resolution say the same of it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import json
 import math
 from typing import NamedTuple
 
-from millrace.consumers.audit.claim import Claim
 from millrace.consumers.audit.facts import Facts
+from millrace.consumers.audit.law import Law
 from millrace.consumers.audit.rows import Mark, Row
 from millrace.schemas.records import Completion, Decision, Grant, Prompt, Resolution
 
@@ -43,7 +43,7 @@ class _Resolved(NamedTuple):
     mark: Mark
 
 
-class Agreements(Claim):
+class Agreements(Law):
     """Prompts come before grants, grants before resolutions, and each repeats the terms of the one before it. A ready
     group repeats a completion that said it was complete, sample by sample."""
 
@@ -105,7 +105,7 @@ class Agreements(Claim):
             return
         asked = self._asked.get(setting["decision"])
         if asked is None:
-            return  # the claim about settings names it
+            return  # the law about settings names it
         name, value = asked
         if setting["name"] != name or json.loads(setting["value"]) != json.loads(value):
             message = f"{setting['name']} became {setting['value']}, but decision {setting['decision']} asked for "

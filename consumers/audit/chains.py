@@ -1,12 +1,12 @@
-"""Claims about the two hash chains over events: refine's per slot of `events`, the gateway's per trajectory."""
+"""Laws about the two hash chains over events: refine's per slot of `events`, the gateway's per trajectory."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from millrace.consumers.audit.claim import Claim
 from millrace.consumers.audit.envelopes import kept, redacted
 from millrace.consumers.audit.facts import Facts
+from millrace.consumers.audit.law import Law
 from millrace.consumers.audit.rows import Mark, Row
 from millrace.consumers.audit.rules import Rules
 from millrace.consumers.audit.samples import BARRED
@@ -15,7 +15,7 @@ from millrace.schemas.chain import START, event_hash
 from millrace.schemas.records import Event
 
 
-class EventsChain(Claim):
+class EventsChain(Law):
     """refine links all events of a slot; the link covers the stored body, so any change of a record breaks it."""
 
     name = "events-chain"
@@ -53,7 +53,7 @@ class EventsChain(Claim):
             )
 
 
-class CaptureChain(Claim):
+class CaptureChain(Law):
     """What refine let through is what the gateway captured: per trajectory one chain over the raw events, and each
     governed event keeps the hash of its raw one. Judges number nothing and stand outside the chain."""
 
@@ -82,7 +82,7 @@ class CaptureChain(Claim):
         )
 
     def event(self, row: Row[Event]) -> None:
-        """Comes after its raw event; what stays unnamed (duplicates, dead letters) is another claim's."""
+        """Comes after its raw event; what stays unnamed (duplicates, dead letters) is another law's."""
         if row.name != "Event" or row["source_place"] is None:
             return
         wanted = partition_of(row.raw.key, len(self.facts.starts["events"]))
@@ -106,7 +106,7 @@ class CaptureChain(Claim):
         if row["source_hash"] != captured.hash:
             self.fail("an event does not keep the hash of its raw event", captured.mark, row, event=row["id"])
         governance = row["governance"]
-        if captured.source_seq is not None and governance is not None:  # the claim about envelopes names it
+        if captured.source_seq is not None and governance is not None:  # the law about envelopes names it
             self._link(captured, flagged=governance["eligibility"] in BARRED)
 
     def _link(self, captured: _Captured, *, flagged: bool) -> None:

@@ -1,4 +1,4 @@
-"""`millrace audit`: read the topics, print the table of claims, answer with an exit code."""
+"""`millrace audit`: read the topics, print the table of laws, answer with an exit code."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ from millrace.consumers.audit.stages import production
 from millrace.consumers.audit.verdict import Finding, Report, Violation
 from millrace.consumers.audit.walk import Watch
 from millrace.infra.config import Settings
-from millrace.infra.connect import connect_now
+from millrace.infra.connect import claims, history
 from millrace.infra.log.base import Place
-from millrace.infra.log.blobs import ClaimStore
 from millrace.infra.terminal import Terminal
 
 WIDE = 130
-"""columns from which on claims are written out"""
+"""columns from which on laws are written out"""
 SHOWN = 10
 """violations printed in full"""
 
 
 def run(settings: Settings, files: bool = False, as_json: bool = False, quick: bool = False) -> int:
-    """Audit the configured policy. 0: every claim holds; 1: at least one is broken. quick: fold nothing again.
+    """Audit the configured policy. 0: every law holds; 1: at least one is broken. quick: fold nothing again.
 
     Raises AuditError when there is nothing to audit, BusError when the log cannot be read."""
     with ExitStack() as held:
-        bus = held.enter_context(connect_now(settings))
+        bus = held.enter_context(history(settings))
         watch = held.enter_context(progress(Terminal(stderr=True)))
         report = audit(
             bus,
             settings.namespace,
             settings.policy.name,
             release=settings.policy.release,
-            resolve=ClaimStore(settings.claims).resolve,
+            resolve=claims(settings).resolve,
             files=files,
             makers=None if quick else production(settings, held),
+            root=settings.weights,
             watch=watch,
         )
     if as_json:
@@ -66,29 +66,29 @@ def progress(console: Terminal) -> Iterator[Watch]:
 
 
 def render(report: Report, width: int = WIDE) -> Group:
-    """The report for a terminal of `width` columns: the table (claims in full only where there is room), what could not
+    """The report for a terminal of `width` columns: the table (laws in full only where there is room), what could not
     be checked, the violations with their records."""
     wide = width >= WIDE
     title = f"audit of policy {report.policy} in {report.namespace}: {sum(report.records.values()):,} records"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, expand=True)
     table.add_column("", width=1)
-    table.add_column("claim", no_wrap=True)
+    table.add_column("law", no_wrap=True)
     if wide:
         table.add_column("what must hold", ratio=2)
     table.add_column("checked", justify="right", no_wrap=True)
-    # Narrow: one line a claim, cut rather than broken into words one above another.
+    # Narrow: one line a law, cut rather than broken into words one above another.
     table.add_column("found", style="dim", ratio=1, no_wrap=not wide, overflow="fold" if wide else "ellipsis")
     for finding in report.findings:
         table.add_row(*_row(finding, wide=wide))
     parts: list[Table | Text] = [table]
     parts += [Text(f"note: {note}", style="dim") for note in report.notes]
-    parts += [Text(f"note on {f.claim}: {note}", style="dim") for f in report.findings for note in f.notes]
+    parts += [Text(f"note on {f.law}: {note}", style="dim") for f in report.findings for note in f.notes]
     for number, violation in enumerate(report.violations[:SHOWN]):
         parts.append(_violation(violation, first=number == 0))
     broken = sum(finding.broken for finding in report.findings)
     if broken > SHOWN:
         parts.append(Text(f"... and {broken - SHOWN} more; --json lists what was kept", style="dim"))
-    verdict = ("clean: every claim holds", "bold green") if report.clean else (f"{broken} violations", "bold red")
+    verdict = ("clean: every law holds", "bold green") if report.clean else (f"{broken} violations", "bold red")
     return Group(*parts, Text(*verdict))
 
 
@@ -97,12 +97,12 @@ def _row(finding: Finding, *, wide: bool) -> tuple[Text | str, ...]:
     facts = [f"{value:,} {what}" for what, value in finding.facts.items()]
     broken = [f"{finding.broken:,} violations"] if finding.broken else []
     sentence = [finding.sentence] if wide else []
-    return sign, finding.claim, *sentence, f"{finding.checked:,} {finding.unit}", ", ".join([*broken, *facts])
+    return sign, finding.law, *sentence, f"{finding.checked:,} {finding.unit}", ", ".join([*broken, *facts])
 
 
 def _violation(violation: Violation, *, first: bool) -> Text:
     text = Text("first violation: " if first else "violation: ", "bold red")
-    text.append(f"{violation.claim}: {violation.message}\n", "default")
+    text.append(f"{violation.law}: {violation.message}\n", "default")
     names = ", ".join(f"{name} {value}" for name, value in violation.ids.items())
     if names:
         text.append(f"    {names}\n", "default")

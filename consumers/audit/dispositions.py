@@ -1,4 +1,4 @@
-"""The claim that nothing is dropped in silence: what became of every raw event."""
+"""The law that nothing is dropped in silence: what became of every raw event."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from millrace.consumers.audit.claim import Claim
 from millrace.consumers.audit.facts import Facts
+from millrace.consumers.audit.law import Law
 from millrace.consumers.audit.rows import Mark, Row, place_of
 from millrace.consumers.audit.written import digest
 from millrace.infra.log.base import Record
@@ -43,7 +43,7 @@ BEHIND = 120_000_000
 """micros that a raw record may wait for refine while others go on"""
 
 
-class Dispositions(Claim):
+class Dispositions(Law):
     """Each raw record that refine has folded became an event or a dead letter, or repeats one that did: the same
     source and number, counted as skipped by the turn that met it."""
 

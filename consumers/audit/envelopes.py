@@ -1,4 +1,4 @@
-"""The claim that refine only added to what was captured: an event is its raw event, governed."""
+"""The law that refine only added to what was captured: an event is its raw event, governed."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from hashlib import blake2b
 from typing import Any
 
-from millrace.consumers.audit.claim import Claim
 from millrace.consumers.audit.facts import Facts
+from millrace.consumers.audit.law import Law
 from millrace.consumers.audit.rows import Mark, Row
 from millrace.infra.log.topics import partition_of
 from millrace.schemas.records import Event
@@ -52,7 +52,7 @@ def _digest(body: bytes) -> bytes:
     return blake2b(body, digest_size=16).digest()
 
 
-class Envelopes(Claim):
+class Envelopes(Law):
     """Everything around the body goes through refine as it was captured, but for names that held a secret; the body
     too, unless something was redacted, withheld or denied. The event's governance says each."""
 

@@ -1,4 +1,4 @@
-"""The claim that no episode is forgotten: what started ended or is still running, every model call is in one sample,
+"""The law that no episode is forgotten: what started ended or is still running, every model call is in one sample,
 and a sample's reward is what its judges said.
 
 Invariants: built from samples and dead letters, then compared with `events`, where each episode lies in one partition;
@@ -10,8 +10,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from millrace.consumers.audit.claim import Claim
 from millrace.consumers.audit.facts import Facts, PlaceIndex
+from millrace.consumers.audit.law import Law
 from millrace.consumers.audit.rows import Mark, Row, Sample
 from millrace.infra.log.base import Place
 from millrace.schemas.records import Completion, DeadLetter, Decision, Event, SealedReward, Trajectory
@@ -41,6 +41,8 @@ class _Sealed:
     at: int
     rewards: dict[str, tuple[Any, ...]]
     group: str
+    given_up: bool
+    """sealed without an end, so perhaps between two calls of the same moment"""
 
 
 @dataclass(slots=True)
@@ -54,7 +56,7 @@ class _Open:
     fate: str = ""
 
 
-class Episodes(Claim):
+class Episodes(Law):
     """One start, at most one end, then one sample or one dead letter that says why there is none. What seal's time has
     not passed yet counts as running."""
 
@@ -110,7 +112,7 @@ class Episodes(Claim):
         if id in self._sealed:
             self.fail("an episode has two samples", self._sealed[id].mark, row, trajectory=id)
         rewards = {r["reward_id"]: _judged(r) for r in row["rewards"]}
-        self._sealed[id] = _Sealed(row.mark, row["sealed_at"], rewards, row["group"])
+        self._sealed[id] = _Sealed(row.mark, row["sealed_at"], rewards, row["group"], row["status"] == "abandoned")
         for place in row["events"]:
             self._named.add(Place(place["topic"], place["partition"], place["offset"]), 0)
         problem = _sum(row)
@@ -175,13 +177,18 @@ class Episodes(Claim):
         if count or known is None or known.fate != "sealed" or known.ended or row["body_encoding"] != "plain":
             return
         sealed = self._sealed[root]
-        if (row["log_time"] or 0) < sealed.at and not self._reasons(row):
+        # An end comes behind its calls, and sealing behind the end, however little time passes.
+        in_time = (row["log_time"] or 0) < sealed.at + (0 if sealed.given_up else 1)
+        if in_time and not self._reasons(row):
             self.fail("a model call of an episode is not in its sample", sealed.mark, row, trajectory=root)
 
     def _reward(self, row: Row[Event]) -> None:
         if row["body_encoding"] != "plain" or UNFOLDABLE in self._reasons(row):
             return
         body = row.body
+        if body["replay"] is not None:
+            self._replayed(row)
+            return
         writer = row["source"] if row["source_seq"] is None else "a gateway"
         first = self._writers.setdefault(body["source"], (writer, row.mark))
         if first[0] != writer:
@@ -197,6 +204,18 @@ class Episodes(Claim):
         if said[:3] != wanted[:3] or (wanted[3] and said[3] != wanted[3]):
             self.fail("a sample holds a reward that its judge did not give", sealed.mark, row, event=row["id"])
         del sealed.rewards[body["reward_id"]]
+
+    def _replayed(self, row: Row[Event]) -> None:
+        """A reward that a replay made: beside the samples, never in one, and never a gateway's."""
+        self.finding.facts["replayed"] = self.finding.facts.get("replayed", 0) + 1
+        root, body = row["root_trajectory"], row.body
+        if row["source_seq"] is not None:
+            self.fail("a gateway's reward says that a replay made it", row, trajectory=root, event=row["id"])
+        if self._reasons(row):
+            self.fail("a reward that a replay made has a dead letter", row, trajectory=root, event=row["id"])
+        sealed = self._sealed.get(root)
+        if sealed is not None and body["reward_id"] in sealed.rewards:
+            self.fail("a sample holds a reward that a replay made", sealed.mark, row, event=row["id"])
 
     def _whole(self, row: Row) -> bool:
         return not self.facts.starts["events"].get(row.place.partition)

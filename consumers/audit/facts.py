@@ -1,4 +1,4 @@
-"""What several claims must know: the settings in force, what trained what, and where the topics begin.
+"""What several laws must know: the settings in force, what trained what, and where the topics begin.
 
 Invariants: built from weights, ledger and resolutions before any trajectory is seen; a setting holds from its seq or
 ticket on until the next one of its name, and version 0's until the first."""
@@ -82,7 +82,8 @@ class PlaceIndex:
 class Facts:
     """The shared knowledge of one walk. `topics` are full names by kind; `starts` by kind and partition; `latest` gives
     the last readable record of a kind that was committed since the walk took its ends, None where there is none;
-    `moved` tells whether anything was written to a partition of a kind since then."""
+    `moved` tells whether anything was written to a partition of a kind since then; `root`: where versions lie now,
+    empty where nobody says."""
 
     def __init__(
         self,
@@ -92,7 +93,9 @@ class Facts:
         release: str,
         latest: Callable[[str], Row | None],
         moved: Callable[[str, int], bool] = lambda kind, partition: True,
+        root: str = "",
     ) -> None:
+        self.root = root
         self.policy = policy
         self.stages = {turns_of(role): name for role, name in stages_of(policy).items()}
         """names of stages by the kind of topic that holds their turns"""
@@ -111,6 +114,10 @@ class Facts:
         self.spans: dict[int, tuple[int, int]] = {}
         """(v_head, v_tail) by seq"""
         self.last_version = -1
+        self.parent_policy: str | None = None
+        """of a branch: the policy that it comes from"""
+        self.selected: dict[int, int] = {}
+        """of a branch, by version: how many places the selection has that it was trained on"""
         self.began: dict[str, Any] = {}
         """settings as dispatch wrote them when the policy began"""
         self.waits: Counter[int] = Counter()
@@ -152,13 +159,18 @@ class Facts:
 
     def weights(self, row: Row[WeightVersion]) -> None:
         self.last_version = max(self.last_version, row["version"])
+        if row["selection"] is not None:
+            self.selected[row["version"]] = row["selection_places"] or 0
         if row["version"] == 0:
+            self.parent_policy = row["parent_policy"]
             if row["batch"] is not None:
                 self.batch.set(0, row["batch"])
             if row["eta"] is not None:
                 self.eta.set(0, row["eta"])
 
     def ledger(self, row: Row[LedgerEntry]) -> None:
+        if row["version"] in self.selected:
+            return  # it took nothing of this policy's own order
         for group in row["groups"]:
             entry = Trained(row["version"], group["seq"], group["ticket"], group["group"], row.mark, group["lost"])
             at = len(self.trained)

@@ -1,4 +1,4 @@
-"""The claim that a ledger entry's figures are true: computed again from the batch that it names.
+"""The law that a ledger entry's figures are true: computed again from the batch that it names.
 
 Figures that only the training process knew (loss, timings, libraries, code) cannot be computed again; the hash chain
 holds them. Those that depend on what an algorithm left out of a batch are bounded by the batch instead."""
@@ -12,8 +12,8 @@ from typing import Any, TypedDict
 
 import numpy as np
 
-from millrace.consumers.audit.claim import Claim
 from millrace.consumers.audit.facts import Facts
+from millrace.consumers.audit.law import Law
 from millrace.consumers.audit.rows import Mark, Row, Sample
 from millrace.schemas.records import LedgerEntry, RankShare, TrainedGroup
 
@@ -64,7 +64,7 @@ class _Batch:
     """by seq, how many of its samples can be read"""
 
 
-class Figures(Claim):
+class Figures(Law):
     """Samples, tokens, rewards, ages, shares of ranks and settings of each version, from the samples themselves."""
 
     name = "figures"
@@ -88,6 +88,11 @@ class Figures(Claim):
         celled = any(share["cell"] >= 0 for share in ranks)
         if celled and any(share["cell"] < 0 and (share["samples"] or share["tokens"]) for share in ranks):
             self.fail(f"a rank of version {row['version']} that serves a role trained", row, version=row["version"])
+        said = {group["cell"] for group in entry["groups"]}
+        known = {share["cell"] for share in ranks if share["cell"] >= 0}
+        # Who holds its configuration says who computed what; older releases said neither.
+        if not said <= (known if entry["config"] else {*known, -1}):
+            self.fail(f"version {row['version']} names a cell that no rank is of", row, version=row["version"])
 
     def trajectory(self, sample: Sample) -> None:
         for trained in self.facts.trained_in(sample.row.place):
@@ -110,6 +115,8 @@ class Figures(Claim):
     def finish(self) -> None:
         unread = 0
         for version, batch in sorted(self._batches.items()):
+            if version in self.facts.selected:
+                continue  # its samples lie among those of another policy
             self._lost(version, batch)
             named = sum(len(group["trajectories"]) for group in batch.entry["groups"])
             if batch.seen != named:
@@ -154,6 +161,7 @@ class Figures(Claim):
         if ranks:
             yield "samples of all ranks", sum(share["samples"] for share in ranks), len(batch.rewards)
             yield "groups of all ranks", sum(share["groups"] for share in ranks), len(batch.seqs)
+            yield from _by_cell(batch)
             if "tokens_computed" in metrics:
                 total = sum(share["tokens"] for share in ranks)
                 yield "tokens_computed", metrics["tokens_computed"], total
@@ -198,3 +206,13 @@ class Figures(Claim):
                 yield f"says a mean staleness of {metrics['staleness_mean']:g}; its batch comes to {mean:g}"
             if "staleness_max" in metrics and metrics["staleness_max"] != batch.oldest:
                 yield f"says staleness {metrics['staleness_max']:g} where its oldest token is {batch.oldest} behind"
+
+
+def _by_cell(batch: _Batch) -> Iterator[tuple[str, float, float]]:
+    """(figure, groups as the ranks of a cell count them, groups that were given to it), where entries name cells."""
+    given = {group["seq"]: group["cell"] for group in batch.entry["groups"]}
+    if -1 in given.values():
+        return
+    for cell in sorted({share["cell"] for share in batch.entry["ranks"] if share["cell"] >= 0}):
+        counted = sum(share["groups"] for share in batch.entry["ranks"] if share["cell"] == cell)
+        yield f"groups of cell {cell}", counted, sum(given.get(seq) == cell for seq in batch.seqs)

@@ -1,4 +1,4 @@
-"""The claim about checkpoint directories (`--files`): what a weight event promised is what lies there.
+"""The law about checkpoint directories (`--files`): what a weight event promised is what lies there.
 
 Invariants: no code of those who write versions is used; what a live learner collects meanwhile is not missed; figures
 that are read from files are compared where the files are those of the event, so that one cause is one violation."""
@@ -13,9 +13,10 @@ from typing import Any
 
 import fsspec
 
-from millrace.consumers.audit.claim import Claim
 from millrace.consumers.audit.facts import Facts
+from millrace.consumers.audit.law import Law
 from millrace.consumers.audit.rows import Row
+from millrace.infra.versions import located
 from millrace.schemas.records import WeightVersion
 from millrace.trainers.manifest import is_plain
 
@@ -29,12 +30,13 @@ GONE = (errno.ENOENT, errno.ESTALE, None)
 """what a file that is not there says: also one removed by another machine under a reader, and stores without numbers"""
 
 
-class Files(Claim):
+class Files(Law):
     """A directory of a version that was not collected holds every file of its event with its hash, and its manifest
     hashes to the digest; its weight files are as large as the event says, no other one is beside them, and the chat
     template of version 0 is the policy's. A delta that is there is the event's. Collected versions are counted, not
     missed, also those that go meanwhile; the newest version must be there, that of the log as it is now where the
-    walk's was collected since."""
+    walk's was collected since. Directories whose recorded path is not there are looked for where the policy's versions
+    lie now."""
 
     name = "files"
     sentence = "checkpoint directories hold exactly the bytes that their weight events name"
@@ -47,6 +49,8 @@ class Files(Claim):
         self._found: set[int] = set()
 
     def weights(self, row: Row[WeightVersion]) -> None:
+        if self.facts.root:
+            row = Row(row.raw, row.name, located(row.record, self.facts.root), row.value, row.kind)
         version = row["version"]
         self._newest = row
         filesystem, root = fsspec.core.url_to_fs(row["uri"])

@@ -1,4 +1,4 @@
-"""The claim that stages did what they are: every turn folded again, by the production stages, and compared.
+"""The law that stages did what they are: every turn folded again, by the production stages, and compared.
 
 Invariants: a turn's inputs, their order and its clock come from its own record; each output is compared with the record
 that lies where the turn wrote it, bytes, key and headers, and the places inside it with the places of what it names;
@@ -12,10 +12,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from millrace.consumers.audit.claim import Claim
 from millrace.consumers.audit.differs import differing
 from millrace.consumers.audit.envelopes import REPLACED
 from millrace.consumers.audit.facts import Facts
+from millrace.consumers.audit.law import Law
 from millrace.consumers.audit.rows import Mark, Row
 from millrace.consumers.audit.walk import Walk
 from millrace.consumers.audit.written import Output, Where, Written, digest
@@ -40,8 +40,8 @@ class Stop(Exception):
     """This slot is not folded further; the message is a note."""
 
 
-class Folds(Claim):
-    """Refold of every slot of every stage that was given. Not one of the plain claims: it reads its inputs again."""
+class Folds(Law):
+    """Refold of every slot of every stage that was given. Not one of the plain laws: it reads its inputs again."""
 
     name = "folds"
     sentence = "every turn folded again gives the records that it wrote, and at the end the state of its changelog"
@@ -198,7 +198,7 @@ class Folds(Claim):
             stored = self._walk.resolve(record).value or b""
             name, actual = codec.decode(stored)
         except (ClaimError, SchemaError):
-            return  # the claim about records names it
+            return  # the law about records names it
         expected = codec.decode_named(emit.name, wanted.value or b"")
         if beside:
             if name == emit.name:

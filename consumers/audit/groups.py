@@ -1,12 +1,12 @@
-"""Claims about groups and tickets: granted once, resolved once, trained once, and counted without a rest."""
+"""Laws about groups and tickets: granted once, resolved once, trained once, and counted without a rest."""
 
 from __future__ import annotations
 
 from collections import Counter
 from typing import NamedTuple
 
-from millrace.consumers.audit.claim import Claim
 from millrace.consumers.audit.facts import Facts
+from millrace.consumers.audit.law import Law
 from millrace.consumers.audit.rows import Mark, Row
 from millrace.infra.log.base import Place
 from millrace.schemas.records import Grant, LedgerEntry, Resolution
@@ -19,7 +19,7 @@ class _Ready(NamedTuple):
     mark: Mark
 
 
-class ConsumedOnce(Claim):
+class ConsumedOnce(Law):
     """The order of learning: ready seqs are dense, and the ledger consumes each once, as it was resolved."""
 
     name = "consumed-once"
@@ -36,6 +36,8 @@ class ConsumedOnce(Claim):
 
     def ledger(self, row: Row[LedgerEntry]) -> None:
         self._seq_hi = max(self._seq_hi, row["seq_hi"])
+        if row["version"] in self.facts.selected:
+            return
         for group in row["groups"]:
             places = tuple(Place(p["topic"], p["partition"], p["offset"]) for p in group["trajectories"])
             entry = _Ready(group["ticket"], group["group"], places, row.mark)
@@ -95,7 +97,7 @@ class ConsumedOnce(Claim):
             self.note(f"{self._lost} ready groups could not be read any more and were consumed as masked")
 
 
-class ResolvedOnce(Claim):
+class ResolvedOnce(Law):
     """A ticket ends once, whatever arrives late; so does a group."""
 
     name = "resolved-once"
@@ -118,7 +120,7 @@ class ResolvedOnce(Claim):
             self.fail(f"group {group} is resolved a second time", first, mark, group=group)
 
 
-class Tickets(Claim):
+class Tickets(Law):
     """Admission loses nothing: every ticket was granted (or given to an unsolicited group) once, and is either
     resolved or outstanding. Top-ups repeat a grant and are no new ticket."""
 

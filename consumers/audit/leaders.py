@@ -1,4 +1,4 @@
-"""The claim about who trained: what one learner says of itself never changes, and its member id shows it.
+"""The law about who trained: what one learner says of itself never changes, and its member id shows it.
 
 Invariants: a member id belongs to one process, which has one configuration, one code, one set of libraries and one
 sender; within a generation of the consumer group the ranks stay who they are. What a learner says that led one version
@@ -11,13 +11,17 @@ import json
 import re
 from typing import Any, NamedTuple
 
-from millrace.consumers.audit.claim import Claim
 from millrace.consumers.audit.facts import Facts
+from millrace.consumers.audit.law import Law
 from millrace.consumers.audit.rows import Mark, Row
 from millrace.schemas.records import LedgerEntry, WeightVersion
 
 SHOWN = re.compile(r"learner/([0-9a-f]{8})-([0-9a-f]{8})-([0-9a-f]{8})@")
 """how a member id begins: digests of configuration, code and libraries, shortened"""
+
+
+ROLES = ("reference", "teacher", "reward_model")
+"""models that a step may read beside its own"""
 
 
 class _Weights(NamedTuple):
@@ -33,9 +37,10 @@ class _Led(NamedTuple):
     mark: Mark
 
 
-class Leaders(Claim):
-    """Every version of one leader has its configuration, code, libraries, CPU and address, and those of one generation
-    the same ranks and layout. Directories with the same files for the same model are of one size."""
+class Leaders(Law):
+    """Every version of one leader has its configuration, code, libraries, models, machine and address, and those of one
+    generation the same ranks and layout. The configuration that an entry holds is the one of its hash, and names its
+    models by their content. Directories with the same files for the same model are of one size."""
 
     name = "leaders"
     sentence = "what a learner says of itself stays the same, as do the ranks and layout of one generation"
@@ -60,14 +65,25 @@ class Leaders(Claim):
         if not row["ranks"]:
             return
         self.finding.checked += 1
+        self._configuration(row)
         weights = self._weights.get(row["version"])
         self._generation(row)
         self._ids(row)
         self._same((row["leader"],), _of_itself(row), row)
         if weights is None:
-            return  # the claim about versions names it
+            return  # the law about versions names it
         said = {"broadcast": weights.broadcast, "full_bytes": weights.size}
         self._same((row["leader"], weights.made_of), said, row)
+
+    def _configuration(self, row: Row[LedgerEntry]) -> None:
+        """Entries of older releases hold none."""
+        text, version = row["config"], row["version"]
+        if not text:
+            return
+        if hashlib.sha256(text.encode()).hexdigest() != row["config_hash"]:
+            self.fail(f"version {version} holds a configuration that is not the one of its hash", row, version=version)
+        elif {role: _content(text, role) for role in ROLES if _content(text, role)} != row["models"]:
+            self.fail(f"version {version} names other models than its configuration", row, version=version)
 
     def _same(self, who: tuple[Any, ...], said: dict[str, Any], row: Row) -> None:
         """Compare with what was first said by the same leader (in the same generation, of the same files)."""
@@ -101,7 +117,14 @@ class Leaders(Claim):
 def _of_itself(row: Row[LedgerEntry]) -> dict[str, Any]:
     """What a process says of itself."""
     hashes = {"config_hash": row["config_hash"], "code_hash": row["code_hash"]}
-    return {**hashes, "libraries": row["libraries"], "cpu": row["cpu"]}
+    made_of = {"config": row["config"], "libraries": row["libraries"], "models": row["models"]}
+    return {**hashes, **made_of, "cpu": row["cpu"], "device": row["device"], "threads": row["threads"]}
+
+
+def _content(text: str, role: str) -> str:
+    """sha256 hex of the model that plays a role, as a configuration says it; empty where nobody does."""
+    said = json.loads(text).get("learner", {}).get(role) or ""
+    return str(said).removeprefix("sha256:")
 
 
 def _of_training(row: Row[LedgerEntry]) -> dict[str, Any]:

@@ -1,11 +1,11 @@
-"""The claim that stages wrote what their turns say, and that nobody else writes where only a stage may."""
+"""The law that stages wrote what their turns say, and that nobody else writes where only a stage may."""
 
 from __future__ import annotations
 
 from collections import Counter
 
-from millrace.consumers.audit.claim import Claim
 from millrace.consumers.audit.facts import Facts
+from millrace.consumers.audit.law import Law
 from millrace.consumers.audit.rows import Mark, Row
 from millrace.infra.log.base import Record
 from millrace.infra.log.topics import turns_of
@@ -15,7 +15,7 @@ WRITTEN = ("events", "trajectories", "evaluations", "completions", "grants", "re
 """kinds of topic that stages alone write"""
 
 
-class Outputs(Claim):
+class Outputs(Law):
     """Every output carries the turn that wrote it, and every turn counts its outputs: both sides agree."""
 
     name = "outputs"

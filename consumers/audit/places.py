@@ -1,12 +1,12 @@
-"""The claim that a batch is a list of places: every place leads to a sample of the group that names it."""
+"""The law that a batch is a list of places: every place leads to a sample of the group that names it."""
 
 from __future__ import annotations
 
 import math
 from typing import NamedTuple
 
-from millrace.consumers.audit.claim import Claim
 from millrace.consumers.audit.facts import Facts, PlaceIndex
+from millrace.consumers.audit.law import Law
 from millrace.consumers.audit.rows import Mark, Row, Sample
 from millrace.infra.log.base import Place
 from millrace.infra.log.topics import partition_of
@@ -24,7 +24,7 @@ class _Named(NamedTuple):
     reward: float
 
 
-class Places(Claim):
+class Places(Law):
     """Completions, resolutions and ledger entries name places; each holds a trajectory of that group, all samples of a
     group on the one partition of its key, each in one completion at most, and none that trains in none."""
 
@@ -39,6 +39,8 @@ class Places(Claim):
         self._gone = 0
 
     def ledger(self, row: Row[LedgerEntry]) -> None:
+        if row["version"] in self.facts.selected:
+            return  # the law about tiles looks at the places of a selection
         for group in row["groups"]:
             if group["lost"] is None:
                 for place in group["trajectories"]:

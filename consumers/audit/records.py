@@ -1,12 +1,12 @@
-"""The claim that comes before all others: what the topics hold can be read."""
+"""The law that comes before all others: what the topics hold can be read."""
 
 from __future__ import annotations
 
-from millrace.consumers.audit.claim import Claim
+from millrace.consumers.audit.law import Law
 from millrace.infra.log.base import Record
 
 
-class Records(Claim):
+class Records(Law):
     """Bad bytes are expected in raw, where anyone may write, and end there as dead letters; nowhere else."""
 
     name = "records"

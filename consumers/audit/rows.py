@@ -1,4 +1,4 @@
-"""What the claims look at: a decoded record with its place, and a sample with the model calls it was made of."""
+"""What the laws look at: a decoded record with its place, and a sample with the model calls it was made of."""
 
 from __future__ import annotations
 

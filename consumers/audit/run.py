@@ -1,10 +1,9 @@
-"""The audit: one walk over the topics of a policy past every claim."""
+"""The audit: one walk over the topics of a policy past every law."""
 
 from __future__ import annotations
 
 from millrace.consumers.audit.agreements import Agreements
 from millrace.consumers.audit.chains import CaptureChain, EventsChain
-from millrace.consumers.audit.claim import Claim
 from millrace.consumers.audit.dispositions import Dispositions
 from millrace.consumers.audit.envelopes import Envelopes
 from millrace.consumers.audit.episodes import Episodes
@@ -13,12 +12,14 @@ from millrace.consumers.audit.figures import Figures
 from millrace.consumers.audit.files import Files
 from millrace.consumers.audit.folds import Folds, Makers
 from millrace.consumers.audit.groups import ConsumedOnce, ResolvedOnce, Tickets
+from millrace.consumers.audit.law import Law
 from millrace.consumers.audit.leaders import Leaders
 from millrace.consumers.audit.outputs import Outputs
 from millrace.consumers.audit.places import Places
 from millrace.consumers.audit.records import Records
 from millrace.consumers.audit.samples import Eligible, MinVersion, Staleness, Tokens
-from millrace.consumers.audit.settings import Settings as SettingsClaim
+from millrace.consumers.audit.scores import Scores
+from millrace.consumers.audit.settings import Settings as SettingsLaw
 from millrace.consumers.audit.times import Times
 from millrace.consumers.audit.turns import Turns
 from millrace.consumers.audit.verdict import Report
@@ -29,7 +30,7 @@ from millrace.consumers.history.rows import Resolve, as_stored
 from millrace.infra.errors import AuditError
 from millrace.infra.log.base import Bus
 
-CLAIMS: tuple[type[Claim], ...] = (
+LAWS: tuple[type[Law], ...] = (
     Records,
     Versions,
     Weights,
@@ -37,11 +38,12 @@ CLAIMS: tuple[type[Claim], ...] = (
     LedgerChain,
     Figures,
     Leaders,
+    Scores,
     ConsumedOnce,
     ResolvedOnce,
     Tickets,
     Agreements,
-    SettingsClaim,
+    SettingsLaw,
     Places,
     Tokens,
     Staleness,
@@ -67,24 +69,26 @@ def audit(
     resolve: Resolve = as_stored,
     files: bool = False,
     makers: Makers | None = None,
+    root: str = "",
     watch: Watch = lambda *_: None,
 ) -> Report:
-    """Read every topic of a policy and judge every claim.
+    """Read every topic of a policy and judge every law.
 
     release: the policy's first release policy (later ones are in `resolutions`); resolve: reads claims of large records
     (`millrace.infra.log.blobs.ClaimStore.resolve`); files: also hash the checkpoint directories; makers: fold the turns
-    of these stages again (`audit.stages`); watch: is told how far it is. Raises AuditError when there is nothing to
+    of these stages again (`audit.stages`); root: where the policy's versions lie now, where the deployment was moved;
+    watch: is told how far it is. Raises AuditError when there is nothing to
     audit, BusError when the log cannot be read."""
     walk = Walk(bus, namespace, policy, resolve, watch)
-    facts = Facts(policy, walk.full, walk.starts, release, walk.latest, walk.moved)
-    claims = [claim(facts) for claim in (*CLAIMS, *((Files,) if files else ()))]
+    facts = Facts(policy, walk.full, walk.starts, release, walk.latest, walk.moved, root)
+    laws = [law(facts) for law in (*LAWS, *((Files,) if files else ()))]
     if makers:
-        claims.append(Folds(facts, walk, makers))
-    walk.run(facts, claims)
+        laws.append(Folds(facts, walk, makers))
+    walk.run(facts, laws)
     if not any(count for kind, count in walk.counts.items() if kind != "decisions"):
         raise AuditError(
             f"there is nothing to audit: {namespace} holds no record of policy {policy} yet. Create it with"
             " `millrace policy create`, or check [policy] name and the namespace"
         )
-    findings = tuple(claim.finding for claim in claims)
+    findings = tuple(law.finding for law in laws)
     return Report(namespace, policy, release, findings, tuple(walk.notes), dict(walk.counts))

@@ -1,11 +1,11 @@
-"""Claims about what was trained on: exact tokens, their versions within bounds, and only what may be learned from."""
+"""Laws about what was trained on: exact tokens, their versions within bounds, and only what may be learned from."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 
-from millrace.consumers.audit.claim import Claim
 from millrace.consumers.audit.facts import HARD, Facts
+from millrace.consumers.audit.law import Law
 from millrace.consumers.audit.lineages import faults, rebuild
 from millrace.consumers.audit.rows import Mark, Row, Sample
 from millrace.schemas.records import Event, LedgerEntry, Trajectory
@@ -16,7 +16,7 @@ CHAIN_FLAWS = frozenset({"step_gap", "chain_broken", "split_changed", "gap"})
 """refine's reasons that taint a whole attempt, whichever event carries them"""
 
 
-class Tokens(Claim):
+class Tokens(Law):
     """A sample is what the model calls say: the same ids, log-probabilities and versions, and nothing else trains."""
 
     name = "tokens"
@@ -45,7 +45,7 @@ class Tokens(Claim):
             self.note(f"{self._gone} trajectories cannot be compared: retention has taken their events")
 
 
-class Staleness(Claim):
+class Staleness(Law):
     """Version v was trained from v-1. A trained token of version t is (v-1)-t versions old; hard policies bound that by
     the eta of the group's ticket, and the batch by the group's deadline."""
 
@@ -125,7 +125,7 @@ class Staleness(Claim):
             self.note("release policy soft: staleness is reported, not bounded")
 
 
-class MinVersion(Claim):
+class MinVersion(Law):
     """The bound rests on it: a group's tokens come from the version its grant asked for, or later."""
 
     name = "min-version"
@@ -144,7 +144,7 @@ class MinVersion(Claim):
                 self.fail(message, trained.ledger, sample.row, **sample.ids)
 
 
-class Eligible(Claim):
+class Eligible(Law):
     """Governance before learning: evaluation never trains, and no trainable token comes from content that was not
     cleared for its policy."""
 
@@ -159,7 +159,7 @@ class Eligible(Claim):
     def ledger(self, row: Row[LedgerEntry]) -> None:
         for group in row["groups"]:
             for place in group["trajectories"]:
-                if place["topic"] == self.facts.topics["evaluations"]:
+                if place["topic"].endswith(".evaluations"):  # of a branch, those of the policy that it comes from
                     message = f"version {row['version']} trained on an evaluation"
                     self.fail(message, row, version=row["version"], group=group["group"])
 

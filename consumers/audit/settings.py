@@ -1,11 +1,11 @@
-"""The claim that settings were honoured: changes of B and eta hold exactly from where dispatch said."""
+"""The law that settings were honoured: changes of B and eta hold exactly from where dispatch said."""
 
 from __future__ import annotations
 
 import uuid
 
-from millrace.consumers.audit.claim import Claim
 from millrace.consumers.audit.facts import Facts
+from millrace.consumers.audit.law import Law
 from millrace.consumers.audit.rows import Mark, Row
 from millrace.infra.stages.decisions import AUTHOR, id_of, key_of
 from millrace.schemas.records import Decision, Grant, LedgerEntry, Resolution
@@ -14,7 +14,7 @@ DRAWN, MADE = 7, 5
 """versions of uuid: drawn at random by a clock, as older releases name their decisions; made of what is named"""
 
 
-class Settings(Claim):
+class Settings(Law):
     """B changes at a batch boundary, eta for new grants only; each grant's deadline is its min_version plus the eta of
     its ticket, and each change answers a decision. A decision that Millrace made is named for what it says."""
 

@@ -1,14 +1,14 @@
-"""The claim about time: no slot's time falls, and nothing says a time that its slot had not reached."""
+"""The law about time: no slot's time falls, and nothing says a time that its slot had not reached."""
 
 from __future__ import annotations
 
-from millrace.consumers.audit.claim import Claim
 from millrace.consumers.audit.facts import Facts
+from millrace.consumers.audit.law import Law
 from millrace.consumers.audit.rows import Mark, Row
 from millrace.schemas.records import Completion, Grant, LedgerEntry, Resolution, Turn, WeightVersion
 
 
-class Times(Claim):
+class Times(Law):
     """Log time is refine's clock, passed on from stage to stage: it rises within each slot of each stage, and so do the
     times of versions and of what dispatch writes."""
 

@@ -1,4 +1,4 @@
-"""The claim that every record was folded once: what the turns of the stages say against what the topics hold."""
+"""The law that every record was folded once: what the turns of the stages say against what the topics hold."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from millrace.consumers.audit.claim import Claim
 from millrace.consumers.audit.facts import Facts
+from millrace.consumers.audit.law import Law
 from millrace.consumers.audit.rows import Mark, Row
 from millrace.infra.log.base import Record
 from millrace.infra.log.topics import turns_of
@@ -25,7 +25,7 @@ class _Range(NamedTuple):
     mark: Mark
 
 
-class Turns(Claim):
+class Turns(Law):
     """A turn says which offsets it folded. Over the life of a slot they follow each other, no committed record is left
     out and none is folded twice, though offsets have holes. Keeps 8 bytes a record."""
 

@@ -1,6 +1,6 @@
-"""What an audit says: per claim how much was checked, what broke it, and where to begin looking.
+"""What an audit says: per law how much was checked, what broke it, and where to begin looking.
 
-Invariants: a claim holds iff it has no violation; nothing is dropped in silence, since violations beyond the kept ones
+Invariants: a law holds iff it has no violation; nothing is dropped in silence, since violations beyond the kept ones
 are still counted."""
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import Any
 from millrace.infra.log.base import Place
 
 KEPT = 50
-"""violations kept a claim; the rest are counted"""
+"""violations kept a law; the rest are counted"""
 
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """One way in which a claim is broken. `records` are the places that show it; `time` (micros) is the newest's."""
+    """One way in which a law is broken. `records` are the places that show it; `time` (micros) is the newest's."""
 
-    claim: str
+    law: str
     message: str
     records: tuple[Place, ...]
     ids: Mapping[str, str | int]
@@ -28,7 +28,7 @@ class Violation:
     def as_json(self) -> dict[str, Any]:
         """Plain values for `--json`."""
         return {
-            "claim": self.claim,
+            "law": self.law,
             "message": self.message,
             "records": [place._asdict() for place in self.records],
             "ids": dict(self.ids),
@@ -38,9 +38,9 @@ class Violation:
 
 @dataclass(slots=True)
 class Finding:
-    """What one claim came to. `checked` counts `unit`s; `notes` say what could not be looked at and why."""
+    """What one law came to. `checked` counts `unit`s; `notes` say what could not be looked at and why."""
 
-    claim: str
+    law: str
     sentence: str
     unit: str
     checked: int = 0
@@ -62,7 +62,7 @@ class Finding:
     def as_json(self) -> dict[str, Any]:
         """Plain values for `--json`."""
         return {
-            "claim": self.claim,
+            "law": self.law,
             "sentence": self.sentence,
             "holds": self.holds,
             "checked": self.checked,
@@ -92,15 +92,15 @@ class Report:
 
     @property
     def violations(self) -> list[Violation]:
-        """Every kept violation, the first in time first; at the same time, in the order of the claims."""
+        """Every kept violation, the first in time first; at the same time, in the order of the laws."""
         return sorted((v for finding in self.findings for v in finding.violations), key=lambda v: v.time)
 
-    def finding(self, claim: str) -> Finding:
-        """The finding of a claim by name. Raises KeyError for a claim that was not audited."""
+    def finding(self, law: str) -> Finding:
+        """The finding of a law by name. Raises KeyError for a law that was not audited."""
         for finding in self.findings:
-            if finding.claim == claim:
+            if finding.law == law:
                 return finding
-        raise KeyError(claim)
+        raise KeyError(law)
 
     def as_json(self) -> dict[str, Any]:
         """Plain values for `--json`."""

@@ -1,14 +1,18 @@
-"""Claims about the versions of a policy: weight events, what trained them, and the settings that shaped them."""
+"""Laws about the versions of a policy: weight events, what trained them, and the settings that shaped them."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
-from millrace.consumers.audit.claim import Claim
 from millrace.consumers.audit.facts import Facts
+from millrace.consumers.audit.law import Law
 from millrace.consumers.audit.rows import Mark, Row
 from millrace.consumers.history.ledger import stored_hash
 from millrace.schemas.records import LedgerEntry, WeightVersion
+
+NO_SEQ = -1
+"""the seq of what was never in the order of learning"""
 
 
 class _Both(NamedTuple):
@@ -24,7 +28,7 @@ def _both(row: Row[LedgerEntry] | Row[WeightVersion]) -> _Both:
     return _Both(row["digest"], row["seq_lo"], row["seq_hi"], row["policy"])
 
 
-class Versions(Claim):
+class Versions(Law):
     """Each weight event has one ledger entry, and the other way round: one transaction wrote both."""
 
     name = "versions"
@@ -45,7 +49,11 @@ class Versions(Claim):
             shown = [self._last[1], row.mark] if self._last else [row.mark]
             self.fail(f"weight event of version {version} where {wanted} belongs", *shown, version=version)
         parent = version - 1 if version else None
-        if row["parent"] != parent:
+        if not version and row["parent_policy"] is not None:
+            # A branch: its first weights are those of a version of another policy.
+            if row["parent"] is None or row["parent"] < 0:
+                self.fail(f"version 0 names no version of {row['parent_policy']} as its parent", row, version=0)
+        elif row["parent"] != parent:
             self.fail(f"version {version} names parent {row['parent']} instead of {parent}", row, version=version)
         if version in self._weights:
             self.fail(f"version {version} has two weight events", self._weights[version], row, version=version)
@@ -78,8 +86,10 @@ class Versions(Claim):
                 self.fail(f"weight event of version {version} has no ledger entry", row, version=version)
 
 
-class Tiles(Claim):
-    """Ledger v+1 begins where v ended, takes whole batches of the B in force, and lists each seq of its range."""
+class Tiles(Law):
+    """Ledger v+1 begins where v ended, takes whole batches of the B in force, and lists each seq of its range. A
+    version of a branch takes none of the order: its range is empty, and its groups name what a selection gave of the
+    policy that it comes from, under seq -1."""
 
     name = "tiles"
     sentence = "the ledger's seq ranges tile from 0, each a batch of the B in force, and list every seq"
@@ -88,6 +98,7 @@ class Tiles(Claim):
     def __init__(self, facts: Facts) -> None:
         super().__init__(facts)
         self._ranges: list[tuple[int, int, int, Mark]] = []
+        self._selected: set[tuple[str, int, int]] = set()
 
     def ledger(self, row: Row[LedgerEntry]) -> None:
         version, low, high = row["version"], row["seq_lo"], row["seq_hi"]
@@ -105,17 +116,34 @@ class Tiles(Claim):
                 message = f"version {version} begins at seq {low}, but the entry before it ended at {end}"
                 self.fail(message, mark, row, version=version)
         seqs = [group["seq"] for group in row["groups"]]
-        if seqs != list(range(low, high)):
+        if version in self.facts.selected:
+            for problem in self._branch(row, self.facts.selected[version]):
+                self.fail(f"version {version}, which was trained on a selection, {problem}", row, version=version)
+        elif seqs != list(range(low, high)):
             message = f"version {version} covers seqs {low} to {high} but lists {_spans(seqs)}"
             self.fail(message, row, version=version)
         self._ranges.append((version, low, high, row.mark))
+
+    def _branch(self, row: Row[LedgerEntry], places: int) -> Iterator[str]:
+        """What is wrong with an entry of a branch. places: how many its selection has."""
+        if row["seq_lo"] != row["seq_hi"]:
+            yield f"takes seqs {row['seq_lo']} to {row['seq_hi']} of the order"
+        if not row["groups"] or any(group["seq"] != NO_SEQ or not group["trajectories"] for group in row["groups"]):
+            yield "does not name the places that it was trained on, all of them under no seq"
+        named = [place for group in row["groups"] for place in group["trajectories"]]
+        source = f".{self.facts.parent_policy}.trajectories"
+        if any(not place["topic"].endswith(source) for place in named):
+            yield f"names a place that is no trajectory of {self.facts.parent_policy}"
+        self._selected |= {(place["topic"], place["partition"], place["offset"]) for place in named}
+        if len(self._selected) > places:
+            yield f"and those before it name {len(self._selected)} places of a selection of {places}"
 
     def finish(self) -> None:
         """Sizes are checked last: settings are read after the ledger."""
         for version, low, high, mark in self._ranges:
             batch = self.facts.batch.at(low)
             change = self.facts.batch.until(low)
-            if version == 0 or batch is None:
+            if version == 0 or batch is None or version in self.facts.selected:
                 continue
             if high - low != batch:
                 message = f"version {version} trained on {high - low} groups where B is {batch}"
@@ -124,7 +152,7 @@ class Tiles(Claim):
                 self.fail(f"B changes at seq {change}, inside version {version}", mark, version=version)
 
 
-class LedgerChain(Claim):
+class LedgerChain(Law):
     """Every entry has the hash of its stored bytes and names its parent's."""
 
     name = "ledger-chain"

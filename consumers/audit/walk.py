@@ -1,12 +1,12 @@
-"""Reads every topic of one policy once, in a fixed order, and hands each record to the claims.
+"""Reads every topic of one policy once, in a fixed order, and hands each record to the laws.
 
 Invariants: only committed records are read, up to ends that were taken so that what a live system appends meanwhile
 never looks like a violation (`history.extent`); one record is held at a time, and of trajectories one batch with the
 model calls they name.
 
-Order: weights, ledger, decisions, prompts, resolutions, grants, completions, trajectories, evaluations, turns, dead
-letters, then per partition raw and events side by side. So a claim knows all that was decided when it sees what it was
-decided about.
+Order: weights, ledger, scores, decisions, prompts, resolutions, grants, completions, trajectories, evaluations, turns,
+dead letters, then per partition raw and events side by side. So a law knows all that was decided when it sees what it
+was decided about.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from millrace.infra.log.base import Bus, Place, Record
 from millrace.schemas.errors import SchemaError
 
 if TYPE_CHECKING:
-    from millrace.consumers.audit.claim import Claim
     from millrace.consumers.audit.facts import Facts
+    from millrace.consumers.audit.law import Law
 
 TELL_EVERY = 200
 BATCH = 64
@@ -71,27 +71,27 @@ class Walk:
             yield record
         self.watch(f"reading {kind}[{partition}]", end - start, end - start)
 
-    def run(self, facts: Facts, claims: Sequence[Claim]) -> None:
-        """Walk once: the facts see what they ask for first, then every claim; at the end the claims finish."""
+    def run(self, facts: Facts, laws: Sequence[Law]) -> None:
+        """Walk once: the facts see what they ask for first, then every law; at the end the laws finish."""
         learn: dict[str, Callable[[Row[Any]], None]]
         learn = {"weights": facts.weights, "ledger": facts.ledger, "resolutions": facts.resolution}
         learn |= {"prompts": facts.prompt, "grants": facts.grant}
-        for kind in ("weights", "ledger", "decisions", "prompts", "resolutions", "grants", "completions"):
-            self._feed(kind, claims, learn.get(kind))
-        self._samples(claims)
+        for kind in ("weights", "ledger", "scores", "decisions", "prompts", "resolutions", "grants", "completions"):
+            self._feed(kind, laws, learn.get(kind))
+        self._samples(laws)
         for kind in ("evaluations", *TURNS, "dead-letters"):
-            self._feed(kind, claims)
+            self._feed(kind, laws)
         for partition in sorted({*self.partitions("events"), *self.partitions("raw")}):
-            self._slot(partition, claims)
-        for claim in claims:
-            claim.finish()
+            self._slot(partition, laws)
+        for law in laws:
+            law.finish()
 
-    def _slot(self, partition: int, claims: Sequence[Claim]) -> None:
+    def _slot(self, partition: int, laws: Sequence[Law]) -> None:
         """Raw and events of one partition side by side: each event right after the raw event that it names."""
-        takers = {kind: [claim for claim in claims if claim.sees(handler(kind))] for kind in ("raw", "events")}
-        raw = self._rows("raw", partition, claims)
+        takers = {kind: [law for law in laws if law.sees(handler(kind))] for kind in ("raw", "events")}
+        raw = self._rows("raw", partition, laws)
         ahead = next(raw, None)
-        for row in self._rows("events", partition, claims):
+        for row in self._rows("events", partition, laws):
             source = row["source_place"] if row.name == "Event" else None
             while source and ahead is not None and ahead.place.offset <= source["offset"]:
                 tell(takers["raw"], "raw", ahead)
@@ -99,37 +99,37 @@ class Walk:
             tell(takers["events"], "event", row)
         for row in chain([ahead] if ahead else [], raw):
             tell(takers["raw"], "raw", row)
-        for claim in claims:
-            claim.slot_end(partition)
+        for law in laws:
+            law.slot_end(partition)
 
-    def _rows(self, kind: str, partition: int, claims: Sequence[Claim]) -> Iterator[Row]:
-        """Decoded records of one partition; every claim that asks sees the records first."""
-        seers = [claim for claim in claims if claim.sees("record")]
+    def _rows(self, kind: str, partition: int, laws: Sequence[Law]) -> Iterator[Row]:
+        """Decoded records of one partition; every law that asks sees the records first."""
+        seers = [law for law in laws if law.sees("record")]
         if partition not in self.starts[kind]:
             return
-        unreadable = unreadable_to(claims)
+        unreadable = unreadable_to(laws)
         for record in self.records(kind, partition):
-            for claim in seers:
-                claim.record(kind, record)
+            for law in seers:
+                law.record(kind, record)
             row = self.history.row(kind, record, unreadable)
             if row is not None:
                 yield row
 
-    def _feed(self, kind: str, claims: Sequence[Claim], learn: Callable[[Row], None] | None = None) -> None:
-        takers = [claim for claim in claims if claim.sees(handler(kind))]
+    def _feed(self, kind: str, laws: Sequence[Law], learn: Callable[[Row], None] | None = None) -> None:
+        takers = [law for law in laws if law.sees(handler(kind))]
         for partition in self.partitions(kind):
-            for row in self._rows(kind, partition, claims):
+            for row in self._rows(kind, partition, laws):
                 if learn is not None:
-                    self._learn(learn, row, claims)
+                    self._learn(learn, row, laws)
                 tell(takers, handler(kind), row)
 
-    def _learn(self, learn: Callable[[Row], None], row: Row, claims: Sequence[Claim]) -> None:
+    def _learn(self, learn: Callable[[Row], None], row: Row, laws: Sequence[Law]) -> None:
         """The facts take in a row; one that nothing can be learned from is unreadable."""
         try:
             learn(row)
         except (ValueError, TypeError, LookupError) as error:
-            for claim in claims:
-                claim.unreadable(row.kind, row.raw, f"{type(error).__name__}: {error}")
+            for law in laws:
+                law.unreadable(row.kind, row.raw, f"{type(error).__name__}: {error}")
 
     def latest(self, kind: str) -> Row | None:
         """The last readable record of a kind that was committed since its end was measured; None without one."""
@@ -143,15 +143,15 @@ class Walk:
         """Whether anything, decided or not, was written to a partition since its end was taken."""
         return self.extent.moved(kind, partition)
 
-    def _samples(self, claims: Sequence[Claim]) -> None:
-        takers = [claim for claim in claims if claim.sees("trajectory")]
+    def _samples(self, laws: Sequence[Law]) -> None:
+        takers = [law for law in laws if law.sees("trajectory")]
         for partition in self.partitions("trajectories"):
-            rows = self._rows("trajectories", partition, claims)
+            rows = self._rows("trajectories", partition, laws)
             while batch := list(islice(rows, BATCH)):
-                for sample in self._with_calls(batch, claims):
+                for sample in self._with_calls(batch, laws):
                     tell(takers, "trajectory", sample)
 
-    def _with_calls(self, rows: Sequence[Row], claims: Sequence[Claim]) -> Iterator[Sample]:
+    def _with_calls(self, rows: Sequence[Row], laws: Sequence[Law]) -> Iterator[Sample]:
         """Samples with the events they name; None stands where nothing (readable) lies."""
         wanted = [row.places("events") for row in rows]
         there = [place for places in wanted for place in places if self._exists(place)]
@@ -162,8 +162,8 @@ class Walk:
             try:
                 _ = sample.traces
             except SchemaError as error:
-                for claim in claims:
-                    claim.unreadable("trajectories", row.raw, str(error))
+                for law in laws:
+                    law.unreadable("trajectories", row.raw, str(error))
             else:
                 yield sample
 
@@ -184,28 +184,28 @@ class Walk:
 HANDLERS = {"ledger": "ledger", "raw": "raw", "weights": "weights", "dead-letters": "dead_letter"}
 
 
-def unreadable_to(claims: Sequence[Claim]) -> Unreadable:
-    """Tells each of these claims of a record that is none of those its topic holds."""
+def unreadable_to(laws: Sequence[Law]) -> Unreadable:
+    """Tells each of these laws of a record that is none of those its topic holds."""
 
     def told(kind: str, record: Record, error: SchemaError | ClaimError) -> None:
-        for claim in claims:
-            claim.unreadable(kind, record, str(error))
+        for law in laws:
+            law.unreadable(kind, record, str(error))
 
     return told
 
 
-def tell(claims: Sequence[Claim], method: str, row: Row | Sample) -> None:
-    """Show a row to each of these claims. One that cannot judge it, for what was forged may hold anything, says so."""
-    for claim in claims:
+def tell(laws: Sequence[Law], method: str, row: Row | Sample) -> None:
+    """Show a row to each of these laws. One that cannot judge it, for what was forged may hold anything, says so."""
+    for law in laws:
         try:
-            getattr(claim, method)(row)
+            getattr(law, method)(row)
         except (ArithmeticError, AttributeError, LookupError, SchemaError, TypeError, ValueError) as error:
             shown = row.row if isinstance(row, Sample) else row
-            claim.fail(f"a {shown.name} holds what cannot be judged: {type(error).__name__}: {error}", shown)
+            law.fail(f"a {shown.name} holds what cannot be judged: {type(error).__name__}: {error}", shown)
 
 
 def handler(kind: str) -> str:
-    """The method of a claim that sees rows of this kind of topic: `grants` are seen by `grant`."""
+    """The method of a law that sees rows of this kind of topic: `grants` are seen by `grant`."""
     if kind.startswith("turns."):
         return "turn"
     return HANDLERS.get(kind, kind.removesuffix("s"))

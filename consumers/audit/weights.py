@@ -1,4 +1,4 @@
-"""The claim about what weight events say of their directories, as far as events alone can tell (`--files` reads them).
+"""The law about what weight events say of their directories, as far as events alone can tell (`--files` reads them).
 
 Invariants: no code of those who write versions is used; what version 0 says of the policy, no later one contradicts."""
 
@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 
-from millrace.consumers.audit.claim import Claim
 from millrace.consumers.audit.facts import Facts
+from millrace.consumers.audit.law import Law
 from millrace.consumers.audit.rows import Mark, Row
 from millrace.schemas.records import LedgerEntry, WeightVersion
 
@@ -24,9 +25,16 @@ TOKENIZER = (
 )
 
 
-class Weights(Claim):
+DIGEST = re.compile(r"[0-9a-f]{64}")
+Selected = tuple[str | None, str | None, int | None, str | None, str | None]
+"""text, digest and number of places of a selection, and the source and rubric of the rewards that it was trained on"""
+UNSELECTED: Selected = (None,) * 5
+
+
+class Weights(Law):
     """A digest is that of the manifest of the files; the tokenizer is the policy's own from the first version on; the
-    mode is what the files and the delta make it; and the ledger was written at the same moment."""
+    mode is what the files and the delta make it; the ledger was written at the same moment; and a branch alone, whose
+    version 0 comes from another policy, is trained on a selection, all of it on the same one."""
 
     name = "weights"
     sentence = "each weight event's digest, mode, tokenizer and directory follow from its files and its policy"
@@ -37,6 +45,7 @@ class Weights(Claim):
         self._first: WeightVersion | None = None
         self._mark: Mark | None = None
         self._root: tuple[str, Mark] | None = None
+        self._selected: tuple[Selected, Mark] | None = None
         self._times: dict[int, tuple[int, Mark]] = {}
         self._sizes: dict[int, dict[str, int | None]] = {}
         """by version, what its entry's metrics repeat of the event"""
@@ -50,6 +59,7 @@ class Weights(Claim):
         for problem in (*self._alone(row), *self._directory(row)):
             self.fail(f"version {version} {problem}", row, version=version)
         self._against_first(row)
+        self._branch(row)
 
     def _alone(self, row: Row[WeightVersion]) -> list[str]:
         files, out = row["files"], []
@@ -75,7 +85,8 @@ class Weights(Claim):
         return out
 
     def _directory(self, row: Row[WeightVersion]) -> list[str]:
-        """Directories of a policy lie side by side and carry version and digest in their names."""
+        """Directories of a policy lie side by side and carry version and digest in their names; those that were made
+        since the deployment was moved lie where it is now."""
         root, _, name = row["uri"].rstrip("/").rpartition("/")
         if not name.startswith("v"):
             return []  # not named by a learner
@@ -86,9 +97,30 @@ class Weights(Claim):
             out.append(f"lies in {name}, which is named for another version or digest")
         if self._root is None:
             self._root = (root, row.mark)
-        elif self._root[0] != root:
+        elif root not in (self._root[0], self.facts.root.rstrip("/")):
             out.append(f"lies under {root}, the first under {self._root[0]}")
         return out
+
+    def _branch(self, row: Row[WeightVersion]) -> None:
+        """What a version says of another policy, or of a selection that it was trained on."""
+        version, said, first = row["version"], _selected(row.record), self._first or row.record
+        if version and row["parent_policy"] is not None:
+            message = f"version {version} names a parent in {row['parent_policy']}; only version 0 may have one there"
+            self.fail(message, row, version=version)
+        if said == UNSELECTED:
+            return
+        selection, digest, places, source, rubric = said
+        if first["parent_policy"] is None:
+            self.fail(f"version {version} names a selection, but its policy is no branch", row, version=version)
+        elif selection is None or digest is None or places is None or (source is None) != (rubric is None):
+            self.fail(f"version {version} names a selection only in part", row, version=version)
+        elif not DIGEST.fullmatch(digest) or places < 1:
+            self.fail(f"version {version} names a selection of nothing", row, version=version)
+        elif self._selected is None:
+            self._selected = said, row.mark
+        elif self._selected[0] != said:
+            message = f"version {version} names another selection than the first version of the branch that names one"
+            self.fail(message, self._selected[1], row, version=version)
 
     def _against_first(self, row: Row[WeightVersion]) -> None:
         """What the learner copies from version to version."""
@@ -133,3 +165,8 @@ def _policy(event: WeightVersion) -> dict[str, int | None]:
 def _texts(event: WeightVersion) -> dict[str, str | None]:
     """What makes tokens of a text."""
     return {"tokenizer_hash": event["tokenizer_hash"], "template_hash": event["template_hash"]}
+
+
+def _selected(event: WeightVersion) -> Selected:
+    selection = event["selection"], event["selection_digest"], event["selection_places"]
+    return *selection, event["reward_source"], event["reward_rubric"]

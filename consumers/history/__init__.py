@@ -7,6 +7,7 @@ follow    rows of what is written from now on
 extent    ends of one moment, so that nothing that is pointed at lies beyond them
 places    trajectories by their places
 ledger    the chain of hashes of what trained each version
+dialogue  the chat messages of a model call
 newest    the newest version
 timeline  the value of a setting by the position from which it holds
 """

@@ -20,6 +20,7 @@ from millrace.consumers.history.kinds import (
     PROMPTS,
     RAW,
     RESOLUTIONS,
+    SCORES,
     TRAJECTORIES,
     TURNS,
     WEIGHTS,
@@ -28,6 +29,7 @@ from millrace.consumers.history.reader import History
 
 ORDER: tuple[str, ...] = (
     *TURNS,
+    SCORES,
     LEDGER,
     WEIGHTS,
     RESOLUTIONS,

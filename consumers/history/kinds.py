@@ -13,6 +13,7 @@ from millrace.schemas.records import (
     Completion,
     DeadLetter,
     Decision,
+    Evaluation,
     Event,
     Grant,
     LedgerEntry,
@@ -50,6 +51,7 @@ COMPLETIONS = Kind[Completion]("completions")
 RESOLUTIONS = Kind[Resolution]("resolutions")
 WEIGHTS = Kind[WeightVersion]("weights")
 LEDGER = Kind[LedgerEntry]("ledger")
+SCORES = Kind[Evaluation]("scores")
 WORKERS = Kind[WorkerStatus]("workers")
 DECISIONS = Kind[Decision]("decisions")
 TURNS = tuple(Kind[Turn](turns_of(role)) for role in stages_of(""))
@@ -66,6 +68,7 @@ HOLDS: Mapping[str, tuple[str, ...]] = {
     RESOLUTIONS: ("Resolution",),
     WEIGHTS: ("WeightVersion",),
     LEDGER: ("LedgerEntry",),
+    SCORES: ("Evaluation",),
     WORKERS: ("WorkerStatus",),
     DECISIONS: ("Decision",),
     **dict.fromkeys(TURNS, ("Turn",)),

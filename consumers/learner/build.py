@@ -25,6 +25,7 @@ from millrace.infra.errors import ConfigError, PolicyError
 from millrace.infra.log.base import Bus
 from millrace.infra.log.blobs import ClaimStore
 from millrace.infra.log.topics import full_name
+from millrace.infra.versions import located
 from millrace.schemas.records import LedgerEntry, WeightVersion
 from millrace.trainers import checkpoint
 from millrace.trainers.algorithms.registry import algorithm
@@ -59,15 +60,16 @@ def build(
         )
     trainer = build_trainer(settings)
     need = layouts.needed(settings.learner)
+    root = policy.weights_root(settings)
     while True:
         try:
             if need.fewest == 1:
-                warm_up(trainer, head.weights)
+                warm_up(trainer, located(head.weights, root))
             else:
-                rehearse(settings.learner, head.weights)
+                rehearse(settings.learner, located(head.weights, root))
             break
         except (CheckpointError, OSError):
-            if (later := newer(bus, names, head)) is None:
+            if (later := newer(bus, names, head, root)) is None:
                 raise
             head = later
     host, group, identity = settings.learner.host, policy.group(settings), identify(settings)
@@ -81,7 +83,7 @@ def build(
         topics=names,
         workers_topic=full_name(settings.namespace, "workers"),
         transactional_id=policy.transactional_id(settings),
-        root=policy.weights_root(settings),
+        root=root,
         identity=identity,
         membership=Membership(
             bus,

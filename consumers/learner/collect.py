@@ -1,11 +1,11 @@
 """Which weight directories may go.
 
 Invariants: a directory goes only when it can never be a version (its number is committed under another digest) or when
-nobody needs it (no live engine serves it, it is not among the newest nor the anchor of one, not version 0, not pinned,
-no base of another's adapter); the deltas that lead from an anchor to one of the newest stay with it. It loses its name
-by one rename before its files go, so that under a version's name there is everything or nothing. No clock is asked, so
-a leader that was frozen between looking and deleting deletes nothing that its successor wrote: versions are dense, and
-what is committed never changes. `choose` is pure.
+nobody needs it (no live engine serves it, it is not among the newest nor the anchor of one, not version 0 nor one that
+is kept for good, not pinned, no base of another's adapter); the deltas that lead from an anchor to one of the newest
+stay with it. It loses its name by one rename before its files go, so that under a version's name there is everything or
+nothing. No clock is asked, so a leader that was frozen between looking and deleting deletes nothing that its successor
+wrote: versions are dense, and what is committed never changes. `choose` is pure.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from millrace.consumers.history.newest import Head
 from millrace.consumers.history.reader import History, left_out
 from millrace.infra import faults
 from millrace.infra.log.base import Bus
+from millrace.infra.versions import directory
 from millrace.trainers.delta_files import FOLDER
 
 log = logging.getLogger(__name__)
@@ -43,11 +44,13 @@ def choose(
     serving: Collection[int],
     pinned: Collection[str],
     deltas: Collection[int] = (),
+    every: int = 0,
 ) -> list[str]:
     """The directory names to remove.
 
     committed: digest by version, of every version up to the newest; keep: how many of the newest stay; serving:
-    versions that live engines have loaded or load; deltas: versions that engines read as changes to their parent."""
+    versions that live engines have loaded or load; deltas: versions that engines read as changes to their parent;
+    every: each version that this divides stays, 0: none but the first."""
     anchors, _ = chains(max(committed, default=-1), keep, deltas)
     newest = max(committed, default=-1)
     chosen = []
@@ -59,7 +62,8 @@ def choose(
         elif version and int(version["version"]) <= newest and name not in pinned:
             number = int(version["version"])
             orphan = committed[number][:12] != version["digest"]
-            needed = number == 0 or number > newest - keep or number in serving or number in anchors
+            kept = number == 0 or (every > 0 and number % every == 0)
+            needed = kept or number > newest - keep or number in serving or number in anchors
             if orphan or not needed:
                 chosen.append(name)
     return sorted(chosen)
@@ -105,21 +109,21 @@ def serving_versions(bus: Bus, workers_topic: str, policy: str, now: int) -> set
     return versions
 
 
-def newer(bus: Bus, topics: Mapping[str, str], head: Head) -> Head | None:
+def newer(bus: Bus, topics: Mapping[str, str], head: Head, root: Path) -> Head | None:
     """The newest version, where `head` was collected after later ones; None while its directory must be there.
 
-    topics: full names by last word. Raises UnreachableError when the log does not answer, LedgerError when it cannot be
-    believed."""
-    if Path(head.weights["uri"]).exists():
+    topics: full names by last word; root: where the policy's versions lie. Raises UnreachableError when the log does
+    not answer, LedgerError when it cannot be believed."""
+    if directory(head.weights, root).exists():
         return None
     later = newest.head(bus, topics["weights"], topics["ledger"])
     return later if later is not None and later.version > head.version else None
 
 
-def base_of(directory: Path) -> str:
+def base_of(version: Path) -> str:
     """Name of the directory beside this one whose weights its adapter was trained on; empty without an adapter."""
     try:
-        return str(json.loads((directory / "training.json").read_bytes())["lora"]["base"])
+        return str(json.loads((version / "training.json").read_bytes())["lora"]["base"])
     except (OSError, ValueError, KeyError, TypeError):
         return ""
 
@@ -131,11 +135,12 @@ def collect(
     keep: int,
     serving: Collection[int],
     deltas: Collection[int] = (),
+    every: int = 0,
 ) -> list[str]:
     """Remove from `root` what `choose` and `choose_deltas` name; gives the directories' names."""
     names = [path.name for path in root.iterdir() if path.is_dir()]
     pinned = {name for name in names if (root / name / PIN).exists()} | {base_of(root / name) for name in names}
-    gone = choose(names, committed, keep=keep, serving=serving, pinned=pinned, deltas=deltas)
+    gone = choose(names, committed, keep=keep, serving=serving, pinned=pinned, deltas=deltas, every=every)
     gone = [name for name in gone if _remove(root / name)]
     folder = root / FOLDER
     files = [path.name for path in folder.iterdir()] if folder.is_dir() else []
@@ -144,22 +149,22 @@ def collect(
     return gone
 
 
-def _remove(directory: Path) -> bool:
+def _remove(version: Path) -> bool:
     """Whether it is gone. What dies half-way leaves a draft, which the next collection removes; what cannot be renamed,
     or was pinned since it was chosen, stays."""
-    version = re.fullmatch(NAME, directory.name)
-    if version:
-        draft = directory.with_name(f".tmp-v{version['version']}-{secrets.token_hex(6)}")
+    named = re.fullmatch(NAME, version.name)
+    if named:
+        draft = version.with_name(f".tmp-v{named['version']}-{secrets.token_hex(6)}")
         try:
-            directory.rename(draft)
+            version.rename(draft)
             if (draft / PIN).exists():
-                draft.rename(directory)
+                draft.rename(version)
                 return False
         except OSError as error:
-            log.warning("%s cannot be collected: %s", directory, error)
+            log.warning("%s cannot be collected: %s", version, error)
             return False
-        directory = draft
+        version = draft
         faults.point("learner.in_collect")
-    shutil.rmtree(directory, ignore_errors=True)
+    shutil.rmtree(version, ignore_errors=True)
     faults.point("learner.after_collect")
     return True

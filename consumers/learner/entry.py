@@ -21,6 +21,15 @@ AGES = 8
 
 
 @dataclass(frozen=True, slots=True)
+class Machine:
+    """What a step ran on. device: cpu, or the name of the GPU; threads: of its CPU kernels. Both decide the last bits
+    of a result."""
+
+    device: str
+    threads: int
+
+
+@dataclass(frozen=True, slots=True)
 class Written:
     """A durable weight directory. files: name -> sha256 hex; full: bytes of its weight files; delta: what changed since
     the parent, where that is sent; broadcast: where engines ask for it, where it is sent to them."""
@@ -55,6 +64,12 @@ def weight_event(head: Head, batch: Batch, written: Written, time: int) -> Weigh
         "delta_bytes": written.delta.size if written.delta else None,
         "full_bytes": written.full,
         "broadcast": written.broadcast,
+        "parent_policy": None,
+        "selection": None,
+        "selection_digest": None,
+        "selection_places": None,
+        "reward_source": None,
+        "reward_rubric": None,
     }
 
 
@@ -68,18 +83,20 @@ def ledger_entry(
     ranks: list[RankShare],
     layout: str,
     identity: Identity,
+    machine: Machine,
     time: int,
+    cells: Mapping[int, int],
 ) -> LedgerEntry:
     """What trained the version after `head`, linked to the chain.
 
-    lost: reason by seq of groups that could not be read."""
+    lost: reason by seq of groups that could not be read; cells: by seq, the cell that was to compute a group."""
     return chained(
         {
             "policy": head.entry["policy"],
             "version": head.version + 1,
             "seq_lo": batch.seq_lo,
             "seq_hi": batch.seq_hi,
-            "groups": trained_groups(batch, lost),
+            "groups": trained_groups(batch, lost, cells),
             "ranks": ranks,
             "layout": layout,
             "generation": roster.generation,
@@ -96,6 +113,10 @@ def ledger_entry(
             "prev_hash": b"",
             "hash": b"",
             "time": time,
+            "config": identity.text,
+            "models": dict(identity.models),
+            "device": machine.device,
+            "threads": machine.threads,
         },
         head.entry["hash"],
     )
@@ -122,8 +143,8 @@ def rank_shares(roster: Roster, cells: Sequence[int], shares: Sequence[Share]) -
     return out
 
 
-def trained_groups(batch: Batch, lost: Mapping[int, str]) -> list[TrainedGroup]:
-    """The batch's groups as the ledger names them."""
+def trained_groups(batch: Batch, lost: Mapping[int, str], cells: Mapping[int, int]) -> list[TrainedGroup]:
+    """The batch's groups as the ledger names them. lost: reason by seq; cells: by seq, -1 where none is known."""
     return [
         {
             "seq": seq,
@@ -131,6 +152,7 @@ def trained_groups(batch: Batch, lost: Mapping[int, str]) -> list[TrainedGroup]:
             "group": group["group"],
             "trajectories": group["trajectories"],
             "lost": lost.get(seq),
+            "cell": cells.get(seq, -1),
         }
         for seq, group in enumerate(batch.groups, batch.seq_lo)
     ]

@@ -10,8 +10,6 @@ that was not committed is forgotten with the whole generation.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from millrace.consumers.history.newest import Head
 from millrace.consumers.learner import alike, channel, verdict
 from millrace.consumers.learner.agreement import Roster
@@ -26,6 +24,7 @@ from millrace.consumers.learner.verdict import Regroup, Stop, Train, Verdict, Wa
 from millrace.infra import faults
 from millrace.infra.errors import RegroupError
 from millrace.infra.log.base import MemberToken
+from millrace.infra.versions import directory
 from millrace.trainers import checkpoint
 from millrace.trainers.errors import CheckpointError
 from millrace.trainers.state import State
@@ -103,9 +102,9 @@ class Generation:
         process was stopped, so far that they collected it."""
         p = self._parts
         try:
-            return checkpoint.read(Path(head.weights["uri"]), digest=head.weights["digest"])
+            return checkpoint.read(directory(head.weights, p.root), digest=head.weights["digest"])
         except (CheckpointError, OSError):
-            if newer(p.bus, p.topics, head) is None:
+            if newer(p.bus, p.topics, head, p.root) is None:
                 raise
         raise RegroupError(f"version {head.version} was collected before this rank had read it")
 
@@ -170,4 +169,4 @@ class Generation:
         for name, seconds in before.items():
             key = f"timings_{name}"
             report.metrics[key] = report.metrics.get(key, 0.0) + seconds
-        self._leader.publish(Step(self._batch, state, report, lost, self._cells))
+        self._leader.publish(Step(self._batch, state, report, lost, self._cells, verdict.cells_of(train)))

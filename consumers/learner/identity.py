@@ -1,7 +1,8 @@
 """What must be equal among learners that train together: configuration, code, libraries; and how they show it.
 
-Invariants: hashes cover exactly what changes training; a member shows them in its client id, so the group's table alone
-says who differs, before anybody forms anything. The CPU is recorded, never compared.
+Invariants: hashes cover exactly what changes training, and models by their content, wherever they lie; what the hash of
+the configuration is taken of holds no secret, since the ledger keeps it; a member shows the hashes in its client id, so
+the group's table alone says who differs, before anybody forms anything. The CPU is recorded, never compared.
 """
 
 from __future__ import annotations
@@ -10,14 +11,15 @@ import hashlib
 import json
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from millrace.consumers.learner import layouts
-from millrace.infra.config import Settings
+from millrace.consumers.learner.held import digests
+from millrace.infra.config import Settings, masking
 
 LIBRARIES = ("torch", "transformers", "peft", "safetensors", "numpy", "fastavro", "confluent-kafka")
 CODE = ("schemas", "trainers", "consumers/learner", "consumers/history")
@@ -26,6 +28,7 @@ NOT_TRAINING = frozenset(
         "learners",
         "host",
         "keep",
+        "keep_every",
         "offload",
         "session_timeout_s",
         "max_versions",
@@ -40,12 +43,15 @@ SHOWN = 8
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Hex digests of configuration and code, library versions by name, and a digest of the CPU's flags."""
+    """Hex digests of configuration and code, library versions by name, and a digest of the CPU's flags. text: what
+    `config` is the sha256 of; models: content of the models that a step reads beside its own, by role."""
 
     config: str
     code: str
     libraries: Mapping[str, str]
     cpu: str
+    text: str = ""
+    models: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def shown(self) -> str:
@@ -59,15 +65,26 @@ def library_hash(libraries: Mapping[str, str]) -> str:
 
 
 def identify(settings: Settings) -> Identity:
-    """Of this process."""
-    training = {k: v for k, v in settings.learner.model_dump(mode="json").items() if k not in NOT_TRAINING}
-    training["backend"] = layouts.canonical(settings.learner)
+    """Of this process. Raises ConfigError where a model that `[learner]` names cannot be read."""
+    models = digests(settings.learner)
+    text = configuration(settings, models)
     return Identity(
-        config=_digest({"learner": training, "policy": settings.policy.name, "release": settings.policy.release}),
+        config=hashlib.sha256(text.encode()).hexdigest(),
         code=code_hash(),
         libraries={"python": platform.python_version(), **{name: version(name) for name in LIBRARIES}},
         cpu=cpu_hash(),
+        text=text,
+        models=models,
     )
+
+
+def configuration(settings: Settings, models: Mapping[str, str]) -> str:
+    """JSON of the settings that change training, with the digests of models in place of their directories."""
+    training = {k: v for k, v in settings.learner.model_dump(mode="json").items() if k not in NOT_TRAINING}
+    training["backend"] = layouts.canonical(settings.learner)
+    training |= {role: f"sha256:{digest}" for role, digest in models.items()}
+    whole = {"learner": training, "policy": settings.policy.name, "release": settings.policy.release}
+    return json.dumps(masking.in_values(whole), sort_keys=True)
 
 
 @cache

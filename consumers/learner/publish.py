@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+
+import torch
 
 from millrace.consumers.history import newest
 from millrace.consumers.history.newest import Head
 from millrace.consumers.learner.agreement import Roster
 from millrace.consumers.learner.collect import collect, serving_versions
 from millrace.consumers.learner.commit import checkpoint_fault, commit_version
-from millrace.consumers.learner.entry import Written, ledger_entry, rank_shares, weight_event
+from millrace.consumers.learner.entry import Machine, Written, ledger_entry, rank_shares, weight_event
 from millrace.consumers.learner.log import Log
 from millrace.consumers.learner.order import Batch
 from millrace.consumers.learner.parts import Parts
@@ -24,6 +25,7 @@ from millrace.infra import faults
 from millrace.infra.errors import BusError, FencedError, LearnerError, RefusedError, UnreachableError
 from millrace.infra.log.base import MemberToken, Transactor
 from millrace.infra.log.blobs import ClaimStore
+from millrace.infra.versions import directory
 from millrace.schemas.ids import now_micros
 from millrace.schemas.records import LedgerEntry, WeightVersion
 from millrace.trainers import checkpoint, delta_files, flops
@@ -38,14 +40,20 @@ SPARE = 4
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What the ranks made of a batch: the full state, the trainer's report, why groups were lost (by seq), and to which
-    cell each rank belongs."""
+    """What the ranks made of a batch: the full state, the trainer's report, why groups were lost (by seq), to which
+    cell each rank belongs, and which cell a group was given to (by seq)."""
 
     batch: Batch
     state: State
     report: Report
     lost: Mapping[int, str]
     cells: Sequence[int]
+    computed: Mapping[int, int]
+
+
+def machine() -> Machine:
+    """What this process computes on: the backends take a GPU where there is one."""
+    return Machine(torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu", torch.get_num_threads())
 
 
 class Leader:
@@ -99,7 +107,9 @@ class Leader:
             ranks,
             p.backend.layout,
             p.identity,
+            machine(),
             now,
+            step.computed,
         )
         with clock.phase("commit"):
             self.failure = self._commit(event, entry)
@@ -119,7 +129,8 @@ class Leader:
         delta, every = None, p.settings.learner.anchor_every
         if (self.head.version + 1) % every:
             try:
-                delta = delta_files.write(Path(self.head.weights["uri"]), saved.path, fault=checkpoint_fault)
+                parent = directory(self.head.weights, p.root)
+                delta = delta_files.write(parent, saved.path, fault=checkpoint_fault)
             except CorruptCheckpoint as error:
                 p.note(f"version {self.head.version + 1} is announced whole: {error}")
         if every > 1:
@@ -176,10 +187,13 @@ class Leader:
 
     def _collect(self) -> None:
         p, keep = self._parts, self._parts.settings.learner.keep
-        if sum(1 for _ in p.root.iterdir()) > keep + SPARE:
+        every = p.settings.learner.keep_every
+        for_good = self.head.version // every if every else 0
+        if sum(1 for _ in p.root.iterdir()) > keep + for_good + SPARE:
             with p.backend.clock.phase("collect"):
                 serving = serving_versions(p.bus, p.workers_topic, p.settings.policy.name, now_micros())
-                collect(p.root, self.log.all_digests(), keep=keep, serving=serving, deltas=self.log.deltas)
+                committed, deltas = self.log.all_digests(), self.log.deltas
+                collect(p.root, committed, keep=keep, serving=serving, deltas=deltas, every=every)
 
 
 def _timings(so_far: Mapping[str, float], seconds: Mapping[str, float]) -> dict[str, float]:

@@ -57,7 +57,7 @@ class _Stop:
 def _serve(settings: Settings, bus: Bus, stop: _Stop, at: Callable[[str], None] | None) -> None:
     installed.check(settings.learner.trackers)
     _check_peers(settings, bus)
-    _prepare_process(settings)
+    prepare_process(settings)
 
     # torch takes seconds to import: after everything that can refuse to start.
     from millrace.consumers.learner.build import build
@@ -117,7 +117,8 @@ def _check_peers(settings: Settings, bus: Bus) -> None:
         )
 
 
-def _prepare_process(settings: Settings) -> None:
+def prepare_process(settings: Settings) -> None:
+    """What a process sets before and right after it loads torch, so that its steps give the bytes they always give."""
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a peer's death is expected, and said in our own words
     os.environ.setdefault("OMP_NUM_THREADS", str(settings.learner.threads))
     if is_local(settings.learner.host):

@@ -123,6 +123,11 @@ def manifest(
     )
 
 
+def cells_of(train: Train) -> dict[int, int]:
+    """Which cell each group of a batch was given to, by seq."""
+    return {part.seq: cell for cell, share in enumerate(train.shares) for part in share}
+
+
 def _owner(resolution: Resolution, roster: Roster, cells: Sequence[int]) -> int | None:
     """The cell of the rank that owns the partition of a group, where it is in one."""
     if not resolution["trajectories"]:

@@ -168,8 +168,11 @@ def fault_of(event: WeightVersion, policy: str) -> str | None:
         return "it is of another policy"
     if not 0 <= version <= bounds.VERSION:
         return "its version is out of bounds"
-    if parent is not None and not 0 <= parent < version:
+    branch = version == 0 and event["parent_policy"] is not None
+    if parent is not None and not 0 <= parent < (bounds.VERSION if branch else version):
         return "its parent is no earlier version"
+    if branch and event["mode"] == "delta":
+        return "its parent is of another policy, whose weights are not here"
     if not _DIGEST.fullmatch(event["digest"]):
         return "its digest is none"
     if not all(_NAME.fullmatch(name) and ".." not in name.split("/") for name in event["files"]):

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
 from millrace.infra.errors import ReloadError
+from millrace.infra.versions import local
 from millrace.schemas.records import WeightVersion
 from millrace.trainers import manifest, tensorfile
 from millrace.trainers.errors import CorruptCheckpoint
@@ -61,10 +61,10 @@ def is_served(name: str) -> bool:
 
 def local_folder(uri: str) -> Path:
     """The directory behind a path or a file URI. Raises ReloadError for anything that is not mounted here."""
-    parts = urlsplit(uri)
-    if parts.scheme not in ("", "file"):
+    path = local(uri)
+    if path is None:
         raise ReloadError(f"{uri} is not on a file system of this machine: mount the weights where engines run")
-    return Path(unquote(parts.path)) if parts.scheme else Path(uri)
+    return path
 
 
 def weight_files(folder: Path) -> list[str]:

@@ -73,6 +73,7 @@ async def _run(settings: Settings, url: str) -> None:
             transport=transport_of(settings, url),
             keep=settings.policy.eta + 2,
             interrupt=settings.engine.interrupt,
+            root=settings.weights,
         )
         await reloader.run(stop)
     finally:

@@ -26,6 +26,7 @@ from millrace.infra.engines.control import EngineControl, EngineState, PauseMode
 from millrace.infra.errors import EngineError, EngineUnavailable, ReloadError, UnreachableError
 from millrace.infra.log.base import Bus
 from millrace.infra.reading import passed_over
+from millrace.infra.versions import located
 from millrace.schemas.labels import make_label
 from millrace.schemas.records import WeightVersion
 
@@ -42,7 +43,7 @@ class Reloader:
     `worker` is the engine's stable name; `restart` ends an engine that cannot be trusted any more and returns its pid
     (None: there is nobody here to do so, and the engine stays paused); `transport`: how weights reach the engine (None:
     from their own directories); `keep`: adapters that requests may need; `interrupt`: what becomes of requests
-    under way while weights change."""
+    under way while weights change; `root`: where versions lie whose recorded path is not there."""
 
     def __init__(
         self,
@@ -56,7 +57,9 @@ class Reloader:
         transport: WeightTransport | None = None,
         keep: int = 4,
         interrupt: PauseMode = "keep",
+        root: str | None = None,
     ) -> None:
+        self._root = root
         self._history = History(bus, namespace, policy, bounded=True)
         self._control = control
         self._worker = worker
@@ -239,6 +242,6 @@ class Reloader:
         event = row.record
         fault = fault_of(event, self._machine.policy)
         if fault is None:
-            self._machine.learn(event)
+            self._machine.learn(event if self._root is None else located(event, self._root))
         else:
             passed_over(row.raw, fault)

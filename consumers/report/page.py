@@ -19,9 +19,8 @@ from millrace.consumers.report.charts import drawn, shortened
 from millrace.consumers.report.summary import Summary, summary
 from millrace.infra import durable
 from millrace.infra.config import Settings
-from millrace.infra.connect import connect_now
+from millrace.infra.connect import claims, history
 from millrace.infra.log.base import Bus
-from millrace.infra.log.blobs import ClaimStore
 from millrace.schemas.ids import now_micros
 
 TEMPLATE = "page.html.jinja"
@@ -34,10 +33,10 @@ def write(settings: Settings, out: Path, *, files: bool = False) -> Report:
 
     files: also hash every kept checkpoint. Raises AuditError when the policy has no topics, BusError when the log
     cannot be read."""
-    with connect_now(settings) as bus:
+    with history(settings) as bus:
         names = (settings.namespace, settings.policy.name)
-        resolve = ClaimStore(settings.claims).resolve
-        return write_from(bus, *names, out, settings.policy.release, resolve, files=files)
+        resolve = claims(settings).resolve
+        return write_from(bus, *names, out, settings.policy.release, resolve, files=files, root=settings.weights)
 
 
 def write_from(
@@ -49,9 +48,11 @@ def write_from(
     resolve: Resolve = as_stored,
     *,
     files: bool = False,
+    root: str = "",
 ) -> Report:
-    """The same for any bus. release: the policy's first release policy; resolve: reads claims of large records."""
-    report = audit(bus, namespace, policy, release=release, resolve=resolve, files=files)
+    """The same for any bus. release: the policy's first release policy; resolve: reads claims of large records; root:
+    where the policy's versions lie now."""
+    report = audit(bus, namespace, policy, release=release, resolve=resolve, files=files, root=root)
     found = summary(bus, namespace, policy, now_micros(), resolve)
     durable.write(out, render(found, report), sync=False)
     return report

@@ -5,7 +5,7 @@ about this one or about none is read."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from millrace.consumers.history.kinds import (
     DEAD_LETTERS,
@@ -13,6 +13,7 @@ from millrace.consumers.history.kinds import (
     GRANTS,
     LEDGER,
     RESOLUTIONS,
+    SCORES,
     WEIGHTS,
     WORKERS,
     Kind,
@@ -25,6 +26,7 @@ from millrace.infra.log.topics import stages_of, turns_of
 from millrace.schemas.records import (
     DeadLetter,
     Decision,
+    Evaluation,
     Grant,
     LedgerEntry,
     Resolution,
@@ -35,7 +37,8 @@ from millrace.schemas.records import (
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What was read. Times are micros; `turns` holds, per `role/slot`, when each turn was written."""
+    """What was read. Times are micros; `turns` holds, per `role/slot`, when each turn was written; `scores`:
+    evaluations."""
 
     namespace: str
     policy: str
@@ -48,6 +51,7 @@ class Reading:
     workers: list[WorkerStatus]
     turns: dict[str, list[int]]
     now: int
+    scores: list[Evaluation] = field(default_factory=list)
 
 
 def read(bus: Bus, namespace: str, policy: str, now: int, resolve: Resolve = as_stored) -> Reading:
@@ -74,4 +78,5 @@ def read(bus: Bus, namespace: str, policy: str, now: int, resolve: Resolve = as_
         workers=fields(WORKERS),
         turns=turns,
         now=now,
+        scores=fields(SCORES),
     )

@@ -7,6 +7,7 @@ shares are of tokens computed."""
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -21,7 +22,7 @@ from millrace.consumers.report.faults import Fault, Silence, changes, silences
 from millrace.consumers.report.reading import Reading, read
 from millrace.infra.log.base import Bus
 from millrace.schemas.ids import now_micros
-from millrace.schemas.records import LedgerEntry, Resolution, WorkerStatus
+from millrace.schemas.records import Evaluation, LedgerEntry, Resolution, WorkerStatus
 
 SECOND = 1_000_000
 EDGE = 10
@@ -92,6 +93,24 @@ class Worker:
 
 
 @dataclass(frozen=True, slots=True)
+class Scored:
+    """What an evaluation came to."""
+
+    what: str
+    """the version, or the model that is none"""
+    tasks: str
+    asked: str
+    mean: float
+    """over tasks, NaN when none was judged"""
+    error: float
+    """of the mean, NaN when it is not known"""
+    passed: tuple[tuple[str, float], ...]
+    """(pass@k, share)"""
+    time: int
+    """micros"""
+
+
+@dataclass(frozen=True, slots=True)
 class Flow:
     """Counts over time: at `times[i]` (micros) so many tickets were granted, groups ready, ended otherwise, trained."""
 
@@ -126,6 +145,7 @@ class Summary:
     faults: tuple[Fault, ...]
     silences: tuple[Silence, ...]
     workers: tuple[Worker, ...]
+    evaluations: tuple[Scored, ...] = ()
 
     @property
     def version(self) -> int:
@@ -237,6 +257,7 @@ def summed(found: Reading) -> Summary:
         faults=changes(found.ledger),
         silences=silences(found),
         workers=_workers(found),
+        evaluations=tuple(map(_scored, found.scores)),
     )
 
 
@@ -350,3 +371,20 @@ def _workers(found: Reading) -> tuple[Worker, ...]:
         for row in newest.values()
     ]
     return tuple(sorted(workers, key=lambda w: (not w.alive, w.role, w.name, w.time)))
+
+
+def _scored(said: Evaluation) -> Scored:
+    versions = said["versions"]
+    what = said["model"] if not versions else f"versions {min(versions)} to {max(versions)}"
+    mean, error = said["mean"], said["standard_error"]
+    return Scored(
+        what if said["version"] is None else f"version {said['version']}",
+        said["tasks"],
+        f"{said['questions']} × {said['samples']}",
+        math.nan if mean is None else mean,
+        math.nan if error is None else error,
+        tuple(
+            (f"pass@{k}", value) for k, value in sorted(said["pass_at"].items(), key=lambda pair: (len(pair[0]), pair))
+        ),
+        said["time"],
+    )

@@ -14,9 +14,8 @@ from millrace.consumers.why.read import Topics
 from millrace.consumers.why.render import render
 from millrace.consumers.why.story import tell
 from millrace.infra.config import Settings
-from millrace.infra.connect import connect_now
+from millrace.infra.connect import claims, history
 from millrace.infra.log.base import Bus
-from millrace.infra.log.blobs import ClaimStore
 from millrace.infra.terminal import Terminal, clean
 
 WIDTH = 160
@@ -35,8 +34,8 @@ def explain(settings: Settings, wanted: str, *, text: bool = False) -> Answer:
     """What became of an event, reply, call, session, group, ticket, prompt or reward. `text`: with what was said.
 
     Raises BusError when the log cannot be read."""
-    with connect_now(settings) as bus:
-        resolve = ClaimStore(settings.claims).resolve
+    with history(settings) as bus:
+        resolve = claims(settings).resolve
         return explain_in(bus, settings.namespace, settings.policy.name, wanted, resolve, text=text)
 
 

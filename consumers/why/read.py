@@ -6,12 +6,13 @@ about nothing that could be named."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from millrace.consumers.history.kinds import EVENTS, RAW, Kind, R
 from millrace.consumers.history.reader import History, left_out
 from millrace.consumers.history.rows import Resolve, Row
-from millrace.infra.log.base import Bus, Record
+from millrace.infra.log.base import Bus, Place, Record
 from millrace.schemas.records import Event
 
 
@@ -35,6 +36,14 @@ class Topics:
     ) -> Iterator[Row[R]]:
         """Decoded records."""
         return self._history.rows(kind, partition, own=True, only=only, unreadable=left_out)
+
+    def fetch(self, kind: Kind[R], places: Sequence[Place]) -> list[Row[R] | None]:
+        """The rows at places, same order; None where nothing readable lies, or what lies there is another policy's."""
+        found = self._history.fetch(kind, places, left_out)
+        return [row if row is not None and self._is_ours(row) else None for row in found]
+
+    def _is_ours(self, row: Row[Any]) -> bool:
+        return bool(row.record.get("policy", self.policy) == self.policy)
 
     def row(self, record: Record) -> Row[Event] | None:
         """One raw record decoded, None when it cannot be read."""

@@ -86,7 +86,7 @@ def _passage(tree: Tree, passage: Passage, story: Story, *, again: bool) -> Tree
     else:
         wanted = story.subject.event == row["id"]
         text = Text(f"{row['step']:>3} " if row["source_seq"] is not None else "  - ", "dim")
-        text.append(_event(row), "bold reverse" if wanted else "")
+        text.append(event_line(row), "bold reverse" if wanted else "")
         text.append(f"  {_when(row['event_time'])} {_at(passage)}", "dim")
         branch = tree.add(text)
         if passage.event is not None:
@@ -110,7 +110,7 @@ def _governed(tree: Tree, event: Row[Event]) -> None:
         tree.add(Text(f"redaction {governance['redaction']}: {found or 'no findings'}", "yellow"))
 
 
-def _event(row: Row[Event]) -> str:
+def event_line(row: Row[Event]) -> str:
     """One line about an event."""
     try:
         body = row.body
@@ -130,7 +130,8 @@ def _event(row: Row[Event]) -> str:
         case "reward":
             reward: Reward = body
             value = f"{reward['value']:.4g}" if reward["value"] is not None else f"missing ({reward['failure']})"
-            return f"reward {value} from {reward['source']} for {reward['target_kind']} {reward['target']}"
+            made = f", made by replay {reward['replay']}: it counts for no sample" if reward["replay"] else ""
+            return f"reward {value} from {reward['source']} for {reward['target_kind']} {reward['target']}{made}"
         case "episode_started":
             start: EpisodeStarted = body
             return f"started: task {start['task_id']}, sample {start['sample']} of {start['group_size']}"

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import struct
 from typing import NamedTuple
 
 import msgspec
+
+LONG = 1 << 16
+"""bytes of an event from which on it is written without a copy"""
+BIN = struct.Struct(">BI")
+"""what stands before such bytes in msgpack"""
 
 
 class Entry(msgspec.Struct, array_like=True, frozen=True):
@@ -32,3 +38,10 @@ encode_into = msgspec.msgpack.Encoder().encode_into
 
 decode = msgspec.msgpack.Decoder(Entry).decode
 """the entry of a payload"""
+
+
+def head_into(entry: Entry, data: bytearray, at: int) -> None:
+    """The payload of an entry with a `LONG` event into a buffer from byte `at` on, up to that event's own bytes."""
+    encode_into(Entry(entry.key, entry.headers, b""), data, at)
+    del data[-len(encode(b"")) :]
+    data += BIN.pack(0xC6, len(entry.value))

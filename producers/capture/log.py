@@ -23,7 +23,7 @@ import fcntl
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -33,7 +33,7 @@ import msgspec
 from millrace.infra import durable, faults
 from millrace.infra.errors import GatewayError
 from millrace.producers.capture.cursor import Cursor
-from millrace.producers.capture.entry import Entry, Kept, encode_into
+from millrace.producers.capture.entry import LONG, Entry, Kept, encode_into, head_into
 from millrace.producers.capture.recent import Recent
 from millrace.producers.capture.segments import HEAD, Segment, cut, path_of, scan, seal, segments
 from millrace.schemas.ids import new_id
@@ -122,35 +122,36 @@ class CaptureLog:
 
     def append(self, entry: Entry, *, reserved: bool = False) -> int:
         """Write an entry; returns its number. Raises LogFull and leaves no trace when it does not fit."""
-        data = framed(entry)
+        parts = framed(entry)
         with self._turn:
-            seq = self._append(entry, data, reserved=reserved)
+            seq = self._append(entry, parts, reserved=reserved)
         self.on_append()
         return seq
 
-    def _append(self, entry: Entry, data: bytearray, *, reserved: bool) -> int:
-        if not reserved and self.waiting + len(data) > self.max_waiting:
+    def _append(self, entry: Entry, parts: Sequence[bytes | bytearray], *, reserved: bool) -> int:
+        size = sum(map(len, parts))
+        if not reserved and self.waiting + size > self.max_waiting:
             raise LogFull(f"{self.waiting} bytes of {self.folder} wait to be sent: is the log (Kafka) reachable?")
         try:
             if reserved and self._reserved:
-                self._shrink_reserve(len(data))
+                self._shrink_reserve(size)
             self._cut_back()
-            if self._length and self._length + len(data) > self.segment_bytes:
+            if self._length and self._length + size > self.segment_bytes:
                 self._roll()
             elif self._length and time.time() - self._born > self.segment_s:
                 with suppress(OSError):
                     self._roll()
             elif not self._length:
                 self._born = time.time()
-            self._put(data)
+            self._put(parts)
         except OSError as error:
             what = "no space in" if error.errno in FULL else "cannot write"
             raise LogFull(f"{what} {self.folder}: {error.strerror}") from error
         faults.point("capture.appended")
         # Handed over before it counts, so that the forwarder need not look for it in the files.
-        self.recent.put(Kept(self.end, entry, len(data)))
+        self.recent.put(Kept(self.end, entry, size))
         seq, self.end = self.end, self.end + 1
-        self._appended += len(data)
+        self._appended += size
         if not reserved and self._reserved < self.reserve_bytes:
             with suppress(OSError):  # the entry is written; what holds the reserve back is met again by the next
                 self._allocate_reserve()
@@ -241,17 +242,18 @@ class CaptureLog:
 
     # ------------------------------------------------------------------ writing
 
-    def _put(self, data: bytearray) -> None:
+    def _put(self, parts: Sequence[bytes | bytearray]) -> None:
         try:
-            written = self._write(self._file, data)
-            while written < len(data):
-                written += self._write(self._file, data[written:])
+            for data in parts:
+                written = self._write(self._file, data)
+                while written < len(data):
+                    written += self._write(self._file, data[written:])
         except OSError:
             self._ragged = True
             with suppress(OSError):
                 self._cut_back()
             raise
-        self._length += len(data)
+        self._length += sum(map(len, parts))
 
     def _cut_back(self) -> None:
         """Remove what a failed write left: nothing may be written behind it."""
@@ -291,11 +293,14 @@ class CaptureLog:
         os.ftruncate(self._reserve, self._reserved)
 
 
-def framed(entry: Entry) -> bytearray:
-    """The bytes of an entry in a file, made without a second copy of what may be megabytes."""
+def framed(entry: Entry) -> list[bytes | bytearray]:
+    """The bytes of an entry in a file, in parts: a long event is a part of its own and is not copied."""
     data = bytearray(HEAD.size)
-    encode_into(entry, data, HEAD.size)
-    return seal(data)
+    if len(entry.value) < LONG:
+        encode_into(entry, data, HEAD.size)
+        return [seal(data)]
+    head_into(entry, data, HEAD.size)
+    return [seal(data, entry.value), entry.value]
 
 
 def _read_int(path: Path) -> int:

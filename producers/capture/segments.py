@@ -48,10 +48,11 @@ def frame(payload: bytes) -> bytes:
     return HEAD.pack(len(payload), zlib.crc32(payload)) + payload
 
 
-def seal(data: bytearray) -> bytearray:
-    """Fill in the head of an entry whose payload stands behind it."""
+def seal(data: bytearray, rest: bytes = b"") -> bytearray:
+    """Fill in the head of an entry whose payload stands behind it, the last of it in `rest`."""
     with memoryview(data) as view:
-        HEAD.pack_into(data, 0, len(data) - HEAD.size, zlib.crc32(view[HEAD.size :]))
+        checksum = zlib.crc32(rest, zlib.crc32(view[HEAD.size :]))
+    HEAD.pack_into(data, 0, len(data) - HEAD.size + len(rest), checksum)
     return data
 
 

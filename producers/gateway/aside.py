@@ -29,11 +29,19 @@ async def aside(size: int, work: Callable[P, R], *args: P.args, **kwargs: P.kwar
     return await asyncio.get_running_loop().run_in_executor(_threads, partial(work, *args, **kwargs))
 
 
-async def by_turns(steps: Iterator[None]) -> None:
+Step = Callable[[], None] | None
+"""What comes between two parts of some work: something to do beside the event loop first, or nothing. The part behind
+it must do without, where it was left out."""
+
+
+async def by_turns(steps: Iterator[Step]) -> None:
     """All steps, between which others have their turn. Cancelling it leaves none undone."""
     try:
-        for _ in steps:
-            await asyncio.sleep(0)
+        for work in steps:
+            if work is None:
+                await asyncio.sleep(0)
+            else:
+                await asyncio.get_running_loop().run_in_executor(_threads, work)
     finally:
         for _ in steps:
             pass

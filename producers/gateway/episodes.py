@@ -14,7 +14,7 @@ import msgspec
 import orjson
 
 from millrace.producers.gateway import shape
-from millrace.producers.gateway.aside import aside, by_turns
+from millrace.producers.gateway.aside import Step, aside, by_turns
 from millrace.producers.gateway.bodies import ACTORS, EndIn, EventIn, EventsIn, RewardIn, StartIn
 from millrace.producers.gateway.errors import ApiError, bad_request
 from millrace.producers.gateway.gateway import Caller, Gateway
@@ -137,6 +137,7 @@ class Episodes:
                 "observed_at": now_micros(),
                 "signal": given.signal,
                 "confidence": given.confidence,
+                "replay": None,
             }
             self.gateway.recorder.record(session, "reward", reward, actor="evaluator")
             session.rewards.add(known)
@@ -155,11 +156,11 @@ class Episodes:
         await self.gateway.recorder.durable(session)
         return {"ids": ids}
 
-    def _events(self, session: Session, given: Sequence[EventIn], ids: list[str | None]) -> Iterator[None]:
+    def _events(self, session: Session, given: Sequence[EventIn], ids: list[str | None]) -> Iterator[Step]:
         """Record events, a few at a time; nothing happens between the last of them and the end."""
         for at, event in enumerate(given):
             if at and at % AT_ONCE == 0:
-                yield
+                yield None
             fields = msgspec.to_builtins(event)
             kind = fields.pop("kind")  # the tag says which record it is, and is no field of it
             ids.append(self.gateway.recorder.record(session, kind, fields, actor=ACTORS[type(event)]))

@@ -19,13 +19,13 @@ from millrace.infra import telemetry
 from millrace.infra.engines.base import Chunk
 from millrace.infra.errors import ConfigError, EngineError, EngineRejected
 from millrace.producers.gateway import keys
-from millrace.producers.gateway.aside import aside, by_turns
+from millrace.producers.gateway.aside import Step, aside, by_turns
 from millrace.producers.gateway.call import SLICE, Call, Choice, slices
 from millrace.producers.gateway.errors import ApiError, bad_request, of_engine
 from millrace.producers.gateway.fleet import Fleet
 from millrace.producers.gateway.lineage import ABORT
 from millrace.producers.gateway.options import Options
-from millrace.producers.gateway.recorder import Recorder
+from millrace.producers.gateway.recorder import LARGE, Recorder
 from millrace.producers.gateway.rendering.base import Delta, Message, PromptTooLong, Renderer, RenderError
 from millrace.producers.gateway.session import Session, to_reply
 from millrace.producers.gateway.sessions import KEY_PREFIX, Sessions
@@ -381,19 +381,26 @@ class Gateway:
         with self.calling(call.session, call.response_id):
             await by_turns(records)
 
-    def _records(self, call: Call, responses: list[bytes] | None) -> Iterator[None]:
-        """A step of `_record` for each choice; nothing happens between the last choice and the end."""
+    def _records(self, call: Call, responses: list[bytes] | None) -> Iterator[Step]:
+        """A step of `_record` for each choice, and before it one beside the loop where much is to be written; nothing
+        happens between the last choice and the end."""
         session, plan = call.session, call.plan
         self.begun(session)
         for at, choice in enumerate(call.choices):
             if at:
-                yield
+                yield None
             try:
                 reply = to_reply(choice.message())
                 # Its caller may echo it, whatever becomes of its record.
                 self.sessions.replied(session, keys.extend(plan.digests[-1], reply))
                 told = call.response(choice) if responses is None else responses[at]
                 body, breach = call.record(choice, told, call.target.url)
+                draft = None
+                if len(call.body) + len(told) + len(plan.packed) >= LARGE:
+                    draft, stand = self.recorder.draft(session, "model_call", body, actor="policy"), session.stand
+                    yield draft.write
+                    if session.stand != stand:  # another call of the session was recorded meanwhile
+                        draft, (body, breach) = None, call.record(choice, told, call.target.url)
                 # Folded before it is written: a start folds the same again.
                 session.lineages.apply(body, plan.messages, plan.digests, plan.hash, reply)
             except Exception as error:
@@ -404,7 +411,7 @@ class Gateway:
             if breach is not None:
                 logger.warning("%s of %s: %s from %s", call.response_id, session.id, breach, call.target.url)
                 self.fleet.doubt(call.target)
-            self.recorder.record(session, "model_call", body, actor="policy", event_time=call.when)
+            self.recorder.record(session, "model_call", body, actor="policy", event_time=call.when, draft=draft)
             session.said = reply["content"] or session.said
             _calls.add(1, finish=choice.reason)
             _tokens.add(len(choice.ids))

@@ -107,6 +107,8 @@ class Lineages:
         self._asked: dict[bytes, Asked] = {}
         self._newest: Lineage | None = None
         self.turns = 0
+        self.folded = 0
+        """calls that `apply` was given"""
 
     def knows(self, digest: bytes) -> bool:
         """Whether a conversation with this digest ends with a reply of this session."""
@@ -194,6 +196,7 @@ class Lineages:
         reply: Message,
     ) -> bytes | None:
         """Fold a recorded ModelCall. Returns the digest under which the conversation goes on, if it can."""
+        self.folded += 1
         lineage = self._lineages.setdefault(call["lineage"], Lineage(call["lineage"]))
         tokens, keep = lineage.tokens, call["prefix_len"]
         if not 0 <= keep <= len(tokens):

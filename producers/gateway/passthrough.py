@@ -21,11 +21,12 @@ from millrace.infra.engines.upstream import UNTRAINABLE, StreamedReply, TextUpst
 from millrace.infra.errors import EngineError
 from millrace.producers.gateway import keys
 from millrace.producers.gateway.answers import Answer, Said, number, read_answer, understood
-from millrace.producers.gateway.aside import aside, by_turns
+from millrace.producers.gateway.aside import Step, aside, by_turns
 from millrace.producers.gateway.assembled import LARGEST, Assembled
 from millrace.producers.gateway.errors import ApiError, of_engine
 from millrace.producers.gateway.gateway import Caller, Gateway
 from millrace.producers.gateway.lineage import ABORT
+from millrace.producers.gateway.recorder import LARGE
 from millrace.producers.gateway.rendering.base import Message
 from millrace.producers.gateway.session import Session
 from millrace.producers.gateway.whose import hints
@@ -60,6 +61,15 @@ class Passed:
     first: float | None = None
 
 
+class Read:
+    """What an answer says, and the digest of the conversation with each of its choices, from `before`, that of
+    the request."""
+
+    def __init__(self, answer: Answer, before: bytes) -> None:
+        self.answer = answer
+        self.digests = [keys.extend(before, said.message) for said in answer.choices]
+
+
 class Passthrough:
     """Chat calls of `gateway` answered by `upstream`."""
 
@@ -80,7 +90,7 @@ class Passthrough:
         try:
             with self.gateway.calling(call.session, call.name):
                 answer = await self.upstream.chat(call.body)
-                readable = await aside(len(answer.body), _readable, answer.body)
+                read = await aside(len(answer.body), _readable, answer.body, call.digests[-1])
             answered = answer.status == 200
         except EngineError as error:
             raise self._failed(call, error) from error
@@ -92,7 +102,7 @@ class Passthrough:
                 self.gateway.unbegun(call.session)
         if answered:
             with self.gateway.calling(call.session, call.name):
-                await self._record(call, answer.body, readable)
+                await self._record(call, answer.body, read)
         await self.gateway.recorder.durable(call.session)
         return Response(answer.body, answer.status, dict(answer.headers))
 
@@ -142,7 +152,7 @@ class Passthrough:
                         if held:
                             yield held
                         held = events
-            response, read = await aside(assembled.size, _whole, assembled)
+            response, read = await aside(assembled.size, _whole, assembled, call.digests[-1])
             done = True
             await self._record(call, response, read, assembled.unread)
             await self.gateway.recorder.durable(call.session)
@@ -160,39 +170,44 @@ class Passthrough:
         found = assembled.response()
         if not found["choices"]:
             found["choices"] = [{"index": 0, "message": {"role": "assistant", "content": ""}, "finish_reason": ABORT}]
-        for _ in self._records(call, orjson.dumps(found), understood(found), assembled.unread):
+        read = Read(understood(found), call.digests[-1])
+        for _ in self._records(call, orjson.dumps(found), read, assembled.unread):
             pass
 
-    async def _record(self, call: Passed, response: bytes, answer: Answer | None, unread: int = 0) -> None:
+    async def _record(self, call: Passed, response: bytes, read: Read | None, unread: int = 0) -> None:
         """Every choice of an answer into the log, between which others have their turn; a gap for one that cannot be
         read. Never raises; cancelling it leaves nothing unrecorded."""
-        await by_turns(self._records(call, response, answer, unread))
+        await by_turns(self._records(call, response, read, unread))
 
-    def _records(self, call: Passed, response: bytes, answer: Answer | None, unread: int) -> Iterator[None]:
-        session = call.session
+    def _records(self, call: Passed, response: bytes, read: Read | None, unread: int) -> Iterator[Step]:
+        session, recorder = call.session, self.gateway.recorder
         self.gateway.begun(session)
-        if answer is None or not answer.choices:
+        if read is None or not read.answer.choices:
             logger.warning("an answer of the upstream to %s is no chat completion: %d bytes", session.id, len(response))
-            self.gateway.recorder.missed(session, "model_call", "the upstream's answer is no chat completion")
+            recorder.missed(session, "model_call", "the upstream's answer is no chat completion")
             return
-        room = max(1, TOGETHER // (len(call.body) + len(response)))
-        for at, said in enumerate(answer.choices[:room]):
-            if at:
-                yield
-            body = self._body(call, response, answer, said)
-            self.gateway.recorder.record(session, "model_call", body, actor="policy", event_time=call.when)
+        turn, session.lineages.turns = session.lineages.turns, session.lineages.turns + 1
+        size = len(call.body) + len(response)
+        room = max(1, TOGETHER // size)
+        for at, (said, digest) in enumerate(zip(read.answer.choices[:room], read.digests, strict=False)):
+            body, draft = self._body(call, response, read.answer, said, turn), None
+            if size >= LARGE:
+                draft = recorder.draft(session, "model_call", body, actor="policy")
+                yield draft.write
+            elif at:
+                yield None
+            recorder.record(session, "model_call", body, actor="policy", event_time=call.when, draft=draft)
             session.said = said.message["content"] or session.said
-            self.gateway.sessions.replied(session, keys.extend(call.digests[-1], said.message))
+            self.gateway.sessions.replied(session, digest)
         if unread:
             reason = f"{unread} parts of the upstream's stream could not be read"
-            self.gateway.recorder.missed(session, "model_call", reason)
-        if len(answer.choices) > room:
-            reason = f"{len(answer.choices) - room} of the upstream's choices are more than a record holds"
-            self.gateway.recorder.missed(session, "model_call", reason)
-        session.lineages.turns += 1
+            recorder.missed(session, "model_call", reason)
+        if len(read.answer.choices) > room:
+            reason = f"{len(read.answer.choices) - room} of the upstream's choices are more than a record holds"
+            recorder.missed(session, "model_call", reason)
         session.touch()
 
-    def _body(self, call: Passed, response: bytes, answer: Answer, said: Said) -> ModelCall:
+    def _body(self, call: Passed, response: bytes, answer: Answer, said: Said, turn: int) -> ModelCall:
         now = time.perf_counter()
         prompt, completion, cached = answer.usage
         return {
@@ -202,7 +217,7 @@ class Passthrough:
             "lineage": new_id(),
             "opened": UNTRAINABLE,
             "supersedes": None,
-            "turn": call.session.lineages.turns,
+            "turn": turn,
             "prefix_len": 0,
             "prompt_ids": empty("int32"),
             "output_ids": empty("int32"),
@@ -233,18 +248,18 @@ def _understood(body: bytes) -> tuple[AnyChat, list[Message], list[bytes]]:
     return asked, messages, keys.chain(messages, asked.tools)
 
 
-def _readable(body: bytes) -> Answer | None:
+def _readable(body: bytes, before: bytes) -> Read | None:
     if len(body) > LARGEST:
         return None
     try:
-        return read_answer(body)
+        return Read(read_answer(body), before)
     except ValueError:
         return None
 
 
-def _whole(assembled: Assembled) -> tuple[bytes, Answer]:
+def _whole(assembled: Assembled, before: bytes) -> tuple[bytes, Read]:
     found = assembled.response()
-    return orjson.dumps(found), understood(found)
+    return orjson.dumps(found), Read(understood(found), before)
 
 
 def _split(data: bytes) -> tuple[bytes, bytes]:

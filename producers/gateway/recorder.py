@@ -8,6 +8,7 @@ too."""
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from typing import cast
 
 from millrace.infra import proof, telemetry
@@ -15,7 +16,7 @@ from millrace.producers.capture.entry import Entry
 from millrace.producers.capture.log import CaptureLog, LogFull
 from millrace.producers.gateway.session import Session
 from millrace.schemas import codec
-from millrace.schemas.chain import VERSION, event_hash
+from millrace.schemas.chain import LONG, VERSION, Begun, begin, event_hash
 from millrace.schemas.ids import new_id, now_micros
 from millrace.schemas.records import Body, Event, EventKind
 
@@ -23,8 +24,28 @@ logger = logging.getLogger(__name__)
 
 RESERVED = {"gap", "episode_ended"}
 FULL = "capture log full"
+LARGE = 256 << 10
+"""bytes of an event from which on a `Draft` of it is worth its while"""
 _events = telemetry.counter("millrace.gateway.events", "{event}", "events captured, by kind")
 _lost = telemetry.counter("millrace.gateway.lost_events", "{event}", "events that could not be captured")
+
+
+class Draft:
+    """The long part of an event that is about to be recorded: its body's bytes, and the link up to their end.
+
+    Make it where the event is recorded, call `write` in any thread, and give it to `Recorder.record` with the same
+    body. One that was not written in time is made good there."""
+
+    def __init__(self, event: Event, body: Body) -> None:
+        self._event = event
+        self._body = body
+        self.written: tuple[bytes, Begun | None] | None = None
+
+    def write(self) -> None:
+        """Do the work. Never raises: whoever records learns what does not fit."""
+        with suppress(Exception):
+            data = codec.encode_named(codec.BODIES[self._event["kind"]], self._body)
+            self.written = (data, begin({**self._event, "body": data}) if len(data) >= LONG else None)
 
 
 class Recorder:
@@ -43,13 +64,16 @@ class Recorder:
         actor: str,
         event_time: int | None = None,
         parent_event: str | None = None,
+        draft: Draft | None = None,
     ) -> str | None:
-        """Append an event; returns its id, or None when it could not be written and the trajectory is not whole."""
+        """Append an event; returns its id, or None when it could not be written and the trajectory is not whole.
+
+        `draft`: what `draft` made of the same body."""
         try:
             if session.gap_open:
                 self._append(session, "gap", {"missed": 1, "reason": FULL}, "gateway", None, None)
                 session.gap_open = False
-            return self._append(session, kind, body, actor, event_time, parent_event)
+            return self._append(session, kind, body, actor, event_time, parent_event, draft)
         except LogFull as error:
             if session.whole or not session.gap_open:
                 logger.error("trajectory %s is no longer whole: %s", session.id, error)
@@ -58,6 +82,10 @@ class Recorder:
             logger.exception("an event of trajectory %s cannot be written: %s", session.id, kind)
             self.missed(session, kind, f"not recordable: {type(error).__name__}")
         return None
+
+    def draft(self, session: Session, kind: str, body: Body, *, actor: str) -> Draft:
+        """What may be done of an event before its place in the chain is known."""
+        return Draft(self._event(session, kind, actor, None, None), body)
 
     def missed(self, session: Session, kind: str, reason: str) -> None:
         """Say in the log that an event is missing; if even that cannot be written, before the next event."""
@@ -88,9 +116,40 @@ class Recorder:
         actor: str,
         event_time: int | None,
         parent_event: str | None,
+        draft: Draft | None = None,
     ) -> str:
+        log, event = self.log, self._event(session, kind, actor, event_time, parent_event)
+        written, begun = (draft and draft.written) or (codec.encode_named(codec.BODIES[kind], body), None)
+        event["body"] = written
+        event["hash"] = event_hash(session.link, event, begun)
+        headers = {
+            "id": event["id"],
+            "kind": kind,
+            "policy": session.policy,
+            "group": session.group,
+            "trajectory": session.id,
+            "source": log.source,
+            "source-seq": str(log.end),
+        }
+        if kind == "episode_started":
+            headers |= session.origin
+        if context := telemetry.context(session.root, session.id):
+            headers[telemetry.HEADER] = context
+        if kind == "reward" and self._key:
+            headers[proof.HEADER] = proof.proof_of(self._key, event["hash"])
+        log.append(Entry(session.key, headers, codec.encode("Event", event)), reserved=kind in RESERVED)
+        session.followed(kind, event["step"], event["hash"])
+        if kind == "episode_ended":
+            telemetry.own("millrace.gateway", session.root, session.id, session.began, steps=session.step)
+        _events.add(1, kind=kind)
+        return event["id"]
+
+    def _event(
+        self, session: Session, kind: str, actor: str, event_time: int | None, parent_event: str | None
+    ) -> Event:
+        """An event as it would be appended now, without its body and link."""
         now, log = now_micros(), self.log
-        event: Event = {
+        return {
             "id": new_id(),
             "kind": cast(EventKind, kind),
             "tenant": session.tenant,
@@ -120,27 +179,5 @@ class Recorder:
             "governance": None,
             "body_encoding": "plain",
             "hash": b"",
-            "body": codec.encode_named(codec.BODIES[kind], body),
+            "body": b"",
         }
-        event["hash"] = event_hash(session.link, event)
-        headers = {
-            "id": event["id"],
-            "kind": kind,
-            "policy": session.policy,
-            "group": session.group,
-            "trajectory": session.id,
-            "source": log.source,
-            "source-seq": str(log.end),
-        }
-        if kind == "episode_started":
-            headers |= session.origin
-        if context := telemetry.context(session.root, session.id):
-            headers[telemetry.HEADER] = context
-        if kind == "reward" and self._key:
-            headers[proof.HEADER] = proof.proof_of(self._key, event["hash"])
-        log.append(Entry(session.key, headers, codec.encode("Event", event)), reserved=kind in RESERVED)
-        session.followed(kind, event["step"], event["hash"])
-        if kind == "episode_ended":
-            telemetry.own("millrace.gateway", session.root, session.id, session.began, steps=session.step)
-        _events.add(1, kind=kind)
-        return event["id"]

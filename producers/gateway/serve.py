@@ -40,6 +40,7 @@ from millrace.infra.local_keys import engine_key
 from millrace.infra.log.base import EARLIEST, Bus, Record
 from millrace.infra.log.blobs import ClaimStore
 from millrace.infra.log.topics import PARTS, full_name
+from millrace.infra.versions import located
 from millrace.producers.capture.forwarder import Forwarder
 from millrace.producers.capture.log import CaptureLog
 from millrace.producers.gateway.app import make_app
@@ -199,7 +200,7 @@ def find_model(settings: Settings, bus: Bus, stop: asyncio.Event | threading.Eve
         why = f"policy {settings.policy.name} has no version yet: `millrace policy create` makes one"
         try:
             for record in bus.read(topic, 0):
-                event = codec.decode_as("WeightVersion", record.value or b"")
+                event = located(codec.decode_as("WeightVersion", record.value or b""), settings.weights)
                 found = {name: event[name] for name in ("policy", "uri", "tokenizer_hash", "template_hash")}
                 found["uri"] = found["uri"].removeprefix("file://")
                 known.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

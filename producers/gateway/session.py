@@ -79,6 +79,11 @@ class Session:
         """Whether nothing happened for so long, and nothing does."""
         return not self.busy and self.touched < time.monotonic() - timeout_s
 
+    @property
+    def stand(self) -> tuple[Lineages, int]:
+        """Differs as soon as another call was folded: what was placed before it may lie elsewhere now."""
+        return self.lineages, self.lineages.folded
+
     def touch(self) -> None:
         """The episode is alive."""
         self.touched = time.monotonic()

@@ -7,6 +7,7 @@ Invariants:
 
 - An edit is asked for once. What somebody else decided since then stands until the file is edited again.
 - Nothing is asked for before version 0 exists: it takes what the file says then.
+- Whoever dies between two decisions has asked for the first alone; the next start asks for the rest.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
+from millrace.infra import faults
 from millrace.infra.config import Settings
 from millrace.infra.log.base import Bus
 from millrace.infra.log.topics import full_name
@@ -60,11 +62,9 @@ def announce(settings: Settings, bus: Bus) -> list[str]:
     changed = [name for name, value in wanted.items() if name not in known or known[name] != value]
     topic, policy = full_name(settings.namespace, "decisions"), settings.policy.name
     with bus.publisher() as publisher:
-        sent = [
-            publisher.publish(outgoing(topic, setting(policy, name, wanted[name], now_micros()))) for name in changed
-        ]
-        for one in sent:
-            one.result()
+        for name in changed:
+            publisher.publish(outgoing(topic, setting(policy, name, wanted[name], now_micros()))).result()
+            faults.point("announce.asked")
     if changed:
         log.info("the settings file changed: dispatch is asked for %s", {name: wanted[name] for name in changed})
     return changed

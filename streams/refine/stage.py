@@ -34,6 +34,7 @@ from millrace.streams.refine.validate import (
     check_link,
     check_place,
     check_proof,
+    check_replay,
     decode_body,
     decode_event,
 )
@@ -84,6 +85,7 @@ class Refine(Stage):
             body = decode_body(came) if came["body_encoding"] == "plain" else None
             check_link(came)
             check_proof(record, came, self._reward_key)
+            check_replay(came, body)
             governed = self._read(came, body, passed_on(record))
             event = governed.event
             known = view.get(_key(event))

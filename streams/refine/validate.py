@@ -15,7 +15,7 @@ from millrace.schemas import arrays, codec
 from millrace.schemas.chain import START, event_hash
 from millrace.schemas.errors import CorruptRecord, UnknownSchema
 from millrace.schemas.limits import beyond, beyond_body
-from millrace.schemas.records import Body, Event
+from millrace.schemas.records import Body, Event, Reward
 from millrace.schemas.registry import current
 from millrace.streams.refine.strings import ARRAY, Step
 from millrace.streams.words import Decoder, Unreadable
@@ -104,6 +104,14 @@ def check_link(event: Event) -> None:
         raise Refusal("bad_hash", "the event's hash is not that of its content", event)
     if event["source_seq"] is None and event["prev_hash"] != START:
         raise Refusal("bad_chain", "an event without a source number belongs to no chain", event)
+
+
+def check_replay(event: Event, body: Body | None) -> None:
+    """Raises Refusal for a reward that says that a replay made it, where a numbered source sent it: a gateway speaks
+    for live episodes alone, and seal would pass over what it sends."""
+    marked = event["kind"] == "reward" and body is not None and cast(Reward, body)["replay"] is not None
+    if marked and event["source_seq"] is not None:
+        raise Refusal("live_replay", "a reward of a live source says that a replay made it", event)
 
 
 def check_proof(record: Record, event: Event, key: str) -> None:

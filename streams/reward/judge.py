@@ -43,6 +43,14 @@ class Evaluator:
     source: str
     version: str
     rubric: str
+    replay: str | None = None
+    """the replay that judges history again: nothing awaits its rewards, and none of them counts for a sample"""
+
+
+def reward_id(trajectory: str, who: Evaluator) -> str:
+    """The id of the reward that an evaluator gives a trajectory: judging twice makes the same one."""
+    again = () if who.replay is None else (who.replay,)
+    return made_id("reward", trajectory, who.source, who.rubric, *again)
 
 
 class Judge:
@@ -111,7 +119,8 @@ class Judge:
             ended = codec.decode_body("episode_ended", event["body"])
         except SchemaError:
             return None  # seal says so, too
-        return (event, ended) if self._evaluator.source in ended["awaits"] else None
+        who = self._evaluator
+        return (event, ended) if who.replay is not None or who.source in ended["awaits"] else None
 
     def _answer(self, record: Record, event: Event, verdict: Verdict) -> Outgoing:
         VERDICTS.add(1, source=self._evaluator.source, outcome=(verdict.failure or "judged").partition(":")[0])
@@ -121,7 +130,7 @@ class Judge:
     def _reward(self, event: Event, verdict: Verdict) -> Reward:
         who = self._evaluator
         return {
-            "reward_id": made_id("reward", event["trajectory"], who.source, who.rubric),
+            "reward_id": reward_id(event["trajectory"], who),
             "target_kind": "trajectory",
             "target": event["trajectory"],
             "span_start": None,
@@ -139,6 +148,7 @@ class Judge:
             "observed_at": self._clock(),
             "signal": None,
             "confidence": None,
+            "replay": who.replay,
         }
 
     def _outgoing(self, topic: str, record: Record, ended: Event, reward: Reward) -> Outgoing:

@@ -7,6 +7,7 @@ Invariants:
   is a dead letter and changes nothing.
 - A group is closed once, in one transaction with all its trajectories, and leaves a tombstone for a while.
 - Time comes from the events alone, and is passed on to `completions` with every progress record.
+- A reward that a replay made from history is passed over: it counts for no sample, changes none and flaws none.
 - A top-up gives back the samples that were not good; everything else of the group stays."""
 
 from __future__ import annotations
@@ -188,6 +189,8 @@ class Seal(Stage):
         root = state.attempt_key(event, event["root_trajectory"])
         attempt = view.get(root)
         kind = event["kind"]
+        if kind == "reward" and body and cast(Reward, body)["replay"] is not None:
+            return
         if kind == "episode_started" and event["trajectory"] == event["root_trajectory"] and body:
             yield from self._started(view, record, event, cast(EpisodeStarted, body), now)
             return

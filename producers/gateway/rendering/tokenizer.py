@@ -109,7 +109,9 @@ class ChatTokenizer:
         content = core.read_bytes()
         self.segments = Segments(self.core, orjson.loads(content))
         self.hash = hashlib.sha256(content).hexdigest()
-        self.template_hash = hashlib.sha256(source.encode()).hexdigest()
+        named = [{"name": name, "template": template} for name, template in found.items()]
+        templates = source if len(found) == 1 else json.dumps(named, sort_keys=True)
+        self.template_hash = hashlib.sha256(templates.encode()).hexdigest()
 
     def render_text(self, messages: Sequence[Any], tools: Any, *, generate: bool, **kwargs: Any) -> str:
         """The conversation as text. Raises RenderError when the template cannot write it."""

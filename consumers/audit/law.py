@@ -1,6 +1,6 @@
-"""The base of every claim: a visitor that sees the rows it asks for and says what breaks its sentence.
+"""The base of every law: a visitor that sees the rows it asks for and says what breaks its sentence.
 
-Invariants: a claim never reads the log itself; what it keeps grows with groups and versions, and by 8 to 16 bytes a
+Invariants: a law never reads the log itself; what it keeps grows with groups and versions, and by 8 to 16 bytes a
 record where it must remember records."""
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from millrace.consumers.audit.verdict import Finding, Violation
 from millrace.infra.log.base import Place, Record
 
 
-class Claim:
+class Law:
     """One sentence that must hold. A subclass overrides the handlers of the records that it is about."""
 
     name: ClassVar[str]
@@ -26,8 +26,8 @@ class Claim:
 
     @classmethod
     def sees(cls, handler: str) -> bool:
-        """Whether this claim looks at what this handler is given."""
-        return getattr(cls, handler, None) is not getattr(Claim, handler, None)
+        """Whether this law looks at what this handler is given."""
+        return getattr(cls, handler, None) is not getattr(Law, handler, None)
 
     def fail(self, message: str, *records: Row | Mark | Place, **ids: str | int) -> None:
         """A violation; the records that show it come first to last."""
@@ -51,6 +51,9 @@ class Claim:
 
     def ledger(self, row: Row) -> None:
         """A LedgerEntry."""
+
+    def score(self, row: Row) -> None:
+        """An Evaluation of a version."""
 
     def resolution(self, row: Row) -> None:
         """A Resolution."""

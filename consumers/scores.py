@@ -1,0 +1,47 @@
+"""What an evaluation came to, kept in the history of its policy.
+
+Invariants: what is published was named by its content and is durable when `publish` returns; a mean counts tasks, not
+answers, and an answer that could not be judged counts nowhere."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+
+from millrace.consumers.history import scores
+from millrace.infra.config import Settings
+from millrace.infra.log.base import Bus, Outgoing, Place
+from millrace.infra.log.blobs import ClaimStore
+from millrace.infra.log.topics import full_name
+from millrace.schemas import codec
+from millrace.schemas.records import Evaluation, TaskScore
+
+
+def means(tasks: Sequence[TaskScore]) -> list[float]:
+    """The mean reward of the judged answers to each task that has any."""
+    judged = [[reward for reward in task["rewards"] if reward is not None] for task in tasks]
+    return [math.fsum(rewards) / len(rewards) for rewards in judged if rewards]
+
+
+def mean_of(tasks: Sequence[TaskScore]) -> tuple[float | None, float | None]:
+    """(mean over tasks, its standard error); None where no task, or fewer than two, was judged."""
+    column = means(tasks)
+    if not column:
+        return None, None
+    error = statistics.stdev(column) / math.sqrt(len(column)) if len(column) > 1 else None
+    return statistics.fmean(column), error
+
+
+def publish(settings: Settings, bus: Bus, evaluation: Evaluation) -> Place:
+    """Write an evaluation to `<policy>.scores`, named by its content; gives its place.
+
+    Raises TopicError where that topic is missing, UnreachableError when the log does not answer."""
+    topic = full_name(settings.namespace, f"{evaluation['policy']}.scores")
+    bus.partitions(topic)  # Kafka would create a missing one, with settings of its own
+    data = ClaimStore(settings.claims).fitting("Evaluation", codec.encode("Evaluation", scores.named(evaluation)))
+    key = "" if evaluation["version"] is None else str(evaluation["version"])
+    with bus.publisher() as publisher:
+        handed = publisher.publish(Outgoing(topic, key.encode(), data))
+        publisher.flush()
+        return handed.result()
