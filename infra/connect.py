@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from millrace.infra.config import Settings
 from millrace.infra.local_keys import kafka_options
+from millrace.infra.log.archive.archive import Archive
+from millrace.infra.log.archive.bus import ArchivedBus
 from millrace.infra.log.base import Bus
+from millrace.infra.log.blobs import ClaimStore
 
 PATIENCE_S = 5.0
 """how long a command that only looks waits for a broker"""
@@ -30,3 +33,13 @@ def connect_now(settings: Settings) -> Bus:
 
     contact(settings.kafka.bootstrap, kafka_options(settings), PATIENCE_S)
     return connect(settings)
+
+
+def history(settings: Settings) -> Bus:
+    """As `connect_now`, with what is archived: what the topics have forgotten is read from there."""
+    return ArchivedBus(connect_now(settings), Archive(settings.archived))
+
+
+def claims(settings: Settings) -> ClaimStore:
+    """The bytes behind claims, those that only the archive still has among them."""
+    return ClaimStore(settings.claims, beside=Archive(settings.archived).claimed)

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import os
 import secrets
-from contextlib import suppress
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 PRIVATE = 0o600
@@ -48,6 +50,34 @@ def once(path: Path, data: bytes) -> bytes:
             draft.unlink(missing_ok=True)
     flush(path.parent)  # whoever else wrote it may not have come so far
     return path.read_bytes()
+
+
+@contextmanager
+def drafted(path: Path) -> Iterator[Path]:
+    """Inside, fill the draft that is given, a file or a folder, however long that takes; behind it stands under the
+    name `path`, whole and on the disk. Where an error leaves the block, or `path` exists already (FileExistsError), the
+    draft goes. Raises OSError."""
+    draft = _draft(path)
+    try:
+        yield draft
+        flush_all(draft)
+        if path.exists():
+            raise FileExistsError(f"{path} is there already")
+        draft.rename(path)
+    except BaseException:
+        if draft.is_dir():
+            shutil.rmtree(draft, ignore_errors=True)
+        else:
+            draft.unlink(missing_ok=True)
+        raise
+    flush(path.parent)
+
+
+def flush_all(path: Path) -> None:
+    """`flush` a file, or a folder with all that lies in it. Raises OSError."""
+    for inside in path.rglob("*") if path.is_dir() else ():
+        flush(inside)
+    flush(path)
 
 
 def _draft(path: Path) -> Path:

@@ -8,11 +8,13 @@
     │   ├── TopicError           a topic is missing or differs from its specification
     │   ├── FencedError          another owner opened the same transactional id; this transactor is dead
     │   ├── RefusedError         the group moved on since the records were polled; the transaction was aborted
-    │   └── BadRecordError       the brokers take no such record, however often it is sent
-    │       └── TooLargeError    a record is larger than its topic or the client allows
+    │   ├── BadRecordError       the brokers take no such record, however often it is sent
+    │   │   └── TooLargeError    a record is larger than its topic or the client allows
+    │   └── ArchiveError         archived records are damaged, missing, or of another topic of the same name
     ├── StageError               a stage broke the contract of `millrace.infra.stages.base`
     ├── ReplayError              a recorded turn cannot be folded again or differs from what was recorded
     │   └── InputGone            a turn, or what it folded, is not in the log any more
+    ├── ProofError               a version cannot be trained again here: something is gone, or differs from its record
     ├── ClaimError               the bytes behind a claim are missing or are not the ones that were claimed
     │   └── StorageError         their storage does not answer; another try may work
     ├── EngineError              an inference engine refused or failed
@@ -34,11 +36,19 @@
     │   └── RegroupError         this step is abandoned; the group forms again and trains the same batch
     ├── LedgerError              the ledger or the weights topic contradicts itself
     ├── PolicyError              a policy cannot be created, or does not exist
+    │   └── BranchError          a branch cannot be made of this history, or not go on
     ├── ReloadError              an engine could not be brought to a weight version
+    ├── WarehouseError           the warehouse refused rows or a query, or cannot be reached
+    │   ├── QueryError           it refused a query, or the query failed; in ClickHouse's own words
+    │   ├── QuestionError        there is no such question, or it needs another parameter
+    │   └── WarehouseHeld        another process holds its directory
     ├── ServiceError             a local process (broker, engine, supervisor) did not come up or go down
-    └── AuditError               the topics cannot be audited at all
+    ├── AuditError               the topics cannot be audited at all
+    ├── ExportError              nothing can be exported so: what is asked for, or where to, makes no sense
+    └── LookError                nothing in the log is what was asked for, or several things are
 
-What only the gateway and its client raise is defined beside them, in `producers`.
+What only the gateway and its client raise is defined beside them, in `producers`, and QueryError beside the
+warehouse's endpoint.
 `schemas` and `trainers` know nothing of `infra` and have roots of their own (`millrace.schemas.errors.SchemaError`,
 `millrace.trainers.errors`).
 
@@ -88,6 +98,11 @@ class TooLargeError(BadRecordError):
     """A record is larger than its topic or the client allows: store it as a claim."""
 
 
+class ArchiveError(BusError):
+    """What was archived cannot be read, or belongs to another topic of the same name: restore it, or name another
+    directory."""
+
+
 class StageError(MillraceError):
     """A stage broke the contract of `millrace.infra.stages.base`."""
 
@@ -98,6 +113,10 @@ class ReplayError(MillraceError):
 
 class InputGone(ReplayError):
     """A turn, or a record that it folded, is not in the log any more: taken by retention, or by somebody."""
+
+
+class ProofError(MillraceError):
+    """A version cannot be trained again here: what it was trained on is gone, or something differs from its record."""
 
 
 class ClaimError(MillraceError):
@@ -172,8 +191,34 @@ class PolicyError(MillraceError):
     """A policy cannot be created, or does not exist."""
 
 
+class BranchError(PolicyError):
+    """A branch cannot be made of this history, or cannot go on: change what the message names, or its name."""
+
+
 class ReloadError(MillraceError):
     """An engine could not be brought to a weight version."""
+
+
+class WarehouseError(MillraceError):
+    """The warehouse refused rows or a query, or cannot be reached. `code` is ClickHouse's, if any, else 0."""
+
+    def __init__(self, message: str, code: int = 0) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class QuestionError(WarehouseError):
+    """There is no such question, or a parameter of it is missing, unknown or of another kind."""
+
+
+class WarehouseHeld(WarehouseError):
+    """Another process holds the directory. `pid` is its id, `url` where it answers, empty where it does not: ask there,
+    or end it first."""
+
+    def __init__(self, message: str, pid: int, url: str) -> None:
+        super().__init__(message)
+        self.pid = pid
+        self.url = url
 
 
 class ServiceError(MillraceError):
@@ -182,3 +227,11 @@ class ServiceError(MillraceError):
 
 class AuditError(MillraceError):
     """The topics cannot be audited at all."""
+
+
+class ExportError(MillraceError):
+    """What should be exported, or where to, makes no sense. Nothing was written."""
+
+
+class LookError(MillraceError):
+    """Nothing in the log is what was asked for, or several things are: the message names them."""

@@ -5,7 +5,7 @@ could set the clipboard, retitle the window or hide a line.
 
 Invariant: of what is printed, only what rich itself makes (colours, cursor moves of live displays) is a control
 sequence; control characters (C0 but for newline and tab, DEL, C1) and characters that change the direction of text show
-as pictures."""
+as pictures, and so do halves of surrogate pairs, which no UTF-8 holds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
-_ODD = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+_ODD = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def clean(text: str) -> str:

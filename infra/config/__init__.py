@@ -11,14 +11,15 @@ from __future__ import annotations
 from millrace.infra.config.experience import Governance, Policy, Reward, Rollout, Tenant
 from millrace.infra.config.explain import nearest
 from millrace.infra.config.read import FILE, load, merge, variables
-from millrace.infra.config.serving import Engine, Gateway, Key
+from millrace.infra.config.serving import Engine, Gateway, Key, Warehouse
 from millrace.infra.config.settings import PREFIX, Settings, is_local, masked
 from millrace.infra.config.training import Learner, Lora
-from millrace.infra.config.wire import Kafka, Telemetry, Topics
+from millrace.infra.config.wire import Archive, Kafka, Telemetry, Topics
 
 __all__ = [
     "FILE",
     "PREFIX",
+    "Archive",
     "Engine",
     "Gateway",
     "Governance",
@@ -33,6 +34,7 @@ __all__ = [
     "Telemetry",
     "Tenant",
     "Topics",
+    "Warehouse",
     "is_local",
     "load",
     "masked",

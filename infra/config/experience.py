@@ -8,17 +8,22 @@ from pydantic import Field, SecretStr
 
 from millrace.infra.config.base import Name, Positive, Scalar, Seconds, Section
 from millrace.infra.log.topics import NAME
+from millrace.schemas import bounds
 
 
 class Policy(Section):
     """The model being trained, and the rules of its admission."""
 
     name: Name = Field(default="policy", description="its name in topics, labels and requests")
-    batch: Positive = Field(default=64, description="B: groups a version is trained on")
-    eta: Annotated[int, Field(ge=0)] = Field(
+    batch: Annotated[Positive, Field(le=bounds.BATCH)] = Field(
+        default=64, description="B: groups a version is trained on"
+    )
+    eta: Annotated[int, Field(ge=0, le=bounds.ETA)] = Field(
         default=2, description="most versions a trained token may be behind; 0: synchronous"
     )
-    group_size: Positive = Field(default=8, description="samples of one prompt, compared with each other")
+    group_size: Annotated[Positive, Field(le=bounds.GROUP_SIZE)] = Field(
+        default=8, description="samples of one prompt, compared with each other"
+    )
     release: Literal["reserve", "soft", "reject", "mask-head"] = Field(
         default="reserve",
         description="reserve never needs to drop; soft only reports; reject and mask-head drop what is stale",
@@ -33,7 +38,9 @@ class Policy(Section):
     dynamic_sampling: bool = Field(
         default=False, description="groups whose rewards are all equal are rejected, and others fill the batch"
     )
-    lease_s: Seconds = Field(default=300, description="log time after which a granted group that never ended expires")
+    lease_s: Annotated[Seconds, Field(ge=0.001, le=bounds.WAIT_MS / 1000)] = Field(
+        default=300, description="log time after which a granted group that never ended expires"
+    )
     reward_deadline_s: Seconds = Field(
         default=60, description="log time after which an ended episode is sealed as it is"
     )

@@ -6,13 +6,15 @@ pydantic already."""
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 STARS = "**********"
 _USERINFO = re.compile(r"(?P<scheme>[A-Za-z][\w+.-]*://)(?P<user>[^/?#@\s:]*)(:(?P<password>[^/?#\s]*))?@")
 _SECRET = r"(?:[\w.-]*[_.-])?(?:api)?(?:key|token|secret|password|passwd|credentials?|auth)"
 _QUERY = re.compile(rf"(?P<name>[?&;]{_SECRET}=)[^&;#\s]*", re.IGNORECASE)
 _FLAG = re.compile(rf"(?P<name>-{{1,2}}{_SECRET})(?P<value>=.*)?", re.IGNORECASE | re.DOTALL)
+_NAMED = re.compile(_SECRET, re.IGNORECASE)
 _QUOTED = re.compile(rf'(?P<name>"{_SECRET}"\s*:\s*)"(?:[^"\\]|\\.)*"', re.IGNORECASE)
 
 
@@ -21,6 +23,17 @@ def in_text(text: str) -> str:
     text = _USERINFO.sub(_userinfo, text)
     text = _QUERY.sub(rf"\g<name>{STARS}", text)
     return _QUOTED.sub(rf'\g<name>"{STARS}"', text)
+
+
+def in_values(value: Any, name: str = "") -> Any:
+    """A JSON value without the strings in it whose names say that they are secrets, and without passwords in others."""
+    if isinstance(value, Mapping):
+        return {key: in_values(inner, str(key)) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [in_values(inner, name) for inner in value]
+    if not isinstance(value, str):
+        return value
+    return STARS if value and _NAMED.fullmatch(name) else in_text(value)
 
 
 def in_arguments(arguments: Sequence[str]) -> list[str]:

@@ -119,3 +119,26 @@ class Engine(Section):
         "the gateway asks for the rest with what was sampled so far, which any engine can do",
     )
     args: tuple[str, ...] = Field(default=(), description="more arguments for vLLM")
+
+
+class Warehouse(Section):
+    """The log as tables that SQL reads."""
+
+    enabled: bool = Field(default=True, description="`millrace up` starts it")
+    home: str = Field(default="", description="directory of its tables, on a disk of this machine; empty: under home")
+    url: SecretStr = Field(
+        default=SecretStr(""),
+        description="a ClickHouse server in place of that directory: http://user:password@host:8123",
+    )
+    port: Annotated[int, Field(ge=0, le=65535)] = Field(
+        default=8902, description="port of this machine on which it answers queries, read-only"
+    )
+    memory_mb: Annotated[int, Field(ge=256)] = Field(
+        default=1024, description="memory for inserts, merges and queries together, and for caches a fraction of it"
+    )
+    keep_days: Annotated[int, Field(ge=0)] = Field(
+        default=0, description="days after which rows are forgotten; 0: never, but those of raw with its topic"
+    )
+    query_seconds: Seconds = Field(default=60, description="longest that a query may take")
+    query_memory_mb: Positive = Field(default=512, description="memory that one query may take")
+    query_rows: Positive = Field(default=1_000_000, description="most rows that a query may give")

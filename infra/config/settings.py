@@ -15,9 +15,9 @@ from millrace.infra.config.base import Name
 from millrace.infra.config.experience import Governance, Policy, Reward, Rollout
 from millrace.infra.config.keys import faults, with_workers
 from millrace.infra.config.masking import in_arguments, in_text
-from millrace.infra.config.serving import Engine, Gateway
+from millrace.infra.config.serving import Engine, Gateway, Warehouse
 from millrace.infra.config.training import Learner
-from millrace.infra.config.wire import Kafka, Telemetry, Topics
+from millrace.infra.config.wire import Archive, Kafka, Telemetry, Topics
 from millrace.infra.log.topics import Layout
 
 PREFIX = "MILLRACE_"
@@ -39,8 +39,8 @@ class Settings(BaseSettings):
     )
     shared: bool = Field(
         default=True,
-        description="`millrace up` starts refine and seal, which serve every policy of the namespace; false: another "
-        "deployment in the namespace runs them",
+        description="`millrace up` starts refine, seal and the warehouse, which serve every policy of the namespace; "
+        "false: another deployment in the namespace runs them",
     )
     kafka: Kafka = Kafka()
     topics: Topics = Topics()
@@ -51,6 +51,8 @@ class Settings(BaseSettings):
     reward: Reward = Reward()
     governance: Governance = Governance()
     learner: Learner = Learner()
+    archive: Archive = Archive()
+    warehouse: Warehouse = Warehouse()
     telemetry: Telemetry = Telemetry()
 
     @classmethod
@@ -96,6 +98,12 @@ class Settings(BaseSettings):
             raise ValueError(f'[learner] lora: publish = "adapter" needs [engine] kind vllm, not {self.engine.kind}')
         if self.rollout.key and self.rollout.key not in self.gateway.keys:
             raise ValueError(f"[rollout] key {self.rollout.key!r} is none of [gateway.keys]: name one of them")
+        hours = self.topics.short_hours if self.archive.raw else self.topics.long_hours
+        if self.archive.keep and self.archive.close_hours >= hours:
+            raise ValueError(
+                f"[archive] close_hours {self.archive.close_hours:g} is not below the {hours} hours that topics keep "
+                "what it archives: Kafka would delete records before they are kept"
+            )
         for section, local, address in (
             ("kafka", self.kafka.local, self.kafka.bootstrap.rpartition(":")[0]),
             ("engine", self.engine.local and self.engine.kind == "vllm", urlsplit(self.engine.url).hostname or ""),
@@ -124,9 +132,19 @@ class Settings(BaseSettings):
         return f"{self.objects.rstrip('/')}/{self.namespace}/weights/{self.policy.name}"
 
     @property
+    def warehouse_home(self) -> Path:
+        """The directory of the warehouse's tables, which is of this namespace alone."""
+        return Path(self.warehouse.home or self.home / "warehouse").absolute() / self.namespace
+
+    @property
     def claims(self) -> str:
         """Where records too large for their topic lie."""
         return f"{self.objects.rstrip('/')}/{self.namespace}/claims"
+
+    @property
+    def archived(self) -> str:
+        """Where the archive of the namespace lies."""
+        return self.archive.root or f"{self.objects.rstrip('/')}/{self.namespace}/archive"
 
 
 def masked(settings: Settings) -> dict[str, Any]:

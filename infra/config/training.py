@@ -107,6 +107,9 @@ class Learner(Section):
     threads: Positive = Field(default=1, description="CPU threads of each")
     host: str = Field(default="127.0.0.1", description="address other learners reach this one at")
     keep: Positive = Field(default=3, description="newest versions whose files are kept")
+    keep_every: Annotated[int, Field(ge=0)] = Field(
+        default=0, description="every n-th version's files are kept for good, to replay from; 0: version 0's alone"
+    )
     anchor_every: Positive = Field(
         default=1, description="engines read every n-th version whole, those between as changes to their parent"
     )

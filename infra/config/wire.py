@@ -71,6 +71,16 @@ class Topics(Section):
     long_hours: Positive = Field(default=24 * 90, description="how long the history is kept")
 
 
+class Archive(Section):
+    """What outlives the topics' hours, as Parquet files beside the weights."""
+
+    keep: bool = Field(default=False, description="`millrace up` starts `millrace archive`")
+    root: str = Field(default="", description="directory or URI of the archive; empty: under objects")
+    segment_mb: Positive = Field(default=64, description="size at which a range is closed")
+    close_hours: Annotated[float, Field(gt=0)] = Field(default=6, description="age at which a smaller one is closed")
+    raw: bool = Field(default=False, description="also archive raw, restricted content beyond its hours")
+
+
 class Telemetry(Section):
     """Where traces and metrics go."""
 

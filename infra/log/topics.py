@@ -48,6 +48,7 @@ TOPICS = (
     Topic("{policy}.resolutions", "group", "one", "long", "what became of every group and ticket"),
     Topic("{policy}.weights", "policy", "one", "all", "one event a weight version"),
     Topic("{policy}.ledger", "version", "one", "all", "what trained each version"),
+    Topic("{policy}.scores", "version", "one", "all", "what versions came to on held-out tasks"),
     Topic("workers", "worker", "one", "compact", "status and weight-loaded acknowledgements"),
     Topic("decisions", "artifact", "one", "all", "settings asked for; governance decisions"),
 )

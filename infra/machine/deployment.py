@@ -81,6 +81,8 @@ def ports(settings: Settings) -> dict[str, int]:
         asked["kafka.bootstrap"] = int(settings.kafka.bootstrap.rpartition(":")[2])
     if settings.engine.local:
         asked["engine.url"] = urlsplit(settings.engine.url).port or 0
+    if settings.warehouse.enabled and settings.shared:
+        asked["warehouse.port"] = settings.warehouse.port
     return {key: port for key, port in asked.items() if port}
 
 

@@ -21,6 +21,7 @@ from millrace.infra.log.topics import full_name
 from millrace.infra.machine.broker import Broker
 from millrace.infra.process.service import inherited
 from millrace.infra.reading import readable
+from millrace.infra.versions import directory
 from millrace.schemas.records import WeightVersion
 
 log = logging.getLogger(__name__)
@@ -92,7 +93,7 @@ def _newest(settings: Settings) -> str:
             with connect(settings) as bus:
                 for record in newest_first(bus, full_name(settings.namespace, f"{settings.policy.name}.weights")):
                     event = readable(WeightVersion, record)
-                    path = Path(event["uri"].removeprefix("file://")) if event else Path()
+                    path = directory(event, settings.weights) if event else Path()
                     if event and event["mode"] != "adapter" and (path / "config.json").is_file():
                         return str(path)
             reason = f"policy {settings.policy.name} has no version yet: `millrace policy create --model DIR` writes it"

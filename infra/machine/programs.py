@@ -20,7 +20,7 @@ from millrace.infra.config import Settings
 from millrace.infra.machine.supervisor import Program
 
 BROKER, ENGINE = "broker", "engine"
-SHARED = ("refine", "seal")
+SHARED = ("refine", "seal", "warehouse")
 """roles that serve every policy of a namespace"""
 KEYS = 1
 """raised when programs began to ask each other for keys: those that run without are restarted"""
@@ -44,6 +44,8 @@ READS: Mapping[str, tuple[str, ...]] = {
         *("topics", "policy", "learner", "rollout.sampling"),
         *("engine.weights", "engine.kind", "engine.local", "engine.device"),
     ),
+    "archive": (*EVERY, "archive"),
+    "warehouse": (*EVERY, "topics", "policy.name", "warehouse"),
     "rollout": (*EVERY, "policy.name", "rollout", "gateway.host", "gateway.port", "gateway.keys"),
 }
 """what each role reads, as sections or keys of them: the supervisor restarts it when one of these changes"""
@@ -69,6 +71,8 @@ def programs(settings: Settings, environment: Mapping[str, str]) -> list[Program
     for role in ("refine", "reward", "seal", "dispatch"):
         if settings.shared or role not in SHARED:
             add(role, role)
+    if settings.archive.keep:
+        add("archive", "archive")
     threads = str(settings.learner.threads)
     for number in range(settings.learner.learners):
         # A learner that has reached its last version ends well and stays down.
@@ -76,6 +80,8 @@ def programs(settings: Settings, environment: Mapping[str, str]) -> list[Program
     if settings.rollout.agent:
         for number in range(settings.rollout.workers):
             add(f"rollout-{number}", "rollout")
+    if settings.warehouse.enabled and settings.shared:
+        add("warehouse", "warehouse", stop_s=30)
     return made
 
 

@@ -18,7 +18,7 @@ import msgspec
 import orjson
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
 
-from millrace.infra.engines.base import Chunk, Engine, Sampling
+from millrace.infra.engines.base import Chunk, Engine, Sampling, Usage
 from millrace.infra.engines.bearer import REFUSED, Bearer
 from millrace.infra.engines.wire import (
     Message,
@@ -36,6 +36,8 @@ IDLE_S = 2.0
 JSON_HEADERS = {"content-type": "application/json"}
 AT_ONCE = 256
 """events of a stream that are read in one go"""
+HEAVY = 64 << 10
+"""bytes of an answer or an event that take milliseconds to read"""
 EVENT = b"data: "
 DONE = b"[DONE]"
 
@@ -130,15 +132,13 @@ class VllmEngine(Engine):
     async def _whole(self, body: bytes, sampling: Sampling) -> AsyncGenerator[Chunk, None]:
         answer = await self._send(body)
         try:
-            message = self._decode(await answer.read(), sampling)
+            chunks, usage = await self._read(await answer.read(), sampling)
         except TimeoutError as error:
             raise EngineTimeout(f"{self.url} sent nothing for {self._timeout.sock_read} s") from error
         except aiohttp.ClientError as error:
             raise EngineUnavailable(f"{self.url} broke off its answer: {_say(error)}") from error
         finally:
             answer.release()
-        usage = to_usage(message.usage) if message.usage else None
-        chunks = self._chunks(message, sampling)
         finished = sum(chunk.finish_reason is not None for chunk in chunks)
         if finished != sampling.n:
             raise EngineUnavailable(f"{self.url} answered {finished} of {sampling.n} choices")
@@ -169,10 +169,10 @@ class VllmEngine(Engine):
                     if payload == DONE:
                         complete = True
                         continue
-                    message = self._decode(payload, sampling)
-                    if message.usage is not None and last is not None:
-                        last.usage = to_usage(message.usage)
-                    for chunk in self._chunks(message, sampling):
+                    chunks, usage = await self._read(payload, sampling)
+                    if usage is not None and last is not None:
+                        last.usage = usage
+                    for chunk in chunks:
                         finished += chunk.finish_reason is not None
                         so_far = arrived.setdefault(chunk.index, chunk)
                         if so_far is not chunk:
@@ -191,6 +191,16 @@ class VllmEngine(Engine):
         finally:
             # closing, unlike releasing, is what tells the engine to drop an unfinished request
             answer.release() if complete else answer.close()
+
+    async def _read(self, data: bytes, sampling: Sampling) -> tuple[list[Chunk], Usage | None]:
+        """What an answer or an event says, read beside the loop where it is long."""
+        if len(data) < HEAVY:
+            return self._understood(data, sampling)
+        return await asyncio.to_thread(self._understood, data, sampling)
+
+    def _understood(self, data: bytes, sampling: Sampling) -> tuple[list[Chunk], Usage | None]:
+        message = self._decode(data, sampling)
+        return self._chunks(message, sampling), to_usage(message.usage) if message.usage else None
 
     def _decode(self, data: bytes, sampling: Sampling) -> Message | MessageWithTop:
         decoder: Any = top_decoder if sampling.top_logprobs else plain_decoder

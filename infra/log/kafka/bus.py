@@ -35,6 +35,7 @@ from millrace.infra.log.kafka.alive import Watcher
 from millrace.infra.log.kafka.common import (
     WAIT_S,
     common,
+    is_fenced,
     know_topic,
     patient,
     raise_ours,
@@ -165,14 +166,7 @@ class KafkaBus(Bus):
     def ensure_topics(self, specs: Sequence[TopicSpec]) -> None:
         missing = [spec for spec in specs if spec.name not in self._describe([s.name for s in specs])]
         if missing:
-            wanted = [kafka.NewTopic(s.name, s.partitions, self._replication, config=dict(s.config)) for s in missing]
-            for name, future in self.admin.create_topics(wanted, operation_timeout=WAIT_S).items():
-                with self._asking(f"creating {name}"):
-                    try:
-                        future.result(WAIT_S)
-                    except KafkaException as error:
-                        if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
-                            raise
+            self._create(missing)
             deadline = time.monotonic() + WAIT_S
             while len(self._describe([s.name for s in missing])) < len({s.name for s in missing}):
                 if time.monotonic() > deadline:
@@ -180,6 +174,32 @@ class KafkaBus(Bus):
                 time.sleep(0.05)
         self._alter(alterations(specs, self._found(specs)))
         self.check_topics(specs)
+
+    def _create(self, specs: Sequence[TopicSpec]) -> None:
+        """Create topics; another may have made them meanwhile. Brokers that were just started or thawed take none until
+        their controller counts them in again: that is waited for. Raises UnreachableError where it lasts."""
+        deadline = time.monotonic() + WAIT_S
+        waiting = {
+            s.name: kafka.NewTopic(s.name, s.partitions, self._replication, config=dict(s.config)) for s in specs
+        }
+        while waiting:
+            for name, future in self.admin.create_topics([*waiting.values()], operation_timeout=WAIT_S).items():
+                with self._asking(f"creating {name}"):
+                    try:
+                        future.result(WAIT_S)
+                    except KafkaException as error:
+                        if is_fenced(error.args[0]):
+                            continue
+                        if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+                            raise
+                del waiting[name]
+            if waiting and time.monotonic() > deadline:
+                raise UnreachableError(
+                    f"creating {next(iter(waiting))}: the brokers are up and their controller counts none of them in "
+                    f"(fenced) after {WAIT_S:g} s, as while they start or were frozen. Check their logs."
+                )
+            if waiting:
+                time.sleep(0.05)
 
     def _alter(self, changes: Mapping[str, Mapping[str, str]]) -> None:
         resources = [

@@ -91,6 +91,12 @@ def translated(error: KafkaError, what: str) -> BusError:
     return BusError(text)
 
 
+def is_fenced(error: KafkaError) -> bool:
+    """Whether topics cannot be created only because the controller counts no broker in now. Brokers call that a wrong
+    replication factor, which it is not; their words alone tell the two apart."""
+    return error.code() == KafkaError.INVALID_REPLICATION_FACTOR and "fenced" in error.str()
+
+
 def raise_ours(error: KafkaException, what: str) -> NoReturn:
     """Raise a client's exception as ours."""
     raise translated(error.args[0], what) from error

@@ -1,0 +1,198 @@
+"""Topic and archive read as one history.
+
+Invariants: what a topic still holds is read from it, what it has forgotten from the archive; `starts` is the first
+offset from which nothing is missing up to the topic's end, so a hole between both is never read over in silence: what
+lies before it is reached by `fetch` alone. Writing, groups and what follows a topic are the bus's own.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+
+from millrace.infra.errors import TopicError
+from millrace.infra.log.archive.archive import Archive
+from millrace.infra.log.archive.shelf import Shelf
+from millrace.infra.log.base import (
+    Bus,
+    GroupView,
+    Member,
+    OnAssign,
+    OnRevoke,
+    Place,
+    Publisher,
+    Record,
+    Tail,
+    TopicSpec,
+    Transactor,
+)
+
+
+class ArchivedBus(Bus):
+    """A bus whose topics begin where their archive begins. Closes the bus it was given."""
+
+    def __init__(self, bus: Bus, archive: Archive) -> None:
+        self._bus = bus
+        self._archive = archive
+
+    # -- what there is
+
+    def topics(self, prefix: str) -> list[str]:
+        return sorted({*self._bus.topics(prefix), *self._archive.topics(prefix)})
+
+    def partitions(self, topic: str) -> int:
+        try:
+            return self._bus.partitions(topic)
+        except TopicError:
+            shelves = self._archive.shelves(topic)
+            if not shelves:
+                raise
+            return max(shelf.partitions for shelf in shelves.values())
+
+    def starts(self, topic: str) -> dict[int, int]:
+        shelves = self._archive.shelves(topic)
+        return {p: self._start(shelves.get(p), kept) for p, kept in self._kept(topic, shelves).items()}
+
+    def ends(self, topic: str) -> dict[int, int]:
+        try:
+            return self._bus.ends(topic)
+        except TopicError:
+            return self._archived_ends(topic)
+
+    def written(self, topic: str) -> dict[int, int]:
+        try:
+            return self._bus.written(topic)
+        except TopicError:
+            return self._archived_ends(topic)
+
+    def since(self, topic: str, moment: int) -> dict[int, int]:
+        shelves = self._archive.shelves(topic)
+        kept, starts = self._kept(topic, shelves), self.starts(topic)
+        try:
+            found = self._bus.since(topic, moment)
+        except TopicError:
+            found = self._archived_ends(topic)
+        for partition, shelf in shelves.items():
+            for segment in shelf.within(starts[partition], kept[partition]):
+                if segment.until >= moment:
+                    rows = self._archive.records(topic, partition, segment.first, kept[partition])
+                    late = (record.offset for record in rows if record.timestamp >= moment)
+                    found[partition] = next(late, found[partition])
+                    break
+        return found
+
+    def _kept(self, topic: str, shelves: Mapping[int, Shelf]) -> dict[int, int]:
+        """The first offset that the topic holds, per partition; the archive's end for a topic that is gone."""
+        try:
+            return self._bus.starts(topic)
+        except TopicError:
+            if not shelves:
+                raise
+            return self._archived_ends(topic)
+
+    def _start(self, shelf: Shelf | None, kept: int) -> int:
+        return kept if shelf is None else shelf.start(kept)
+
+    def _archived_ends(self, topic: str) -> dict[int, int]:
+        shelves = self._archive.shelves(topic)
+        ends = {partition: shelf.end or 0 for partition, shelf in shelves.items()}
+        return {partition: ends.get(partition, 0) for partition in range(self.partitions(topic))}
+
+    # -- reading
+
+    def read(self, topic: str, partition: int, start: int = 0, end: int | None = None) -> Iterator[Record]:
+        stop = self.ends(topic)[partition] if end is None else end
+        return self._pieces(topic, partition, start, stop)
+
+    def _pieces(self, topic: str, partition: int, start: int, stop: int) -> Iterator[Record]:
+        shelves = self._archive.shelves(topic)
+        at = max(start, self._start(shelves.get(partition), self._kept(topic, shelves)[partition]))
+        # Retention may go on while the archive is read: look again until the topic holds what comes next.
+        while at < (kept := min(self._kept(topic, shelves)[partition], stop)):
+            yield from self._archive.records(topic, partition, at, kept)
+            at = kept
+        if at < stop:
+            yield from self._bus.read(topic, partition, at, stop)
+
+    def fetch(self, places: Sequence[Place]) -> list[Record | None]:
+        asked, found = list[Place](), dict[Place, Record]()
+        older: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
+        kept = {topic: self._kept_or_none(topic) for topic in {place.topic for place in places}}
+        for place in places:
+            starts = kept[place.topic]
+            if starts is None or place.offset < starts.get(place.partition, 0):
+                older[place.topic, place.partition].append(place.offset)
+            else:
+                asked.append(place)
+        for place, record in zip(asked, self._bus.fetch(asked) if asked else [], strict=True):
+            if record is not None:
+                found[place] = record
+            elif place.offset < self._bus.starts(place.topic).get(place.partition, 0):
+                older[place.topic, place.partition].append(place.offset)  # forgotten since it was looked at
+        for (topic, partition), offsets in older.items():
+            archived = self._archive.fetch(topic, partition, offsets)
+            found |= {Place(topic, partition, offset): record for offset, record in archived.items()}
+        return [found.get(place) for place in places]
+
+    def _kept_or_none(self, topic: str) -> dict[int, int] | None:
+        try:
+            return self._bus.starts(topic)
+        except TopicError:
+            if not self._archive.shelves(topic):
+                raise
+            return None
+
+    def tail(self, positions: Mapping[tuple[str, int], int]) -> Tail:
+        return self._bus.tail(positions)
+
+    # -- the bus's own
+
+    def publisher(self, *, gapless: bool = False) -> Publisher:
+        return self._bus.publisher(gapless=gapless)
+
+    def transactor(self, transactional_id: str) -> Transactor:
+        return self._bus.transactor(transactional_id)
+
+    def member(
+        self,
+        group: str,
+        topic: str,
+        *,
+        client_id: str = "",
+        on_assign: OnAssign | None = None,
+        on_revoke: OnRevoke | None = None,
+        assignor: str = "cooperative-sticky",
+        session_timeout_s: float | None = None,
+        max_poll_interval_s: float = 300.0,
+    ) -> Member:
+        return self._bus.member(
+            group,
+            topic,
+            client_id=client_id,
+            on_assign=on_assign,
+            on_revoke=on_revoke,
+            assignor=assignor,
+            session_timeout_s=session_timeout_s,
+            max_poll_interval_s=max_poll_interval_s,
+        )
+
+    def group(self, group: str) -> GroupView:
+        return self._bus.group(group)
+
+    def expel(self, group: str, member_id: str) -> bool:
+        return self._bus.expel(group, member_id)
+
+    def settled(self, topic: str, partition: int) -> bool:
+        return self._bus.settled(topic, partition)
+
+    def mend(self) -> int:
+        return self._bus.mend()
+
+    def ensure_topics(self, specs: Sequence[TopicSpec]) -> None:
+        self._bus.ensure_topics(specs)
+
+    def check_topics(self, specs: Sequence[TopicSpec]) -> None:
+        self._bus.check_topics(specs)
+
+    def close(self) -> None:
+        self._bus.close()
