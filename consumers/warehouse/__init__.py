@@ -1,0 +1,14 @@
+"""The log as tables that SQL reads: ClickHouse, in this process or on a server.
+
+columns     columns of a record, generated from its schema
+tables      the tables of `millrace_log`, and which records go where
+store       where they lie, as a contract; its siblings are directory and server, opened by what the settings say
+framing     rows as Avro, made of the log's own bytes
+cutting     where a partition is cut into blocks
+sorting     which table a record goes to
+sound       which rows of a refused block cannot be read
+own         rows about the warehouse itself
+ingest      brings the log into the tables
+endpoint    answers queries, read-only
+questions   views, and queries by name
+"""

@@ -1,0 +1,1 @@
+"""The read-only ClickHouse HTTP endpoint over the warehouse."""

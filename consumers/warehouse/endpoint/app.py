@@ -1,0 +1,225 @@
+"""The endpoint over HTTP, as a ClickHouse server answers.
+
+    GET, POST /                one query        GET /ping, /replicas_status    whether it serves (no key asked for)
+
+Invariants: an answer's status is decided before its first byte, by the query's first block; a query that fails later
+says so in the body, in the form that clients look for; a client that goes away ends its query; queries run in threads
+of their own, a bounded number at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, TypeVar
+
+import orjson
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from millrace.consumers.warehouse.endpoint.encoding import packed
+from millrace.consumers.warehouse.endpoint.faults import REQUIRED_PASSWORD, TOO_LARGE, TOO_MANY_QUERIES, QueryError
+from millrace.consumers.warehouse.endpoint.reading import Answer, Asked, Reader
+from millrace.consumers.warehouse.endpoint.request import LONGEST, Key, Wanted, check_caller, wanted
+
+logger = logging.getLogger(__name__)
+
+AT_ONCE = 16
+"""queries that run at a time"""
+WAITING = 64
+"""queries that may wait for one of them to end"""
+OK = "Ok.\n"
+TEXT = "text/plain; charset=UTF-8"
+T = TypeVar("T")
+Takes = Callable[[Request, bytes], Response | None]
+"""what answers a request before readers do, in tests: the insert it asks for, or None"""
+
+
+class Endpoint:
+    """Answers requests. `takes`: for tests alone, what takes inserts; None: nobody does."""
+
+    def __init__(self, reader: Reader, key: str, *, takes: Takes | None = None) -> None:
+        self._reader, self._key, self._takes = reader, Key(key), takes
+        self._threads = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="query")
+        self._running = 0
+        self.app = Starlette(
+            routes=[
+                Route("/", self.query, methods=["GET", "POST"]),
+                Route("/ping", self.ping),
+                Route("/replicas_status", self.ping),
+            ],
+            exception_handlers={QueryError: self._refuse, Exception: self._bug},
+        )
+
+    async def ping(self, request: Request) -> Response:
+        """Whether it serves."""
+        check_caller(request.headers)
+        return Response(OK, media_type=TEXT)
+
+    async def query(self, request: Request) -> Response:
+        """One query. Raises QueryError, which becomes its answer."""
+        check_caller(request.headers)
+        self._key.check(request.headers, request.query_params)
+        body = await self._body(request)
+        if self._takes is not None and (taken := await self._thread(self._takes, request, body)) is not None:
+            return taken
+        asks = wanted(request.query_params.multi_items(), request.headers, body)
+        if not asks.asked.sql.strip() and request.method == "GET":
+            return Response(OK, media_type=TEXT)
+        if self._running >= AT_ONCE + WAITING:
+            raise QueryError(f"{self._running} queries are running or waiting: try again soon.", TOO_MANY_QUERIES)
+        self._running += 1
+        try:
+            answer = await self._ask(asks.asked)
+        except BaseException:
+            self._running -= 1
+            raise
+        tag = secrets.token_hex(8)
+        pieces = packed(marked(answer.pieces(), tag, self._reader.version), asks.encoding)
+        return _Streamed(
+            self._send(pieces),
+            partial(self._end, answer),
+            media_type=media_type(answer.form),
+            headers=self._headers(asks, answer, tag),
+        )
+
+    async def _ask(self, asked: Asked) -> Answer:
+        """The answer, begun; closed where nobody waits for it any more."""
+        asking = self._threads.submit(self._reader.ask, asked)
+        try:
+            return await asyncio.wrap_future(asking)
+        except asyncio.CancelledError:
+            asking.add_done_callback(_drop)
+            raise
+
+    async def _send(self, pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
+        while piece := await self._thread(next, pieces, b""):
+            yield piece
+
+    def _end(self, answer: Answer) -> None:
+        self._running -= 1
+        self._threads.submit(answer.close)
+
+    async def _body(self, request: Request) -> bytes:
+        most = LONGEST if self._takes is None else 1 << 40
+        body = bytearray()
+        try:
+            async for piece in request.stream():
+                body += piece
+                if len(body) > most:
+                    raise QueryError(f"the query is longer than {LONGEST} bytes: use fewer literals.", TOO_LARGE)
+        except ClientDisconnect:
+            raise QueryError("the client went away.", 209, "SOCKET_TIMEOUT") from None
+        return bytes(body)
+
+    def _headers(self, asks: Wanted, answer: Answer, tag: str) -> dict[str, str]:
+        summary = {
+            "read_rows": str(answer.rows_read),
+            "read_bytes": str(answer.bytes_read),
+            "written_rows": "0",
+            "written_bytes": "0",
+            "total_rows_to_read": "0",
+            "result_rows": "0",
+            "result_bytes": str(len(answer.first)),
+            "elapsed_ns": str(int(answer.elapsed_s * 1e9)),
+        }
+        encoding = {"Content-Encoding": asks.encoding} if asks.encoding else {}
+        return {
+            **self._common(asks.query_id),
+            **encoding,
+            "X-ClickHouse-Format": answer.form,
+            "X-ClickHouse-Exception-Tag": tag,
+            "X-ClickHouse-Summary": orjson.dumps(summary).decode(),
+        }
+
+    def _common(self, query_id: str) -> dict[str, str]:
+        return {
+            "X-ClickHouse-Server-Display-Name": "millrace",
+            "X-ClickHouse-Query-Id": query_id
+            if query_id.isprintable() and query_id.isascii() and query_id
+            else str(uuid.uuid4()),
+            "X-ClickHouse-Timezone": self._reader.timezone,
+            "X-Content-Type-Options": "nosniff",
+            "Cache-Control": "no-store",
+        }
+
+    async def _refuse(self, request: Request, error: Exception) -> Response:
+        assert isinstance(error, QueryError)
+        asks = {"WWW-Authenticate": 'Basic realm="millrace warehouse"'} if error.code == REQUIRED_PASSWORD else {}
+        return Response(
+            error.wire(self._reader.version),
+            status_code=error.status,
+            media_type=TEXT,
+            headers={
+                **self._common(request.query_params.get("query_id", "")),
+                **asks,
+                "X-ClickHouse-Exception-Code": str(error.code),
+            },
+        )
+
+    async def _bug(self, request: Request, error: Exception) -> Response:
+        logger.error("a query of the endpoint failed in it", exc_info=error)
+        said = QueryError("the endpoint failed: its log has the error. Report it.", 1002, "UNKNOWN_EXCEPTION")
+        return await self._refuse(request, said)
+
+    async def _thread(self, work: Callable[..., T], *args: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, partial(work, *args))
+
+    def close(self) -> None:
+        """Take no more queries, and let those that run end: within their time limit."""
+        self._threads.shutdown(wait=True)
+
+
+class _Streamed(StreamingResponse):
+    """An answer in pieces; `end` is called once it was sent, or the client went away."""
+
+    def __init__(self, pieces: AsyncIterator[bytes], end: Callable[[], None], **more: Any) -> None:
+        super().__init__(pieces, **more)
+        self._end = end
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._end()
+
+
+def marked(pieces: Iterator[bytes], tag: str, version: str) -> Iterator[bytes]:
+    """The pieces, and after them the error of a query that fails late, as a server marks it."""
+    try:
+        yield from pieces
+    except QueryError as error:
+        said = error.wire(version).rstrip("\n").encode()
+        yield b"\r\n__exception__\r\n%s\r\n%s\n%d %s\r\n__exception__\r\n" % (
+            tag.encode(),
+            said,
+            len(said) + 1,
+            tag.encode(),
+        )
+
+
+def media_type(form: str) -> str:
+    """Content-Type of a format."""
+    low = form.lower()
+    if "json" in low or low == "ndjson":
+        lines = "eachrow" in low or "lines" in low or low == "ndjson"
+        return "application/x-ndjson; charset=UTF-8" if lines else "application/json; charset=UTF-8"
+    if low.startswith(("tsv", "tabseparated")):
+        return "text/tab-separated-values; charset=UTF-8"
+    if low.startswith("csv"):
+        return "text/csv; charset=UTF-8; header=" + ("present" if "withnames" in low else "absent")
+    if low.startswith(("native", "rowbinary", "parquet", "arrow", "orc", "avro", "msgpack", "npy", "bson")):
+        return "application/octet-stream"
+    return TEXT
+
+
+def _drop(asking: Any) -> None:
+    if not asking.cancelled() and asking.exception() is None:
+        asking.result().close()

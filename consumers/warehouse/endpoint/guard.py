@@ -1,0 +1,201 @@
+"""Whether a reader may run a text. Pure but for what the engine says of the text; nothing is run here.
+
+    text -> canonical spelling -> class of the statement -> words -> tree -> Statement
+
+Invariants: what is run is the canonical text that was looked at, never the text that came; a text is one statement that
+reads, calls allowed functions alone, reads allowed tables alone and sets nothing; whatever is not known is refused."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from millrace.consumers.warehouse.endpoint import allowed
+from millrace.consumers.warehouse.endpoint.faults import (
+    ACCESS_DENIED,
+    BAD_ARGUMENTS,
+    READONLY,
+    SYNTAX_ERROR,
+    UNKNOWN_FORMAT,
+    QueryError,
+)
+from millrace.consumers.warehouse.endpoint.handles import Handle
+from millrace.consumers.warehouse.endpoint.words import Word, identifiers, literal, paths, words
+
+_FORMAT = re.compile(r" FORMAT (\w+)$")
+_BARE = ("SETTINGS", "OUTFILE", "INFILE")
+_BEFORE_PARENTHESES = re.compile(
+    r"IN|AS|ON|USING|OVER|AND|OR|NOT|SELECT|FROM|WHERE|PREWHERE|HAVING|QUALIFY|BY|WITH|THEN|ELSE|WHEN|CASE|BETWEEN|I?LIKE"
+    r"|JOIN|UNION|ALL|DISTINCT|EXCEPT|INTERSECT|VALUES|INTERVAL|LIMIT|OFFSET|SETS|ROLLUP|CUBE|TABLE|EXPLAIN|AST|PIPELINE"
+    r"|PLAN|SYNTAX|TREE|ESTIMATE|ANY|ANTI|SEMI|ASOF|COLUMNS|REPLACE|APPLY|IS|FILTER|RANGE|ROWS|MATERIALIZED|DESCRIBE"
+    r"|EXISTS|SAMPLE|TO|STEP|FILL|INTERPOLATE|GLOBAL"
+)
+"""keywords that a parenthesis may follow without a call; `EXISTS`, `NOT` and the like are functions too, all allowed"""
+
+
+class Statement(NamedTuple):
+    """A text that may be run. sql: canonical, without its FORMAT; form: the format it names, empty where it names none;
+    streams: whether the engine can give its answer in pieces."""
+
+    sql: str
+    form: str
+    streams: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Functions:
+    """What the engine can call. known: lower-case name -> category; combinators: endings of aggregate functions."""
+
+    known: Mapping[str, str]
+    combinators: tuple[str, ...]
+
+    @staticmethod
+    def of(engine: Handle) -> Functions:
+        """Those of this engine."""
+        sql = (
+            "SELECT concat(f.name, '\t', if(f.alias_to != '', t.categories, f.categories), '\t', f.alias_to, '\t',"
+            " toString(f.is_aggregate)) FROM system.functions AS f"
+            " LEFT JOIN system.functions AS t ON t.name = f.alias_to WHERE f.origin = 'System'"
+        )
+        known: dict[str, str] = {}
+        for line in engine.text(sql).splitlines():
+            name, category, target, aggregate = line.split("\t")
+            kind = "Aggregate Functions" if aggregate == "1" else category
+            if (target or name).lower() in allowed.FUNCTIONS:
+                kind = "named"
+            known[name.lower()] = kind
+        found = engine.text("SELECT name FROM system.aggregate_function_combinators").split()
+        return Functions(known, tuple(one.lower() for one in found))
+
+    def allows(self, name: str) -> bool:
+        """Whether a reader may call it."""
+        name = name.lower()
+        if name in allowed.FUNCTIONS:
+            return True
+        if name in self.known:
+            return self.known[name] == "named" or self.known[name] in allowed.CATEGORIES
+        return any(self._aggregate(name[: -len(end)]) for end in self.combinators if name.endswith(end))
+
+    def _aggregate(self, name: str) -> bool:
+        return self.known.get(name) == "Aggregate Functions" or any(
+            self._aggregate(name[: -len(end)]) for end in self.combinators if name.endswith(end)
+        )
+
+    def refuses(self, name: str) -> bool:
+        """Whether it is a function of the engine that a reader may not call."""
+        return name.lower() in self.known and not self.allows(name)
+
+
+class Guard:
+    """The rules for one engine. May be shared by threads."""
+
+    def __init__(self, functions: Functions) -> None:
+        self._functions = functions
+
+    def admit(self, engine: Handle, text: str, params: Mapping[str, str]) -> Statement:
+        """The statement to run. `engine` is a handle that no reader's query has touched. Raises QueryError."""
+        written = canonical(engine, text)
+        kind, count = engine.classified(written)
+        if count != 1:
+            raise QueryError("one statement at a time: send each in a request of its own.", SYNTAX_ERROR)
+        if kind != "READ_ONLY":
+            raise QueryError(
+                "the warehouse is read-only here: SELECT, EXPLAIN, DESCRIBE, SHOW and EXISTS are served.", READONLY
+            )
+        form = found[1] if (found := _FORMAT.search(written)) else ""
+        check_format(form)
+        sql = _FORMAT.sub("", written)
+        self._check_words(words(sql))
+        self._check_paths(paths(sql))
+        self._check_names(identifiers(sql), params)
+        head = self._check_tree(engine.text(f"EXPLAIN AST {sql}", dict(params)).split("\n"))
+        return Statement(sql, form, streams=head == "SelectWithUnionQuery")
+
+    def _check_words(self, found: Iterable[Word]) -> None:
+        for word in found:
+            if word.bare and word.text in _BARE:
+                raise QueryError(
+                    f"{word.text} is not served in a query: settings that shape an answer go in the URL.",
+                    READONLY,
+                )
+            if word.member:
+                continue
+            keyword = word.bare and _BEFORE_PARENTHESES.fullmatch(word.text) is not None
+            name = word.text
+            if word.called:
+                if not keyword and not self._functions.allows(name) and name.lower() not in allowed.TABLE_FUNCTIONS:
+                    raise self._refusal(name)
+            elif not word.holds and self._functions.refuses(name):
+                raise QueryError(
+                    f"`{name}` could be the function of that name, which is not served: write table.{name} for a "
+                    "column, and choose another alias.",
+                    ACCESS_DENIED,
+                )
+
+    def _check_paths(self, found: Iterable[tuple[str, ...]]) -> None:
+        for path in found:
+            if path[0] == "system" and path[1] not in allowed.SYSTEM:
+                raise QueryError(f"table system.{path[1]} is not served here.", ACCESS_DENIED)
+
+    def _check_names(self, names: Iterable[str], params: Mapping[str, str]) -> None:
+        for name in names:
+            value = params.get(name, "")
+            if not value.isidentifier() or value == "system" or self._functions.refuses(value):
+                raise QueryError(f"parameter {name} may not be {value!r}: write the name in the query.", ACCESS_DENIED)
+
+    def _check_tree(self, lines: list[str]) -> str:
+        """Raises QueryError unless every table is allowed; gives the kind of the outermost node."""
+        head, _, kind = lines[0].partition(" (")[0].partition(" ")
+        if head not in allowed.STATEMENTS or (head == "Explain" and kind not in allowed.EXPLAINS):
+            raise QueryError(
+                f"{kind if head == 'Explain' else head} is not served: ask with SELECT, EXPLAIN, DESCRIBE, SHOW "
+                "TABLES, SHOW COLUMNS, SHOW CREATE or EXISTS.",
+                READONLY,
+            )
+        above = ""
+        for line in map(str.lstrip, lines):
+            kind, _, rest = line.partition(" ")
+            name = rest.partition(" (")[0]
+            if kind == "TableIdentifier":
+                self._check_table(name)
+            if (
+                kind == "Function"
+                and above.startswith("TableExpression")
+                and name.lower() not in allowed.TABLE_FUNCTIONS
+            ):
+                raise self._refusal(name)
+            above = line
+        return head
+
+    def _check_table(self, name: str) -> None:
+        database, dot, table = name.partition(".")
+        if not dot or database in allowed.DATABASES or database in allowed.CATALOGUES:
+            return
+        if database == "system" and table in allowed.SYSTEM:
+            return
+        raise QueryError(f"table {name} is not served here.", ACCESS_DENIED)
+
+    def _refusal(self, name: str) -> QueryError:
+        known = name.lower() in self._functions.known
+        what = "is not served: it could reach beyond the tables" if known else "is no function that is served here"
+        return QueryError(f"{name}() {what}.", ACCESS_DENIED)
+
+
+def canonical(engine: Handle, text: str) -> str:
+    """The engine's own spelling of one statement. Raises QueryError for what it cannot parse."""
+    text = text.strip().rstrip(";").strip()
+    if not text:
+        raise QueryError("there is no query: send one in the body or as `query`.", SYNTAX_ERROR)
+    if "\0" in text:
+        raise QueryError("a query holds no NUL.", SYNTAX_ERROR)
+    return engine.text(f"SELECT formatQuerySingleLine({literal(text)})").removesuffix("\n")
+
+
+def check_format(form: str) -> None:
+    """Raises QueryError for a format that reads files or asks a registry."""
+    if form.lower() in allowed.FORMATS_OUTSIDE:
+        raise QueryError(f"format {form} is not served: it needs a schema or template of its own.", UNKNOWN_FORMAT)
+    if form and not form.isalnum():
+        raise QueryError(f"{form!r} is no format.", BAD_ARGUMENTS)

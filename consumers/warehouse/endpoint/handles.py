@@ -1,0 +1,85 @@
+"""What the endpoint needs of an engine in this process: a fresh handle a query. Handles share the engine, and nothing
+else: settings, database and role are a handle's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, contextmanager
+from typing import Any, cast
+
+from chdb.state.sqlitelike import Connection
+
+from millrace.consumers.warehouse.endpoint.faults import of_engine, spoken
+
+OpenHandle = Callable[[], Connection]
+"""gives a handle of one engine; whoever asks for it closes it"""
+
+
+class Handle:
+    """One handle, with the engine's errors as QueryError. One thread at a time."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._raw: Any = connection._conn
+
+    def text(self, sql: str, params: dict[str, str] | None = None) -> str:
+        """The only column of an answer, a row a line. Raises QueryError."""
+        return cast("bytes", self.run(sql, "TSVRaw", params).bytes()).decode()
+
+    def run(self, sql: str, form: str, params: dict[str, str] | None = None) -> Any:
+        """The whole answer in format `form`. Raises QueryError."""
+        try:
+            return self._raw.query(sql, form, params=params or {})
+        except (RuntimeError, UnicodeDecodeError) as error:
+            raise of_engine(spoken(error)) from None
+
+    def pieces(self, sql: str, form: str, params: dict[str, str]) -> Generator[bytes, None, None]:
+        """The answer a block at a time; a SELECT alone. Raises QueryError, also after pieces."""
+        try:
+            stream = self._raw.send_query(sql, form, params=params)
+        except (RuntimeError, UnicodeDecodeError) as error:
+            raise of_engine(spoken(error)) from None
+        done = False
+        try:
+            while True:
+                found = self._raw.streaming_fetch_result(stream)
+                piece: bytes = b"" if found is None else found.bytes()
+                if not piece:
+                    done = True
+                    return
+                yield piece
+        except (RuntimeError, UnicodeDecodeError) as error:
+            done = True
+            raise of_engine(spoken(error)) from None
+        finally:
+            if not done:
+                self._raw.streaming_cancel_query(stream)
+
+    def insert(self, sql: str, form: str, data: bytes) -> int:
+        """Insert rows of format `form`; gives how many. Raises QueryError."""
+        try:
+            inserter: Any = self._connection.send_insert(sql, form)
+            inserter.append(data)
+            return cast("int", inserter.finish().rows_written)
+        except (RuntimeError, UnicodeDecodeError) as error:
+            raise of_engine(spoken(error)) from None
+
+    def classified(self, sql: str) -> tuple[str, int]:
+        """What the engine takes a text for (`READ_ONLY`, `MUTATING`, `CONTROL`, ...), and how many statements it is."""
+        found = self._raw.classify_query(sql)
+        return str(found["query_class"].name), int(found["statement_count"])
+
+    def close(self) -> None:
+        """Let go of it."""
+        self._connection.close()
+
+
+@contextmanager
+def handle(opens: OpenHandle) -> Iterator[Handle]:
+    """A handle, closed afterwards. Raises QueryError when the engine gives none."""
+    try:
+        made = opens()
+    except (RuntimeError, UnicodeDecodeError) as error:
+        raise of_engine(spoken(error)) from None
+    with closing(Handle(made)) as found:
+        yield found

@@ -1,0 +1,149 @@
+"""What an HTTP request asks for, in the words of ClickHouse's HTTP interface. Pure.
+
+Invariants: a request that a browser sends for another page, or to a name that is not this machine's loopback, is
+refused before its key is looked at; what a packed body unpacks to is bounded."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hmac
+import zlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from millrace.consumers.warehouse.endpoint.encoding import choose
+from millrace.consumers.warehouse.endpoint.faults import (
+    ACCESS_DENIED,
+    AUTHENTICATION_FAILED,
+    BAD_ARGUMENTS,
+    NOT_IMPLEMENTED,
+    REQUIRED_PASSWORD,
+    TOO_LARGE,
+    QueryError,
+)
+from millrace.consumers.warehouse.endpoint.reading import DEFAULT_FORMAT, Asked
+from millrace.infra.config import is_local
+
+LONGEST = 256 << 10
+"""bytes of a query, as the engine's parser has it"""
+USERS = ("millrace", "default")
+_OWN = frozenset(("query", "database", "default_format", "query_id", "user", "password", "compress", "decompress"))
+
+
+class Wanted(NamedTuple):
+    """A query and how its answer is to come. encoding: of the answer's bytes, empty for none."""
+
+    asked: Asked
+    query_id: str
+    encoding: str
+    native: bool
+    """whether the answer comes in ClickHouse's own compressed frames"""
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """The word that a request must bring; empty where none is asked for."""
+
+    word: str
+
+    def check(self, headers: Mapping[str, str], query: Mapping[str, str]) -> None:
+        """Raises QueryError unless the request brings it."""
+        user, password = _credentials(headers, query)
+        if not self.word:
+            return
+        if not password:
+            raise QueryError(
+                "a key is asked for: user millrace, password from the file keys/warehouse under [home] "
+                "(`millrace sql` finds it by itself).",
+                REQUIRED_PASSWORD,
+            )
+        same = hmac.compare_digest(password.encode(), self.word.encode())
+        if not same or user not in USERS:
+            raise QueryError(
+                f"{user}: Authentication failed: the user is millrace, and the password the word in keys/warehouse "
+                "under [home].",
+                AUTHENTICATION_FAILED,
+            )
+
+
+def check_caller(headers: Mapping[str, str]) -> None:
+    """Raises QueryError for a request that names another host, or that a browser sends for another page."""
+    try:
+        host = urlsplit(f"//{headers.get('host', '')}").hostname or ""
+        origin = headers.get("origin")
+        theirs = urlsplit(origin).netloc if origin else None
+    except ValueError:
+        raise QueryError("the Host or Origin of the request is no address.", BAD_ARGUMENTS) from None
+    if not is_local(host):
+        raise QueryError(f"the endpoint is for this machine alone: call it 127.0.0.1, not {host!r}.", ACCESS_DENIED)
+    strange = headers.get("sec-fetch-site") in ("cross-site", "same-site")
+    if strange or (theirs is not None and theirs != headers.get("host")):
+        raise QueryError("pages of other sites may not ask here.", ACCESS_DENIED)
+
+
+def wanted(items: Iterable[tuple[str, str]], headers: Mapping[str, str], body: bytes) -> Wanted:
+    """The query of a request. items: of its URL, in order. Raises QueryError for what cannot be served."""
+    query = dict(items)
+    if query.get("decompress", "0") != "0":
+        raise QueryError("queries in compressed frames are not served: send the text.", NOT_IMPLEMENTED)
+    if headers.get("content-type", "").startswith("multipart/"):
+        raise QueryError("external tables and forms are not served: send the query as the body.", NOT_IMPLEMENTED)
+    text = "\n".join(part for part in (query.get("query", ""), _text(body, headers)) if part)
+    if len(text.encode()) > LONGEST:
+        raise QueryError(f"the query is longer than {LONGEST} bytes: use fewer literals.", TOO_LARGE)
+    params = {name.removeprefix("param_"): value for name, value in query.items() if name.startswith("param_")}
+    others = {name: value for name, value in query.items() if name not in _OWN and not name.startswith("param_")}
+    form = headers.get("x-clickhouse-format") or query.get("default_format") or DEFAULT_FORMAT
+    native = query.get("compress", "0") not in ("0", "false")
+    allowed = query.get("enable_http_compression", "1") not in ("0", "false")
+    return Wanted(
+        Asked(
+            text,
+            params,
+            others,
+            query.get("database") or headers.get("x-clickhouse-database", ""),
+            form,
+            query.get("wait_end_of_query", "0") not in ("0", "false"),
+        ),
+        query.get("query_id", "")[:200],
+        choose(headers.get("accept-encoding", "")) if allowed and not native else "",
+        native,
+    )
+
+
+def unpacked(body: bytes, headers: Mapping[str, str]) -> bytes:
+    """A query's bytes as they were before the client packed them, up to one more than may be. Raises QueryError."""
+    how = headers.get("content-encoding", "") or "identity"
+    if how == "identity":
+        return body
+    if how not in ("gzip", "deflate"):
+        raise QueryError(f"a query may come as it is, in gzip or in deflate, not in {how}.", NOT_IMPLEMENTED)
+    try:
+        return zlib.decompressobj(47).decompress(body, LONGEST + 1)
+    except zlib.error:
+        raise QueryError(f"the body is not {how}.", BAD_ARGUMENTS) from None
+
+
+def _text(body: bytes, headers: Mapping[str, str]) -> str:
+    try:
+        return unpacked(body, headers).decode()
+    except UnicodeDecodeError:
+        raise QueryError("a query is UTF-8.", BAD_ARGUMENTS) from None
+
+
+def _credentials(headers: Mapping[str, str], query: Mapping[str, str]) -> tuple[str, str]:
+    """User and password, from where clients put them."""
+    kind, _, given = headers.get("authorization", "").partition(" ")
+    if kind.lower() == "basic":
+        try:
+            user, _, password = base64.b64decode(given, validate=True).decode().partition(":")
+            return user, password
+        except (binascii.Error, UnicodeDecodeError):
+            return "", ""
+    if kind.lower() == "bearer":
+        return USERS[0], given.strip()
+    password = headers.get("x-clickhouse-key") or query.get("password", "")
+    return headers.get("x-clickhouse-user") or query.get("user") or USERS[0], password

@@ -1,0 +1,39 @@
+"""The store that the settings name, with its tables as this release wants them."""
+
+from __future__ import annotations
+
+from millrace.consumers.warehouse.directory import Directory
+from millrace.consumers.warehouse.migrations import migrate
+from millrace.consumers.warehouse.questions import views
+from millrace.consumers.warehouse.retention import keep
+from millrace.consumers.warehouse.server import Server
+from millrace.consumers.warehouse.store import Store
+from millrace.infra.config import Settings
+
+
+def open_store(settings: Settings, answers_at: str = "") -> Store:
+    """Open the server of `[warehouse] url`, else the directory. answers_at: the URL at which this process will answer
+    queries. Raises WarehouseHeld when another process has the directory, WarehouseError when it cannot be opened."""
+    url = settings.warehouse.url.get_secret_value()
+    memory = settings.warehouse.memory_mb
+    return Server(url) if url else Directory(settings.warehouse_home, memory_mb=memory, url=answers_at)
+
+
+def open_for_rows(settings: Settings, answers_at: str = "") -> Store:
+    """As `open_store`, with every table and view as this release wants it, for who brings rows in. Raises
+    WarehouseError for tables of a newer release."""
+    store = open_store(settings, answers_at)
+    try:
+        migrate(store)
+        views.install(store)
+        keep(store, settings.warehouse.keep_days, settings.topics.short_hours)
+    except BaseException:
+        store.close()
+        raise
+    return store
+
+
+def make_tables(store: Store) -> None:
+    """Every table as this release wants it, kept for ever, and the views."""
+    migrate(store)
+    views.install(store)

@@ -1,0 +1,67 @@
+"""Rows of the warehouse's own tables: what could not be read, and what was written."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Self
+
+import xxhash
+from fastavro import parse_schema, writer
+
+from millrace.consumers.warehouse.columns import Column, quoted
+from millrace.consumers.warehouse.cutting import Block
+from millrace.consumers.warehouse.framing import millis
+from millrace.consumers.warehouse.store import Insertion
+from millrace.consumers.warehouse.tables import BLOCKS, LOG, UNREADABLE
+from millrace.infra.log.base import Record
+from millrace.schemas.ids import now_micros
+
+
+class Proof(NamedTuple):
+    """One row of `blocks`."""
+
+    table: str
+    topic: str
+    part: int
+    first: int
+    last: int
+    rows: int
+    digest: str
+    written: int
+
+    @classmethod
+    def of(cls, table: str, block: Block, rows: Sequence[bytes]) -> Self:
+        """The proof of rows of a block."""
+        digest = xxhash.xxh3_128()
+        for row in rows:
+            digest.update(row)
+        last = block.until - 1
+        now = now_micros() // 1000
+        return cls(table, block.topic, block.part, block.first, last, len(rows), digest.hexdigest(), now)
+
+
+def proof_rows(proofs: Sequence[Proof]) -> tuple[Insertion, list[bytes]]:
+    """What `Store.insert` takes for these proofs."""
+    return _rows("blocks", BLOCKS, (proof._asdict() for proof in proofs))
+
+
+def unreadable_rows(found: Sequence[tuple[Record, str]]) -> tuple[Insertion, list[bytes]]:
+    """What `Store.insert` takes for records that cannot be read, with the reasons."""
+    return _rows("unreadable", UNREADABLE, (_unreadable(record, reason) for record, reason in found))
+
+
+def _unreadable(record: Record, reason: str) -> Mapping[str, Any]:
+    place = {"topic": record.topic, "part": record.partition, "off": record.offset}
+    return {**place, "logged": millis(record.timestamp), "reason": reason, "size": len(record.value or b"")}
+
+
+def _rows(name: str, columns: Sequence[Column], rows: Iterable[Mapping[str, Any]]) -> tuple[Insertion, list[bytes]]:
+    """Rows as Avro; whatever is no string is a long."""
+    kinds = {column.name: "string" if "String" in column.type else "long" for column in columns}
+    fields = [{"name": column, "type": kind} for column, kind in kinds.items()]
+    out = io.BytesIO()
+    writer(out, parse_schema({"type": "record", "name": "Row", "fields": fields}), rows)
+    names = tuple(kinds)
+    structure = ", ".join(f"{quoted(column.name)} {column.type}" for column in columns)
+    return Insertion(f"{LOG}.{name}", names, tuple(map(quoted, names)), structure), [out.getvalue()]

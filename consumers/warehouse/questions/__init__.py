@@ -1,0 +1,1 @@
+"""What readers of the warehouse are given: documented views, and questions that are asked by name."""

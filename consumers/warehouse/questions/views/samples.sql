@@ -1,0 +1,45 @@
+-- Trajectories that trained a version, with how stale they were.
+--
+-- policy: the model that was trained
+-- version: the version that came out
+-- seq: place of its group in the order of learning
+-- trajectory: id of the episode
+-- tenant: whose traffic it is
+-- group: its group
+-- ticket: the grant of its group
+-- sample: which sample of the group
+-- task: the task, the same in every epoch
+-- task_id: the task with its epoch
+-- status: how the episode ended
+-- reward: the reward that it was sealed with
+-- tokens: tokens that may train
+-- length: tokens in all of its lineages
+-- sampled_from: the policy that sampled it; another one where a branch trained on it
+-- oldest_version: oldest version among its trainable tokens
+-- newest_version: newest version among its trainable tokens
+-- staleness_sum: over its trainable tokens, how many versions older each is than the version that learned from it
+-- staleness_mean: the same as a mean
+-- sealed_at: when it was sealed
+-- trained_at: when the version was committed
+-- topic: where it lies
+-- part: where it lies
+-- off: where it lies
+SELECT
+    s.policy AS policy, s.version AS version, s.seq AS seq, t.id AS trajectory, t.tenant AS tenant,
+    t.`group` AS `group`, t.ticket AS ticket, t.sample AS sample,
+    replaceRegexpOne(t.task_id, '@[0-9]+$', '') AS task, t.task_id AS task_id, t.status AS status,
+    t.reward AS reward, t.tokens AS tokens, t.length AS length, t.policy AS sampled_from,
+    if(t.v_head < 0, NULL, t.v_head) AS oldest_version, if(t.v_tail < 0, NULL, t.v_tail) AS newest_version,
+    t.tokens * (s.version - 1) - t.versions_sum AS staleness_sum,
+    if(t.tokens = 0, NULL, staleness_sum / t.tokens) AS staleness_mean,
+    t.sealed_at AS sealed_at, s.trained_at AS trained_at, s.topic AS topic, s.part AS part, s.off AS off
+FROM trained AS s
+INNER JOIN
+(
+    SELECT policy, tenant, id, `group`, ticket, sample, task_id, status, reward, tokens, length, v_head, v_tail,
+        sealed_at, topic, part, off,
+        arraySum(arrayMap((versions, mask) -> arraySum(arrayMap((v, m) -> v * m, versions, mask)),
+            `lineages.versions`, `lineages.mask`)) AS versions_sum
+    FROM millrace_log.trajectories
+) AS t ON t.topic = s.topic AND t.part = s.part AND t.off = s.off
+WHERE s.lost IS NULL

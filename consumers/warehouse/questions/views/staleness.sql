@@ -1,0 +1,20 @@
+-- How old the tokens were that trained each version: one row a version and age.
+--
+-- policy: the model that was trained
+-- version: the version that came out
+-- age: versions between the one that sampled a token and the one that learned from it
+-- tokens: trainable tokens of that age
+SELECT policy, version, version - 1 - sampled_by AS age, count() AS tokens
+FROM
+(
+    SELECT s.policy AS policy, s.version AS version, t.sampled_by AS sampled_by
+    FROM trained AS s
+    INNER JOIN
+    (
+        SELECT topic, part, off, arrayJoin(arrayFlatten(arrayMap((versions, mask) ->
+            arrayFilter((v, m) -> m = 1, versions, mask), `lineages.versions`, `lineages.mask`))) AS sampled_by
+        FROM millrace_log.trajectories
+    ) AS t ON t.topic = s.topic AND t.part = s.part AND t.off = s.off
+    WHERE s.lost IS NULL
+)
+GROUP BY policy, version, age

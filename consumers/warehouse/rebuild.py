@@ -1,0 +1,94 @@
+"""Makes the tables anew from the log, for one namespace.
+
+Invariants: rows that the log cannot give again are not dropped unless whoever asks says so; a rebuild that was cut
+short is ended by whoever opens the warehouse next, since the tables themselves say how far they are."""
+
+from __future__ import annotations
+
+from millrace.consumers.warehouse.columns import text
+from millrace.consumers.warehouse.ingest import Ingest
+from millrace.consumers.warehouse.migrations import migrate
+from millrace.consumers.warehouse.opened import open_store
+from millrace.consumers.warehouse.retention import keep
+from millrace.consumers.warehouse.store import Store
+from millrace.consumers.warehouse.tables import LOG
+from millrace.infra.config import Settings
+from millrace.infra.connect import connect_now
+from millrace.infra.errors import TopicError, WarehouseError
+from millrace.infra.log.base import Bus
+from millrace.infra.log.blobs import ClaimStore
+from millrace.infra.log.topics import logical_name
+
+COMPACTED = "workers"
+"""the one topic whose older records the log itself gives up"""
+
+
+def rebuild(settings: Settings, *, forget: bool = False) -> dict[str, tuple[int, int]]:
+    """Make every table anew; gives its rows before and after. forget: rows that the log no longer has may go.
+
+    Raises WarehouseHeld while another process holds the directory, WarehouseError where rows would be lost."""
+    with connect_now(settings) as bus, open_store(settings) as store:
+        store.prepare()
+        before = counts(store, settings.namespace)
+        if not forget and (lost := irrecoverable(bus, store, settings.namespace)):
+            raise WarehouseError(
+                f"the log no longer has what these rows were made of: {'; '.join(lost)}. `millrace warehouse rebuild "
+                "--forget` makes the tables of what is left"
+            )
+        drop(store, settings.namespace)
+        migrate(store)
+        keep(store, settings.warehouse.keep_days, settings.topics.short_hours)
+        Ingest(bus, store, settings.namespace, ClaimStore(settings.claims).behind).catch_up()
+        after = counts(store, settings.namespace)
+    return {name: (before.get(name, 0), after.get(name, 0)) for name in sorted({*before, *after})}
+
+
+def counts(store: Store, namespace: str) -> dict[str, int]:
+    """Rows of a namespace by table."""
+    where = _of(namespace)
+    return {name: int(store.rows(f"SELECT count() FROM {LOG}.{name} WHERE {where}")[0][0]) for name in _tables(store)}
+
+
+def irrecoverable(bus: Bus, store: Store, namespace: str) -> list[str]:
+    """What a rebuild would lose, in words: rows whose records the log has forgotten."""
+    found = []
+    for name in _tables(store):
+        spans = store.rows(
+            f"SELECT topic, part, min(off), max(off) FROM {LOG}.{name} WHERE {_of(namespace)} GROUP BY ALL ORDER BY ALL"
+        )
+        for topic, part, first, last in spans:
+            start = _start(bus, topic, part)
+            if logical_name(topic) != COMPACTED and first < start:
+                found.append(f"{topic} partition {part}, offsets {first} to {min(last, start - 1)}")
+    return found
+
+
+def drop(store: Store, namespace: str) -> None:
+    """Drop the tables, or on a server that other namespaces use, the rows of this one."""
+    tables = [*_tables(store), "blocks"] if _tables(store) else []
+    others = any(store.rows(f"SELECT 1 FROM {LOG}.{name} WHERE NOT {_of(namespace)} LIMIT 1") for name in tables)
+    for name in tables:
+        if others:
+            store.run(f"ALTER TABLE {LOG}.{name} DELETE WHERE {_of(namespace)} SETTINGS mutations_sync = 2")
+        else:
+            store.run(f"DROP TABLE {LOG}.{name} SYNC")
+
+
+def _tables(store: Store) -> list[str]:
+    """Tables with records that are there."""
+    rows = store.rows(
+        f"SELECT DISTINCT table FROM system.columns WHERE database = {text(LOG)} AND name = 'off' ORDER BY table"
+    )
+    return [name for (name,) in rows]
+
+
+def _of(namespace: str) -> str:
+    return f"startsWith(topic, {text(namespace + '.')})"
+
+
+def _start(bus: Bus, topic: str, part: int) -> int:
+    """The first offset that the log has of a partition; beyond everything where it has none."""
+    try:
+        return bus.starts(topic).get(part, 1 << 63)
+    except TopicError:
+        return 1 << 63

@@ -1,0 +1,97 @@
+"""The process `millrace warehouse`: brings the log of a namespace into tables and answers queries.
+
+Invariants: it yields to whatever trains and serves: it runs at low priority, and nobody waits for it; the endpoint
+answers for as long as the directory is held (a server by URL answers for itself)."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from millrace.consumers.warehouse.directory import Directory
+from millrace.consumers.warehouse.endpoint.serve import open_endpoint
+from millrace.consumers.warehouse.ingest import Ingest
+from millrace.consumers.warehouse.opened import open_for_rows
+from millrace.consumers.warehouse.store import Store
+from millrace.infra.config import Settings
+from millrace.infra.connect import connect
+from millrace.infra.errors import WarehouseHeld
+from millrace.infra.heartbeat import Heartbeat, unless_in
+from millrace.infra.log.blobs import ClaimStore
+from millrace.infra.process.net import LOCALHOST
+
+log = logging.getLogger(__name__)
+
+NICE = 10
+AGAIN_S = 0.5
+
+
+def run(settings: Settings) -> None:
+    """Take in what the log holds and what comes, until SIGTERM. Raises WarehouseHeld where another process holds the
+    directory."""
+    with suppress(OSError):
+        os.nice(NICE)
+    url = f"http://{LOCALHOST}:{settings.warehouse.port}"
+    with opened(settings, url) as store, connect(settings) as bus:
+        ingest = Ingest(bus, store, settings.namespace, ClaimStore(settings.claims).behind)
+        beat = Heartbeat(
+            bus,
+            settings.namespace,
+            worker=f"warehouse-{socket.gethostname()}",
+            role="warehouse",
+            policy=settings.policy.name,
+            url=url,
+            standing=unless_in(lambda: ingest.trouble),
+        )
+        endpoint = open_endpoint(store.handle, settings) if isinstance(store, Directory) else None
+        try:
+            beat.start()
+            attended(ingest.follow)
+        finally:
+            beat.close()
+            if endpoint is not None:
+                endpoint.close()
+
+
+def opened(settings: Settings, url: str) -> Store:
+    """The store, once whoever only looks into its directory has ended. Raises WarehouseHeld for another warehouse."""
+    told = False
+    while True:
+        try:
+            return open_for_rows(settings, url)
+        except WarehouseHeld as held:
+            if held.url:
+                raise
+            if not told:
+                log.info("%s", held)
+            told = True
+            time.sleep(AGAIN_S)
+
+
+def attended(follow: Callable[[threading.Event], None]) -> None:
+    """Run `follow` in a thread of its own, so that a signal is noticed at once and the block under way is ended well.
+    Raises what it raises."""
+    over = threading.Event()
+    failed: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            follow(over)
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=work, name="ingest")
+    thread.start()
+    try:
+        while thread.is_alive():
+            thread.join(0.5)
+    finally:
+        over.set()
+        thread.join()
+    if failed:
+        raise failed[0]

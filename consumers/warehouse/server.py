@@ -1,0 +1,58 @@
+"""The store on a ClickHouse server or cluster, by URL. The same code and SQL as in a directory.
+
+Invariant: an insert that may still run is waited for before anybody asks how far the tables are."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import clickhouse_connect
+from clickhouse_connect.driver.client import Client
+from clickhouse_connect.driver.exceptions import Error as DriverError
+
+from millrace.consumers.warehouse.columns import text
+from millrace.consumers.warehouse.store import Insertion, Store, failure
+from millrace.consumers.warehouse.tables import VIEWS
+from millrace.infra.errors import WarehouseError
+
+LOOK_S = 0.1
+PATIENCE_S = 60.0
+"""how long an insert of a process that died may still run"""
+
+
+class Server(Store):
+    """A server by URL, such as `http://user:password@host:8123`. Raises WarehouseError where none answers."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self.where = url.rpartition("@")[2]
+        try:
+            with clickhouse_connect.get_client(dsn=url) as client:
+                client.command("SELECT 1")
+        except (DriverError, ValueError) as error:
+            raise WarehouseError(f"no ClickHouse answers at {self.where}: {error}. It is [warehouse] url.") from error
+
+    def client(self, database: str = VIEWS) -> Client:
+        return clickhouse_connect.get_client(dsn=self._url, database=database, autogenerate_session_id=False)
+
+    def insert(self, into: Insertion, data: Sequence[bytes], query_id: str) -> None:
+        sql = f"{into.sql(f'input({text(into.structure)})')} FORMAT Avro"
+        with self.client("default") as client:
+            try:
+                client.command(sql, data=b"".join(data), settings={"query_id": query_id})
+            except DriverError as error:
+                raise failure(f"{self.where} refuses rows of {into.target}", error) from error
+
+    def settle(self, query_ids: str) -> None:
+        until = time.monotonic() + PATIENCE_S
+        while self.rows(f"SELECT 1 FROM system.processes WHERE startsWith(query_id, {text(query_ids)}) LIMIT 1"):
+            if time.monotonic() > until:
+                raise WarehouseError(
+                    f"an insert of a former warehouse process runs on at {self.where}: end it there (KILL QUERY WHERE "
+                    f"startsWith(query_id, {text(query_ids)})), then start again"
+                )
+            time.sleep(LOOK_S)
+
+    def close(self) -> None:
+        """Nothing is held: each handle is closed by its user."""

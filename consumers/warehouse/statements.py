@@ -1,0 +1,31 @@
+"""Several statements in one text, as a file or a prompt holds them. Pure."""
+
+from __future__ import annotations
+
+import re
+
+_PART = re.compile(
+    r"(?P<quiet>--[^\n]*|\#[ !][^\n]*|/\*.*?(?:\*/|\Z))"
+    r"|(?P<kept>'(?:[^'\\]|\\.|'')*(?:'|\Z)|\"(?:[^\"\\]|\\.)*(?:\"|\Z)|`(?:[^`\\]|\\.)*(?:`|\Z)"
+    r"|\$(?P<tag>\w*)\$.*?\$(?P=tag)\$)"
+    r"|(?P<end>;)"
+    r"|(?P<other>.)",
+    re.DOTALL,
+)
+
+
+def split(text: str) -> tuple[list[str], str]:
+    """The statements that a semicolon ends, and what comes after the last one; empty ones and those of comments alone
+    are left out. A semicolon in a string, a quoted name or a comment ends nothing."""
+    out: list[str] = []
+    now, said = "", False
+    for found in _PART.finditer(text):
+        kind = found.lastgroup
+        if kind == "end":
+            if said:
+                out.append(now.strip())
+            now, said = "", False
+            continue
+        now += found[0]
+        said = said or (kind != "quiet" and bool(found[0].strip()))
+    return out, now.strip() if said else ""
