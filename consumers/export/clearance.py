@@ -1,0 +1,65 @@
+"""What may leave the log: what refine decided about each call, and what the rules of its tenant say today. Pure.
+
+Invariants: content that is denied or kept for audit only never leaves, nor does `tenant_only` content for a policy of
+another tenant, nor anything when either is unknown; a later decision can only take permission away."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from millrace.consumers.history.dialogue import Unsayable
+from millrace.consumers.history.rows import Row
+from millrace.infra.config import Settings
+from millrace.schemas.records import Event, Governance, ModelCall, Split
+from millrace.streams.refine.tenancy import Tenancy
+
+Allowed = Callable[[str, Split], str | None]
+"""why content of a tenant and split may not leave today, None where it may"""
+
+
+def anyone(tenant: str, split: Split) -> str | None:
+    """No rules of today: what was decided when it came holds."""
+    return None
+
+
+def today(settings: Settings) -> Allowed:
+    """What the settings of this call say about tenants, for the configured policy."""
+    policy = settings.policy
+    tenancy = Tenancy(settings.governance, {policy.name: policy.tenant} if policy.tenant else {})
+
+    def allowed(tenant: str, split: Split) -> str | None:
+        verdict = tenancy.decide(tenant, policy.name, split, None)
+        barred = verdict.eligibility in ("denied", "audit_only")
+        return f"{verdict.eligibility} today: {verdict.reason}" if barred else None
+
+    return allowed
+
+
+def barred(event: Row[Event], owner: str) -> str | None:
+    """Why the content of an event may not leave for a policy of the tenant `owner`, None when it may."""
+    governance: Governance | None = event["governance"]
+    if governance is None:
+        return "ungoverned"
+    if governance["eligibility"] in ("denied", "audit_only"):
+        return f"{governance['eligibility']}: {governance['reason']}"
+    if governance["redaction"] == "failed":
+        return "withheld: redaction failed"
+    if governance["eligibility"] == "tenant_only" and event["tenant"] != owner:
+        return "tenant_only: another tenant's policy"
+    return None
+
+
+def cleared(calls: Sequence[Row[Event]], owner: str) -> list[Row[Event]]:
+    """The calls of one trajectory whose content may leave. A call that may not is left out where it holds no token, as
+    refine leaves what it withholds. Raises Unsayable `ineligible` where its tokens lie among the others', or where any
+    call is denied."""
+    out = []
+    for call in calls:
+        why = barred(call, owner)
+        if why is None:
+            out.append(call)
+            continue
+        body: ModelCall = call.body
+        if why.startswith("denied") or body["prompt_ids"]["data"] or body["output_ids"]["data"]:
+            raise Unsayable("ineligible", f"reply {body['response_id']} is {why}")
+    return out

@@ -1,0 +1,39 @@
+"""Which version trained a trajectory, by its place.
+
+Invariant: twelve bytes a trained trajectory, however long the history is."""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterable
+
+from millrace.infra.log.base import Place
+from millrace.schemas.records import LedgerEntry
+
+
+class Trained:
+    """Versions by the places that the ledger names, lost groups left out."""
+
+    def __init__(self, topic: str, entries: Iterable[LedgerEntry]) -> None:
+        found: dict[int, list[tuple[int, int]]] = {}
+        for entry in entries:
+            for group in entry["groups"]:
+                for place in group["trajectories"]:
+                    if group["lost"] is None and place["topic"] == topic:
+                        found.setdefault(place["partition"], []).append((place["offset"], entry["version"]))
+        self._topic = topic
+        self._offsets: dict[int, array[int]] = {}
+        self._versions: dict[int, array[int]] = {}
+        for partition, pairs in found.items():
+            pairs.sort()
+            self._offsets[partition] = array("q", (offset for offset, _ in pairs))
+            self._versions[partition] = array("i", (version for _, version in pairs))
+
+    def version(self, place: Place) -> int | None:
+        """The version that trained on the trajectory at a place, None when none did."""
+        offsets = self._offsets.get(place.partition)
+        if offsets is None or place.topic != self._topic:
+            return None
+        at = bisect_left(offsets, place.offset)
+        return self._versions[place.partition][at] if at < len(offsets) and offsets[at] == place.offset else None
