@@ -1,0 +1,154 @@
+"""Each saved version of a branch becomes a version of its policy.
+
+Invariants: the transactional id is opened before the newest version is read, so whoever trained the branch before is
+fenced; a directory is durable before its transaction begins; what was saved and not announced never was, and is removed
+before training goes on, so that the same step is trained again; versions are dense.
+"""
+
+from __future__ import annotations
+
+import shutil
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+
+from millrace.consumers import policy
+from millrace.consumers.history import newest
+from millrace.consumers.history.newest import Head
+from millrace.consumers.learner.collect import collect, serving_versions
+from millrace.consumers.learner.entry import Machine
+from millrace.consumers.learner.identity import Identity
+from millrace.consumers.replay.branch.items import Item
+from millrace.consumers.replay.branch.records import Choice, joined, ledger_entry, weight_event
+from millrace.infra import faults
+from millrace.infra.config import Settings
+from millrace.infra.errors import BranchError
+from millrace.infra.log.base import Bus, Outgoing, Transactor
+from millrace.infra.log.topics import full_name
+from millrace.schemas import codec
+from millrace.schemas.ids import now_micros
+from millrace.trainers import delta_files
+from millrace.trainers.checkpoint import Checkpoint
+from millrace.trainers.offline.run import Listener, versions
+
+Trained = Callable[[int], Sequence[Item]]
+"""the items of a batch, by step"""
+
+
+class Announcer(Listener):
+    """Hears a training and announces what it saves. settings: of the branch; trained: the items of a step, counted from
+    1; heard: who is told besides; keep: newest versions whose files are kept. Use as a context."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        bus: Bus,
+        choice: Choice,
+        identity: Identity,
+        trained: Trained,
+        heard: Listener,
+        keep: int,
+    ) -> None:
+        self._settings = settings
+        self._bus = bus
+        self._choice = choice
+        self._identity = identity
+        self._trained = trained
+        self._heard = heard
+        self._keep = keep
+        self._topics = policy.topics(settings)
+        self._root = policy.weights_root(settings)
+        self._member = f"branch/{identity.shown}@{uuid.uuid4().hex}"
+        self._transactor: Transactor = bus.transactor(policy.transactional_id(settings))
+        faults.point("branch.fenced")
+        head = newest.head(bus, self._topics["weights"], self._topics["ledger"])
+        first = newest.older(bus, self._topics["weights"], self._topics["ledger"], 0)
+        if head is None or first is None:
+            raise BranchError(f"policy {settings.policy.name} has no version 0: run `millrace audit` on it")
+        self.head: Head = head
+        self._eta = first.weights["eta"] or 0
+        self._steps: list[int] = []
+        self._metrics: list[Mapping[str, float]] = []
+
+    def tidy(self) -> None:
+        """Remove directories that no announced version names. Raises BranchError where the newest one is gone."""
+        committed = self._committed()
+        for number, path in versions(self._root):
+            if path.name != f"v{number}-{committed.get(number, '')[:12]}":
+                shutil.rmtree(path)
+        kept = [number for number, _ in versions(self._root)]
+        if not kept or kept[-1] != self.head.version:
+            raise BranchError(
+                f"version {self.head.version} of {self.head.weights['policy']} is not in {self._root}: restore "
+                f"v{self.head.version}-{self.head.weights['digest'][:12]}, or make another branch"
+            )
+
+    def check(self, choice: Choice) -> None:
+        """Raises BranchError where the versions so far were trained on another selection."""
+        said = self.head.weights
+        theirs = said["selection"], said["selection_digest"], said["selection_places"]
+        if self.head.version and (
+            theirs != (choice.text, choice.digest, choice.places)
+            or (said["reward_source"], said["reward_rubric"]) != (choice.source, choice.rubric)
+        ):
+            raise BranchError(
+                f"version {self.head.version} of {said['policy']} was trained on another selection or other rewards: "
+                "go on with the options that it began with, or choose another name"
+            )
+
+    # -- a training
+
+    def began(self, step: int, steps: int, items: int) -> None:
+        self._heard.began(step, steps, items)
+
+    def noted(self, text: str) -> None:
+        self._heard.noted(text)
+
+    def trained(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._steps.append(step)
+        self._metrics.append(metrics)
+        self._heard.trained(step, metrics)
+
+    def saved(self, written: Checkpoint) -> None:
+        faults.point("branch.saved")
+        items = [item for step in self._steps for item in self._trained(step)]
+        full = delta_files.full_size(written.path)
+        event = weight_event(self.head, written, self._choice, full, now_micros())
+        machine = Machine(torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu", torch.get_num_threads())
+        entry = ledger_entry(
+            self.head, event, items, joined(self._metrics), self._member, self._identity, machine, self._eta
+        )
+        self._transactor.begin()
+        key = event["policy"].encode()
+        self._transactor.send(Outgoing(self._topics["weights"], key, codec.encode("WeightVersion", event)))
+        faults.point("branch.sent_weights")
+        key = str(entry["version"]).encode()
+        self._transactor.send(Outgoing(self._topics["ledger"], key, codec.encode("LedgerEntry", entry)))
+        self._transactor.flush()
+        faults.point("branch.before_commit")
+        self._transactor.commit({}, None)
+        faults.point("branch.committed")
+        self.head = Head(event, entry)
+        self._steps, self._metrics = [], []
+        self._collect()
+        self._heard.saved(written)
+
+    def _collect(self) -> None:
+        workers = full_name(self._settings.namespace, "workers")
+        serving = serving_versions(self._bus, workers, self._settings.policy.name, now_micros())
+        collect(self._root, self._committed(), keep=self._keep, serving=serving)
+
+    def _committed(self) -> dict[int, str]:
+        """Digests of all versions."""
+        found = {}
+        for record in self._bus.read(self._topics["weights"], 0):
+            event = codec.decode_as("WeightVersion", record.value or b"")
+            found[event["version"]] = event["digest"]
+        return {number: digest for number, digest in found.items() if number <= self.head.version}
+
+    def __enter__(self) -> Announcer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._transactor.close()

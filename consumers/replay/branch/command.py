@@ -1,0 +1,87 @@
+"""`millrace replay branch`: what is printed while a branch is made."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from rich.text import Text
+
+from millrace.consumers.replay.branch.guard import WARN, Reach
+from millrace.consumers.replay.branch.items import Made
+from millrace.consumers.replay.branch.job import Options
+from millrace.consumers.replay.branch.run import Brancher, Question, Watcher
+from millrace.consumers.replay.branch.selection import Selected, Selector, Wanted
+from millrace.infra.config import Settings
+from millrace.infra.connect import claims, history
+from millrace.infra.log.base import Place
+from millrace.infra.terminal import Terminal
+from millrace.trainers.checkpoint import Checkpoint
+
+
+def branch(
+    settings: Settings, options: Options, wanted: Wanted = lambda _: True, places: Sequence[Place] | None = None
+) -> None:
+    """Make a branch of the configured policy, or go on with it, and say how it goes. wanted: a rule; places: a list,
+    such as SQL gives, of which the rule takes."""
+    console = Terminal()
+    with history(settings) as bus:
+        last = Brancher(settings, bus, claims(settings)).run(
+            options, _asking(wanted, places), watcher=Screen(console, options)
+        )
+    console.print(
+        f"{options.name} is at version {last['version']}: {last['uri']}\n"
+        f"`millrace --set policy.name={options.name} evaluate` scores it, `audit` proves it",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def _asking(wanted: Wanted, places: Sequence[Place] | None) -> Question:
+    def ask(selector: Selector) -> Selected:
+        return selector.by_rule(wanted) if places is None else selector.by_places(places, wanted)
+
+    return ask
+
+
+def reach_in_words(found: Reach) -> str:
+    """The figures of the guard on one line."""
+    return (
+        f"reach: ESS/n of sequences {found.sequence_ess:.3f}, of tokens {found.token_ess:.3f}; "
+        f"KL {found.kl:.4g} a token; {found.outside:.1%} of ratios outside 0.5 to 2"
+    )
+
+
+class Screen(Watcher):
+    """Prints how a branch goes."""
+
+    def __init__(self, console: Terminal, options: Options) -> None:
+        self._console = console
+        self._options = options
+
+    def selected(self, candidates: int, made: Made, left_out: Counter[str]) -> None:
+        self._say(
+            f"{self._options.method}: {len(made.items)} items from {len(made.places)} of {candidates} trajectories"
+        )
+        for reason, count in left_out.most_common():
+            self._say(f"  left out {count}: {reason}", "dim")
+
+    def scored(self, reach: Reach) -> None:
+        self._say(reach_in_words(reach), "green" if reach.word == "good" else "yellow")
+        if reach.word == "low":
+            self._say(f"few sequences carry the gradient (ESS/n below {WARN}): look at it on held-out tasks", "yellow")
+
+    def goes_on(self, version: int) -> None:
+        self._say(f"{self._options.name} exists and goes on from version {version}")
+
+    def began(self, step: int, steps: int, items: int) -> None:
+        self._say(f"batches {step + 1} to {steps}" if step < steps else "nothing is left to train")
+
+    def saved(self, written: Checkpoint) -> None:
+        self._say(f"version {written.path.name}")
+
+    def noted(self, text: str) -> None:
+        self._say(text, "yellow")
+
+    def _say(self, text: str, style: str = "") -> None:
+        self._console.print(Text(text, style), highlight=False, soft_wrap=True)

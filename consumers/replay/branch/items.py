@@ -1,0 +1,124 @@
+"""What a step learns from: candidates as items, each a sample, a group or a pair. Pure.
+
+    singles   every candidate alone
+    best      the one of each group with the highest reward, unless that is the lowest of the whole selection
+    groups    all of a group, where its rewards differ
+    pairs     best and worst of a group, then the next best and the next worst, as long as their rewards differ
+
+Invariants: a place is in one item at most; equal candidates in another order give the same items but for their order;
+items keep the order in which their groups first appear; every candidate is in an item or is counted under a reason.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from millrace.consumers.replay.branch.selection import Candidate
+from millrace.infra.log.base import Place
+
+UNREWARDED = "it has no reward of those chosen"
+WORSE = "another of its group is as good or better"
+LOWEST = "the best of its group is no better than the worst of the selection"
+UNEQUALLED = "no reward of its group differs from another"
+UNPAIRED = "no other of its group is left to pair it with"
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """Members that are learned from together. group: their id in the log; rewards: one a place, None where a method
+    reads none."""
+
+    group: str
+    places: tuple[Place, ...]
+    rewards: tuple[float | None, ...]
+    tokens: int
+
+
+@dataclass(slots=True)
+class Made:
+    """Items, and why candidates are in none."""
+
+    items: list[Item]
+    left_out: Counter[str]
+
+    @property
+    def places(self) -> list[Place]:
+        return [place for item in self.items for place in item.places]
+
+
+Shape = Callable[[Sequence[Candidate]], Made]
+
+
+def digest(places: Sequence[Place]) -> str:
+    """sha256 hex over the places in their order, each as the line `topic/partition@offset`."""
+    out = hashlib.sha256()
+    for place in places:
+        out.update(f"{place.topic}/{place.partition}@{place.offset}\n".encode())
+    return out.hexdigest()
+
+
+def singles(candidates: Sequence[Candidate]) -> Made:
+    return Made([_item([one]) for one in candidates], Counter())
+
+
+def best(candidates: Sequence[Candidate]) -> Made:
+    made = Made([], Counter())
+    found = _groups(candidates, made.left_out)
+    rewards = [one.reward or 0.0 for members in found.values() for one in members]
+    for members in found.values():
+        if members[0].reward == min(rewards) < max(rewards):  # of failures alone, the best is no example
+            _count(made.left_out, LOWEST, len(members))
+            continue
+        made.items.append(_item(members[:1]))
+        _count(made.left_out, WORSE, len(members) - 1)
+    return made
+
+
+def groups(candidates: Sequence[Candidate]) -> Made:
+    made = Made([], Counter())
+    for members in _groups(candidates, made.left_out).values():
+        if members[0].reward == members[-1].reward:
+            _count(made.left_out, UNEQUALLED, len(members))
+        else:
+            made.items.append(_item(members))
+    return made
+
+
+def pairs(candidates: Sequence[Candidate]) -> Made:
+    made = Made([], Counter())
+    for members in _groups(candidates, made.left_out).values():
+        left = members
+        while len(left) > 1 and left[0].reward != left[-1].reward:
+            made.items.append(_item([left[0], left[-1]]))
+            left = left[1:-1]
+        _count(made.left_out, UNEQUALLED if len(left) > 1 else UNPAIRED, len(left))
+    return made
+
+
+def _groups(candidates: Sequence[Candidate], left_out: Counter[str]) -> Mapping[tuple[str, str], list[Candidate]]:
+    """Members by tenant and group, best first; of equal ones the lower sample first."""
+    found: dict[tuple[str, str], list[Candidate]] = {}
+    for one in candidates:
+        if one.reward is None or not math.isfinite(one.reward):
+            _count(left_out, UNREWARDED, 1)
+        else:
+            found.setdefault((one.tenant, one.group), []).append(one)
+    return {key: sorted(members, key=_rank) for key, members in found.items()}
+
+
+def _rank(one: Candidate) -> tuple[float, int, str, Place]:
+    return -(one.reward or 0.0), one.sample, one.id, one.place
+
+
+def _item(members: Sequence[Candidate]) -> Item:
+    places, rewards = zip(*((one.place, one.reward) for one in members), strict=True)
+    return Item(members[0].group, places, rewards, sum(one.tokens for one in members))
+
+
+def _count(left_out: Counter[str], reason: str, count: int) -> None:
+    if count:
+        left_out[reason] += count

@@ -1,0 +1,119 @@
+"""What a branch is: the options that must be equal for it to go on, and those that need not."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from millrace.consumers.learner.identity import LIBRARIES, Identity, code_hash, cpu_hash
+from millrace.consumers.replay.branch.methods import METHODS, Method
+from millrace.infra.config import Settings, masking
+from millrace.infra.errors import BranchError
+from millrace.infra.log.topics import NAME
+from millrace.trainers import checkpoint
+from millrace.trainers.algorithms.base import Algorithm
+from millrace.trainers.algorithms.registry import algorithm
+from millrace.trainers.backends.base import REFERENCE, TEACHER
+from millrace.trainers.manifest import base_digest
+from millrace.trainers.schedule import Decay
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """name: of the new policy; version: of the configured policy, where it begins, None: the newest; method: one of
+    METHODS; selection: the text that chose; rewards: SOURCE or SOURCE/RUBRIC of a replay, empty: as sealed; batch:
+    items of an optimizer batch; save_every: batches of a version; keep: newest versions whose files are kept; anyway:
+    the guard does not refuse. teacher: directory, for distillation. The others as in `trainers.offline.job.Job`."""
+
+    name: str
+    version: int | None = None
+    method: str = "sft"
+    selection: str = "all"
+    rewards: str = ""
+    knobs: Mapping[str, Any] = field(default_factory=dict)
+    teacher: Path | None = None
+    epochs: int = 1
+    steps: int = 0
+    batch: int = 32
+    lr: float = 1e-5
+    warmup: int = 0
+    decay: Decay = "constant"
+    floor: float = 0.0
+    weight_decay: float = 0.0
+    max_grad_norm: float = 1.0
+    seed: int = 0
+    budget: int = 16384
+    save_every: int = 1
+    keep: int = 2
+    anyway: bool = False
+    device: str | None = None
+
+    def __post_init__(self) -> None:
+        if not NAME.fullmatch(self.name):
+            raise BranchError(
+                f"a branch is a policy, and {self.name!r} is no name of one: letters, digits, '-' and '_'"
+            )
+        if self.method not in METHODS:
+            raise BranchError(f"{self.method} does not learn from history: choose {', '.join(METHODS)}")
+        if (self.teacher is None) == self.method.startswith("distill"):
+            raise BranchError(
+                "distillation, and nothing else, learns from a teacher: name its directory with --teacher"
+            )
+        if min(self.epochs, self.batch, self.save_every, self.keep) < 1 or self.steps < 0:
+            raise BranchError("epochs, batch, save_every and keep must be above 0, steps not below")
+
+    @property
+    def kind(self) -> Method:
+        return METHODS[self.method]
+
+    def algorithm(self) -> Algorithm:
+        """What trains. Raises BadConfiguration for knobs that it does not have."""
+        return algorithm(self.kind.algorithm, **{**self.kind.knobs, **self.knobs})
+
+    def models(self, parent: Path) -> dict[str, Path]:
+        """Directories of the frozen models, by role; a reference is the version that the branch begins at."""
+        held = self.algorithm().holds
+        named = {REFERENCE: parent, TEACHER: self.teacher}
+        return {role: path for role, path in named.items() if path is not None and role in held}
+
+    def settings(self, source: Settings) -> Settings:
+        """Those of the branch as a policy of its own."""
+        return source.model_copy(update={"policy": source.policy.model_copy(update={"name": self.name})})
+
+
+def about(options: Options, source: str, version: int, digest: str, models: Mapping[str, str]) -> dict[str, Any]:
+    """What must be equal for a branch to go on, as JSON holds it. version and digest: of the weights it begins with;
+    models: content by role."""
+    loose = {"name", "version", "teacher", "knobs", "keep", "anyway", "device"}
+    same = [each.name for each in fields(options) if each.name not in loose]
+    found = {name: getattr(options, name) for name in same}
+    found["knobs"] = {name: repr(value) for name, value in sorted(options.knobs.items())}
+    return {**found, "policy": source, "version": version, "digest": digest, "models": dict(models)}
+
+
+def identity(options: Options, settings: Settings, described: Mapping[str, Any]) -> Identity:
+    """What trains: configuration, code, libraries, models. settings: of the branch."""
+    import platform
+    from importlib.metadata import version
+
+    models: dict[str, str] = dict(described["models"])
+    learner = {"algorithm": options.kind.algorithm, **{role: f"sha256:{digest}" for role, digest in models.items()}}
+    whole = {"branch": described, "learner": learner, "policy": settings.policy.name}
+    text = masking.in_text(json.dumps(whole, sort_keys=True))
+    libraries = {"python": platform.python_version(), **{name: version(name) for name in LIBRARIES}}
+    return Identity(hashlib.sha256(text.encode()).hexdigest(), code_hash(), libraries, cpu_hash(), text, models)
+
+
+def contents(models: Mapping[str, Path]) -> dict[str, str]:
+    """sha256 hex over configuration and weights of each model, by role."""
+    return {role: base_digest(path) for role, path in models.items()}
+
+
+def held(models: Mapping[str, Path]) -> dict[str, Any]:
+    """What loads each frozen model, by role."""
+    return {role: partial(checkpoint.adopt, path) for role, path in models.items()}

@@ -1,0 +1,60 @@
+"""The selection of a branch, kept beside its versions: a branch that goes on learns from the same places in the same
+order, with the same rewards, however the log has grown since.
+
+Invariant: the file is whole or is not there.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from millrace.consumers.replay.branch.items import Item, digest
+from millrace.infra import durable
+from millrace.infra.errors import BranchError
+from millrace.infra.log.base import Place
+
+FILE = "selection.json"
+
+
+class _Stored(msgspec.Struct):
+    group: str
+    places: list[tuple[str, int, int]]
+    rewards: list[float | None]
+    tokens: int
+
+
+class _File(msgspec.Struct):
+    digest: str
+    items: list[_Stored]
+
+
+def write(root: Path, items: list[Item]) -> str:
+    """Keep the items; gives the digest of their places."""
+    stored = [
+        _Stored(item.group, [(p.topic, p.partition, p.offset) for p in item.places], [*item.rewards], item.tokens)
+        for item in items
+    ]
+    found = digest([place for item in items for place in item.places])
+    root.mkdir(parents=True, exist_ok=True)
+    durable.write(root / FILE, msgspec.json.encode(_File(found, stored)))
+    return found
+
+
+def read(root: Path) -> tuple[list[Item], str]:
+    """What was kept, and the digest. Raises BranchError where it is gone or altered."""
+    try:
+        stored = msgspec.json.decode((root / FILE).read_bytes(), type=_File)
+    except (OSError, msgspec.DecodeError) as error:
+        raise BranchError(
+            f"{root / FILE} cannot be read ({error}), and it says what the branch learns from: restore it, "
+            "or make another branch"
+        ) from None
+    items = [
+        Item(one.group, tuple(Place(*place) for place in one.places), tuple(one.rewards), one.tokens)
+        for one in stored.items
+    ]
+    if digest([place for item in items for place in item.places]) != stored.digest:
+        raise BranchError(f"{root / FILE} was changed: restore it, or make another branch")
+    return items, stored.digest

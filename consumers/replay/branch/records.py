@@ -1,0 +1,152 @@
+"""Weight event and ledger entry of a version of a branch. Pure.
+
+A branch takes nothing of the order of learning: its ranges of seqs are empty and its groups have seq -1, so the policy
+may go on online from seq 0. Its groups name places in the topic of the policy that it comes from.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from millrace.consumers.history.ledger import chained
+from millrace.consumers.history.newest import Head
+from millrace.consumers.learner.entry import Machine
+from millrace.consumers.learner.identity import Identity
+from millrace.consumers.replay.branch.items import Item
+from millrace.schemas.records import LedgerEntry, RankShare, TrainedGroup, WeightVersion
+from millrace.trainers.checkpoint import Checkpoint
+
+NO_SEQ = -1
+SUMMED = (
+    "tokens_trainable",
+    "tokens_computed",
+    "tokens_pulling",
+    "samples",
+    "samples_without_reward",
+    "steps",
+    "steps_skipped",
+)
+"""metrics that count; the others are means over the batches of a version"""
+ELSEWHERE = ("staleness_", "tokens_per_second")
+"""metrics that say nothing of a branch: its samples are versions of another policy old"""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What a branch is trained on: text, digest and number of places of the selection, and whose rewards."""
+
+    text: str
+    digest: str
+    places: int
+    source: str | None
+    rubric: str | None
+
+
+def joined(batches: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The metrics of a version from those of its batches."""
+    names = sorted({name for batch in batches for name in batch if not name.startswith(ELSEWHERE)})
+    out = {}
+    for name in names:
+        values = [batch[name] for batch in batches if name in batch]
+        total = math.fsum(values)
+        out[name] = total if name in SUMMED or name.startswith("timings_") else total / len(values)
+    return out
+
+
+def weight_event(head: Head, written: Checkpoint, choice: Choice, full: int, time: int) -> WeightVersion:
+    """The event that makes `written` the version after `head`. full: bytes of its weight files; time: micros."""
+    seq = head.seq_hi
+    return {
+        **head.weights,
+        "version": head.version + 1,
+        "parent": head.version,
+        "mode": "full",
+        "uri": str(written.path),
+        "digest": written.digest,
+        "files": dict(written.files),
+        "seq_lo": seq,
+        "seq_hi": seq,
+        "batch": None,
+        "eta": None,
+        "shards": None,
+        "group_size": None,
+        "time": time,
+        "delta": None,
+        "delta_hash": None,
+        "delta_bytes": None,
+        "full_bytes": full,
+        "broadcast": None,
+        "parent_policy": None,
+        "selection": choice.text,
+        "selection_digest": choice.digest,
+        "selection_places": choice.places,
+        "reward_source": choice.source,
+        "reward_rubric": choice.rubric,
+    }
+
+
+def ledger_entry(
+    head: Head,
+    event: WeightVersion,
+    items: Sequence[Item],
+    metrics: Mapping[str, float],
+    member: str,
+    identity: Identity,
+    machine: Machine,
+    eta: int,
+) -> LedgerEntry:
+    """The entry of `event`, which follows `head`. items: in the order in which they were trained; member: who trained
+    them, unlike any other process."""
+    tokens = int(metrics.get("tokens_computed", 0))
+    share: RankShare = {
+        "rank": 0,
+        "member": member,
+        "samples": int(metrics.get("samples", 0)),
+        "tokens": tokens,
+        "groups": len(items),
+        "cell": 0,
+    }
+    return chained(
+        {
+            "policy": event["policy"],
+            "version": event["version"],
+            "seq_lo": event["seq_lo"],
+            "seq_hi": event["seq_hi"],
+            "groups": [_group(item) for item in items],
+            "ranks": [share],
+            "layout": "torch:d1",
+            "generation": 0,
+            "leader": member,
+            "unchanged": "no optimizer step was taken" if event["digest"] == head.weights["digest"] else None,
+            "masked_tokens": 0,
+            "digest": event["digest"],
+            "libraries": dict(identity.libraries),
+            "cpu": identity.cpu,
+            "config_hash": identity.config,
+            "code_hash": identity.code,
+            "metrics": {name: value for name, value in metrics.items() if math.isfinite(value)},
+            "eta": eta,
+            "prev_hash": b"",
+            "hash": b"",
+            "time": event["time"],
+            "config": identity.text,
+            "models": dict(identity.models),
+            "device": machine.device,
+            "threads": machine.threads,
+        },
+        head.entry["hash"],
+    )
+
+
+def _group(item: Item) -> TrainedGroup:
+    places = [place._asdict() for place in item.places]
+    return {
+        "seq": NO_SEQ,
+        "ticket": None,
+        "group": item.group,
+        "trajectories": places,  # type: ignore[typeddict-item]
+        "lost": None,
+        "cell": 0,
+    }

@@ -1,0 +1,313 @@
+"""A branch, from the question to its last version.
+
+    question -> candidates -> items -> guard -> version 0 (the parent's weights) -> batches -> versions 1, 2, ...
+
+Invariants: no engine, no ticket and no consumer group is asked; nothing of the policy that it comes from is written;
+all that decides is kept before version 0 is announced, so a branch that was killed goes on with the same items and ends
+with the same bytes; a policy of that name is gone on with when it is this branch, and refused otherwise.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from millrace.consumers import policy
+from millrace.consumers.history import newest
+from millrace.consumers.history.newest import Head
+from millrace.consumers.history.places import PlaceReader
+from millrace.consumers.history.reader import History
+from millrace.consumers.learner.reading import read as fetch
+from millrace.consumers.learner.verdict import Part
+from millrace.consumers.replay.branch import eligible, guard, job, kept, rewards
+from millrace.consumers.replay.branch.announce import Announcer
+from millrace.consumers.replay.branch.items import Item, Made
+from millrace.consumers.replay.branch.job import Options
+from millrace.consumers.replay.branch.records import Choice
+from millrace.consumers.replay.branch.selection import Limits, Selected, Selector
+from millrace.infra import faults
+from millrace.infra.config import Settings
+from millrace.infra.errors import BranchError
+from millrace.infra.log.base import Bus, Place
+from millrace.infra.log.blobs import ClaimStore
+from millrace.schemas.records import WeightVersion
+from millrace.trainers import checkpoint, manifest
+from millrace.trainers.algorithms.base import Algorithm
+from millrace.trainers.backends.fsdp import Adam, TorchBackend
+from millrace.trainers.batches.packing import cut, pack
+from millrace.trainers.batches.sample import Sample
+from millrace.trainers.errors import CheckpointError
+from millrace.trainers.learning import Trainer
+from millrace.trainers.lora import merged
+from millrace.trainers.offline.order import Order
+from millrace.trainers.offline.run import ABOUT, Listener, Pace, train
+from millrace.trainers.schedule import Schedule
+from millrace.trainers.state import State
+from millrace.trainers.tracking.base import Tracker
+
+Question = Callable[[Selector], Selected]
+"""asks for candidates by a rule or by places"""
+
+READ_AT_ONCE = 512
+"""items whose samples are fetched together to be scored"""
+
+
+class Watcher(Listener):
+    """Hears how a branch goes; by itself it says nothing."""
+
+    def selected(self, candidates: int, made: Made, left_out: Counter[str]) -> None:
+        """What the question came to, before anything is trained."""
+
+    def scored(self, reach: guard.Reach) -> None:
+        """How far the selection is from the starting weights."""
+
+    def goes_on(self, version: int) -> None:
+        """The branch exists already, and goes on from this version."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parent:
+    """The version that a branch begins at, and where its files lie."""
+
+    weights: WeightVersion
+    directory: Path
+
+
+class Brancher:
+    """Makes branches of one policy. settings: of that policy; claims: what resolves large records."""
+
+    def __init__(self, settings: Settings, bus: Bus, claims: ClaimStore) -> None:
+        self._settings = settings
+        self._bus = bus
+        self._claims = claims
+        self._history = History(bus, settings.namespace, settings.policy.name, claims.resolve)
+
+    def run(
+        self,
+        options: Options,
+        question: Question,
+        *,
+        watcher: Watcher | None = None,
+        trackers: Sequence[Tracker] = (),
+    ) -> WeightVersion:
+        """Make the branch, or go on with it; gives the event of its last version. Raises BranchError for what cannot be
+        a branch, TrainerError for what cannot be trained, FencedError when another process goes on with the same."""
+        heard = watcher or Watcher()
+        parent = self._parent(options)
+        if options.name == self._settings.policy.name:
+            raise BranchError(f"a branch of {options.name} needs a name of its own")
+        own = options.settings(self._settings)
+        algorithm, models = options.algorithm(), options.models(parent.directory)
+        described = job.about(
+            options,
+            self._settings.policy.name,
+            parent.weights["version"],
+            parent.weights["digest"],
+            job.contents(models),
+        )
+        head = self._head(own)
+        if head is not None:
+            self._same_parent(head, own, parent)
+        backend = TorchBackend(
+            Adam(weight_decay=options.weight_decay, clip=options.max_grad_norm), device=options.device
+        )
+        backend.form(0, 1, None, 60.0)
+        try:
+            begin = partial(_beginning, parent, options.seed)
+            backend.load(begin())
+            limits = Limits(backend.vocabulary, backend.longest)
+            samples = partial(self._samples, vocabulary=limits.vocabulary, longest=limits.longest)
+            chosen = rewards.chosen(self._history, options.rewards) if options.rewards else None
+            if head is None:
+                items = self._select(options, question, chosen, limits, heard)
+                if options.kind.ratios:
+                    self._guard(options, backend, algorithm, items, samples, heard)
+                self._begin(own, parent, begin(), items, described)
+            items, digest = kept.read(policy.weights_root(own))
+            if head is not None:
+                self._still_allowed(options, items, limits)
+                heard.goes_on(head.version)
+            count = sum(len(item.places) for item in items)
+            source, rubric = (chosen.source, chosen.rubric) if chosen else (None, None)
+            choice = Choice(options.selection, digest, count, source, rubric)
+            order = Order(len(items), options.batch, options.seed)
+            pace = Pace(
+                options.steps or options.epochs * order.steps,
+                save_every=options.save_every,
+                keep=1 << 30,  # what may go is decided with the log, which the loop does not know
+                dense=True,
+            )
+            total = 0 if options.decay == "constant" else pace.steps * algorithm.minibatches
+            schedule = Schedule(options.lr, options.warmup, options.decay, total, options.floor)
+            trainer = Trainer(backend, algorithm, schedule, budget=options.budget, held=job.held(models))
+            identity = job.identity(options, own, {**described, "places": digest})
+
+            def batch(step: int, chosen: Sequence[int]) -> list[Sample]:
+                return samples([items[index] for index in chosen])
+
+            def trained(step: int) -> list[Item]:
+                return [items[index] for index in order.items(step - 1)]
+
+            with Announcer(own, self._bus, choice, identity, trained, heard, options.keep) as announcer:
+                announcer.check(choice)
+                announcer.tidy()
+                train(
+                    trainer,
+                    backend,
+                    begin,
+                    batch,
+                    order,
+                    pace,
+                    policy.weights_root(own),
+                    about=described,
+                    resume=True,
+                    trackers=trackers,
+                    listener=announcer,
+                    fault=_fault,
+                )
+                return announcer.head.weights
+        finally:
+            backend.tear_down()
+
+    # -- where it begins
+
+    def _parent(self, options: Options) -> Parent:
+        names = policy.topics(self._settings)
+        head = newest.head(self._bus, names["weights"], names["ledger"])
+        name = self._settings.policy.name
+        if head is None:
+            raise BranchError(f"policy {name} does not exist: `millrace policy create --model DIR` writes version 0")
+        found: Head | None = head
+        if options.version is not None and options.version != head.version:
+            found = newest.older(self._bus, names["weights"], names["ledger"], options.version)
+        if found is None:
+            raise BranchError(f"{name} has no version {options.version}: it has 0 to {head.version}")
+        event, root = found.weights, policy.weights_root(self._settings)
+        for path in (root / f"v{event['version']}-{event['digest'][:12]}", Path(event["uri"])):
+            try:
+                if manifest.load(path).digest == event["digest"]:
+                    return Parent(event, path)
+            except (CheckpointError, OSError):
+                continue
+        raise BranchError(
+            f"the files of version {event['version']} of {name} are gone from {root}: begin at one that is kept, "
+            "such as 0; [learner] keep says how many stay"
+        )
+
+    def _head(self, own: Settings) -> Head | None:
+        names = policy.topics(own)
+        if not {names["weights"], names["ledger"]} <= {*self._bus.topics(f"{own.namespace}.")}:
+            return None
+        return newest.head(self._bus, names["weights"], names["ledger"])
+
+    def _same_parent(self, head: Head, own: Settings, parent: Parent) -> None:
+        """Raises BranchError for a policy that is no branch of this version."""
+        names = policy.topics(own)
+        first = newest.older(self._bus, names["weights"], names["ledger"], 0)
+        wanted = (self._settings.policy.name, parent.weights["version"])
+        if first is None or (first.weights["parent_policy"], first.weights["parent"]) != wanted:
+            raise BranchError(
+                f"policy {own.policy.name} exists already, at version {head.version}, and is no branch of version "
+                f"{wanted[1]} of {wanted[0]}: choose another name"
+            )
+
+    def _begin(self, own: Settings, parent: Parent, state: State, items: list[Item], described: dict[str, Any]) -> None:
+        """Keep what decides, then announce version 0."""
+        root = policy.weights_root(own)
+        kept.write(root, items)
+        (root / ABOUT).unlink(missing_ok=True)  # of a branch that was never announced
+        faults.point("branch.kept")
+        self._bus.ensure_topics(own.layout.specs())
+        policy.begin(own, state, self._bus, (self._settings.policy.name, parent.weights["version"]))
+        faults.point("branch.begun")
+
+    # -- what it learns from
+
+    def _selector(self, options: Options, limits: Limits) -> Selector:
+        allowed = eligible.today(self._settings, options.name)
+        return Selector(self._history, allowed, self._settings.policy.tenant, limits)
+
+    def _select(
+        self,
+        options: Options,
+        question: Question,
+        chosen: rewards.Chosen | None,
+        limits: Limits,
+        heard: Watcher,
+    ) -> list[Item]:
+        selected = question(self._selector(options, limits))
+        candidates = rewards.rewarded(selected.candidates, chosen.values) if chosen else selected.candidates
+        made = options.kind.shape(candidates)
+        left_out = +(selected.left_out + made.left_out)
+        heard.selected(len(candidates), made, left_out)
+        if not made.items:
+            why = "; ".join(f"{reason} ({count})" for reason, count in left_out.most_common(3))
+            raise BranchError(f"nothing is left to learn from{': ' + why if why else ', the history is empty'}")
+        return made.items
+
+    def _still_allowed(self, options: Options, items: Sequence[Item], limits: Limits) -> None:
+        """Raises BranchError where something of the selection may not be learned from any more, or is gone."""
+        again = self._selector(options, limits).by_places(place for item in items for place in item.places)
+        if lost := +again.left_out:
+            why = "; ".join(f"{reason} ({count})" for reason, count in lost.most_common(3))
+            raise BranchError(f"the branch cannot go on with what it was selected from: {why}; make another branch")
+
+    def _samples(self, items: Sequence[Item], *, vocabulary: int, longest: int) -> list[Sample]:
+        """The samples of some items, with the rewards chosen for them; seq is the place of an item among them."""
+        owners = [(seq, item, at) for seq, item in enumerate(items) for at in range(len(item.places))]
+        parts = [Part(number, item.group, [_triple(item.places[at])]) for number, (_, item, at) in enumerate(owners)]
+        share = fetch(PlaceReader(self._bus, self._claims), parts, vocabulary=vocabulary, longest=longest)
+        if share.lost:
+            raise BranchError(f"{share.details[0]}; the branch cannot go on without it: make another branch")
+        out = []
+        for sample in share.samples:
+            seq, item, at = owners[sample.seq]
+            # A group of its own for each item: pairs come out of one group, and tenants may give theirs one name.
+            out.append(replace(sample, seq=seq, group=f"{seq}/{item.group}", reward=item.rewards[at]))
+        return out
+
+    # -- before it trains
+
+    def _guard(
+        self,
+        options: Options,
+        backend: TorchBackend,
+        algorithm: Algorithm,
+        items: Sequence[Item],
+        samples: Callable[[Sequence[Item]], list[Sample]],
+        heard: Watcher,
+    ) -> None:
+        """Score the selection with the starting weights. Raises BranchError where too little of it counts."""
+        differences: list[guard.Floats] = []
+        for first in range(0, len(items), READ_AT_ONCE):
+            for members in cut(samples(items[first : first + READ_AT_ONCE]), options.budget):
+                micro = pack(members)
+                scored = micro.split(backend.score([micro], algorithm.temperature)[0])
+                for sample, found in scored.items():
+                    differences.append(np.asarray(found, np.float64) - sample.logprobs[sample.mask != 0])
+        found_reach = guard.reach(differences)
+        heard.scored(found_reach)
+        if not options.anyway:
+            guard.refuse(found_reach)
+
+
+def _beginning(parent: Parent, seed: int) -> State:
+    """The parent's weights, with an optimizer that has not stepped yet."""
+    state = merged(checkpoint.read(parent.directory, digest=parent.weights["digest"]))
+    return replace(state, moments={}, step=0, seed=seed, critic=None)
+
+
+def _triple(place: Place) -> tuple[str, int, int]:
+    return place.topic, place.partition, place.offset
+
+
+def _fault(name: str) -> None:
+    """The points of the loop, which knows no `infra`, under names that the list of points finds."""
+    if name == "offline.after_step":
+        faults.point("branch.after_step")

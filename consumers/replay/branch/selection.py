@@ -1,0 +1,148 @@
+"""From a question about trajectories to candidates: a rule over each, or a list of places.
+
+Invariants: what may not be learned from is left out before anybody's rule is asked; every trajectory that is looked at
+is a candidate or is counted once under the reason that left it out; candidates keep the order of the list, or of the
+log; no more than a chunk of samples is held at a time.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+
+from millrace.consumers.history.kinds import EVALUATIONS, EVENTS, TRAJECTORIES, Kind
+from millrace.consumers.history.reader import History
+from millrace.consumers.history.rows import Row
+from millrace.consumers.replay.branch.eligible import EVALUATION, Allowed, problem
+from millrace.infra.log.base import Place
+from millrace.schemas.records import Event, Trajectory
+from millrace.trainers.batches.sample import check, samples_of
+from millrace.trainers.errors import BadSample
+
+CHUNK = 256
+"""trajectories whose model calls are fetched at once"""
+
+UNREADABLE = "no trajectory that can be read lies there (any more)"
+ELSEWHERE = "the place is in another topic than the policy's trajectories"
+TWICE = "named twice"
+UNWANTED = "not asked for"
+INEXACT = "it has no exact tokens that can train"
+UNFIT = "the model cannot take it: it is too long, or has tokens outside the vocabulary"
+
+Wanted = Callable[[Trajectory], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a model takes: token ids below vocabulary, at most `longest` tokens a sample."""
+
+    vocabulary: int
+    longest: int
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A trajectory that may be learned from. tokens: of all its lineages; reward: as it was sealed, until another is
+    chosen."""
+
+    place: Place
+    id: str
+    attempt: str
+    tenant: str
+    group: str
+    sample: int
+    tokens: int
+    reward: float | None
+
+
+@dataclass(slots=True)
+class Selected:
+    """What a question came to. left_out: how many, by reason."""
+
+    candidates: list[Candidate] = field(default_factory=list)
+    left_out: Counter[str] = field(default_factory=Counter)
+
+
+class Selector:
+    """Looks at the trajectories of one policy. owner: the tenant that it belongs to; allowed: the rules of today;
+    limits: of the model that shall learn."""
+
+    def __init__(self, history: History, allowed: Allowed, owner: str, limits: Limits) -> None:
+        self._history = history
+        self._allowed = allowed
+        self._owner = owner
+        self._limits = limits
+
+    def by_rule(self, wanted: Wanted) -> Selected:
+        """All that a rule wants. Raises UnreachableError."""
+        selected = Selected()
+        self._judge(self._history.rows(TRAJECTORIES), wanted, selected)
+        for partition in self._history.partitions(EVALUATIONS):
+            selected.left_out[EVALUATION] += sum(1 for _ in self._history.records(EVALUATIONS, partition))
+        return selected
+
+    def by_places(self, places: Iterable[Place], wanted: Wanted = lambda _: True) -> Selected:
+        """Those at the places of a list, such as SQL gives, that a rule wants too. Raises UnreachableError."""
+        selected, named = Selected(), list(dict.fromkeys(source := list(places)))
+        selected.left_out[TWICE] += len(source) - len(named)
+        trajectories, evaluations = (self._history.names[kind] for kind in (TRAJECTORIES, EVALUATIONS))
+        selected.left_out[EVALUATION] += sum(place.topic == evaluations for place in named)
+        selected.left_out[ELSEWHERE] += sum(place.topic not in (trajectories, evaluations) for place in named)
+        self._judge(
+            self._fetched([place for place in named if place.topic == trajectories], selected), wanted, selected
+        )
+        return selected
+
+    def _fetched(self, places: Sequence[Place], selected: Selected) -> Iterator[Row[Trajectory]]:
+        for first in range(0, len(places), CHUNK):
+            for row in self._history.fetch(TRAJECTORIES, places[first : first + CHUNK]):
+                if row is None:
+                    selected.left_out[UNREADABLE] += 1
+                else:
+                    yield row
+
+    def _judge(self, rows: Iterable[Row[Trajectory]], wanted: Wanted, selected: Selected) -> None:
+        source = iter(rows)
+        while chunk := list(islice(source, CHUNK)):
+            calls = iter(self._calls([place for row in chunk for place in row.places("events")]))
+            for row in chunk:
+                own = [next(calls) for _ in row["events"]]
+                reason = self._reason(row, own, wanted)
+                if reason is None:
+                    selected.candidates.append(_candidate(row))
+                else:
+                    selected.left_out[reason] += 1
+
+    def _calls(self, places: Sequence[Place]) -> list[Row[Event] | None]:
+        kind: Kind[Event] = EVENTS
+        return self._history.fetch(kind, places) if places else []
+
+    def _reason(self, row: Row[Trajectory], calls: Sequence[Row[Event] | None], wanted: Wanted) -> str | None:
+        found = problem(row.record, calls, self._allowed, self._owner)
+        if found is not None:
+            return found
+        if not wanted(row.record):
+            return UNWANTED
+        return self._unlearnable(row.record)
+
+    def _unlearnable(self, record: Trajectory) -> str | None:
+        """Why no step can learn from its tokens."""
+        try:
+            samples = samples_of(record, 0)
+        except (BadSample, ArithmeticError, LookupError, TypeError, ValueError):
+            return INEXACT
+        if not any(sample.trainable for sample in samples):
+            return INEXACT
+        try:
+            check(samples, vocabulary=self._limits.vocabulary, longest=self._limits.longest)
+        except BadSample:
+            return UNFIT
+        return None
+
+
+def _candidate(row: Row[Trajectory]) -> Candidate:
+    place, record = row.place, row.record
+    key = record["id"], record["attempt"], record["tenant"], record["group"], record["sample"]
+    return Candidate(place, *key, record["length"], record["reward"])

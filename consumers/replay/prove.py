@@ -1,0 +1,291 @@
+"""Versions trained again from the log, one after the other, each compared with its record.
+
+    plan -> { stretch of steps with the same ranks: form from a version's directory -> { samples -> train -> compare } }
+
+Invariants: nothing is written to the log and no group is joined; all that is written lies under one private folder; a
+step begins with the bytes of its recorded parent, kept or proven, or its result says nothing; whoever is proven equal
+stands for the directory that the learner wrote.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from millrace.consumers.history.places import PlaceReader
+from millrace.consumers.learner import layouts
+from millrace.consumers.learner.collect import base_of
+from millrace.consumers.learner.reading import read
+from millrace.consumers.learner.verdict import Part
+from millrace.consumers.replay import compare, shares
+from millrace.consumers.replay.crew import Crew
+from millrace.consumers.replay.dump import Dump
+from millrace.consumers.replay.material import Material
+from millrace.consumers.replay.orders import Trained
+from millrace.consumers.replay.plan import Plan
+from millrace.consumers.replay.recorded import Recorded, Version
+from millrace.infra.config import Settings
+from millrace.infra.errors import ProofError
+from millrace.trainers import manifest
+
+Word = Literal["equal", "close", "differs", "unknown"]
+ANY = 2**31 - 1
+"""stands for bounds that the ranks check, who know the model"""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What training a version again gave. word: equal, bit for bit; close, within the tolerance of one step; differs;
+    unknown, where the recorded bytes are not there to be compared with. asked: whether somebody asked for it, or it lay
+    on the way; layout: the one that trained; relative: of the weights, where it was measured; detail: the first
+    difference, in words."""
+
+    version: int
+    word: Word
+    asked: bool
+    layout: str
+    seconds: float
+    digest: str
+    recorded: str
+    relative: float | None = None
+    detail: str = ""
+    lost: int = 0
+    unchanged: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Other:
+    """Another layout to compare over one step: its settings, and with how many ranks."""
+
+    settings: Settings
+    world: int
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """A directory with the recorded bytes of a version."""
+
+    path: Path
+    digest: str
+
+
+class Prover:
+    """Proves the steps of a plan in `folder`, which is private and empty.
+
+    settings: by version, those that train it; kept: directories of the versions whose files are there; exact: whether
+    code, libraries and all the rest are those of the record, so that every bit must be; other: a layout to compare over
+    one step; dump: takes each step's exact tensors."""
+
+    def __init__(
+        self,
+        recorded: Recorded,
+        kept: Mapping[int, Path],
+        reader: PlaceReader,
+        crew: Crew,
+        folder: Path,
+        settings: Callable[[Version], Settings],
+        *,
+        exact: bool = True,
+        other: Other | None = None,
+        dump: Dump | None = None,
+    ) -> None:
+        self._recorded = recorded
+        self._kept = kept
+        self._reader = reader
+        self._crew = crew
+        self._folder = folder
+        self._settings = settings
+        self._exact = exact
+        self._other = other
+        self._dump = dump
+        self._root = folder / "versions"
+        self._root.mkdir(mode=0o700)
+        self._layout = ""
+        self._held: tuple[object, ...] | None = None
+        """who is formed, and which version's bytes they hold"""
+
+    def run(self, plan: Plan) -> Iterator[Outcome]:
+        """The outcome of each step, in order. Raises ProofError where one cannot be trained again."""
+        base = self._placed(plan.start)
+        for number in plan.steps:
+            version = self._recorded.versions[number]
+            begun = time.monotonic()
+            material = self.material(version, self._settings(version))
+            asked = number >= plan.first
+            trained, layout = self._step(version, material, base, self._dump if asked else None)
+            outcome = self._judged(version, trained, layout, asked=asked, begun=begun)
+            next_base = self._after(version, outcome, trained)
+            yield outcome
+            if self._other is not None and outcome.asked and next_base is not None:
+                yield self._elsewhere(version, base, next_base, self._other)
+            if next_base is None:
+                return
+            self._forget(base, next_base)
+            base = next_base
+
+    # -- one step
+
+    def material(self, version: Version, settings: Settings, world: int | None = None) -> Material:
+        """What the learner read for a version. Raises ProofError where samples that it trained on cannot be read any
+        more, or are others."""
+        entry, cells = version.entry, shares.cells_of(version.entry)
+        if world is not None:
+            cells = list(range(world))
+        minibatches, by_seq = shares.manifest(
+            entry, cells, self._recorded.tokens, self._recorded.shards, settings.learner.minibatches
+        )
+        lost = {group["seq"]: why for group in entry["groups"] if (why := group["lost"]) is not None}
+        parts = [
+            Part(
+                group["seq"],
+                group["group"],
+                [(place["topic"], place["partition"], place["offset"]) for place in group["trajectories"]],
+            )
+            for group in entry["groups"]
+            if group["seq"] not in lost
+        ]
+        found = read(self._reader, parts, vocabulary=ANY, longest=ANY)
+        if found.lost:
+            raise ProofError(
+                f"version {version.number} was trained on what cannot be read any more: {found.details[0]}. Restore "
+                "it, or prove versions after it from one that is kept"
+            )
+        if world is None:
+            shares.check(entry, by_seq, found.samples)
+        oldest = self._recorded.oldest(version, settings.policy.release)
+        return Material(version.number - 1, minibatches, by_seq, oldest, lost, found.samples)
+
+    def _step(self, version: Version, material: Material, base: Base, dump: Dump | None) -> tuple[Trained, str]:
+        settings, entry = self._settings(version), version.entry
+        here = (entry["generation"], entry["leader"], version.world, entry["layout"], settings, base.digest)
+        if self._held != here:
+            formed = self._crew.form(settings, version.world, base.path, base.digest)
+            self._layout, cells = formed.layout, formed.cells
+            if cells != shares.cells_of(entry):
+                raise ProofError(
+                    f"version {version.number} was trained as {entry['layout']} with ranks in cells "
+                    f"{shares.cells_of(entry)}, and here they make {formed.layout} with cells {cells}: the layout of "
+                    "[learner] backend is another"
+                )
+        if dump is None:
+            folder = self._emptied("step")
+            material.write(folder)
+            trained = self._crew.train(folder, self._root)
+        else:
+            folder = dump.begin(version, material, base.path)
+            trained = self._crew.train(folder, self._root, folder)
+            dump.end(folder, trained)
+        self._held = (*here[:-1], trained.digest)
+        return trained, self._layout
+
+    def _judged(self, version: Version, trained: Trained, layout: str, *, asked: bool, begun: float) -> Outcome:
+        event = version.weights
+        equal = trained.digest == event["digest"]
+        outcome = Outcome(
+            version=version.number,
+            word="equal" if equal else "differs",
+            asked=asked,
+            layout=layout,
+            seconds=time.monotonic() - begun,
+            digest=trained.digest,
+            recorded=event["digest"],
+            lost=sum(group["lost"] is not None for group in version.entry["groups"]),
+            unchanged=trained.unchanged,
+        )
+        if equal:
+            return outcome
+        assert trained.path is not None, "rank 0 writes"
+        detail = compare.first_file(event["files"], trained.files)
+        kept = self._kept.get(version.number)
+        if kept is None:
+            gone = "its recorded files are gone, so how far is not known"
+            word: Word = "differs" if self._exact else "unknown"
+            return replace(outcome, word=word, detail=f"{detail}; {gone}")
+        far = compare.relative(kept, trained.path)
+        near = not self._exact and far <= compare.TOLERANCE
+        return replace(
+            outcome,
+            word="close" if near else "differs",
+            relative=far,
+            detail=compare.first_tensor(kept, trained.path) or detail,
+        )
+
+    def _after(self, version: Version, outcome: Outcome, trained: Trained) -> Base | None:
+        """Where the next step begins: recorded bytes, proven or kept."""
+        if outcome.word == "equal":
+            assert trained.path is not None, "rank 0 writes"
+            return Base(trained.path, trained.digest)
+        if version.number in self._kept:
+            return self._placed(version.number)
+        return None
+
+    def _elsewhere(self, version: Version, base: Base, whole: Base, other: Other) -> Outcome:
+        """The same step in another layout, from the same parent."""
+        begun = time.monotonic()
+        formed = self._crew.form(other.settings, other.world, base.path, base.digest)
+        self._held = None
+        material = self.material(version, other.settings, max(formed.cells) + 1)
+        folder, root = self._emptied("step"), self._emptied("elsewhere")
+        material.write(folder)
+        trained = self._crew.train(folder, root)
+        assert trained.path is not None, "rank 0 writes"
+        far = compare.relative(whole.path, trained.path)
+        return Outcome(
+            version=version.number,
+            word="equal" if trained.digest == whole.digest else "close" if far <= compare.TOLERANCE else "differs",
+            asked=True,
+            layout=formed.layout,
+            seconds=time.monotonic() - begun,
+            digest=trained.digest,
+            recorded=whole.digest,
+            relative=far,
+        )
+
+    # -- folders
+
+    def _placed(self, number: int) -> Base:
+        """A kept version under its own name beside those that are trained, and the base of its adapter, which is found
+        there."""
+        version = self._recorded.versions[number]
+        digest = version.weights["digest"]
+        path = self._kept[number]
+        manifest.verify(path, digest)
+        if beside := base_of(path):
+            linked(path.parent / beside, self._root)
+        return Base(linked(path, self._root), digest)
+
+    def _forget(self, base: Base, after: Base) -> None:
+        """A version that nobody begins with any more; version 0 may be the base of an adapter."""
+        if base.path != after.path and not base.path.name.startswith("v0-"):
+            shutil.rmtree(base.path, ignore_errors=True)
+
+    def _emptied(self, name: str) -> Path:
+        folder = self._folder / name
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(mode=0o700)
+        return folder
+
+
+def linked(directory: Path, root: Path) -> Path:
+    """The same files under `root`, without a copy where the file system can; nobody writes to either."""
+    target = root / directory.name
+    if target.exists():
+        return target
+    target.mkdir(mode=0o700)
+    for path in sorted(directory.iterdir()):
+        if path.is_file():
+            try:
+                os.link(path, target / path.name)
+            except OSError:
+                shutil.copyfile(path, target / path.name)
+    return target
+
+
+def ranks(settings: Settings) -> int:
+    """How many ranks the layout of [learner] backend has as it is written."""
+    return sum(place.layout.world for place in layouts.chosen(settings.learner))

@@ -1,0 +1,142 @@
+"""Rewards over history: a verifier judges again what has ended, in events beside the live rewards.
+
+    trajectories (which) -> events (how each ended) -> verifier -> raw, marked with the replay's name
+
+Invariants: a reward of a replay counts for no sample and changes none; each trajectory gets one reward for a replay,
+source and rubric, however often the replay is killed and begun again, because what the log already holds is left out
+after whoever wrote it before is fenced; nothing is judged that was not sealed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+from millrace.consumers.history.kinds import EVENTS, RAW, TRAJECTORIES
+from millrace.consumers.history.reader import History
+from millrace.infra import faults
+from millrace.infra.log.base import Bus, Outgoing, Record
+from millrace.infra.log.topics import full_name
+from millrace.schemas import codec
+from millrace.schemas.records import Reward, Trajectory
+from millrace.streams.reward.judge import Evaluator, reward_id
+
+AT_ONCE = 64
+"""episodes judged together, and written in one transaction"""
+
+Wanted = Callable[[Trajectory], bool]
+
+
+@dataclass(slots=True)
+class Again:
+    """What a replay came to. old, new: sums of the sealed rewards and of the new ones over the trajectories that have
+    both; changed: of those, how many differ."""
+
+    wanted: int = 0
+    already: int = 0
+    judged: int = 0
+    failed: int = 0
+    gone: int = 0
+    both: int = 0
+    old: float = 0.0
+    new: float = 0.0
+    changed: int = 0
+
+    def add(self, before: float | None, reward: Reward) -> None:
+        """One more verdict, of a trajectory that was sealed with the reward `before`."""
+        self.judged += 1
+        value = reward["value"]
+        if reward["failure"] is not None or value is None:
+            self.failed += 1
+        elif before is not None:
+            self.both += 1
+            self.old += before
+            self.new += value
+            self.changed += not math.isclose(before, value, rel_tol=1e-9, abs_tol=1e-12)
+
+
+class Replay:
+    """Judges the trajectories of one policy again. `told` hears how many of how many are done."""
+
+    def __init__(
+        self,
+        history: History,
+        evaluator: Evaluator,
+        judge: Callable[[Record], Awaitable[Outgoing | None]],
+        told: Callable[[int, int], None] = lambda *_: None,
+    ) -> None:
+        """judge: a `Judge` of this evaluator. Raises ValueError for an evaluator that is no replay's."""
+        if not evaluator.replay:
+            raise ValueError("an evaluator over history says which replay it is")
+        self._history = history
+        self._evaluator = evaluator
+        self._judge = judge
+        self._told = told
+
+    async def run(self, bus: Bus, wanted: Wanted) -> Again:
+        """Judge what is wanted and not yet judged. Raises FencedError when another run of this replay begins."""
+        sealed, report = self._sealed(wanted), Again()
+        report.wanted = len(sealed)
+        with bus.transactor(self._owner()) as transactor:
+            done = self._done()
+            left = {key: one for key, one in sealed.items() if reward_id(key[0], self._evaluator) not in done}
+            report.already = len(sealed) - len(left)
+            before = {trajectory: value for (trajectory, _), value in left.items()}
+            ends = self._ends(left)
+            while batch := list(islice(ends, AT_ONCE)):
+                answers = [out for out in await asyncio.gather(*map(self._judge, batch)) if out is not None]
+                faults.point("replay.judged")
+                transactor.begin()
+                for out in answers:
+                    transactor.send(out, placed=False)
+                faults.point("replay.sent")
+                transactor.commit({}, None)
+                faults.point("replay.committed")
+                for out in answers:
+                    trajectory, reward = self._read(out)
+                    report.add(before[trajectory], reward)
+                self._told(report.judged, len(left))
+        report.gone = len(left) - report.judged
+        return report
+
+    def _owner(self) -> str:
+        history, who = self._history, self._evaluator
+        return full_name(history.namespace, f"{history.policy}.replay-{who.replay}-{who.source}-{who.rubric}")
+
+    def _sealed(self, wanted: Wanted) -> dict[tuple[str, str], float | None]:
+        """The sealed reward of each wanted trajectory, by its id and attempt."""
+        rows = self._history.rows(TRAJECTORIES)
+        return {(row["id"], row["attempt"]): row["reward"] for row in rows if wanted(row.record)}
+
+    def _done(self) -> set[str]:
+        """Ids of the rewards of this replay that the log holds, admitted or not yet."""
+        found = set[str]()
+        source = self._evaluator.source.encode()
+        for kind in (RAW, EVENTS):
+            rows = self._history.rows(
+                kind, only=lambda r: r.headers.get("kind") == b"reward" and r.headers.get("source") == source
+            )
+            for row in rows:
+                if row.name == "Event" and row.record["kind"] == "reward" and row.record["body_encoding"] == "plain":
+                    reward: Reward = row.body
+                    if reward["replay"] == self._evaluator.replay:
+                        found.add(reward["reward_id"])
+        return found
+
+    def _ends(self, left: Iterable[tuple[str, str]]) -> Iterator[Record]:
+        """The records that say how these attempts ended."""
+        wanted = dict(iter(left))  # of pairs, not a copy of what maps them
+        for row in self._history.rows(EVENTS, own=True, only=lambda r: r.headers.get("kind") == b"episode_ended"):
+            if row.name == "Event" and wanted.get(row.record["trajectory"]) == row.record["attempt"]:
+                del wanted[row.record["trajectory"]]
+                yield row.raw
+
+    def _read(self, out: Outgoing) -> tuple[str, Reward]:
+        """The trajectory and the reward of what was written, which may be a claim."""
+        lying = Record(out.topic, 0, 0, out.key, out.value, out.headers, 0)
+        event = codec.decode_as("Event", self._history.resolve(lying).value or b"")
+        reward: Reward = codec.decode_body("reward", event["body"])
+        return event["trajectory"], reward
