@@ -14,6 +14,7 @@ from typing import Any
 
 import orjson
 
+from millrace.apps.agreement import check_agreement
 from millrace.apps.answers import Answer
 from millrace.infra.config import Settings
 from millrace.infra.errors import ConfigError, MillraceError, RewardError
@@ -123,6 +124,7 @@ def _algorithm(settings: Settings) -> str:
         algorithm(learner.algorithm, minibatches=learner.minibatches, **learner.knobs)
     except TrainerError as error:
         raise ConfigError(f"[learner] algorithm: {error}") from error
+    check_agreement(settings)
     return f"{learner.algorithm}, {learner.minibatches} minibatches"
 
 

@@ -75,15 +75,25 @@ def _open(settings: Settings) -> Iterator[Answer]:
             f"{engine} is beyond this machine and [engine] key is empty: whoever reaches it loads weights and samples"
         )
         yield Answer("engine key", "warning", said)
-    collector = urlsplit(settings.telemetry.endpoint)
-    if (
-        settings.telemetry.exporter == "otlp"
-        and settings.telemetry.headers
-        and collector.scheme == "http"
-        and not is_local(collector.hostname or "")
-    ):
-        said = f"[telemetry] headers go to {collector.hostname} in clear: give [telemetry] endpoint an https:// address"
+    keys = {
+        "[engine] key": (settings.engine.key, engine, "[engine] url"),
+        "[gateway] upstream_key": (settings.gateway.upstream_key, settings.gateway.upstream_url, "upstream_url"),
+    }
+    for name, (key, url, where) in keys.items():
+        if key.get_secret_value() and _in_clear(url):
+            said = f"{name} goes to {urlsplit(url).hostname} in clear: give {where} an https:// address"
+            yield Answer(name, "warning", said)
+    collector = settings.telemetry.endpoint
+    if settings.telemetry.exporter == "otlp" and settings.telemetry.headers and _in_clear(collector):
+        host = urlsplit(collector).hostname
+        said = f"[telemetry] headers go to {host} in clear: give [telemetry] endpoint an https:// address"
         yield Answer("telemetry", "warning", said)
+
+
+def _in_clear(url: str) -> bool:
+    """Whether others on the way to this address read what is sent there."""
+    parts = urlsplit(url)
+    return parts.scheme == "http" and not is_local(parts.hostname or "")
 
 
 def _private(file: Path) -> str:

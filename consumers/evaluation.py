@@ -11,6 +11,7 @@ from millrace.infra.config import Settings
 from millrace.infra.connect import connect
 from millrace.infra.errors import PolicyError
 from millrace.infra.log.base import Bus
+from millrace.infra.versions import directory
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +46,9 @@ def find(settings: Settings, bus: Bus, version: int | None = None, *, files: boo
             raise PolicyError(f"there is no version {version}: the newest is {head.version}")
         found = older
     weights, entry = found.weights, found.entry
-    path = Path(weights["uri"])
+    path = directory(weights, settings.weights)
     if files and not path.is_dir():
         raise PolicyError(
-            f"the files of version {entry['version']} are gone ({path}): [learner] keep says how many stay"
+            f"the files of version {entry['version']} are gone ({path}): [learner] keep and keep_every say which stay"
         )
     return Committed(settings.policy.name, entry["version"], path, weights["digest"], entry["hash"].hex())

@@ -1,4 +1,4 @@
-"""A policy begins: version 0, from a model directory.
+"""A policy begins: version 0, from a model directory or a version of another policy.
 
 Invariants: version 0 is an event like every other, written in one transaction with its ledger entry (seqs 0..0, no
 groups); it carries B, eta, S and the group size, and the hashes of model, tokenizer and chat template; a policy is
@@ -26,6 +26,7 @@ from millrace.schemas.records import LedgerEntry, WeightVersion
 
 if TYPE_CHECKING:
     from millrace.trainers.checkpoint import Checkpoint
+    from millrace.trainers.state import State
 
 TOKENIZER = (
     "tokenizer.json",
@@ -68,7 +69,7 @@ def create(settings: Settings, model_dir: Path, bus: Bus, *, untie: bool = False
 
     Raises PolicyError when the policy exists or the local engine cannot serve the model, CheckpointError when the
     directory is no model."""
-    from millrace.trainers import checkpoint, delta_files, manifest
+    from millrace.trainers import checkpoint
     from millrace.trainers.untie import untied
 
     state = checkpoint.adopt(model_dir, seed=settings.learner.seed)
@@ -76,6 +77,14 @@ def create(settings: Settings, model_dir: Path, bus: Bus, *, untie: bool = False
     reason = unservable(settings, json.loads(state.assets["config.json"]))
     if reason is not None:
         raise PolicyError(f"{model_dir} {reason}")
+    return begin(settings, state, bus)
+
+
+def begin(settings: Settings, state: State, bus: Bus, parent: tuple[str, int] | None = None) -> WeightVersion:
+    """Write version 0 of `settings.policy` from a state; gives its event. parent: the policy and version whose weights
+    they are, for a branch. Raises PolicyError when the policy exists."""
+    from millrace.trainers import checkpoint, delta_files, manifest
+
     names = topics(settings)
     weights, ledger_topic = names["weights"], names["ledger"]
     _refuse_existing(settings, bus)  # before the fence, which would cost running learners a regroup
@@ -83,7 +92,7 @@ def create(settings: Settings, model_dir: Path, bus: Bus, *, untie: bool = False
         _refuse_existing(settings, bus)
         written = checkpoint.write(weights_root(settings), 0, state)
         tokenizer_hash = manifest.subset_hash(manifest.Manifest(written.files), TOKENIZER)
-        event = _event(settings, written, tokenizer_hash, delta_files.full_size(written.path))
+        event = _event(settings, written, tokenizer_hash, delta_files.full_size(written.path), parent)
         transactor.begin()
         transactor.send(Outgoing(weights, event["policy"].encode(), codec.encode("WeightVersion", event)))
         transactor.send(Outgoing(ledger_topic, b"0", codec.encode("LedgerEntry", _entry(event))))
@@ -125,11 +134,13 @@ def template_hash(directory: Path) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _event(settings: Settings, written: Checkpoint, tokenizer_hash: str, full_bytes: int) -> WeightVersion:
+def _event(
+    settings: Settings, written: Checkpoint, tokenizer_hash: str, full_bytes: int, parent: tuple[str, int] | None
+) -> WeightVersion:
     return {
         "policy": settings.policy.name,
         "version": 0,
-        "parent": None,
+        "parent": parent[1] if parent else None,
         "mode": "full",
         "uri": str(written.path),
         "digest": written.digest,
@@ -148,6 +159,12 @@ def _event(settings: Settings, written: Checkpoint, tokenizer_hash: str, full_by
         "delta_bytes": None,
         "full_bytes": full_bytes,
         "broadcast": None,
+        "parent_policy": parent[0] if parent else None,
+        "selection": None,
+        "selection_digest": None,
+        "selection_places": None,
+        "reward_source": None,
+        "reward_rubric": None,
     }
 
 
@@ -175,6 +192,10 @@ def _entry(event: WeightVersion) -> LedgerEntry:
             "prev_hash": b"",
             "hash": b"",
             "time": event["time"],
+            "config": "",
+            "models": {},
+            "device": "",
+            "threads": 0,
         },
         b"",
     )

@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 import json
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from millrace.apps.cli.context import call, complain, console, entry
-
-
-def _reading() -> AbstractContextManager[object]:
-    """Says on a terminal that the log is being read, which takes minutes where it is long."""
-    return complain.status("reading the log") if complain.is_terminal and console.is_terminal else nullcontext()
-
+from millrace.apps.cli.context import call, console, entry, reading
 
 policy = typer.Typer(no_args_is_help=True, help="The models being trained.")
 
@@ -51,7 +44,7 @@ def audit(
     quick: Annotated[bool, typer.Option("--quick", help="do not fold every turn again")] = False,
 ) -> None:
     """Prove from the topics alone that nothing was lost, doubled or trained too late, or name the first violation."""
-    with _reading():
+    with reading():
         code = entry("millrace.consumers.audit.command:run")(call(context).settings(), files, as_json, quick)
     raise typer.Exit(code)
 
@@ -63,7 +56,7 @@ def report(
 ) -> None:
     """Write one self-contained HTML page: rewards, staleness, learners, what became of every group, the audit."""
     out.absolute().parent.mkdir(parents=True, exist_ok=True)
-    with _reading():
+    with reading():
         entry("millrace.consumers.report:write")(call(context).settings(), out, files=files)
     console.print(f"wrote {out}", highlight=False, soft_wrap=True)
 
@@ -83,7 +76,7 @@ def why(
     as_json: Annotated[bool, typer.Option("--json", help="for programs")] = False,
 ) -> None:
     """Say what became of something, and why. Exit code 1 when nothing is known of it."""
-    with _reading():
+    with reading():
         told, known = entry("millrace.consumers.why:explain")(call(context).settings(), what, text=text)
     typer.echo(json.dumps({"id": what, "known": known, "said": told.splitlines()}, indent=2) if as_json else told)
     raise typer.Exit(0 if known else 1)

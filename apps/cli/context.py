@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,11 @@ def entry(name: str) -> Callable[..., Any]:
     module, _, function = name.partition(":")
     found: Callable[..., Any] = getattr(importlib.import_module(module), function)
     return found
+
+
+def reading() -> AbstractContextManager[object]:
+    """Says on a terminal that the log is being read, which takes minutes where it is long."""
+    return complain.status("reading the log") if complain.is_terminal and console.is_terminal else nullcontext()
 
 
 def become_role(name: str) -> None:

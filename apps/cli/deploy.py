@@ -17,6 +17,7 @@ import typer
 from rich.console import Group, RenderableType
 from rich.live import Live
 
+from millrace.apps.agreement import check_agreement
 from millrace.apps.cli.context import Call, call, console, entry
 from millrace.consumers.status.health import awaited, wrong
 from millrace.consumers.status.tables import learning, processes, silent, workers
@@ -44,6 +45,7 @@ def up(context: typer.Context) -> None:
     """
     _wanted(call(context))
     deployment = _deployment(context)
+    check_agreement(deployment.settings)
     stopped = deployment.up()
     if stopped:
         console.print(f"stopped {len(stopped)} processes that a killed supervisor left behind", highlight=False)

@@ -9,7 +9,8 @@ import typer
 from rich.table import Table
 
 from millrace.apps.cli.context import call, complain, console, entry
-from millrace.infra.errors import ConfigError
+from millrace.infra.config import Settings
+from millrace.infra.errors import BusError, ClaimError, ConfigError
 
 
 def evaluate(
@@ -40,9 +41,13 @@ def evaluate(
     seed: Annotated[int, typer.Option(min=0, help="of every random choice")] = 0,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; default: what there is")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of a table")] = False,
+    no_record: Annotated[
+        bool, typer.Option("--no-record", help="leave the result out of the policy's history, and print it alone")
+    ] = False,
 ) -> None:
     """Score a version on held-out prompts: mean reward and pass@k with 95 % intervals, tied to its digest and ledger
-    entry."""
+    entry. The result, with the rewards of every task, is kept in the topic of scores of the configured policy; where
+    no broker answers it is printed all the same."""
     if (model is not None) + (version >= 0) + gateway > 1:
         raise ConfigError("--model, --version and --gateway name different things to evaluate; keep one of them")
     try:
@@ -70,6 +75,8 @@ def evaluate(
         typer.echo(found.to_json())
     else:
         console.print(_table(found))
+    if not no_record:
+        _keep(settings, found, gateway)
     if settings.rollout.agent and found.agent is None:
         complain.print(
             f"The agent {settings.rollout.agent} did not run: the model was asked for one reply to each task. "
@@ -78,6 +85,14 @@ def evaluate(
             highlight=False,
             soft_wrap=True,
         )
+
+
+def _keep(settings: Settings, found: Any, gateway: bool) -> None:
+    """Record the result; says so where it cannot be."""
+    try:
+        entry("millrace.apps.cli.evaluation:record")(settings, found, gateway=gateway)
+    except (BusError, ClaimError) as error:
+        complain.print(f"The result is not recorded: {error}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _table(found: Any) -> Table:

@@ -4,6 +4,7 @@ torch."""
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import math
 from collections.abc import Sequence
@@ -14,13 +15,17 @@ from typing import Any
 
 import numpy as np
 
+from millrace.consumers import scores
 from millrace.consumers.evaluation import Committed, committed
 from millrace.infra.config import Settings
+from millrace.infra.connect import connect_now
 from millrace.infra.errors import ConfigError
+from millrace.infra.log.base import Place
 from millrace.producers.evaluation import Asked, ask, versions
 from millrace.producers.rollout.agents import load_agent
 from millrace.producers.tasks.source import open_tasks
-from millrace.schemas.ids import new_id
+from millrace.schemas import records
+from millrace.schemas.ids import new_id, now_micros
 from millrace.streams.reward.pool import Pool
 from millrace.trainers.evaluation.answering import answer, load
 from millrace.trainers.evaluation.estimators import Estimate, summary
@@ -83,10 +88,15 @@ class Evaluation(Answerer):
     agent: str | None
     """the agent that ran; None where the model was asked for one reply to each task"""
     estimates: dict[str, Estimate]
+    scores: list[records.TaskScore]
+    """what each answer to each task came to, in the order asked; in the record alone"""
+    tasks_digest: str
+    """sha256 hex over the tasks as JSON, in the order asked"""
 
     def to_json(self) -> str:
         """The same as one JSON object; what could not be estimated is null."""
         whole = asdict(self)
+        del whole["scores"]
         for estimate in whole["estimates"].values():
             estimate.update({name: None for name, value in estimate.items() if math.isnan(value)})
         return json.dumps(whole, indent=2)
@@ -100,10 +110,10 @@ def evaluate(settings: Settings, options: Options) -> Evaluation:
     verifier = SORT if options.tasks == SORT else options.verifier or settings.reward.verifier
     with Verdicts(settings, verifier, tasks) as judge:
         place, asked = (_through_gateway if options.gateway else _here)(settings, options, tasks, judge)
-    rewards: list[list[float]] = [[] for _ in tasks]
+    rewards: list[list[float | None]] = [[] for _ in tasks]
     for one in asked:
-        if one.reward is not None:
-            rewards[one.question].append(one.reward)
+        rewards[one.question].append(one.reward)
+    judged = [[reward for reward in some if reward is not None] for some in rewards]
     return Evaluation(
         **asdict(place),
         tasks=options.tasks,
@@ -117,8 +127,51 @@ def evaluate(settings: Settings, options: Options) -> Evaluation:
         unfinished=sum(not one.finished for one in asked),
         unjudged=sum(one.reward is None for one in asked),
         agent=settings.rollout.agent if options.gateway and settings.rollout.agent else None,
-        estimates=summary(rewards, options.k, success=options.success, seed=options.seed),
+        estimates=summary(judged, options.k, success=options.success, seed=options.seed),
+        scores=[{"task_id": _name(task, at), "rewards": rewards[at]} for at, task in enumerate(tasks)],
+        tasks_digest=hashlib.sha256("\n".join(map(_written, tasks)).encode()).hexdigest(),
     )
+
+
+def record(settings: Settings, found: Evaluation, *, gateway: bool) -> Place:
+    """Keep an evaluation in the history of the configured policy; gives its place.
+
+    Raises BusError, within seconds, where the log does not answer or has no topic for it."""
+    with connect_now(settings) as bus:
+        return scores.publish(settings, bus, recorded(found, settings.policy.name, now_micros(), gateway=gateway))
+
+
+def recorded(found: Evaluation, policy: str, time: int, *, gateway: bool) -> records.Evaluation:
+    """The record of an evaluation, not named yet. time: micros."""
+    mean, error = scores.mean_of(found.scores)
+    passed = {name.removeprefix("pass@"): it.value for name, it in found.estimates.items() if it.questions}
+    return {
+        "id": "",
+        "policy": policy,
+        "version": found.version,
+        "versions": list(found.versions),
+        "digest": found.digest,
+        "ledger_hash": found.ledger_hash,
+        "model": found.model,
+        "engine": "gateway" if gateway else "in-process",
+        "agent": found.agent,
+        "tasks": found.tasks,
+        "tasks_digest": found.tasks_digest,
+        "questions": found.questions,
+        "samples": found.samples,
+        "verifier": found.verifier,
+        "success": found.success,
+        "temperature": found.temperature,
+        "max_tokens": found.max_tokens,
+        "seed": found.seed,
+        "mean": mean,
+        "standard_error": error,
+        "pass_at": {name: value for name, value in passed.items() if name.isdigit()},
+        "unfinished": found.unfinished,
+        "unjudged": found.unjudged,
+        "scores": found.scores,
+        "time": time,
+    }
 
 
 def _here(
@@ -201,13 +254,23 @@ def questions(options: Options, *, asked: bool = True) -> list[dict[str, Any]]:
     return tasks
 
 
+def _name(task: dict[str, Any], index: int) -> str:
+    """The id of a task, as the reward stage knows it."""
+    return str(task.get("id", f"task-{index}"))
+
+
+def _written(task: dict[str, Any]) -> str:
+    """A task as it is judged."""
+    return json.dumps(task, ensure_ascii=False)
+
+
 class Verdicts:
     """Judges answers; a user's verifier in processes of their own. Use it as a context."""
 
     def __init__(self, settings: Settings, verifier: str, tasks: Sequence[dict[str, Any]]) -> None:
         self._policy = settings.policy.name
         self._tasks = tasks
-        self._written = [json.dumps(task, ensure_ascii=False) for task in tasks]
+        self._written = [_written(task) for task in tasks]
         self._pool: Pool | None = None
         if verifier != SORT:
             self._pool = Pool(verifier, workers=settings.reward.workers, timeout_s=settings.reward.timeout_s)
@@ -230,7 +293,7 @@ class Verdicts:
         return {
             "trajectory": f"evaluation-{question}",
             "group": f"evaluation-{question}",
-            "task_id": str(self._tasks[question].get("id", f"task-{question}")),
+            "task_id": _name(self._tasks[question], question),
             "status": "completed" if finished else "truncated",
             "stop_condition": "agent" if finished else "length",
             "steps": 1,

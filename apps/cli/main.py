@@ -8,7 +8,23 @@ from typing import Annotated
 
 import typer
 
-from millrace.apps.cli import ask, deploy, evaluate, logs, offline, roles, setup
+from millrace.apps.cli import (
+    archive,
+    ask,
+    deploy,
+    evaluate,
+    export,
+    lineage,
+    logs,
+    offline,
+    questions,
+    replay,
+    roles,
+    setup,
+    sql,
+    trajectory,
+    warehouse,
+)
 from millrace.apps.cli.context import Call, CommandGroup, console, flags
 
 HELP = """Millrace trains LLM agents from the stream of their own experience, on Apache Kafka.
@@ -33,6 +49,8 @@ app = typer.Typer(
 
 START, RUN, FILES, ASK = "Start", "Run", "Train from files", "Ask"
 ROLES = "Roles (one process each; `up` runs them all)"
+GROUPS = {"archive": archive.commands, "warehouse": warehouse.commands}
+"""roles whose commands have commands of their own"""
 
 app.command("demo", rich_help_panel=START)(deploy.demo)
 app.command("init", rich_help_panel=START)(setup.init)
@@ -54,8 +72,17 @@ app.command("evaluate", rich_help_panel=ASK)(evaluate.evaluate)
 app.command("audit", rich_help_panel=ASK)(ask.audit)
 app.command("report", rich_help_panel=ASK)(ask.report)
 app.command("why", rich_help_panel=ASK)(ask.why)
+app.add_typer(replay.replay, name="replay", rich_help_panel=ASK)
+app.command("trajectory", rich_help_panel=ASK)(trajectory.trajectory)
+app.command("lineage", rich_help_panel=ASK)(lineage.lineage)
+app.command("export", rich_help_panel=ASK)(export.export)
+app.add_typer(questions.ask, name="ask", rich_help_panel=ASK)
+app.command("sql", rich_help_panel=ASK)(sql.sql)
 for role in roles.ROLES:
-    app.command(role.name, help=role.help, rich_help_panel=ROLES)(roles.command(role))
+    if role.name in GROUPS:
+        app.add_typer(GROUPS[role.name](role), name=role.name, rich_help_panel=ROLES)
+    else:
+        app.command(role.name, help=role.help, rich_help_panel=ROLES)(roles.command(role))
 
 
 def _version(asked: bool) -> None:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import typer
 from rich.markup import escape
 
+from millrace.apps.agreement import check_agreement
 from millrace.apps.cli.context import become_role, call, entry
 from millrace.infra import telemetry_setup
 from millrace.infra.config import Settings
@@ -82,6 +83,18 @@ ROLES = (
         "millrace.producers.rollout.serve:run",
     ),
     Role(
+        "warehouse",
+        "Bring the log into tables that SQL reads, and answer queries.",
+        "Settings: [warehouse]. One process holds a directory; it serves every policy of the namespace.",
+        "millrace.consumers.warehouse.serve:run",
+    ),
+    Role(
+        "archive",
+        "Keep closed ranges of topics as Parquet files, so that retention can be short.",
+        "Settings: [archive]. Run one; audit, replay and exports read topics and archive as one history.",
+        "millrace.consumers.archive:run",
+    ),
+    Role(
         "broker",
         "Run one local Kafka broker.",
         "Settings: [kafka]. For one machine; for more use a cluster of your own.",
@@ -96,6 +109,10 @@ ROLES = (
 )
 
 
+CHOOSING = ("dispatch", "learn")
+"""roles that settle what a group is, and what is learned from it"""
+
+
 def command(role: Role) -> Callable[[typer.Context], None]:
     """The function behind a role's command."""
 
@@ -108,7 +125,9 @@ def command(role: Role) -> Callable[[typer.Context], None]:
 
 def start(role: Role, settings: Settings) -> None:
     """Run a role in this process. Workers that a killed incarnation of the same supervised process left are ended
-    first: they hold its memory, and some its ports."""
+    first: they hold its memory, and some its ports. Raises ConfigError for settings that contradict each other."""
+    if role.name in CHOOSING:
+        check_agreement(settings)
     name = os.environ.get(leftovers.ROLE) or role.name
     become_role(name)
     private(settings.home)

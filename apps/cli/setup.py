@@ -53,6 +53,7 @@ def _free() -> dict[str, Any]:
     busy = [key for key, port in ports(Settings()).items() if is_listening(LOCALHOST, port)]
     form: dict[str, Callable[[int], Any]] = {
         "gateway.port": int,
+        "warehouse.port": int,
         "kafka.bootstrap": lambda port: f"{LOCALHOST}:{port}",
         "engine.url": lambda port: f"http://{LOCALHOST}:{port}",
     }

@@ -43,8 +43,8 @@ SHORT = Plan(versions=10, faults=(Fault(4, "kill", "learn-1"),), gain=None, minu
 
 
 def flags(home: Path, seed: int, ports: Sequence[int]) -> Mapping[str, Any]:
-    """Settings of the demo, by dotted name. `ports`: free ones for broker, gateway and engine."""
-    broker, gateway, engine = ports
+    """Settings of the demo, by dotted name. `ports`: free ones for broker, gateway, engine and warehouse."""
+    broker, gateway, engine, warehouse = ports
     return {
         "namespace": NAMESPACE,
         "home": str(home),
@@ -72,6 +72,7 @@ def flags(home: Path, seed: int, ports: Sequence[int]) -> Mapping[str, Any]:
         "learner.minibatches": 2,
         "learner.learners": 2,
         "learner.seed": seed,
+        "warehouse.port": warehouse,
     }
 
 

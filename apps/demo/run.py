@@ -90,7 +90,7 @@ def empty(home: Path) -> None:
 
 
 def _configure(home: Path, seed: int) -> tuple[Settings, Path]:
-    values = flags(home.absolute(), seed, free_ports(3))
+    values = flags(home.absolute(), seed, free_ports(4))
     document = tomlkit.document()
     for name, value in values.items():
         section, _, key = name.rpartition(".")

@@ -1,0 +1,90 @@
+"""`millrace archive`: closed ranges of topics as Parquet files, read as one history with the topics."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.table import Column, Table
+
+from millrace.apps.cli.context import call, console
+from millrace.apps.cli.roles import Role, start
+
+
+def commands(role: Role) -> typer.Typer:
+    """The role as a command with commands of its own."""
+    app = typer.Typer(help=role.help, invoke_without_command=True)
+
+    @app.callback()
+    def run(context: typer.Context) -> None:
+        if context.invoked_subcommand is None:
+            start(role, call(context).settings())
+
+    app.command("once")(once)
+    app.command("list")(list_)
+    app.command("verify")(verify)
+    return app
+
+
+def once(context: typer.Context) -> None:
+    """Archive all that is written now, however young, and end. Good before a deployment is taken down."""
+    from millrace.consumers.archive import once as kept_now
+    from millrace.consumers.archive import told
+    from millrace.infra.connect import connect_now
+
+    settings = call(context).settings()
+    segments = records = 0
+    with connect_now(settings) as bus:
+        for kept in kept_now(settings, bus):
+            segments, records = segments + 1, records + kept.segment.records
+            console.print(f"{kept.topic}/{kept.partition} {told(kept)}", highlight=False, soft_wrap=True)
+    console.print(f"{segments} segments, {records} records -> {settings.archived}", highlight=False, soft_wrap=True)
+
+
+def list_(
+    context: typer.Context, as_json: Annotated[bool, typer.Option("--json", help="for programs")] = False
+) -> None:
+    """Say which ranges of which topics are archived, and what was gone before it could be."""
+    from millrace.consumers.archive import shelves
+
+    settings = call(context).settings()
+    found = list(shelves(settings))
+    if as_json:
+        typer.echo(json.dumps([msgspec.to_builtins(shelf) for shelf in found], indent=2))
+        return
+    table = Table(
+        Column("partition", no_wrap=True), "from", "to", "records", "bytes", "first", "last", "lost", box=None
+    )
+    for shelf in found:
+        whole = shelf.segments
+        table.add_row(
+            f"{shelf.topic}/{shelf.partition}",
+            str(whole[0].first),
+            str(whole[-1].end - 1),
+            f"{sum(one.records for one in whole):,}",
+            f"{sum(one.size for one in whole):,}",
+            _day(min(one.since for one in whole)),
+            _day(max(one.until for one in whole)),
+            ", ".join(f"{lo} to {hi - 1}" for lo, hi in shelf.holes()),
+        )
+    console.print(table if found else f"nothing is archived in {settings.archived}", soft_wrap=not found)
+
+
+def verify(context: typer.Context) -> None:
+    """Read every archived record and compare it with its digest. Exit code 1 names the segment that is damaged."""
+    from millrace.consumers.archive import shelves
+    from millrace.consumers.archive import verify as verified
+
+    settings = call(context).settings()
+    records = size = 0
+    for shelf in shelves(settings):
+        found = verified(settings, shelf)
+        records, size = records + found.records, size + found.size
+    console.print(f"whole: {records:,} records in {size:,} bytes", highlight=False)
+
+
+def _day(micros: int) -> str:
+    return datetime.fromtimestamp(micros / 1e6, UTC).strftime("%Y-%m-%d %H:%M")

@@ -1,0 +1,80 @@
+"""`millrace export`: sealed trajectories as files that other tools read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+from millrace.apps.cli.context import call, complain, console, entry
+
+LAYOUTS = (
+    "jsonl, parquet, hf (exact tokens); trl, trl-messages, trl-preference; openai, openai-preference; prime-rl, verl, "
+    "atropos, verifiers"
+)
+Many = list[str] | None
+
+
+def export(
+    context: typer.Context,
+    layout: Annotated[str, typer.Option(help=f"how to write: {LAYOUTS}")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="file to write, or directory for hf; must not be there yet")],
+    policy: Annotated[str, typer.Option(help="whose trajectories; default: the policy of the settings")] = "",
+    version: Annotated[str, typer.Option(metavar="A..B", help="only with tokens sampled by these versions")] = "",
+    trained: Annotated[str, typer.Option(metavar="A..B", help="only what trained these versions")] = "",
+    task: Annotated[Many, typer.Option(help="only this task; may be repeated")] = None,
+    tenant: Annotated[Many, typer.Option(help="only of this tenant; may be repeated")] = None,
+    split: Annotated[
+        str, typer.Option(help="train, evaluation or all; evaluation traffic leaves only when it is asked for")
+    ] = "train",
+    reward: Annotated[
+        Many, typer.Option(metavar="BOUND", help="only with such a reward, as '>=0.5'; may be repeated")
+    ] = None,
+    status: Annotated[
+        Many, typer.Option(help="only ended so: completed, failed, truncated, aborted, abandoned; may be repeated")
+    ] = None,
+    best_of_group: Annotated[
+        bool, typer.Option("--best-of-group", help="of each group only the sample with the highest reward")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print the manifest as JSON")] = False,
+) -> None:
+    """Write sealed trajectories in a layout that other tools read, with a manifest beside them.
+
+    Content that is denied or kept for audit never leaves. What a layout cannot say is refused by name and counted.
+
+    Example: millrace export --layout trl -o best.jsonl --reward '>=0.9' --best-of-group
+    """
+    flags = call(context)
+    if policy:
+        flags.flags["policy.name"] = policy
+    select = entry("millrace.consumers.export.select:from_flags")
+    wanted = select(version, trained, task or [], tenant or [], split, reward or [], status or [], best=best_of_group)
+    with _watched() as watch:
+        done = entry("millrace.consumers.export:export")(flags.settings(), layout, out, wanted, watch)
+    if as_json:
+        typer.echo(json.dumps(done.as_json(), indent=2))
+        return
+    counts = f"{done.exported:,} of {done.read:,} trajectories in {done.rows:,} rows"
+    console.print(f"wrote {out}: {counts}, {done.tokens:,} tokens", highlight=False, soft_wrap=True)
+    for rule, count in done.left_out.items():
+        console.print(f"  left out by {rule}: {count:,}", highlight=False)
+    for reason, count in done.refused.items():
+        first = done.examples[reason][0]
+        console.print(f"  refused as {reason}: {count:,}, for instance {first}", highlight=False, markup=False)
+
+
+@contextmanager
+def _watched() -> Iterator[Any]:
+    """Shows on a terminal how far it is; elsewhere nothing."""
+    if not (complain.is_terminal and console.is_terminal):
+        yield lambda done, total: None
+        return
+    columns = (TextColumn("exporting"), BarColumn(bar_width=30), TaskProgressColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=complain, transient=True) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=max(total, 1))

@@ -1,0 +1,35 @@
+"""`millrace lineage`: where a version, a trajectory or a task comes from, and what came of it."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from millrace.apps.cli.context import call, console, entry, reading
+
+
+def lineage(
+    context: typer.Context,
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="VERSION|TRAJECTORY|TASK", help="a version (7, v7, policy@7), or the id of a trajectory or a task"
+        ),
+    ],
+    task: Annotated[
+        bool, typer.Option("--task", help="it is the id of a task, even if it looks like a version")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="for programs; names everything")] = False,
+) -> None:
+    """Show what led to a version, a trajectory or a task, and what came of it.
+
+    Example: millrace lineage 7
+    """
+    with reading():
+        shown = entry("millrace.consumers.trajectory:lineage")(call(context).settings(), what, task=task)
+    if as_json:
+        typer.echo(json.dumps(shown.json, indent=2))
+    else:
+        console.print(shown.tree, highlight=False)

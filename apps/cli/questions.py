@@ -1,0 +1,117 @@
+"""`millrace ask`: the questions of the warehouse, each a command with a flag for each of its parameters.
+
+Invariant: the commands are made from the files of the questions when one is asked or listed, so that no other command
+loads them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+from typer.core import TyperGroup
+
+from millrace.apps.cli.context import call, console, entry
+from millrace.apps.cli.sql import Form, answer, form_of
+
+
+class Questions(TyperGroup):
+    """The group of `millrace ask`, whose commands are the questions."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(_commands())
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        return _commands().get(cmd_name)
+
+
+ask = typer.Typer(
+    cls=Questions,
+    invoke_without_command=True,
+    rich_markup_mode="rich",
+    help="Ask the history a question by name. Without a name: list the questions. Anything else: `millrace sql`.",
+)
+
+
+@ask.callback()
+def listed(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        table = Table("question", "what it answers", "parameters", box=None, header_style="bold")
+        for question in _questions():
+            flags = [each.flag if each.default is None else f"[{each.flag}]" for each in question.parameters]
+            table.add_row(question.name, question.doc, _plain(" ".join(flag for flag in flags if flag != "--policy")))
+        console.print(table)
+        console.print(
+            "\n`millrace ask NAME --help` explains one, --show-sql prints it; `millrace sql` asks anything else"
+        )
+
+
+def _questions() -> list[Any]:
+    return list(entry("millrace.consumers.warehouse.questions.asked:questions")().values())
+
+
+@cache
+def _commands() -> dict[str, Any]:
+    """A command for each question."""
+    app = typer.Typer(rich_markup_mode="rich")
+    for question in _questions():
+        told = f"{question.doc}\n\n{question.more}" if question.more else question.doc
+        app.command(question.name, help=_plain(told))(_asking(question))
+    made: Any = typer.main.get_group(app)
+    return dict(made.commands)
+
+
+def _asking(question: Any) -> Callable[..., None]:
+    """The function behind a question's command; its flags are the question's parameters."""
+
+    def asking(context: typer.Context, **given: Any) -> None:
+        form, out, show = given.pop("form"), given.pop("out"), given.pop("show")
+        if show:
+            typer.echo(question.sql)
+            return
+        settings = call(context).settings()
+        if "policy" in given and given["policy"] is None:
+            given["policy"] = settings.policy.name
+        values = entry("millrace.consumers.warehouse.questions.asked:values")
+        filled = values(question, {name: str(value) for name, value in given.items() if value is not None})
+        chosen = form_of(form, out)
+        with entry("millrace.consumers.warehouse.asking:open_asking")(settings) as asking:
+            answer(asking, question.sql, chosen, out, filled)
+
+    own = [_flag(each.name, str, each.doc + _default(each), each.flag) for each in question.parameters]
+    more = [
+        _flag("form", Form, "default: by the name of -o, else table", "--format", "-f"),
+        _flag("out", Path, "file to write", "--out", "-o"),
+        _flag("show", bool, "print the query, to begin one of your own with", "--show-sql"),
+    ]
+    first = inspect.Parameter("context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
+    asking.__signature__ = inspect.Signature([first, *own, *more])  # type: ignore[attr-defined]
+    asking.__annotations__ = {each.name: each.annotation for each in (first, *own, *more)}
+    return asking
+
+
+def _default(parameter: Any) -> str:
+    if parameter.name == "policy":
+        return "; default: the configured one"
+    return "" if parameter.default is None else f"; default: {parameter.default}" if parameter.default else ""
+
+
+def _flag(name: str, kind: type, doc: str, *flags: str) -> inspect.Parameter:
+    """An optional flag; what a question cannot do without it says itself, in a sentence."""
+    option = typer.Option(*flags, help=_plain(doc), show_default=False)
+    wanted: Any = bool if kind is bool else kind | None
+    return inspect.Parameter(
+        name,
+        inspect.Parameter.KEYWORD_ONLY,
+        annotation=Annotated[wanted, option],
+        default=False if kind is bool else None,
+    )
+
+
+def _plain(text: str) -> str:
+    """Text as it is, without rich's markup."""
+    return text.replace("[", r"\[")

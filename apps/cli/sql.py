@@ -1,0 +1,210 @@
+"""`millrace sql`: one query, a file of them, or a prompt."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import orjson
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from millrace.apps.cli.context import call, complain, console
+from millrace.infra.config import Settings
+from millrace.infra.errors import ConfigError, WarehouseError
+from millrace.infra.local_keys import private
+
+if TYPE_CHECKING:
+    from millrace.consumers.warehouse.asking import Asking
+
+SHOWN = 1000
+"""rows of a table on a terminal"""
+AS_STRINGS = "JSONCompactStringsEachRowWithNamesAndTypes"
+NULL = "ᴺᵁᴸᴸ"
+"""as the engine writes it in AS_STRINGS"""
+NUMBERS = ("UInt", "Int", "Float", "Decimal", "Nullable(UInt", "Nullable(Int", "Nullable(Float", "Nullable(Decimal")
+
+
+class Form(StrEnum):
+    """How an answer is written."""
+
+    TABLE = "table"
+    CSV = "csv"
+    JSON = "json"
+    JSONL = "jsonl"
+    PARQUET = "parquet"
+
+
+FORMATS = {Form.CSV: "CSVWithNames", Form.JSON: "JSONEachRow", Form.JSONL: "JSONEachRow", Form.PARQUET: "Parquet"}
+SETTINGS = {
+    Form.JSON: {"output_format_json_array_of_rows": "1", "output_format_json_quote_64bit_integers": "0"},
+    Form.JSONL: {"output_format_json_quote_64bit_integers": "0"},
+}
+
+
+def sql(
+    context: typer.Context,
+    query: Annotated[
+        str | None,
+        typer.Argument(
+            help="the query; a file ending with .sql; - or nothing for standard input; on a terminal a prompt",
+            show_default=False,
+        ),
+    ] = None,
+    form: Annotated[
+        Form | None, typer.Option("--format", "-f", help="default: by the name of -o, else table", show_default=False)
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="file to write", dir_okay=False, show_default=False)
+    ] = None,
+    params: Annotated[
+        list[str] | None,
+        typer.Option("--param", "-p", metavar="NAME=VALUE", help="value of {name:Type} in the query; may be repeated"),
+    ] = None,
+) -> None:
+    """Ask the warehouse in SQL (ClickHouse's), read-only.
+
+    `millrace sql "SELECT version, count() FROM samples GROUP BY version ORDER BY version"`; SHOW TABLES lists the
+    tables, DESCRIBE NAME says what its columns are. It asks the warehouse that runs, or opens its directory where none
+    runs. Limits of a query: \\[warehouse] query_seconds, query_memory_mb, query_rows."""
+    from millrace.consumers.warehouse.asking import open_asking
+    from millrace.consumers.warehouse.statements import split
+
+    settings = call(context).settings()
+    chosen, given = form_of(form, out), values(params or [])
+    with open_asking(settings) as asking:
+        text = _text(query)
+        if text is None:
+            prompt(asking, settings, given)
+            return
+        done, rest = split(text)
+        statements = [*done, *([rest] if rest else [])]
+        if not statements:
+            raise ConfigError('there is no query: `millrace sql "SELECT 1"`, or `millrace sql FILE.sql`')
+        if out is not None and len(statements) > 1:
+            raise ConfigError(f"-o takes the answer of one query, and here are {len(statements)}")
+        for statement in statements:
+            answer(asking, statement, chosen, out, given)
+
+
+def answer(asking: Asking, statement: str, form: Form, out: Path | None, params: dict[str, str]) -> None:
+    """One answer on standard output or in a file, which is there only when it is whole. Raises WarehouseError."""
+    if form is Form.TABLE:
+        settings = {"max_result_rows": str(SHOWN + 1), "result_overflow_mode": "break"}
+        found, more = table(asking.ask(statement, AS_STRINGS, params, settings))
+        console.print(found)
+        if more:
+            said = f"these are the first {SHOWN:,} rows: LIMIT asks for fewer, -o FILE writes all of them"
+            complain.print(said, style="dim", highlight=False, soft_wrap=True)
+        return
+    pieces = asking.ask(statement, FORMATS[form], params, SETTINGS.get(form, {}))
+    if out is None:
+        for piece in pieces:
+            sys.stdout.buffer.write(piece)
+        sys.stdout.buffer.flush()
+        return
+    draft = out.with_name(f".{out.name}.part")
+    try:
+        with draft.open("wb") as file:
+            file.writelines(pieces)
+        draft.replace(out)
+    finally:
+        draft.unlink(missing_ok=True)
+    console.print(f"wrote {out}", highlight=False, soft_wrap=True)
+
+
+def table(pieces: Iterator[bytes]) -> tuple[Table, bool]:
+    """Rows for a terminal, at most SHOWN, and whether there are more. pieces: lines of JSON: names, types, rows."""
+    lines = b"".join(pieces).split(b"\n")[:-1]
+    if len(lines) < 2:
+        return Table(box=None), False  # EXPLAIN and the like of nothing
+    names, types = orjson.loads(lines[0]), orjson.loads(lines[1])
+    found = Table(box=None, pad_edge=False)
+    for name, kind in zip(names, types, strict=True):
+        number = kind.startswith(NUMBERS)
+        found.add_column(Text(name), justify="right" if number else "left", overflow="fold")
+    for line in lines[2 : 2 + SHOWN]:
+        cells = zip(orjson.loads(line), types, strict=True)
+        found.add_row(*(Text("NULL" if cell is None else shown(str(cell), kind)) for cell, kind in cells))
+    return found, len(lines) - 2 > SHOWN
+
+
+def shown(cell: str, kind: str) -> str:
+    """A value for a reader: of a float, the six digits that matter. Pure."""
+    if cell == NULL:
+        return "NULL"
+    return f"{float(cell):.6g}" if kind.removeprefix("Nullable(").startswith("Float") else cell
+
+
+def prompt(asking: Asking, settings: Settings, params: dict[str, str]) -> None:
+    """Queries one after another, each ended by a semicolon, until ^D. What was asked is kept in a private file."""
+    from prompt_toolkit import PromptSession
+    from prompt_toolkit.history import FileHistory
+
+    from millrace.consumers.warehouse.statements import split
+
+    private(settings.home)
+    session: PromptSession[str] = PromptSession(history=FileHistory(str(settings.home / "sql_history")))
+    console.print("a query ends with ; SHOW TABLES; lists the tables; ^D ends", style="dim")
+    text = ""
+    while True:
+        try:
+            text += session.prompt("... " if text else "sql> ") + "\n"
+        except KeyboardInterrupt:
+            text = ""
+            continue
+        except EOFError:
+            return
+        done, rest = split(text)
+        text = f"{rest}\n" if rest else ""
+        for statement in done:
+            if statement.lower() in ("exit", "quit"):
+                return
+            try:
+                answer(asking, statement, Form.TABLE, None, params)
+            except WarehouseError as error:
+                complain.print(Text(f"error: {error}", "red"), soft_wrap=True)
+
+
+def form_of(form: Form | None, out: Path | None) -> Form:
+    """What is written: as asked, else by the file's name. Raises ConfigError where neither says it, or for a table in a
+    file. Pure."""
+    named = out.suffix.removeprefix(".").lower() if out else ""
+    named = {"ndjson": "jsonl", "pq": "parquet"}.get(named, named)
+    chosen = form or next((one for one in Form if one.value == named), None)
+    if chosen is None and out is None:
+        return Form.TABLE
+    if chosen is None or (chosen is Form.TABLE and out is not None):
+        raise ConfigError("-o FILE needs --format csv, json, jsonl or parquet, or a name that ends with one of them")
+    if chosen is Form.PARQUET and out is None and sys.stdout.isatty():
+        raise ConfigError("Parquet is for files: add -o FILE.parquet")
+    return chosen
+
+
+def values(pairs: list[str]) -> dict[str, str]:
+    """`name=value` pairs. Raises ConfigError for one without an equals sign. Pure."""
+    out = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name.isidentifier():
+            raise ConfigError(f"--param {pair}: write it as name=value")
+        out[name] = value
+    return out
+
+
+def _text(query: str | None) -> str | None:
+    """The text of queries; None for a prompt."""
+    if query is None and sys.stdin.isatty():
+        return None
+    if query is None or query == "-":
+        return sys.stdin.read()
+    if query.endswith(".sql"):
+        try:
+            return Path(query).read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{query} cannot be read: {error}") from None
+    return query

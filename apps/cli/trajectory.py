@@ -1,0 +1,42 @@
+"""`millrace trajectory`: one trajectory to read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from millrace.apps.cli.context import call, console, entry, reading
+
+
+def trajectory(
+    context: typer.Context,
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="ID", help="id of a trajectory, attempt, event or call, or a place as topic[partition]@offset"
+        ),
+    ],
+    tokens: Annotated[bool, typer.Option("--tokens", help="show every token, not only runs of them")] = False,
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="model directory whose tokenizer spells tokens; default: a kept version's")
+    ] = None,
+    page: Annotated[Path | None, typer.Option(help="write a self-contained HTML page there", dir_okay=False)] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="for programs")] = False,
+) -> None:
+    """Show a trajectory: messages, tool calls, rewards and their fate, tokens by version and weight in the loss.
+
+    Example: millrace trajectory ID --page trajectory.html
+    """
+    with reading():
+        shown = entry("millrace.consumers.trajectory:show")(
+            call(context).settings(), what, tokens=tokens, tokenizer=tokenizer, out=page
+        )
+    if as_json:
+        typer.echo(json.dumps(shown.json, indent=2))
+    elif page is not None:
+        console.print(f"wrote {page}", highlight=False, soft_wrap=True)
+    else:
+        console.print(shown.tree, highlight=False)
