@@ -166,7 +166,7 @@ def main() -> None:
 def measure(home: Path, seed: int, values: Mapping[str, Any], kills: int) -> list[Mapping[str, float]]:
     """One row of parts a kill. `values`: settings that differ from the demo's, by dotted name."""
     document = tomlkit.document()
-    for name, value in {**flags(home, seed, free_ports(3)), **values}.items():
+    for name, value in {**flags(home, seed, free_ports(4)), **values}.items():
         section, _, key = name.rpartition(".")
         if section and section not in document:
             document[section] = tomlkit.table()

@@ -6,11 +6,15 @@ import json
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from millrace.apps.answers import Answer
 from millrace.apps.check import check
+from millrace.apps.cli.main import app
 from millrace.apps.doctor import examine
 from millrace.infra.config import load
+from millrace.trainers.algorithms.names import PAIRS
+from millrace.trainers.algorithms.others import OTHERS
 
 AGENT = "async def agent(task, base_url, api_key):\n    return task['id']\n"
 VERIFIER = "def verify(task, output, episode):\n    return float(output == task['answer'])\n"
@@ -82,6 +86,28 @@ def test_tasks_and_algorithm_that_are_none_are_bad(home: Path) -> None:
     found = said(home, rollout__tasks="nosuch.jsonl", learner__algorithm="grppo")
     assert (found["tasks"].word, found["algorithm"].word) == ("bad", "bad")
     assert "did you mean 'grpo'" in found["algorithm"].said
+
+
+@pytest.mark.parametrize("algorithm", sorted(PAIRS))
+def test_an_algorithm_of_pairs_wants_groups_of_two(home: Path, algorithm: str) -> None:
+    reference = {"learner__reference": "base"} if algorithm != "reward-model" else {}
+    answer = said(home, learner__algorithm=algorithm, **reference)["algorithm"]
+    assert answer.word == "bad"
+    assert "groups of 8 are none: set [policy] group_size to 2" in answer.said
+    assert said(home, learner__algorithm=algorithm, policy__group_size="2")["algorithm"].word == "ok"
+
+
+def test_the_algorithms_of_pairs_are_those_that_never_split_a_group() -> None:
+    assert {name for name, other in OTHERS.items() if other.kind.whole} == PAIRS
+
+
+@pytest.mark.parametrize("command", ["up", "dispatch", "learn"])
+def test_nothing_starts_that_could_not_learn(home: Path, command: str) -> None:
+    flags = ["--set", "learner.algorithm=dpo", "--set", f"home={home / 'home'}", "--set", "kafka.bootstrap=127.0.0.1:1"]
+    done = CliRunner().invoke(app, [*flags, command])
+    assert done.exit_code == 1
+    assert "set [policy] group_size to 2" in " ".join((done.stderr or done.output).split())
+    assert not (home / "home").exists(), "nothing was begun"
 
 
 def test_half_a_rollout_is_a_warning(home: Path) -> None:

@@ -118,6 +118,29 @@ def test_a_collector_that_is_told_a_token_in_clear_is_warned_of(
     assert not any("word" in answer.said for answer in answers), "the token is not shown"
 
 
+@pytest.mark.parametrize(
+    ("flags", "warned"),
+    [
+        ({"engine.url": "http://engine.example.org:8000", "engine.key": "sk-word"}, ["[engine] key"]),
+        ({"engine.url": "https://engine.example.org:8000", "engine.key": "sk-word"}, []),
+        ({"engine.url": "http://127.0.0.1:8000", "engine.key": "sk-word"}, []),
+        ({"engine.url": "http://engine.example.org:8000", "engine.key": ""}, []),
+        (
+            {"gateway.upstream_url": "http://models.example.org/v1", "gateway.upstream_key": "sk-word"},
+            ["[gateway] upstream_key"],
+        ),
+        ({"gateway.upstream_url": "https://models.example.org/v1", "gateway.upstream_key": "sk-word"}, []),
+    ],
+)
+def test_a_key_that_travels_in_clear_is_warned_of(flags: dict[str, str], warned: list[str]) -> None:
+    answers = [
+        answer for answer in doctor._open(load(flags={"engine.local": False, **flags})) if "]" in answer.question
+    ]
+    assert [answer.question for answer in answers] == warned
+    assert all(answer.word == "warning" and "https://" in answer.said for answer in answers)
+    assert not any("word" in answer.said for answer in answers), "the key is not shown"
+
+
 @pytest.mark.parametrize(("mode", "word"), [(0o600, "ok"), (0o640, "warning"), (0o604, "warning")])
 def test_settings_that_others_may_read_are_a_warning(mode: int, word: str, tmp_path: Path) -> None:
     file = tmp_path / "millrace.toml"

@@ -17,7 +17,7 @@ from tests.chaos.ways import SETTINGS
 def deploy(home: Path, seed: int, engine: str, way: str = "") -> Arena:
     """A running deployment in `home`, version 0 written. Small batches make quick versions: faults can be many. `way`:
     of `ways.WAYS`, by which versions reach the engine (default: through their directories, whole)."""
-    values = dict(flags(home, seed, free_ports(3))) | {
+    values = dict(flags(home, seed, free_ports(4))) | {
         "namespace": "chaos",
         "kafka.sync": True,
         "engine.kind": engine,
@@ -29,6 +29,7 @@ def deploy(home: Path, seed: int, engine: str, way: str = "") -> Arena:
         "rollout.ahead": 64,
         "rollout.concurrency": 16,
         "rollout.timeout_s": 30,
+        "warehouse.enabled": False,  # its kills are rehearsed beside it
         **SETTINGS.get(way, {}),
     }
     file = write_settings(home, values)

@@ -11,8 +11,10 @@ from millrace.consumers import policy
 from millrace.consumers.history import newest
 from millrace.infra.errors import PolicyError
 from millrace.infra.log.memory.bus import MemoryBus
+from millrace.producers.gateway.rendering.tokenizer import ChatTokenizer
 from millrace.trainers import checkpoint, manifest, tiny
 from millrace.trainers.errors import CheckpointError
+from tests.support import chat_tokenizer
 from tests.support.feed import settings_for, start_policy
 
 
@@ -59,6 +61,31 @@ def test_the_template_may_lie_in_the_tokenizer_settings(tmp_path: Path) -> None:
     assert policy.template_hash(tmp_path) == hashlib.sha256(b"").hexdigest()
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ x }}"}))
     assert policy.template_hash(tmp_path) == hashlib.sha256(b"{{ x }}").hexdigest()
+
+
+def test_every_template_of_a_model_is_in_version_0_and_under_its_hash(tmp_path: Path) -> None:
+    """A version has plain files alone: templates in a folder of their own would be left behind, unseen by the hash."""
+    plain, hashes = chat_tokenizer.TEMPLATE, set()
+    for number, tools in enumerate(("# Tools", "# You may call", "# You must call")):
+        settings = settings_for(tmp_path / str(number), "127.0.0.1:1", "t")[0]
+        bus, model = MemoryBus(), tmp_path / str(number) / "model"
+        bus.ensure_topics(settings.layout.specs())
+        checkpoint.export(model, tiny.random_state(0))
+        chat_tokenizer.write(model)
+        if number:
+            (model / "additional_chat_templates").mkdir()
+            (model / "additional_chat_templates" / "tool_use.jinja").write_text(plain.replace("# Tools", tools))
+        event = policy.create(settings, model, bus)
+        mine, version = ChatTokenizer(model), ChatTokenizer(Path(event["uri"]))
+        tool = [{"type": "function", "function": {"name": "f", "description": "d", "parameters": {}}}]
+        for offered in (None, tool):
+            user = [{"role": "user", "content": "hi"}]
+            want = mine.render_text(user, offered, generate=True)
+            assert version.render_text(user, offered, generate=True) == want
+            assert (tools in want) is (offered is not None)
+        assert event["template_hash"] == version.template_hash == mine.template_hash
+        hashes.add(event["template_hash"])
+    assert len(hashes) == 3
 
 
 def test_an_object_store_needs_a_mount(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ SMALL = {
     "bench_stages": "--records 88 --rounds 1",
     "bench_step": "--ranks 1 --steps 1",
     "bench_tree": "--prompts 16 --reply 8 --groups 1 --steps 1",
+    "bench_warehouse": "--large 50 --small 500",
 }
 """benchmark -> flags that make it short"""
 

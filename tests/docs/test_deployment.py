@@ -27,8 +27,8 @@ LOCAL, MANY = "dev", "many"
 ROLE_COMMANDS = {f"millrace {role.name}" for role in ROLES}
 MODULES = {"README.md": "my_agent", "tasks.md": "my_tools"}
 """page -> what the module with its agent is called"""
-ALONE = {"training.md", "backends.md"}
-"""pages whose Python needs no deployment: `test_training.py` and `test_docs.py` run it"""
+ALONE = {"training.md", "backends.md", "reading.md"}
+"""pages whose Python needs no deployment: tests of their own run it"""
 OTHERWISE = {"tutorial.md"}
 """pages that begin anew with a deployment of their own: `test_tutorial.py`"""
 SAME = {"millrace why 0", "millrace policy create --model model"}
@@ -71,6 +71,9 @@ class Walk:
         """README's are for this deployment; the others are shown for themselves, and loaded by `test_docs.py`."""
         if block.page == "README.md":
             self.newcomer.edits(block.text)
+
+    def text(self, block: Block) -> None:
+        """What a command prints: the page's own test compares it."""
 
     def json(self, block: Block) -> None:
         """Tasks were written as shown before anything ran."""

@@ -23,7 +23,7 @@ from millrace.trainers.backends.base import ROLES
 from tests.support.documents import CI, HERE, PAGES, ROOT, RUN_BY, Block, all_blocks, reading, spoken
 
 TEXT = {page: page.read_text() for page in PAGES}
-LANGUAGES = {"sh", "python", "toml", "json"}
+LANGUAGES = {"sh", "python", "toml", "json", "text"}
 SHOWN = [command for block in all_blocks("sh") for command in block.commands]
 
 

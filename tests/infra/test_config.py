@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from millrace.infra.config import Settings, is_local, load, masked, variables
 from millrace.infra.errors import ConfigError
+from millrace.schemas import bounds
 
 
 @pytest.fixture(autouse=True)
@@ -38,8 +39,8 @@ def test_defaults_need_no_file(tmp_path: Path) -> None:
 
 def test_namespaces_that_share_a_directory_share_nothing_in_it() -> None:
     one, other = (load(flags={"namespace": name, "objects": "/mnt/shared"}) for name in ("one", "other"))
-    places = {one.weights, other.weights, one.claims, other.claims}
-    assert len(places) == 4
+    places = {place for made in (one, other) for place in (made.weights, made.claims, made.archived)}
+    assert len(places) == 6
     assert not [a for a in places for b in places if a != b and b.startswith(a)]
 
 
@@ -272,3 +273,29 @@ def test_any_value_anywhere_is_taken_or_refused_in_a_line(place: list[str], valu
 def test_a_name_that_no_file_can_have_is_refused_in_a_line(name: str) -> None:
     with pytest.raises(ConfigError, match=r"cannot be read|there is no"):
         load(Path(name))
+
+
+@pytest.mark.parametrize(
+    ("kept", "refused"),
+    [("close_hours = 6", False), ("close_hours = 48", True), ("raw = true\nclose_hours = 25", True)],
+)
+def test_the_archive_closes_before_topics_forget(kept: str, refused: bool) -> None:
+    write(f"[topics]\nlong_hours = 48\n[archive]\nkeep = true\n{kept}\n")
+    with pytest.raises(ConfigError, match=r"close_hours .* is not below") if refused else nullcontext():
+        load()
+
+
+@pytest.mark.parametrize(
+    ("name", "highest"),
+    [
+        ("batch", bounds.BATCH),
+        ("eta", bounds.ETA),
+        ("group_size", bounds.GROUP_SIZE),
+        ("lease_s", bounds.WAIT_MS // 1000),
+    ],
+)
+def test_what_becomes_a_decision_is_within_the_bounds_of_one(name: str, highest: int) -> None:
+    """Dispatch would answer it with a dead letter."""
+    assert getattr(load(flags={f"policy.{name}": str(highest)}).policy, name) == highest
+    with pytest.raises(ConfigError, match=rf"\[policy\] {name}: .*less than or equal to {highest}"):
+        load(flags={f"policy.{name}": str(highest + 1)})

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from millrace.infra.config import Settings, masked
-from millrace.infra.config.masking import in_arguments, in_text
+from millrace.infra.config.masking import STARS, in_arguments, in_text, in_values
 
 SECRET = "hunter22-hunter22"
 
@@ -55,3 +55,13 @@ def test_everything_else_is_shown() -> None:
     assert in_arguments(["--keyless", "--max-num-seqs", "4"]) == ["--keyless", "--max-num-seqs", "4"]
     url = "https://api.example.org/v1?limit=3#part"
     assert in_text(url) == url
+
+
+def test_values_keep_their_shape_without_what_is_secret() -> None:
+    url = f"https://user:{SECRET}@api.example.org/v1?api_key={SECRET}"
+    given = {"token": SECRET, "rate": 0.5, "roles": [url, "actor"], "api_key": "", "inner": {"hf-token": SECRET}}
+    shown = in_values(given)
+    assert SECRET not in json.dumps(shown)
+    assert shown["inner"] == {"hf-token": STARS}
+    assert (shown["rate"], shown["roles"][1], shown["api_key"]) == (0.5, "actor", "")
+    assert json.loads(json.dumps(shown)) == shown

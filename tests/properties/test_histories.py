@@ -74,7 +74,7 @@ def test_every_turn_of_every_stage_folds_again_to_what_it_wrote():
 def test_the_audit_of_a_history_is_clean():
     def inspect(world, plan):
         report = audit(world.bus, NAMESPACE, POLICY, release=plan.release)
-        broken = {finding.claim: finding.violations[0] for finding in report.findings if not finding.holds}
+        broken = {finding.law: finding.violations[0] for finding in report.findings if not finding.holds}
         assert broken == {}
         assert sum(finding.checked for finding in report.findings) > 500
 

@@ -47,7 +47,7 @@ def both(seed: int, inspect=None) -> list[Told]:
 
 def is_clean(world: World, plan: Plan) -> None:
     report = audit(world.bus, NAMESPACE, plan.policy, release=plan.release)
-    broken = {finding.claim: finding.violations[0] for finding in report.findings if not finding.holds}
+    broken = {finding.law: finding.violations[0] for finding in report.findings if not finding.holds}
     assert broken == {}
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millrace.schemas import codec
-from millrace.schemas.chain import START, VERSION, event_hash
+from millrace.schemas.chain import LONG, START, VERSION, begin, event_hash
 from millrace.schemas.registry import HISTORY, current, parse_schema
 from millrace.schemas.strict import check_of
 
@@ -107,6 +107,41 @@ def test_a_field_at_its_default_gives_the_link_of_a_schema_without_it() -> None:
     event = {"id": "e1", "hash_version": VERSION}
     assert event_hash(START, event) == event_hash(START, event | {"governance": None, "span_id": None})
     assert event_hash(START, event) != event_hash(START, event | {"span_id": ""})
+
+
+LATER = (
+    "step",
+    "source_seq",
+    "prev_hash",
+    "id",
+    "capture_time",
+    "source_epoch",
+    "event_time",
+    "parent_event",
+    "policy",
+)
+"""what an event may get only when it is appended, and fields on either side of the body"""
+
+
+@given(event=EVENTS, fill=st.binary(min_size=1, max_size=3), more=st.integers(0, 3), data=st.data())
+def test_a_link_that_was_begun_is_the_link(event: dict[str, Any], fill: bytes, more: int, data: st.DataObject) -> None:
+    event["body"] = (fill * LONG)[: LONG + more]
+    begun = begin(event)
+    later = {name: data.draw(values(FIELDS[name])) for name in data.draw(st.sets(st.sampled_from(LATER)))}
+    placed = {**event, **later}
+    for _ in range(2):  # a begun link may be finished more than once
+        assert event_hash(placed["prev_hash"], placed, begun) == event_hash(placed["prev_hash"], placed)
+
+
+def test_a_link_that_began_with_other_fields_is_made_anew() -> None:
+    event = {"id": "e1", "hash_version": VERSION, "actor": "a", "attempt": "t", "body": b"x" * LONG}
+    for change in ({"actor": "b"}, {"attempt": "u"}, {"span_id": "one field more"}):
+        assert event_hash(START, event | change, begin(event)) == event_hash(START, event | change)
+
+
+def test_a_short_body_is_not_begun() -> None:
+    with pytest.raises(ValueError, match="65535 bytes"):
+        begin({"id": "e1", "hash_version": VERSION, "body": b"x" * (LONG - 1)})
 
 
 # ---------------------------------------------------------------------- version 1

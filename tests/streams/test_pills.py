@@ -115,7 +115,7 @@ def test_every_pill_is_a_dead_letter_and_the_next_episode_is_sealed(
         count = len(letters)
         missing -= {(letter["trajectory"], letter["reason"]) for letter in letters}
     report = audit(bus, settings.namespace, policy, resolve=store.resolve, release="reserve")
-    assert {f.claim: f.violations[0] for f in report.findings if not f.holds} == {}
+    assert {f.law: f.violations[0] for f in report.findings if not f.holds} == {}
 
 
 def wait(

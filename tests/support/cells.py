@@ -23,7 +23,7 @@ HEADS = 4
 
 
 LEARNING = ("versions", "tiles", "ledger-chain", "consumed-once", "resolved-once", "staleness", "files")
-"""claims of the audit"""
+"""laws of the audit"""
 
 
 class Cells:
@@ -108,7 +108,7 @@ class Cells:
         return rows
 
     def audit(self) -> None:
-        """What the log says of learning holds, claim by claim; of agents, which there were none, it says nothing."""
+        """What the log says of learning holds, law by law; of agents, which there were none, it says nothing."""
         report = audit(self.bus, self.settings.namespace, self.settings.policy.name, files=True)
         for name in LEARNING:
             assert report.finding(name).checked

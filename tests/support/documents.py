@@ -76,6 +76,11 @@ BENCHMARKS = "tests/docs/test_benchmarks.py"
 SETUP = "tests/docs/test_setup.py"
 TUTORIAL = "tests/docs/test_tutorial.py"
 TRAINING = "tests/docs/test_training.py"
+REPLAY = "tests/consumers/replay/test_prove_ranks.py"
+READING = "tests/docs/test_reading.py"
+SQL = "tests/docs/test_sql.py"
+QUESTIONS = "tests/apps/cli/test_questions.py"
+WAREHOUSE = "tests/consumers/warehouse/test_process.py"
 CI = ".ci/run"
 
 RUN_BY = {
@@ -107,6 +112,7 @@ RUN_BY = {
     ".venv/bin/python -m benchmarks.bench_stages": BENCHMARKS,
     ".venv/bin/python -m benchmarks.bench_step": BENCHMARKS,
     ".venv/bin/python -m benchmarks.bench_tree": BENCHMARKS,
+    ".venv/bin/python -m benchmarks.bench_warehouse": BENCHMARKS,
     ".venv/bin/python -m benchmarks.study_layouts": "tests/benchmarks/test_study_layouts.py",
     ".venv/bin/python -m benchmarks.study_algorithms": "tests/benchmarks/test_study_algorithms.py",
     ".venv/bin/python -m benchmarks.study_staleness --out runs.jsonl --plot staleness.svg": (
@@ -126,6 +132,9 @@ RUN_BY = {
     "millrace --set policy.eta=1 config --json": DEPLOYMENT,
     "millrace topics": DEPLOYMENT,
     "millrace sweep": DEPLOYMENT,
+    "millrace archive once": DEPLOYMENT,
+    "millrace archive list": DEPLOYMENT,
+    "millrace archive verify": DEPLOYMENT,
     "millrace why ID": DEPLOYMENT,
     "millrace why 0": DEPLOYMENT,
     "millrace why case-4711": DEPLOYMENT,
@@ -134,6 +143,11 @@ RUN_BY = {
     "millrace audit --files": DEPLOYMENT,
     "millrace audit --quick": DEPLOYMENT,
     "millrace report": DEPLOYMENT,
+    "millrace replay prove all": REPLAY,
+    "millrace replay prove 1..2": REPLAY,
+    "millrace replay prove 1 --layout torch:d2": REPLAY,
+    "millrace replay prove 2 --dump steps": REPLAY,
+    "millrace replay prove --load steps/v2": REPLAY,
     "millrace engine": DEPLOYMENT,
     "millrace reload": DEPLOYMENT,
     "millrace gateway": DEPLOYMENT,
@@ -143,12 +157,46 @@ RUN_BY = {
     "millrace dispatch": DEPLOYMENT,
     "millrace learn": DEPLOYMENT,
     "millrace rollout": DEPLOYMENT,
+    "millrace warehouse": WAREHOUSE,
+    "millrace warehouse rebuild": WAREHOUSE,
     "millrace sft --model base --data lessons.jsonl --out versions/sft --epochs 3 --lr 1e-5 --holdout 0.05": TRAINING,
     "millrace dpo --model base --data pairs.jsonl --out versions/dpo --knob beta=0.2": TRAINING,
     "millrace dpo --model base --data pairs.jsonl --out versions/ipo --algorithm ipo": TRAINING,
     "millrace reward-model --model base --data pairs.jsonl --out versions/judge": TRAINING,
     "millrace distill --model base --data lessons.jsonl --out versions/student --teacher big": TRAINING,
     "millrace distill --model base --data lessons.jsonl --out versions/own --teacher big --on-policy": TRAINING,
+    "millrace trajectory ID": READING,
+    "millrace trajectory ID --tokens": READING,
+    "millrace trajectory ID --page trajectory.html": READING,
+    "millrace lineage 3": READING,
+    "millrace lineage ID": READING,
+    "millrace lineage TASK": READING,
+    "millrace export --layout hf -o history": READING,
+    "millrace export --layout trl -o best.jsonl --reward '>=0.3' --best-of-group": READING,
+    "millrace export --layout openai -o late.jsonl --version 2.. --status completed": READING,
+    "millrace export --layout parquet -o held-out.parquet --split evaluation": READING,
     "millrace evaluate --model base --tasks held-out.jsonl --samples 8 --k 1,4,8": TRAINING,
+    "millrace ask": QUESTIONS,
+    "millrace ask NAME --help": QUESTIONS,
+    "millrace ask compare --a 2 --b 5": SQL,
+    "millrace ask costs-by-tenant": SQL,
+    "millrace ask evaluated --version 4": SQL,
+    "millrace ask funnel": SQL,
+    "millrace ask late-rewards": SQL,
+    "millrace ask reward-by-engine": SQL,
+    "millrace ask reward-by-task": SQL,
+    "millrace ask reward-by-task --show-sql": SQL,
+    "millrace ask reward-by-version": SQL,
+    "millrace ask seen-by --task sum --tenant globex": SQL,
+    "millrace ask staleness-by-version": SQL,
+    "millrace ask tool-failures": SQL,
+    "millrace ask trained-by --version 3": SQL,
+    "millrace ask trajectory --trajectory 681ac178-3320-5794-b22b-537737af4224": SQL,
+    "millrace ask waits-by-version": SQL,
+    "millrace sql": SQL,
+    'millrace sql "SELECT name, comment'
+    " FROM system.columns WHERE database = 'millrace' AND table = 'staleness'\"": SQL,
+    'millrace sql "SELECT version, count() AS samples, avg(reward) AS reward'
+    ' FROM samples GROUP BY version ORDER BY version"': SQL,
 }
 """command of the documents -> the test, or the step of CI, that runs it or a smaller form of the same entry point"""

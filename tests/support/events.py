@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from millrace.schemas.chain import START, VERSION, event_hash
 VERSIONS = {"agent": "test", "harness": "test", "prompt": "1", "tools": {}}
 SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "max_tokens": 16, "seed": None, "stop": [], "n": 1}
 USAGE = {"prompt": 3, "completion": 2, "cached": 0}
+NOTHING: Mapping[str, Any] = {}
 
 
 def made(*parts: object) -> str:
@@ -95,6 +96,7 @@ def reward_body(target: str, value: float | None, **fields: Any) -> dict[str, An
         "supersedes": None,
         "independent": True,
         "observed_at": 0,
+        "replay": None,
     }
     return body | {name: value for name, value in fields.items() if name in body}
 
@@ -120,15 +122,18 @@ class Episode:
         split: str = "train",
         source: str = "gateway-0",
         task: str = "{}",
+        task_id: str = "task",
         trajectory: str | None = None,
+        clock: Callable[[], int] = lambda: 1,
     ) -> None:
         self.root, self.trajectory = root, trajectory or root
         self.tenant, self.policy, self.split, self.source = tenant, policy, split, source
         self.group = group if group is not None else (str(ticket) if ticket is not None else root)
-        self.attempt, self.awaits, self.task = attempt, list(awaits), task
+        self.attempt, self.awaits, self.task, self.task_id = attempt, list(awaits), task, task_id
+        self.clock = clock
         self.step, self.hash, self.numbers = 0, START, 0
         self._start = {
-            "task_id": "task",
+            "task_id": task_id,
             "task": task,
             "ticket": ticket,
             "group_size": size,
@@ -165,8 +170,8 @@ class Episode:
             "step": step,
             "actor": "evaluator" if judge else "gateway",
             "split": self.split,
-            "event_time": 1,
-            "capture_time": 1,
+            "event_time": self.clock(),
+            "capture_time": self.clock(),
             "log_time": None,
             "source": judge or self.source,
             "source_epoch": 0,
@@ -190,8 +195,8 @@ class Episode:
     def start(self) -> dict[str, Any]:
         return self.event("episode_started", self._start)
 
-    def call(self, response: str, **fields: Any) -> dict[str, Any]:
-        return self.event("model_call", model_call(response, **fields))
+    def call(self, response: str, *, changed: Mapping[str, Any] = NOTHING, **fields: Any) -> dict[str, Any]:
+        return self.event("model_call", {**model_call(response, **fields), **changed})
 
     def end(self, status: str = "completed", output: str = "done", *, whole: bool = True) -> dict[str, Any]:
         body = {
@@ -201,7 +206,7 @@ class Episode:
             "output": output,
             "reason": None,
             "whole": whole,
-            "task_id": "task",
+            "task_id": self.task_id,
             "task": self.task,
             "awaits": self.awaits,
         }

@@ -112,19 +112,20 @@ def make_world(
     strict: bool = False,
     isolate: bool = False,
     detectors: Sequence[Detector] = (),
+    governance: Governance | None = None,
 ) -> World:
     """A deployment of one refine, one seal, and a dispatch for each plan, on as many slots as the first plan says."""
     slots = plans[0].slots
     topics = {"raw": slots, "events": slots, "dead-letters": slots, "decisions": 1, "workers": 1}
     sizes = {"prompts": 1, "grants": slots, "trajectories": 2, "evaluations": slots, "completions": 1}
-    sizes |= {"resolutions": 1, "weights": 1, "ledger": 1}
+    sizes |= {"resolutions": 1, "weights": 1, "ledger": 1, "scores": 1}
     topics |= {f"{plan.policy}.{name}": count for plan in plans for name, count in sizes.items()}
     rules = Rules(memory=300 * SECOND)
     return World(
         random.Random(f"{seed} world"),
         topics,
         [
-            lambda: Refine(Governance(), list(detectors), slots=slots, name_key=b"names"),
+            lambda: Refine(governance or Governance(), list(detectors), slots=slots, name_key=b"names"),
             lambda: Seal(rules=rules),
             *(partial(_dispatch, plan, slots) for plan in plans),
         ],

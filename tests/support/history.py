@@ -18,6 +18,7 @@ from millrace.schemas import codec
 from millrace.schemas.chain import START, VERSION, event_hash
 from tests.support.history_log import SECOND, SHARDS, SLOTS, Log, Out
 from tests.support.history_records import POLICY, SIZE, completion, ledger_entry, model_call, trajectory
+from tests.support.scored import evaluation
 
 TENANT = "local"
 
@@ -45,6 +46,7 @@ class History(Log):
         """records of the turn in the making that are written already, by logical topic"""
         self.traces: dict[str, dict[str, Any]] = {}
         self.completed: set[str] = set()
+        self.played: list[dict[str, Any]] = []
         self._build(versions)
 
     # -- turns
@@ -159,6 +161,14 @@ class History(Log):
         end |= {"whole": True, "task_id": episode["task"], "task": "{}", "awaits": ["verifier"]}
         self.speak(episode, "episode_ended", end)
         self.speak(episode, "reward", self.judgement(episode), judge=True)
+        self.played.append(episode)
+
+    def replay(self, rubric: str) -> None:
+        """Another verifier judges everything again, long after it was sealed."""
+        for episode in self.played:
+            again = self.judgement(episode) | {"rubric_version": rubric, "replay": f"again-{rubric}"}
+            self.speak(episode, "reward", again, judge=True)
+        self.step()
 
     def call(
         self,
@@ -241,7 +251,7 @@ class History(Log):
             records, ranges = self.fresh("seal", slot, "events", slot)
             for record in records:
                 name, event = codec.decode(record.value or b"")
-                if name == "Event":
+                if name == "Event" and not _replayed(event):
                     trace = self.traces.setdefault(event["trajectory"], {"events": [], "rewards": []})
                     trace["events"].append((event, record.place))
             if records:
@@ -434,9 +444,16 @@ class History(Log):
             if step == 9:
                 self.change("batch", 3)
             self.status("engine-0", "engine", self.version)
+        for _, entry in self.rows("ledger")[1::2]:
+            scored = evaluation(POLICY, entry)
+            self.commit([("scores", str(entry["version"]), "Evaluation", scored, 0)])
 
     def status(self, worker: str, role: str, version: int) -> None:
         record = {"worker": worker, "incarnation": f"{worker}/1", "role": role, "state": "serving", "policy": POLICY}
         record |= {"version": version, "label": f"{POLICY}@{version}", "url": None, "host": "localhost", "pid": 1}
         record |= {"error": None, "expires_at": self.now + 30 * SECOND, "time": self.now}
         self.commit([("workers", worker, "WorkerStatus", record, 0)])
+
+
+def _replayed(event: Mapping[str, Any]) -> bool:
+    return event["kind"] == "reward" and codec.decode_body("reward", event["body"])["replay"] is not None

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any, Self
 
 from millrace.consumers.history.ledger import chained
+from millrace.consumers.history.scores import named
 from millrace.infra.log.base import NO_HEADERS, Outgoing, Place, Record
 from millrace.infra.log.memory.bus import MemoryBus
 from millrace.infra.log.topics import Layout, full_name, stages_of, turns_of
@@ -99,12 +100,16 @@ class Log:
         return self.bus.publisher().publish(out).result()
 
     def forge_ledger(self) -> None:
-        """Link the ledger's entries anew, as someone would who can write."""
+        """Link the ledger's entries anew, as someone would who can write, and what names them."""
         prev = b""
+        known = {}
         for record, entry in self.rows("ledger"):
             linked = dict(chained(entry, prev))  # type: ignore[arg-type]
             prev = linked["hash"]
+            known[entry["version"]] = {"digest": entry["digest"], "ledger_hash": prev.hex()}
             self.rewrite(record, linked)
+        for record, scored in self.rows("scores"):
+            self.rewrite(record, named(scored | known.get(scored["version"], {})))  # type: ignore[arg-type]
 
     def forge_events(self) -> None:
         """Link the events of every slot anew."""

@@ -52,11 +52,12 @@ run(load(), at=at)
 
 
 class Learners:
-    """Processes `millrace learn`, numbered in order of their start. Ends what is left when the block ends."""
+    """Processes `millrace learn`, numbered in order of their start. `file`: their settings. Ends what is left when the
+    block ends."""
 
     def __init__(self, folder: Path, file: Path) -> None:
         self._folder = folder
-        self._file = file
+        self.file = file
         self.processes: list[Fork] = []
 
     def start(self, **environment: str) -> int:
@@ -64,7 +65,7 @@ class Learners:
         number = len(self.processes)
         chosen = {
             **os.environ,
-            "MILLRACE_CONFIG": str(self._file),
+            "MILLRACE_CONFIG": str(self.file),
             "OMP_NUM_THREADS": "1",
             "PYTHONPATH": str(ROOT),
             "TIMES": str(self._folder / f"times-{number}.jsonl"),

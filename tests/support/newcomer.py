@@ -34,7 +34,7 @@ class Newcomer:
 
     def __init__(self, home: Path) -> None:
         self.home = home
-        broker, gateway, engine = free_ports(3)
+        broker, gateway, engine, warehouse = free_ports(4)
         self.gateway = f"{LOCALHOST}:{gateway}"
         self.roles: dict[str, subprocess.Popen[bytes]] = {}
         kept = {name: value for name, value in os.environ.items() if not name.startswith("MILLRACE_")}
@@ -48,6 +48,7 @@ class Newcomer:
             "MILLRACE_KAFKA__HEAP_MB": "256",
             "MILLRACE_GATEWAY__PORT": str(gateway),
             "MILLRACE_ENGINE__URL": f"http://{LOCALHOST}:{engine}",
+            "MILLRACE_WAREHOUSE__PORT": str(warehouse),
             "MILLRACE_ENGINE__KIND": "inprocess",
             "MILLRACE_POLICY__BATCH": "2",
             "MILLRACE_POLICY__GROUP_SIZE": "2",

@@ -67,7 +67,7 @@ def version_zero(plan: Plan) -> tuple[dict[str, Any], dict[str, Any]]:
     """(WeightVersion, LedgerEntry) of the beginning."""
     event = {"policy": plan.policy, "version": 0, "parent": None, "mode": "full", "uri": "", "digest": first_digest()}
     event |= {"files": {}, "tokenizer_hash": "", "template_hash": "", "seq_lo": 0, "seq_hi": 0, "time": 0}
-    event |= {"batch": plan.batch, "eta": plan.eta, "shards": 2, "group_size": plan.size}
+    event |= {"batch": plan.batch, "eta": plan.eta, "shards": 2, "group_size": plan.size, "parent_policy": None}
     entry = _entry(plan.policy, 0, [], first_digest(), 0, 0) | {"layout": "", "eta": plan.eta}
     return event, ledger.chained(entry, b"")  # type: ignore[arg-type]
 

@@ -37,6 +37,7 @@ from tests.support import histories
 from tests.support.events import Episode
 from tests.support.histories import make_world
 from tests.support.players import POLICY, SECOND, Crew, Learner, Life, Loader, Plan
+from tests.support.scored import evaluation
 from tests.support.world import NAMESPACE, Chances, World
 
 SHARED = ("raw", "events", "dead-letters", "decisions")
@@ -57,10 +58,14 @@ KINDS = (
     "turns.seal",
     "turns.dispatch",
 )
-"""the history: what the audit reads. Changelogs are what turns come to, `workers` what processes say of themselves"""
+"""the history: what the audit reads, but for `scores`, which lead nowhere. Changelogs are what turns come to, `workers`
+what processes say of themselves"""
 
 
-LEARNER = Identity("0123456789", "123456789a", {"torch": "2"}, "x")
+CONFIG = '{"learner": {"lr": 0.001, "reference": "sha256:ab", "teacher": ""}, "policy": "p", "release": "reserve"}'
+LEARNER = Identity(
+    hashlib.sha256(CONFIG.encode()).hexdigest(), "123456789a", {"torch": "2"}, "x", CONFIG, {"reference": "ab"}
+)
 MEMBER = f"{client_id(f'learner/{LEARNER.shown}', 'host', 1)}-{'0' * 8}"
 """as a broker makes it of a client id"""
 
@@ -105,9 +110,16 @@ class Whole:
         return found
 
 
-def whole(seed: int = 0, actions: int = 160, *, isolate: bool = False) -> Whole:
+def whole(
+    seed: int = 0,
+    actions: int = 160,
+    *,
+    isolate: bool = False,
+    later: Callable[[World], None] = lambda world: None,
+) -> Whole:
     """Play a history: grants and traffic nobody asked for, top-ups, evaluations, duplicates, dead letters, settings.
-    `isolate`: what a stage raises is a dead letter, as in production, and not raised here."""
+    `isolate`: what a stage raises is a dead letter, as in production, and not raised here. `later`: done when all is
+    at rest, while the stages still run."""
     plan = Plan(
         random=random.Random(seed),
         batch=2,
@@ -130,6 +142,9 @@ def whole(seed: int = 0, actions: int = 160, *, isolate: bool = False) -> Whole:
                 _decide(world, *(("eta", 2) if number < actions // 2 else ("batch", 3)))
             world.chaos(1)
         histories.finish(world, [plan], [histories._version(world, plan)])
+        later(world)
+        for entry in world.decoded(f"{POLICY}.ledger")[:3]:
+            world.send(f"{POLICY}.scores", str(entry["version"]), "Evaluation", evaluation(POLICY, entry))
         roles = {name.rpartition(".")[2]: stage for name, stage in world._made.items()}
         terms = Terms(unsolicited_share=plan.share, lease=40 * SECOND)
         roles["dispatch"] = Dispatch(POLICY, plan.slots, terms)
@@ -202,6 +217,7 @@ class _Trainer(Life):
         event |= _directory(event["version"], entry["digest"]) | {"time": world.now}
         entry |= {
             "digest": event["digest"],
+            "groups": [group | {"cell": 0} for group in entry["groups"]],
             "ranks": [
                 {"rank": 0, "member": MEMBER, "cell": 0}
                 | {"samples": shares[0].samples, "tokens": shares[0].tokens, "groups": shares[0].groups}
@@ -213,6 +229,10 @@ class _Trainer(Life):
             "cpu": LEARNER.cpu,
             "config_hash": LEARNER.config,
             "code_hash": LEARNER.code,
+            "config": LEARNER.text,
+            "models": dict(LEARNER.models),
+            "device": "cpu",
+            "threads": 1,
             "metrics": metrics | histogram([float(n) for n in counts]) | batch_staleness(batch, self.head.version),
             "time": world.now,
         }
@@ -249,12 +269,16 @@ class _Extras:
 
     def __init__(self, plan: Plan) -> None:
         self.plan, self.count = plan, 0
+        self.former: list[Episode] = []
 
     def __call__(self, world: World) -> None:
         if not self.plan.prompting or self.plan.random.random() > 0.4:
             return
         self.count += 1
         name = f"extra-{self.count}"
+        for episode in self.former[-2:]:
+            again = episode.reward(0.25, judge="replayer", n=self.count, rubric_version="2", replay="again")
+            world.send("raw", episode.key, "Event", again)
         match self.count % 4:
             case 0:
                 world.send("raw", "local/bad", "", b"not avro")
@@ -283,5 +307,6 @@ class _Extras:
                 self._send(world, episode, events)
 
     def _send(self, world: World, episode: Episode, events: list[dict[str, Any]]) -> None:
+        self.former.append(episode)
         for event in events:
             world.send("raw", episode.key, "Event", event, source=episode.source)

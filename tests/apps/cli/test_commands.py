@@ -18,7 +18,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 import millrace
-from millrace.apps.cli import ask
+from millrace.apps.cli import ask, context
 from millrace.apps.cli.main import app
 from millrace.apps.cli.roles import ROLES
 from millrace.apps.cli.template import render
@@ -55,11 +55,15 @@ def test_help_names_every_command() -> None:
         "audit",
         "why",
         "report",
+        "replay",
         "sft",
         "dpo",
         "reward-model",
         "distill",
         "evaluate",
+        "trajectory",
+        "lineage",
+        "export",
     ):
         assert name in text
     for role in ROLES:
@@ -109,7 +113,10 @@ def test_help_loses_no_section_to_markup() -> None:
                 assert section not in Settings.model_fields, f"{name} {parameter.name}"
 
 
-@pytest.mark.parametrize("command", ["status", "doctor", "why", "topics", "check", "audit", "config"])
+READABLE = ("status", "doctor", "why", "topics", "check", "audit", "config", "trajectory", "lineage", "export")
+
+
+@pytest.mark.parametrize("command", READABLE)
 def test_what_people_look_at_can_be_read_by_programs(command: str) -> None:
     assert "--json" in [option for one in get_command(app).commands[command].params for option in one.opts]
 
@@ -136,7 +143,7 @@ def test_topics_as_json(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_why_as_json(monkeypatch: pytest.MonkeyPatch) -> None:
     bus = MemoryBus()
     bus.ensure_topics(load().layout.specs())
-    monkeypatch.setattr("millrace.consumers.why.command.connect_now", lambda _: bus)
+    monkeypatch.setattr("millrace.consumers.why.command.history", lambda _: bus)
     done = run(app, ["why", "7", "--json"])
     told = json.loads(done.output)
     assert (done.exit_code, told["id"], told["known"]) == (1, "7", False)
@@ -159,8 +166,8 @@ def test_who_waits_for_a_long_log_is_told_so_on_a_terminal_alone(
     command: list[str], terminal: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shown = StringIO()
-    monkeypatch.setattr(ask, "console", Console(file=StringIO(), force_terminal=terminal))
-    monkeypatch.setattr(ask, "complain", Console(file=shown, force_terminal=terminal))
+    monkeypatch.setattr(context, "console", Console(file=StringIO(), force_terminal=terminal))
+    monkeypatch.setattr(context, "complain", Console(file=shown, force_terminal=terminal))
     monkeypatch.setattr(ask, "entry", lambda name: lambda *_, **__: ("", True) if "why" in name else 0)
     assert run(app, command).exit_code == 0
     assert ("reading the log" in shown.getvalue()) == terminal
@@ -301,3 +308,21 @@ def test_a_disk_that_takes_nothing_is_one_line(number: int, said: str, monkeypat
     assert said in done.output
     assert "/somewhere" in done.output
     assert "Traceback" not in done.output
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["prove"], "name the versions to prove"),
+        (["prove", "3", "--load", "."], "name the versions to prove"),
+        (["prove", "--load", ".", "--layout", "torch:d2"], "takes --anyway and --json alone"),
+        (["prove", "--load", "."], "no dumped step"),
+        (["prove", "3"], "answers"),
+    ],
+)
+def test_replay_says_what_is_missing(words: list[str], says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    (port,) = free_ports(1)
+    monkeypatch.setenv("MILLRACE_KAFKA__BOOTSTRAP", f"127.0.0.1:{port}")
+    done = run(app, ["replay", *words])
+    assert done.exit_code == 1
+    assert says in done.stderr

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
+from millrace.apps.cli import evaluation
 from millrace.apps.cli.main import app
 from millrace.consumers import policy
+from millrace.consumers.audit import audit
 from millrace.consumers.evaluation import find
+from millrace.consumers.history.kinds import SCORES
+from millrace.consumers.history.reader import History
+from millrace.consumers.scores import publish
 from millrace.infra.config import Settings, load
 from millrace.infra.connect import connect
-from millrace.infra.errors import PolicyError
+from millrace.infra.errors import PolicyError, TopicError
 from millrace.infra.log.memory.bus import MemoryBus
 from millrace.schemas.ids import new_id
 from millrace.trainers import checkpoint, manifest, tiny
@@ -25,6 +31,7 @@ from millrace.trainers.offline.text import Encoder
 from millrace.trainers.tasks import sort_digits
 from tests.support import lessons
 from tests.support.learners import entries
+from tests.support.scored import evaluation as evaluation_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -43,7 +50,7 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def evaluate(*words: str) -> dict[str, Any]:
-    done = CliRunner().invoke(app, ["evaluate", *words, "--json"])
+    done = CliRunner().invoke(app, ["evaluate", *words, "--json", "--no-record"])
     assert done.exit_code == 0, done.output
     found: dict[str, Any] = json.loads(done.stdout)
     return found
@@ -83,10 +90,10 @@ def test_tasks_from_a_file_are_judged_by_their_verifier(model: Path, tmp_path: P
 
 
 def test_a_table_for_people(model: Path) -> None:
-    done = CliRunner().invoke(
-        app, ["evaluate", "--model", str(model), "--tasks", "sort-digits", "--count", "4", "--max-tokens", "3"]
-    )
+    words = ["--model", str(model), "--tasks", "sort-digits", "--count", "4", "--max-tokens", "3", "--no-record"]
+    done = CliRunner().invoke(app, ["evaluate", *words])
     assert done.exit_code == 0, done.output
+    assert "recorded" not in done.stderr
     for word in ("4 prompts of sort-digits, 1 answers each", "pass@1", "[0.0000, 0.4899]", "4 answers were cut off"):
         assert word in done.stdout
 
@@ -116,6 +123,46 @@ def test_what_cannot_be_evaluated_is_one_line(model: Path, tmp_path: Path) -> No
         done = CliRunner().invoke(app, ["evaluate", "--model", str(model), *words])
         assert done.exit_code == 1, words
         assert reason in done.stderr
+
+
+def test_where_no_broker_answers_the_result_is_printed_and_said_not_to_be_recorded(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MILLRACE_KAFKA__BOOTSTRAP", "127.0.0.1:9")
+    words = ["--model", str(model), "--tasks", "sort-digits", "--count", "4", "--max-tokens", "3", "--json"]
+    done = CliRunner().invoke(app, ["evaluate", *words])
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["questions"] == 4
+    assert "The result is not recorded: " in done.stderr
+    assert "127.0.0.1:9" in done.stderr
+
+
+def test_what_a_version_came_to_is_kept_with_every_reward_and_the_audit_believes_it(
+    world: tuple[Settings, MemoryBus], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, bus = world
+    monkeypatch.setattr(evaluation, "connect_now", lambda _: nullcontext(bus))
+    monkeypatch.setattr(evaluation, "committed", lambda settings, version: find(settings, bus, version))
+    options = evaluation.Options("sort-digits", samples=4, k=(1, 4), count=16, max_tokens=7, seed=3)
+    found = evaluation.evaluate(settings, options)
+    place = evaluation.record(settings, found, gateway=False)
+    (row,) = History(bus, settings.namespace, settings.policy.name).rows(SCORES)
+    assert row.place == place
+    assert (row["version"], row["versions"], row["digest"]) == (0, [0], found.digest)
+    assert (row["seed"], row["tasks"], row["engine"]) == (3, "sort-digits", "in-process")
+    assert row["pass_at"] == {"1": found.estimates["pass@1"].value, "4": found.estimates["pass@4"].value}
+    assert row["mean"] == pytest.approx(found.estimates["mean"].value)
+    assert [len(score["rewards"]) for score in row["scores"]] == [4] * 16
+    report = audit(bus, settings.namespace, settings.policy.name)
+    assert report.clean, report.violations[:3]
+    assert report.finding("scores").checked == 1
+
+
+def test_a_topic_that_is_missing_is_no_place_to_record(world: tuple[Settings, MemoryBus]) -> None:
+    settings, bus = world
+    entry = {"version": 0, "digest": "d", "hash": b""}
+    with pytest.raises(TopicError):
+        publish(settings, bus, evaluation_of("another", entry))  # type: ignore[arg-type]
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ DOCS = Path(__file__).parents[3] / "docs" / "audit.md"
 COUNT = int(os.environ.get("MILLRACE_CHANGES") or "400")
 ENOUGH = 1000
 """from so many changes on, the share of those that are named is told apart from chance"""
-TRIES = 60
+TRIES = 400
 SECTION = DOCS.read_text(encoding="utf-8").partition("## What nothing can tell")[2].partition("\n## ")[0]
 EXCUSED = re.findall(r"^\| `([^`]+)` \|", SECTION, re.M)
 """fields that nothing can tell, as the page lists them"""
@@ -52,7 +52,7 @@ def test_changes_of_every_field_are_named() -> None:
 def unseen(row: str) -> Change | None:
     """An alteration of a row of the page that the audit does not name."""
     for seed in range(TRIES):
-        history = generator(seed % HISTORIES)
+        history = generator(HISTORIES[seed % len(HISTORIES)])
         found = history.deed(*row.split(), seed) if " " in row else history.alteration(row, seed)
         if found is not None and not named(found[0]):
             return found[1]

@@ -1,4 +1,4 @@
-"""A whole world passes, and each of many seeded corruptions is named by the claim that must name it."""
+"""A whole world passes, and each of many seeded corruptions is named by the law that must name it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from millrace.consumers.audit import CLAIMS, audit
+from millrace.consumers.audit import LAWS, audit
 from millrace.consumers.audit.command import WIDE, render
 from millrace.consumers.audit.rules import Rules
 from millrace.consumers.history import extent
@@ -37,22 +37,32 @@ def world(seed: int) -> History:
 def test_a_whole_world_is_clean(seed: int) -> None:
     report = audit(world(seed).bus, NS, POLICY)
     assert report.clean, report.violations[:3]
-    assert all(finding.checked for finding in report.findings), "every claim looked at something"
+    assert all(finding.checked for finding in report.findings), "every law looked at something"
+
+
+def test_rewards_that_a_replay_made_of_a_whole_world_break_nothing() -> None:
+    h = History(0)
+    before = len(h.rows("dead-letters"))
+    h.replay("v2")
+    report = audit(h.bus, NS, POLICY)
+    assert report.clean, report.violations[:3]
+    assert report.finding("episodes").facts["replayed"] == len(h.played)
+    assert len(h.rows("dead-letters")) == before
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2, 3))])
-@pytest.mark.parametrize(("corruption", "claim"), CORRUPTIONS, ids=lambda value: getattr(value, "__name__", value))
-def test_each_corruption_is_named_by_its_claim(corruption: Corruption, claim: str, seed: int) -> None:
+@pytest.mark.parametrize(("corruption", "law"), CORRUPTIONS, ids=lambda value: getattr(value, "__name__", value))
+def test_each_corruption_is_named_by_its_law(corruption: Corruption, law: str, seed: int) -> None:
     broken = world(seed).copy()
     place = corruption(broken, random.Random(seed))
-    finding = audit(broken.bus, NS, POLICY).finding(claim)
+    finding = audit(broken.bus, NS, POLICY).finding(law)
     assert not finding.holds
     assert any(place in violation.records for violation in finding.violations), finding.violations
 
 
 def test_every_claim_has_its_corruption() -> None:
-    broken = {claim for _, claim in [*CORRUPTIONS, *ALREADY, *UNSEEN, *MORE, *PROVENANCE]}
-    assert {claim.name for claim in CLAIMS} <= broken
+    broken = {law for _, law in [*CORRUPTIONS, *ALREADY, *UNSEEN, *MORE, *PROVENANCE]}
+    assert {law.name for law in LAWS} <= broken
 
 
 def test_an_aborted_transaction_or_bad_raw_bytes_break_nothing() -> None:
@@ -327,10 +337,10 @@ def test_a_claim_is_one_line_of_a_narrow_terminal(width: int) -> None:
     assert isinstance(console.file, StringIO)
     lines = console.file.getvalue().splitlines()
     assert max(map(len, lines)) <= width
-    for claim in CLAIMS:
-        assert sum(line.split()[:2] == ["✓", claim.name] for line in lines) == 1
+    for law in LAWS:
+        assert sum(line.split()[:2] == ["✓", law.name] for line in lines) == 1
     if width < WIDE:
-        assert len(lines) < len(CLAIMS) + len(report.notes) + 12
+        assert len(lines) < len(LAWS) + len(report.notes) + 12
 
 
 def test_progress_is_told() -> None:

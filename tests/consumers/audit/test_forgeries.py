@@ -1,5 +1,5 @@
 """Whoever can write may change a history wherever it says something, and link every chain anew: it is named all the
-same, by the claim that is meant to name it."""
+same, by the law that is meant to name it."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def test_a_whole_history_is_clean(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2, 3))])
 @pytest.mark.parametrize(
-    ("forgery", "claim"), [*ALREADY, *UNSEEN, *MORE, *PROVENANCE], ids=lambda value: getattr(value, "__name__", value)
+    ("forgery", "law"), [*ALREADY, *UNSEEN, *MORE, *PROVENANCE], ids=lambda value: getattr(value, "__name__", value)
 )
-def test_each_forgery_is_named_by_its_claim(forgery: Forgery, claim: str, seed: int) -> None:
+def test_each_forgery_is_named_by_its_law(forgery: Forgery, law: str, seed: int) -> None:
     forged = history(seed).copy()
     forgery(forged, random.Random(seed))
     report = forged.audit()
-    assert not report.finding(claim).holds, [finding.claim for finding in report.findings if not finding.holds]
+    assert not report.finding(law).holds, [finding.law for finding in report.findings if not finding.holds]
 
 
 def test_there_are_as_many_as_were_found() -> None:

@@ -88,7 +88,7 @@ def test_a_letter_with_another_error_is_named(broken: Whole) -> None:
     record, row = letters(forged)[0]
     write(forged, record, row | {"detail": "folding it raised KeyError"})
     report = forged.audit()
-    assert [finding.claim for finding in report.findings if not finding.holds] == ["folds"]
+    assert [finding.law for finding in report.findings if not finding.holds] == ["folds"]
     assert "detail" in report.violations[0].message
 
 

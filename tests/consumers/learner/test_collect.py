@@ -26,6 +26,15 @@ def test_what_an_engine_serves_or_a_pin_holds_stays() -> None:
     assert chosen(MINE, serving={1}, pinned={MINE[2]}) == [MINE[3]]
 
 
+def test_every_nth_stays_for_good(tmp_path: Path) -> None:
+    assert chosen(MINE, every=2) == [MINE[1], MINE[3]]
+    assert chosen(MINE, every=3, keep=1) == [MINE[1], MINE[2], MINE[4]]
+    assert chosen([*MINE, "v2-ffffffffffff"], every=2) == [MINE[1], "v2-ffffffffffff", MINE[3]], "an orphan goes"
+    for name in MINE:
+        (tmp_path / name).mkdir()
+    assert collect(tmp_path, DIGESTS, keep=1, serving=(), every=2) == [MINE[1], MINE[3]]
+
+
 def test_an_orphan_goes_once_its_number_is_committed() -> None:
     assert chosen(["v5-ffffffffffff", "v6-ffffffffffff", "v7-ffffffffffff"]) == ["v5-ffffffffffff"]
 

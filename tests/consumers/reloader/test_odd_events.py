@@ -21,6 +21,7 @@ def event(**over: Any) -> Any:
 def test_an_event_of_ours_is_a_version() -> None:
     assert fault_of(event(), "p") is None
     assert fault_of(event(files={"model.safetensors": "0", "a/b.json": "1"}, version=3, parent=2), "p") is None
+    assert fault_of(event(parent=9, parent_policy="another"), "p") is None
 
 
 @pytest.mark.parametrize(
@@ -31,6 +32,10 @@ def test_an_event_of_ours_is_a_version() -> None:
         {"version": 2**62},
         {"version": 4, "parent": 4},
         {"version": 4, "parent": 9},
+        {"version": 4, "parent": 9, "parent_policy": "another"},
+        {"parent": 9},
+        {"parent": -1, "parent_policy": "another"},
+        {"parent": 9, "parent_policy": "another", "mode": "delta"},
         {"digest": "../../etc"},
         {"files": {"../../victim/settings.json": "0"}},
         {"files": {"/etc/passwd.json": "0"}},

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import AsyncIterator
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 
 from millrace.consumers.reloader import compose
 from millrace.consumers.reloader.restart import end_engine
@@ -17,10 +19,14 @@ from millrace.infra.engines.base import Sampling
 from millrace.infra.engines.vllm.control import VllmControl
 from millrace.infra.engines.vllm.engine import VllmEngine
 from millrace.infra.log.memory.bus import MemoryBus
+from millrace.trainers import checkpoint
+from millrace.trainers.state import State
+from millrace.trainers.untie import HEAD, untied
 from tests.consumers.reloader.conftest import Start
 from tests.support.announced import announce, statuses, weight_event
 from tests.support.crowd import Crowd, check_versions
 from tests.support.engines import LightEngine, complete, differences, join, until
+from tests.support.tiny_model import write_manifest
 
 pytestmark = pytest.mark.slow
 PROMPT = [22, 10, 14, 40]
@@ -66,6 +72,57 @@ async def test_versions_follow_events_in_mid_generation(
             await crowd.meet(swap)
     for reply in crowd.swapped:
         check_versions(reply, PROMPT, folders[:2], EXACT)
+
+
+def made(folder: Path, state: State) -> Path:
+    """A directory that events can name."""
+    checkpoint.export(folder, state)
+    write_manifest(folder)
+    return folder
+
+
+@pytest.fixture
+def tied(folders: list[Path], tmp_path: Path) -> Path:
+    """A model whose output matrix is its input embeddings, otherwise like those that the engines began with."""
+    state = checkpoint.adopt(folders[1])
+    config = json.loads(state.assets["config.json"]) | {"tie_word_embeddings": True}
+    weights = {name: tensor for name, tensor in state.weights.items() if name != HEAD}
+    assets = {**state.assets, "config.json": json.dumps(config).encode()}
+    return made(tmp_path / "tied", replace(state, weights=weights, assets=assets))
+
+
+def untied_versions(tied: Path, folder: Path) -> list[Path]:
+    """Version 0 as `policy create --untie` makes it of a tied model, and one that was trained after it."""
+    first = untied(checkpoint.adopt(tied))
+    noise = torch.Generator().manual_seed(1)
+    trained = {
+        name: tensor + torch.randn(tensor.shape, generator=noise) * tensor.std() / 2
+        for name, tensor in first.weights.items()
+    }
+    versions = [first, replace(first, weights=trained, step=1)]
+    return [made(folder / f"v{at}", state) for at, state in enumerate(versions)]
+
+
+async def test_a_model_that_was_tied_samples_with_each_new_version_of_its_own_head(
+    rig: Rig, bus: MemoryBus, tied: Path, tmp_path: Path, start: Start
+) -> None:
+    """What vLLM on a CPU does wrongly for a tied model: it keeps the old output matrix, in silence."""
+    versions = untied_versions(tied, tmp_path)
+    async with start(rig.control) as reloader:
+        replies = []
+        for version, folder in enumerate(versions):
+            announce(bus, weight_event(version, folder))
+            await until(lambda version=version: reloader.served == version, 240)
+            (reply,) = await complete(rig.engine, PROMPT, Sampling(20, ignore_eos=True))
+            assert {span.label for span in reply.spans} == {f"policy@{version}"}
+            assert max(differences(folder, PROMPT, reply.token_ids, reply.logprobs)) < EXACT
+            replies.append(reply)
+    assert max(differences(tied, PROMPT, replies[0].token_ids, replies[0].logprobs)) < EXACT, "the same at first"
+    old_head = checkpoint.adopt(versions[1])
+    kept = replace(old_head, weights={**old_head.weights, HEAD: checkpoint.adopt(versions[0]).weights[HEAD]})
+    folder = made(tmp_path / "kept", kept)
+    wrong = differences(folder, PROMPT, replies[1].token_ids, replies[1].logprobs)
+    assert max(wrong) > 1000 * EXACT, "an engine that kept the old output matrix would be told from a right one"
 
 
 @pytest.mark.parametrize("damage", ["vanished", "truncated"])

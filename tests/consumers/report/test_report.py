@@ -84,6 +84,15 @@ def test_a_version_names_the_tickets_of_its_groups() -> None:
     assert spans([]) == ""
 
 
+def test_evaluations_are_told_with_what_they_came_to() -> None:
+    rows = [row for _, row in world().rows("scores")]
+    assert [scored.what for scored in found().evaluations] == [f"version {row['version']}" for row in rows]
+    assert {scored.mean for scored in found().evaluations} == {rows[0]["mean"]}
+    assert found().evaluations[0].passed == (("pass@1", 0.5), ("pass@2", 1.0))
+    assert f"<td>version {rows[0]['version']}</td><td>held-out.jsonl</td>" in page()
+    assert "pass@1 0.500, pass@2 1.000" in page()
+
+
 def test_settings_and_reasons_are_told() -> None:
     assert found().etas == [1, 2, 1, 2], "a batch has the widest bound of its groups, old ones included"
     assert found().batches == [2, 3]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from contextlib import aclosing
 
 import orjson
 import pytest
 
-from millrace.infra.engines.base import Sampling, Span, Usage
-from millrace.infra.engines.vllm.engine import VllmEngine
+from millrace.infra.engines.base import Chunk, Sampling, Span, Usage
+from millrace.infra.engines.vllm.engine import HEAVY, VllmEngine
 from millrace.infra.errors import EngineError, EngineRejected, EngineTimeout, EngineUnavailable
 from millrace.infra.process.net import free_ports
 from millrace.schemas.bounds import NAME_BYTES
@@ -232,3 +233,25 @@ async def test_an_adapter_that_is_gone_is_an_engine_that_is_not_ready() -> None:
         with pytest.raises(EngineUnavailable, match="no adapter p@7"):
             await complete(engine, [1], Sampling(2))
         await engine.close()
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_what_is_long_is_read_beside_the_loop(streamed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, threads = VllmEngine._understood, []
+
+    def told(self: VllmEngine, data: bytes, sampling: Sampling) -> tuple[list[Chunk], Usage | None]:
+        threads.append((len(data) >= HEAVY, threading.current_thread() is threading.main_thread()))
+        return read(self, data, sampling)
+
+    monkeypatch.setattr(VllmEngine, "_understood", told)
+    long = choice([4] * 2000, "stop")
+    script = (
+        stream(event(long), event(usage=USAGE), b"data: [DONE]\n\n")
+        if streamed
+        else answer(orjson.dumps({"choices": [long], "usage": USAGE}))
+    )
+    async with serving(script) as server:
+        (chunk,) = await ask(server.url, streamed)
+    assert isinstance(chunk, Chunk)
+    assert (len(chunk.token_ids), chunk.usage) == (2000, Usage(1, 2, 1))
+    assert threads == [(True, False), (False, True)][: 1 + streamed]

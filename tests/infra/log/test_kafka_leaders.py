@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 
-from millrace.infra.errors import TopicError, UnreachableError
+from millrace.infra.errors import BusError, TopicError, UnreachableError
 from millrace.infra.log.base import TopicSpec
 from millrace.infra.log.kafka import bus as module
 from millrace.infra.log.kafka.bus import KafkaBus
@@ -74,3 +75,43 @@ def test_leaders_that_stay_away_are_no_missing_topic(
         bus.check_topics(specs)
     with pytest.raises(TopicError, match="is missing"):
         bus.partitions("t-of-nobody")
+
+
+class Failed:
+    """The answer of a broker that was just thawed, word for word."""
+
+    said = "Unable to replicate the partition 1 time(s): All brokers are currently fenced, or have all their log "
+    said += "directories cordoned."
+
+    def result(self, timeout: float) -> None:
+        raise KafkaException(KafkaError(KafkaError.INVALID_REPLICATION_FACTOR, self.said))
+
+
+def fenced(bus: KafkaBus, monkeypatch: pytest.MonkeyPatch, count: float) -> None:
+    """The first `count` requests for new topics meet brokers that their controller has fenced."""
+    create, asked = bus.admin.create_topics, itertools.count()
+
+    def create_topics(topics: Any, **options: Any) -> Any:
+        return {new.topic: Failed() for new in topics} if next(asked) < count else create(topics, **options)
+
+    monkeypatch.setattr(bus.admin, "create_topics", create_topics)
+
+
+def test_topics_are_created_once_their_brokers_are_counted_in(bus: KafkaBus, monkeypatch: pytest.MonkeyPatch) -> None:
+    fenced(bus, monkeypatch, 2)
+    wanted = [TopicSpec(f"t{uuid.uuid4().hex[:12]}", 2), TopicSpec(f"t{uuid.uuid4().hex[:12]}", 1)]
+    bus.ensure_topics(wanted)
+    assert [bus.partitions(spec.name) for spec in wanted] == [2, 1]
+
+
+def test_brokers_that_stay_fenced_are_called_so(bus: KafkaBus, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "WAIT_S", 0.2)
+    fenced(bus, monkeypatch, float("inf"))
+    with pytest.raises(UnreachableError, match=r"counts none of them in \(fenced\)") as raised:
+        bus.ensure_topics([TopicSpec(f"t{uuid.uuid4().hex[:12]}", 1)])
+    assert "replication" not in str(raised.value)
+
+
+def test_more_copies_than_brokers_are_a_wrong_replication(broker: str) -> None:
+    with KafkaBus(broker, replication=3) as bus, pytest.raises(BusError, match=r"(?i)replication factor"):
+        bus.ensure_topics([TopicSpec(f"t{uuid.uuid4().hex[:12]}", 1)])

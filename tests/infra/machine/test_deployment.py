@@ -32,13 +32,14 @@ def test_each_role_runs_once_and_learners_and_rollouts_as_often_as_asked() -> No
     made = load(flags={"learner.learners": 2, "rollout.agent": "a:b", "rollout.workers": 2})
     assert names(made) == [
         *("broker", "engine", "reload", "gateway", "refine", "reward", "seal", "dispatch"),
-        *("learn-0", "learn-1", "rollout-0", "rollout-1"),
+        *("learn-0", "learn-1", "rollout-0", "rollout-1", "warehouse"),
     ]
 
 
 def test_what_you_bring_is_not_started() -> None:
     made = load(flags={"kafka.local": False, "engine.local": False, "learner.learners": 0})
-    assert names(made) == ["gateway", "refine", "reward", "seal", "dispatch"]
+    assert names(made) == ["gateway", "refine", "reward", "seal", "dispatch", "warehouse"]
+    assert "warehouse" not in names(load(flags={"warehouse.enabled": False}))
 
 
 def test_what_serves_every_policy_may_run_elsewhere() -> None:
@@ -84,6 +85,7 @@ ROOMS = {
     "reward": ["streams/reward"],
     "learn": ["consumers/learner", "consumers/policy.py", "trainers"],
     "rollout": ["producers/rollout", "producers/tasks"],
+    "warehouse": ["consumers/warehouse"],
 }
 """where the code of a role lies; behind a colon a word in the names of its functions"""
 FOLLOWS = {
@@ -91,6 +93,7 @@ FOLLOWS = {
     "claims": ("namespace", "objects"),
     "adapters": ("learner",),
     "rollout_key": ("gateway.keys", "rollout.key"),
+    "warehouse_home": ("home", "namespace", "warehouse"),
     "layout": ("namespace", "policy.name", "topics"),
 }
 """properties of the settings, and what they are made of"""
@@ -135,12 +138,13 @@ def test_a_setting_of_adapters_restarts_their_engine() -> None:
 @pytest.mark.slow
 @pytest.mark.kafka
 def test_up_and_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kafka, gateway, engine = free_ports(3)
+    kafka, gateway, engine, warehouse = free_ports(4)
     flags = {
         "home": str(tmp_path / "home"),
         "kafka.bootstrap": f"{LOCALHOST}:{kafka}",
         "gateway.port": str(gateway),
         "engine.url": f"http://{LOCALHOST}:{engine}",
+        "warehouse.port": str(warehouse),
     }
     made = load(flags=flags)
     monkeypatch.setattr(

@@ -68,6 +68,7 @@ def test_keys_are_made_once_and_what_the_settings_say_goes_first(tmp_path: Path)
         assert [(path.name, stat.S_IMODE(path.stat().st_mode)) for path in files] == [
             ("broker", 0o600),
             ("engine", 0o600),
+            ("warehouse", 0o600),
         ]
         mine = load(flags={"home": str(tmp_path / "home"), "engine.key": "k", "kafka.options": {"sasl.username": "u"}})
         assert (engine_key(mine), broker_key(mine)) == ("k", "")
@@ -82,12 +83,13 @@ def test_keys_are_made_once_and_what_the_settings_say_goes_first(tmp_path: Path)
 @pytest.mark.kafka
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
 def test_nobody_reads_neither_home_nor_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kafka, gateway, engine = free_ports(3)
+    kafka, gateway, engine, warehouse = free_ports(4)
     flags = {
         "home": str(tmp_path / "home"),
         "kafka.bootstrap": f"{LOCALHOST}:{kafka}",
         "gateway.port": str(gateway),
         "engine.url": f"http://{LOCALHOST}:{engine}",
+        "warehouse.port": str(warehouse),
     }
     for folder in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
         folder.chmod(0o755)

@@ -16,9 +16,9 @@ import pytest
 
 from millrace.infra import faults
 from millrace.infra.errors import GatewayError
-from millrace.producers.capture.entry import Entry
+from millrace.producers.capture.entry import LONG, Entry, encode
 from millrace.producers.capture.log import CaptureLog, LogFull
-from millrace.producers.capture.segments import segments
+from millrace.producers.capture.segments import frame, segments
 
 
 def entry(number: int, size: int = 10) -> Entry:
@@ -54,6 +54,41 @@ def test_entries_come_back_in_order_and_survive_reopening(tmp_path: Path):
     assert (log.end, log.source) == (20, source)
     assert log.append(entry(20)) == 20
     assert numbers(log, 7) == list(range(7, 21))
+
+
+@pytest.mark.parametrize("size", [LONG - 1, LONG, 3 * LONG])
+def test_a_long_event_is_kept_as_any_other(tmp_path: Path, size: int):
+    log = CaptureLog(tmp_path / "log")
+    given = [entry(0), entry(1, size), entry(2)]
+    for each in given:
+        log.append(each)
+    log.close()
+    (segment,) = segments(log.folder)
+    assert segment.path.read_bytes() == b"".join(frame(encode(each)) for each in given)
+    log = CaptureLog(tmp_path / "log")
+    assert [kept.entry for kept in log.read()] == given
+    assert sum(kept.size for kept in log.read()) == log.waiting == segment.path.stat().st_size
+
+
+@pytest.mark.parametrize("written", [0, 1])
+def test_a_long_event_that_breaks_off_leaves_no_trace(tmp_path: Path, written: int):
+    calls: list[int] = []
+
+    def torn(descriptor: int, data: bytes) -> int:
+        calls.append(len(data))
+        if len(calls) == 2 + written:
+            os.write(descriptor, data[: len(data) // 2])
+            raise OSError(errno.EIO, "Input/output error")
+        return os.write(descriptor, data)
+
+    log = CaptureLog(tmp_path / "log", write=torn)
+    log.append(entry(0))
+    with pytest.raises(LogFull):
+        log.append(entry(1, 2 * LONG))
+    log.append(entry(2, 2 * LONG))
+    assert numbers(log) == [0, 2]
+    log.close()
+    assert CaptureLog(tmp_path / "log").torn == 0
 
 
 def test_a_cursor_follows_what_is_appended_over_many_files(tmp_path: Path):
@@ -161,7 +196,7 @@ def test_kill_9_loses_nothing_that_append_returned(tmp_path: Path):
 WRITER = """
 import asyncio, sys
 from pathlib import Path
-from millrace.producers.capture.entry import Entry
+from millrace.producers.capture.entry import LONG, Entry, encode
 from millrace.producers.capture.log import CaptureLog
 
 async def main():

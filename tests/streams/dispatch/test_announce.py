@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from millrace.infra.config import Settings, load
-from millrace.infra.log.base import Outgoing
+from millrace.infra.connect import connect
+from millrace.infra.log.base import Bus, Outgoing
 from millrace.infra.log.memory.bus import MemoryBus
 from millrace.infra.stages.decisions import id_of
 from millrace.schemas import codec
@@ -41,8 +46,8 @@ def begin(bus: MemoryBus) -> None:
     write(bus, "p.weights", "WeightVersion", weights(0, "d") | {"batch": 2, "eta": 1, "group_size": 8})
 
 
-def decided(bus: MemoryBus) -> list[tuple[str, Any]]:
-    rows = [codec.decode_as("Decision", record.value or b"") for record in bus.read("n.decisions", 0)]
+def decided(bus: Bus, namespace: str = "n") -> list[tuple[str, Any]]:
+    rows = [codec.decode_as("Decision", record.value or b"") for record in bus.read(f"{namespace}.decisions", 0)]
     return [(row["name"], json.loads(row["value"])) for row in rows]
 
 
@@ -97,6 +102,44 @@ def test_another_group_size_is_asked_for_once(bus: MemoryBus) -> None:
     edited = said(policy__group_size="4")
     assert [announce(one, bus) for one in (said(), edited, edited, said())] == [[], ["group_size"], [], ["group_size"]]
     assert decided(bus) == [("group_size", 4), ("group_size", 8)]
+
+
+KILLED = """
+import sys
+from millrace.infra.config import load
+from millrace.infra.connect import connect
+from millrace.streams.dispatch.announce import announce
+
+settings = load(flags=dict(flag.split("=") for flag in sys.argv[1:]))
+with connect(settings) as bus:
+    announce(settings, bus)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.kafka
+@pytest.mark.parametrize("passed", [1, 2])
+def test_who_is_killed_between_two_decisions_asks_for_the_rest_at_the_next_start(
+    broker: str, tmp_path: Path, passed: int
+) -> None:
+    here = {"namespace": f"killed{passed}", "kafka__bootstrap": broker, "kafka__local": "false", "home": str(tmp_path)}
+    edits = {"policy__batch": "16", "policy__eta": "4", "policy__group_size": "4"}
+    edited = said(**here, **edits)
+    with connect(edited) as bus:
+        bus.ensure_topics(edited.layout.specs())
+        event = weights(0, "d") | {"batch": 2, "eta": 1, "group_size": 8}
+        topic = f"{here['namespace']}.p.weights"
+        bus.publisher().publish(Outgoing(topic, b"p", codec.encode_named("WeightVersion", event))).result()
+        flags = FLAGS | {name.replace("__", "."): value for name, value in {**here, **edits}.items()}
+        command = [sys.executable, "-c", KILLED, *(f"{name}={value}" for name, value in flags.items())]
+        killed = {**os.environ, "MILLRACE_KILL": f"announce.asked:{passed}"}
+        done = subprocess.run(command, env=killed, capture_output=True, timeout=120, cwd=tmp_path)
+        assert done.returncode == -signal.SIGKILL, done.stderr
+        names = ["batch", "eta", "group_size"]
+        assert [name for name, _ in decided(bus, edited.namespace)] == names[:passed]
+        subprocess.run(command, check=True, timeout=120, cwd=tmp_path)
+        assert decided(bus, edited.namespace) == [("batch", 16), ("eta", 4), ("group_size", 4)]
+        assert announce(edited, bus) == []
 
 
 def test_dispatch_takes_every_name_that_is_asked_for() -> None:

@@ -60,6 +60,15 @@ def test_with_a_key_a_reward_counts_only_if_a_holder_of_the_key_signed_it():
             assert [letter["reason"] for letter in letters] == ([reason] if reason else [])
 
 
+def test_no_gateway_may_say_that_a_replay_made_a_reward():
+    """Whatever it says: only a source without numbers may, and with a key only its holders."""
+    episode = Episode("r1")
+    for key, judge, reasons in (("", "judge", []), ("", None, ["live_replay"]), ("k", "judge", ["unproven_reward"])):
+        b = Bench(Refine(Governance(), [Words()], slots=1, reward_key=key), clock=NOW)
+        letters = of(b.record("raw", episode.key, "Event", episode.reward(1.0, judge=judge, replay="r")), "DeadLetter")
+        assert [letter["reason"] for letter in letters] == reasons
+
+
 def test_an_event_is_passed_on_with_time_chain_and_governance():
     b, episode = bench(), Episode("r1")
     first, second = episode.start(), episode.call("a")

@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from millrace.infra.stages.base import Later
 from millrace.streams.seal.closing import Rules
+from tests.streams.seal.conftest import Sealed
 from tests.support.events import Episode
 from tests.support.folding import of
 
@@ -113,6 +116,41 @@ def test_the_first_judgement_counts_and_a_correction_before_sealing_replaces_it(
     assert s.reasons() == ["duplicate_reward", "superseded_reward"]
     (completion,) = said(s.run(episodes[1]))
     assert completion["rewards"] == [0.75, 1.0]
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.sampled_from(["verifier", "agent"]), st.booleans()), max_size=8))
+def test_what_a_replay_judges_changes_nothing_of_what_is_sealed(replayed):
+    """Whenever it comes, whoever it speaks for, also where its text was redacted: no record differs, none is more."""
+
+    def sealed(extra):
+        s = Sealed()
+        for number, episode in enumerate(_pair()):
+            live = [episode.start(), episode.call(f"{number}"), episode.end(), episode.reward(0.5), episode.reward(1.0)]
+            for at, event in enumerate(live, 5 * number):
+                for place, source, flawed in extra:
+                    if place == at:
+                        again = episode.reward(1.0, source=source, replay="r", rubric_version="1")
+                        s.feed(
+                            episode, again, **({"eligibility": "audit_only", "reason": "redacted"} if flawed else {})
+                        )
+                s.feed(episode, event)
+        for place, source, _ in extra:
+            s.feed(episode, episode.reward(0.0, source=source, n=place, replay="late"))
+        return [(emit.topic, emit.key, emit.name, _unplaced(emit.record, emit.name)) for emit in s.bench.emits]
+
+    assert sealed(replayed) == sealed([])
+
+
+def _pair():
+    return [Episode(f"t7-{n}", ticket=7, size=2, sample=n) for n in range(2)]
+
+
+def _unplaced(value, name=""):
+    """Places in `events` move with every event that comes between, and the id of a dead letter with its place."""
+    if isinstance(value, dict):
+        moved = ("offset", "id") if name == "DeadLetter" else ("offset",)
+        return {field: _unplaced(inner) for field, inner in value.items() if field not in moved}
+    return [_unplaced(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _reward_id(event):

@@ -1,4 +1,4 @@
-"""Ways to break a whole world (`tests.support.history`), each with the audit's claim that must name it.
+"""Ways to break a whole world (`tests.support.history`), each with the audit's law that must name it.
 
 A corruption changes the logs and says which record must be among those that are named."""
 

@@ -1,5 +1,5 @@
 """Forgeries of a whole history by someone who can write anywhere: what is changed is changed wherever it is said, and
-hash chains are linked anew. Each with a claim that must name it, or with `folds` where only folding again can tell."""
+hash chains are linked anew. Each with a law that must name it, or with `folds` where only folding again can tell."""
 
 from __future__ import annotations
 
@@ -239,9 +239,14 @@ def reward_from_nowhere(w: Whole, rng: random.Random) -> None:
     everywhere(w, (record, value), "rewards", value["reward"] + 0.5)
 
 
+def live_reward(event: dict[str, Any]) -> bool:
+    """Whether an event is a reward that may count: one that a replay made counts for no sample."""
+    return event["kind"] == "reward" and codec.decode_body("reward", event["body"])["replay"] is None
+
+
 def reward_of_another_principal(w: Whole, rng: random.Random) -> None:
     """The verifier's word, sent by somebody else: in raw, in events and in their headers."""
-    record, value = pick(w, rng, "events", lambda e: e["kind"] == "reward")
+    record, value = pick(w, rng, "events", live_reward)
     source = w.bus.fetch([Place(**value["source_place"])])[0]
     assert source is not None
     for at, row in ((record, value), (source, codec.decode(source.value or b"")[1])):
@@ -480,4 +485,4 @@ UNSEEN: list[tuple[Forgery, str]] = [
 ]
 """what no law named"""
 MORE: list[tuple[Forgery, str]] = [(envelope_changed, "envelopes"), (judge_not_governed, "envelopes")]
-"""of claims that those do not touch"""
+"""of laws that those do not touch"""

@@ -83,9 +83,12 @@ class Generator:
 
     def alteration(self, field: str, seed: int) -> tuple[Whole, Change] | None:
         """A changed copy whose change is of one kind of field, as `Change.listed` names it; None where this seed finds
-        no other value."""
+        no other value, or the history holds no such field."""
         rng, broken = random.Random(seed), self._whole.copy()
-        kind, record = rng.choice([found for found in self._records if self._has(found[1], field)])
+        holding = [found for found in self._records if self._has(found[1], field)]
+        if not holding:
+            return None
+        kind, record = rng.choice(holding)
         if field.endswith(".key"):
             found: str | None = _beside(broken, rng, record, "")
         elif ".header." in field:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 from millrace.consumers.history.ledger import chained
+from millrace.consumers.history.scores import named
 from millrace.infra.log.base import Place
 from millrace.schemas import codec
 from tests.support.corruptions.tools import Corruption, edit, ledger, pick
@@ -140,6 +141,25 @@ def setting_without_decision(h: History, rng: random.Random) -> Place:
     )
 
 
+def score_changed(h: History, rng: random.Random) -> Place:
+    record, value = pick(h, rng, "scores")
+    h.rewrite(record, value | {"tasks": "easier.jsonl"})
+    return record.place
+
+
+def score_invented(h: History, rng: random.Random) -> Place:
+    """Named by its content, as anyone can."""
+    record, value = pick(h, rng, "scores")
+    h.rewrite(record, named(value | {"mean": 1.0}))  # type: ignore[arg-type]
+    return record.place
+
+
+def score_of_another_version(h: History, rng: random.Random) -> Place:
+    record, value = pick(h, rng, "scores")
+    h.rewrite(record, named(value | {"digest": "0" * 64}))  # type: ignore[arg-type]
+    return record.place
+
+
 BROKEN: list[tuple[Corruption, str]] = [
     (version_left_out, "versions"),
     (wrong_parent, "versions"),
@@ -149,6 +169,9 @@ BROKEN: list[tuple[Corruption, str]] = [
     (batch_too_small, "tiles"),
     (entry_changed, "ledger-chain"),
     (entry_unlinked, "ledger-chain"),
+    (score_changed, "scores"),
+    (score_invented, "scores"),
+    (score_of_another_version, "scores"),
     (seq_twice, "consumed-once"),
     (trained_twice, "consumed-once"),
     (trained_unresolved, "consumed-once"),
@@ -162,4 +185,4 @@ BROKEN: list[tuple[Corruption, str]] = [
     (batch_off_boundary, "settings"),
     (setting_without_decision, "settings"),
 ]
-"""each with the claim that must name it"""
+"""each with the law that must name it"""

@@ -15,6 +15,33 @@ def configuration_changed(w: Whole, rng: random.Random) -> None:
     entry(w, rng, lambda e: e.update(config_hash="another"))
 
 
+def configuration_told_otherwise(w: Whole, rng: random.Random) -> None:
+    """In every entry, so that the leader says the same all along."""
+    for record, value in w.rows("ledger"):
+        if value["config"]:
+            write(w, record, value | {"config": value["config"].replace("0.001", "0.002")})
+    relink(w, "ledger")
+
+
+def reference_exchanged(w: Whole, rng: random.Random) -> None:
+    for record, value in w.rows("ledger"):
+        if value["models"]:
+            write(w, record, value | {"models": {"reference": "cd"}})
+    relink(w, "ledger")
+
+
+def device_changed(w: Whole, rng: random.Random) -> None:
+    entry(w, rng, lambda e: e.update(device="another"))
+
+
+def cell_changed(w: Whole, rng: random.Random) -> None:
+    entry(w, rng, lambda e: e["groups"][0].update(cell=1))
+
+
+def cell_forgotten(w: Whole, rng: random.Random) -> None:
+    entry(w, rng, lambda e: [group.update(cell=-1) for group in e["groups"]])  # type: ignore[func-returns-value]
+
+
 def library_changed(w: Whole, rng: random.Random) -> None:
     entry(w, rng, lambda e: e["libraries"].update(torch="3"))
 
@@ -39,6 +66,21 @@ def beginning_trained(w: Whole, rng: random.Random) -> None:
     record, value = pick(w, rng, "ledger", lambda row: row["version"] == 0)
     write(w, record, value | {"code_hash": "another"})
     relink(w, "ledger")
+
+
+def parent_in_another_policy(w: Whole, rng: random.Random) -> None:
+    record, value = pick(w, rng, "weights", lambda row: row["version"] > 0)
+    write(w, record, value | {"parent_policy": "another"})
+
+
+def called_a_branch(w: Whole, rng: random.Random) -> None:
+    record, value = pick(w, rng, "weights", lambda row: row["version"] == 0)
+    write(w, record, value | {"parent_policy": "another"})
+
+
+def selected_where_nobody_selects(w: Whole, rng: random.Random) -> None:
+    record, value = pick(w, rng, "weights", lambda row: row["version"] > 0)
+    write(w, record, value | {"selection": "SELECT 1", "selection_digest": "0" * 64, "selection_places": 1})
 
 
 def address_changed(w: Whole, rng: random.Random) -> None:
@@ -151,11 +193,19 @@ def older_hash(w: Whole, rng: random.Random) -> None:
 
 PROVENANCE: list[tuple[Forgery, str]] = [
     (configuration_changed, "leaders"),
+    (configuration_told_otherwise, "leaders"),
+    (reference_exchanged, "leaders"),
+    (device_changed, "leaders"),
+    (cell_changed, "figures"),
+    (cell_forgotten, "figures"),
     (library_changed, "leaders"),
     (cpu_changed, "leaders"),
     (generation_falls, "leaders"),
     (layout_changed, "leaders"),
     (beginning_trained, "leaders"),
+    (parent_in_another_policy, "weights"),
+    (called_a_branch, "versions"),
+    (selected_where_nobody_selects, "weights"),
     (address_changed, "leaders"),
     (size_changed, "leaders"),
     (sent_bytes_lie, "weights"),

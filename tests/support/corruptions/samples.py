@@ -224,4 +224,4 @@ BROKEN: list[tuple[Corruption, str]] = [
     (ineligible_trained, "eligible"),
     (tainted_trained, "eligible"),
 ]
-"""each with the claim that must name it"""
+"""each with the law that must name it"""

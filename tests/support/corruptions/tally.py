@@ -15,25 +15,26 @@ from functools import cache
 from typing import Any
 from unittest.mock import patch
 
-from millrace.consumers.audit.claim import Claim
+from millrace.consumers.audit.law import Law
 from tests.support.corruptions.generator import Change, Generator
 from tests.support.whole import Whole, whole
 
-HISTORIES = 2
+HISTORIES = (0, 3)
+"""seeds of whole histories; what the page lists occurs in one of them at least"""
 SHOWN_EVERY = 500
 
 
 class _Named(BaseException):
-    """The first violation. No Exception, since claims catch those of rows that they cannot judge."""
+    """The first violation. No Exception, since laws catch those of rows that they cannot judge."""
 
 
 def named(history: Whole) -> bool:
     """Whether the audit, with every turn folded again, names any violation."""
 
-    def stop(claim: Claim, message: str, *records: Any, **ids: Any) -> None:
+    def stop(law: Law, message: str, *records: Any, **ids: Any) -> None:
         raise _Named
 
-    with patch.object(Claim, "fail", stop):
+    with patch.object(Law, "fail", stop):
         try:
             history.audit()
         except _Named:
@@ -80,7 +81,7 @@ def _row(change: Change) -> str:
 def changes(count: int) -> Iterator[tuple[Change, bool]]:
     """`count` changes, half of them of each history, and whether each is named."""
     for seed in range(count):
-        broken, change = generator(seed % HISTORIES).change(seed // HISTORIES)
+        broken, change = generator(HISTORIES[seed % len(HISTORIES)]).change(seed // len(HISTORIES))
         yield change, named(broken)
 
 

@@ -1,5 +1,5 @@
 """What corruptions are made with. Where someone who can write would link a hash chain anew, they do so too: then only
-the claim itself can tell."""
+the law itself can tell."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def edit(
 
 
 def ledger(h: History, rng: random.Random, change: Change) -> Place:
-    """Change a trained version's entry and link the ledger anew, so that only the claim itself can tell."""
+    """Change a trained version's entry and link the ledger anew, so that only the law itself can tell."""
     record, value = pick(h, rng, "ledger", lambda row: row["version"] > 0)
     change(value)
     h.rewrite(record, value)

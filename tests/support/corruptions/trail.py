@@ -146,4 +146,4 @@ BROKEN: list[tuple[Corruption, str]] = [
     (event_from_nowhere, "dispositions"),
     (duplicate_uncounted, "dispositions"),
 ]
-"""each with the claim that must name it"""
+"""each with the law that must name it"""

@@ -1,0 +1,88 @@
+"""`millrace ask`: what it lists, explains, refuses and answers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow.parquet as parquet
+import pytest
+from typer.testing import CliRunner, Result
+
+from millrace.apps.cli import questions
+from millrace.apps.cli.main import app
+from millrace.consumers.warehouse.questions import asked
+from tests.support.answers import Answers
+from tests.support.eventful import eventful
+from tests.support.filled import filled
+from tests.support.players import POLICY
+
+Ask = Callable[..., Result]
+
+
+@pytest.fixture
+def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ask:
+    """Ask as a user whose settings name the policy of the tests and an empty home."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(questions.console, "width", 200)
+    settings = ["--set", f"policy.name={POLICY}", "--set", f"home={tmp_path}"]
+    return lambda *words: CliRunner().invoke(app, [*settings, "ask", *words])
+
+
+def test_it_lists_every_question_with_its_help(ask: Ask) -> None:
+    said = ask().stdout
+    for question in asked.questions().values():
+        assert question.name in said
+        assert question.doc in said
+    assert "--version" in said
+    assert "[--tenant]" in said
+    helped = ask("--help").stdout
+    assert all(name in helped for name in asked.questions())
+
+
+@pytest.mark.parametrize("name", asked.questions())
+def test_every_question_explains_itself(ask: Ask, name: str) -> None:
+    said = " ".join(ask(name, "--help").stdout.replace("│", " ").split())
+    question = asked.question(name)
+    assert question.doc in said
+    for parameter in question.parameters:
+        assert parameter.flag in said
+        assert parameter.doc.split(",")[0] in said
+
+
+def test_it_prints_the_query(ask: Ask) -> None:
+    assert ask("compare", "--show-sql").stdout.strip() == asked.question("compare").sql
+
+
+def test_it_refuses_what_it_cannot_ask(ask: Ask) -> None:
+    for words, said in (
+        (["trained-by"], "trained-by needs --version: which version"),
+        (["compare", "--a", "1"], "compare needs --b"),
+        (["trained-by", "--version", "-1"], "--version is a whole number"),
+        (["funnel"], "there is no warehouse in"),
+        (["nothing"], "No such command 'nothing'"),
+        (["trained-by", "--version", "x"], "--version is a whole number (which version), not 'x'"),
+        (["funnel", "--format", "table", "-o", "x"], "-o FILE needs --format"),
+    ):
+        done = ask(*words)
+        assert done.exit_code in (1, 2)
+        assert said in " ".join(done.output.replace("│", " ").split())
+
+
+@pytest.mark.slow
+def test_it_answers_from_the_directory_in_every_format(ask: Ask, tmp_path: Path) -> None:
+    run = eventful()
+    with filled(run.bus, tmp_path / "warehouse" / "dev"):
+        pass
+    expected = [row[:3] for row in Answers(run).trained_by(3)]
+    table = ask("trained-by", "--version", "3").stdout.splitlines()
+    assert table[0].split()[:3] == ["seq", "group", "sample"]
+    assert [tuple(line.split()[:3]) for line in table[1:]] == [tuple(map(str, row)) for row in expected]
+    rows = json.loads(ask("trained-by", "--version", "3", "--format", "json").stdout)
+    assert [(row["seq"], row["group"], row["sample"]) for row in rows] == expected
+    assert ask("trained-by", "--version", "3", "--format", "csv").stdout.splitlines()[0].startswith('"seq","group"')
+    assert ask("trained-by", "--version", "3", "-o", "rows.parquet").exit_code == 0
+    found = parquet.read_table(tmp_path / "rows.parquet")
+    assert found.column("seq").to_pylist() == [row[0] for row in expected]
+    assert found.column_names == list(rows[0])

@@ -1,0 +1,127 @@
+"""`millrace sql` through the command line: an answer as table, CSV, JSON and Parquet, files of queries, and errors."""
+
+import json
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from prompt_toolkit.application import create_app_session
+from prompt_toolkit.input import create_pipe_input
+from prompt_toolkit.output import DummyOutput
+from typer.testing import CliRunner
+
+from millrace.apps.cli.main import app
+from millrace.apps.cli.sql import SHOWN, Form, form_of, prompt, values
+from millrace.consumers.warehouse.asking import open_asking
+from millrace.consumers.warehouse.directory import Directory
+from millrace.infra.config import Settings
+from millrace.infra.errors import ConfigError
+from tests.support.asked_tables import fill
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sql")
+    with Directory(Settings(home=folder).warehouse_home) as directory:
+        fill(directory)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _here(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MILLRACE_HOME", str(home))
+    monkeypatch.chdir(tmp_path)
+
+
+def run(*words: str, stdin: str = "") -> tuple[int, str]:
+    """Exit code and output."""
+    found = CliRunner().invoke(app, ["sql", *words], input=stdin)
+    return found.exit_code, found.output
+
+
+def test_a_table() -> None:
+    code, said = run("SELECT off, name FROM steps ORDER BY off LIMIT 2")
+    assert (code, [line.split() for line in said.splitlines()]) == (0, [["off", "name"], ["0", "0"], ["1", "1"]])
+
+
+def test_a_long_table_ends_and_says_so() -> None:
+    code, said = run("SELECT off FROM steps ORDER BY off")
+    assert code == 0
+    assert f"the first {SHOWN:,} rows" in said
+    assert len(said.splitlines()) == SHOWN + 2
+
+
+@pytest.mark.parametrize(
+    ("form", "said"), [("csv", '"a"\n1\n2\n'), ("jsonl", '{"a":1}\n{"a":2}\n'), ("json", '[\n{"a":1},\n{"a":2}\n]\n')]
+)
+def test_other_formats(form: str, said: str) -> None:
+    assert run("SELECT arrayJoin([1, 2]) AS a", "--format", form) == (0, said)
+
+
+def test_files_are_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    assert run("SELECT off FROM steps", "-o", "out.parquet")[0] == 0
+    assert pq.read_table(tmp_path / "out.parquet").num_rows == 100_000
+    assert run("SELECT 1 FROM nowhere", "-o", "out.csv")[0] == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["out.parquet"]
+
+
+def test_a_file_and_standard_input(tmp_path: Path) -> None:
+    (tmp_path / "q.sql").write_text("-- two\nSELECT 1 AS a; SELECT 'x;y' AS b")
+    assert run("q.sql", "-f", "jsonl") == (0, '{"a":1}\n{"b":"x;y"}\n')
+    assert run("-f", "jsonl", stdin="SELECT 2 AS a") == (0, '{"a":2}\n')
+
+
+def test_parameters() -> None:
+    code, said = run("SELECT {a:String} AS a, {b:UInt8} AS b", "-p", "a=it's = \\t", "-p", "b=2", "-f", "jsonl")
+    assert (code, json.loads(said)) == (0, {"a": "it's = \\t", "b": 2})
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("SELECT 1 FROM nowhere",), "Tables: steps"),
+        (("SELEC 1",), "Syntax error"),
+        (("DROP TABLE steps",), "read-only"),
+        ((";",), "there is no query"),
+        (("SELECT 1", "-o", "out.txt"), "-o FILE needs"),
+        (("SELECT 1; SELECT 2", "-o", "out.csv"), "takes the answer of one query"),
+        (("SELECT 1", "-p", "a"), "write it as name=value"),
+        (("nowhere.sql",), "cannot be read"),
+    ],
+)
+def test_errors_are_one_line_and_exit_code_1(words: tuple[str, ...], said: str) -> None:
+    code, output = run(*words)
+    assert code == 1
+    assert output.startswith("error: ")
+    assert said in output
+    assert len(output.splitlines()) == 1
+
+
+def test_a_prompt_answers_until_its_end_and_keeps_what_was_asked_to_itself(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = Settings(home=home)
+    with (
+        create_pipe_input() as keys,
+        create_app_session(input=keys, output=DummyOutput()),
+        open_asking(config) as asking,
+    ):
+        keys.send_text("SELECT\n41 + 1 AS a;\nSELECT 1 FROM nowhere;\nSELECT 'still' AS b;\nquit;\n")
+        prompt(asking, config, {})
+    said = capsys.readouterr()
+    assert "42" in said.out
+    assert "still" in said.out
+    assert "error: Unknown table" in said.err
+    kept = home / "sql_history"
+    assert "41 + 1" in kept.read_text()
+    assert kept.stat().st_mode & 0o077 == 0
+
+
+def test_the_form_follows_option_and_name() -> None:
+    assert form_of(None, None) is Form.TABLE
+    assert form_of(None, Path("a.CSV")) is Form.CSV
+    assert form_of(None, Path("a.ndjson")) is Form.JSONL
+    assert form_of(Form.PARQUET, Path("a")) is Form.PARQUET
+    with pytest.raises(ConfigError):
+        form_of(Form.TABLE, Path("a.csv"))
+    assert values(["a=b=c"]) == {"a": "b=c"}

@@ -1,0 +1,126 @@
+"""Branches of a small real history: what they learn, what they announce, and that a death anywhere changes nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from millrace.consumers.history import newest
+from millrace.consumers.replay.branch import kept
+from millrace.consumers.replay.branch.items import LOWEST
+from millrace.consumers.replay.branch.selection import Selected, Selector
+from millrace.infra import faults
+from millrace.infra.errors import BranchError, PolicyError
+from millrace.trainers import checkpoint
+from tests.support.branches import accuracy, branch, events, play, violations
+from tests.support.learners import Place
+
+pytestmark = pytest.mark.slow
+
+POINTS = [name for name in faults.names(["consumers"]) if name.startswith("branch.")]
+SHORT = {"steps": 5, "save_every": 2, "lr": 3e-4}
+
+
+class Died(BaseException):
+    """A process that is gone."""
+
+
+def ends(place: Place, name: str = "b") -> list[tuple[int, str]]:
+    return [(event["version"], event["digest"]) for event in events(place.bus, place.settings, name)]
+
+
+def test_imitating_the_best_of_each_group_beats_the_start_on_held_out_tasks(place: Place) -> None:
+    first = events(place.bus, place.settings, "pico")[0]
+    start = accuracy(Path(first["uri"]))
+    last, heard = branch(place.bus, place.settings, epochs=6, lr=3e-4, save_every=20)
+    assert 0 < heard.items < 400
+    assert heard.left_out[LOWEST] > 0, "of groups that failed as a whole nothing is imitated"
+    assert heard.reach is None, "imitation needs no ratio"
+    assert accuracy(Path(last["uri"])) > start + 0.1
+    assert violations(place.bus, place.settings) == []
+    zero, *others = events(place.bus, place.settings)
+    assert (zero["parent_policy"], zero["parent"], zero["selection"]) == ("pico", 0, None)
+    assert zero["tokenizer_hash"] == first["tokenizer_hash"]
+    theirs, ours = (checkpoint.read(Path(event["uri"])).weights for event in (first, zero))
+    assert all(bool((ours[name] == theirs[name]).all()) for name in theirs)
+    assert {(event["selection"], event["selection_places"]) for event in others} == {("all", heard.items)}
+    assert len({event["selection_digest"] for event in others}) == 1
+
+
+@pytest.mark.parametrize("method", ["grpo", "rloo", "decoupled", "tis", "icepop", "m2po", "dpo", "ipo"])
+def test_every_method_learns_from_the_same_history(method: str, place: Place) -> None:
+    last, heard = branch(place.bus, place.settings, method=method, steps=3, save_every=3)
+    assert (heard.reach is None) == (method in ("dpo", "ipo"))
+    if heard.reach is not None:
+        assert heard.reach.sequence_ess > 0.99, "it begins with the weights that sampled"
+    names = {name: f"t.b.{name}" for name in ("weights", "ledger")}
+    head = newest.head(place.bus, names["weights"], names["ledger"])
+    assert head is not None
+    assert (head.version, head.entry["unchanged"], head.entry["metrics"]["steps"] > 0) == (1, None, True)
+    assert last["digest"] != events(place.bus, place.settings)[0]["digest"]
+    assert violations(place.bus, place.settings) == []
+
+
+def test_a_student_learns_from_a_teacher(place: Place, beginner: Path) -> None:
+    branch(place.bus, place.settings, method="distill-forward", teacher=beginner, steps=2, save_every=2)
+    assert violations(place.bus, place.settings) == []
+    with pytest.raises(BranchError, match="--teacher"):
+        branch(place.bus, place.settings, "c", method="distill-forward")
+
+
+def test_a_branch_that_dies_anywhere_goes_on_to_the_same_bytes(place: Place, beginner: Path) -> None:
+    """The log grows meanwhile, and the branch learns from what it began with."""
+    branch(place.bus, place.settings, "whole", **SHORT)
+    assert [version for version, _ in ends(place, "whole")] == [0, 1, 2, 3]
+    for number, point in enumerate(POINTS):
+        name = f"dies-{number}"
+
+        def hook(passed: str, point: str = point) -> None:
+            if passed == point:
+                raise Died
+
+        before = faults.install(hook)
+        try:
+            with pytest.raises(Died):
+                branch(place.bus, place.settings, name, **SHORT)
+        finally:
+            faults.install(before)
+        branch(place.bus, place.settings, name, **SHORT)
+        assert [digest for _, digest in ends(place, name)] == [digest for _, digest in ends(place, "whole")], point
+        assert violations(place.bus, place.settings, name) == []
+    play(place.bus, place.settings, beginner, range(400, 404), size=4, seed=3)
+    _, heard = branch(place.bus, place.settings, "whole", **SHORT)
+    assert (heard.steps, heard.went_on) == ([], [3]), "nothing is left to do"
+
+
+def test_a_name_that_is_taken_is_refused(place: Place) -> None:
+    branch(place.bus, place.settings, **SHORT)
+    with pytest.raises(Exception, match="other settings"):
+        branch(place.bus, place.settings, **SHORT | {"lr": 1e-4})
+    with pytest.raises(BranchError, match="a name of its own"):
+        branch(place.bus, place.settings, "pico")
+    with pytest.raises(BranchError, match="has no version 7"):
+        branch(place.bus, place.settings, "other", version=7)
+    branch(place.bus, place.settings.model_copy(), "second", **SHORT)
+    own = place.settings.model_copy(update={"policy": place.settings.policy.model_copy(update={"name": "second"})})
+    with pytest.raises(PolicyError, match="is no branch of version"):
+        branch(place.bus, own, "b", version=0, question=lambda selector: Selected())
+
+
+def test_a_selection_that_is_lost_or_left_empty_is_refused(place: Place) -> None:
+    def nothing(selector: Selector) -> Selected:
+        return selector.by_rule(lambda _: False)
+
+    with pytest.raises(BranchError, match="nothing is left to learn from: not asked for"):
+        branch(place.bus, place.settings, question=nothing)
+    assert "t.b.weights" not in place.bus.topics("t."), "nothing was announced"
+    last, _ = branch(place.bus, place.settings, **SHORT)
+    (Path(last["uri"]).parent / kept.FILE).unlink()
+    with pytest.raises(BranchError, match="says what the branch learns from"):
+        branch(place.bus, place.settings, **SHORT)
+
+
+def test_rewards_that_no_replay_gave_are_refused(place: Place) -> None:
+    with pytest.raises(BranchError, match="no replay gave rewards of math/v2"):
+        branch(place.bus, place.settings, rewards="math/v2")

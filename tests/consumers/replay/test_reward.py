@@ -1,0 +1,153 @@
+"""A verifier over history, through the production stages: every reward once, beside the live ones, changing none."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from millrace.consumers.history.kinds import EVENTS, TRAJECTORIES
+from millrace.consumers.history.reader import History
+from millrace.consumers.replay.reward import Again, Replay
+from millrace.infra import faults
+from millrace.infra.errors import FencedError
+from millrace.schemas.records import Reward
+from millrace.streams.reward.judge import Evaluator, Judge, reward_id
+from millrace.streams.reward.pool import Verdict
+from tests.support.whole import NAMESPACE, POLICY, Whole, whole
+from tests.support.world import World
+
+SECOND = Evaluator("second", "tests:second", "v2", "trial-1")
+
+
+class Playing:
+    """Judges by the length of what was said; fails where an episode's id ends so."""
+
+    def __init__(self) -> None:
+        self.judged: list[str] = []
+
+    async def judge(self, task: str, output: str, episode: dict[str, Any]) -> Verdict:
+        self.judged.append(episode["trajectory"])
+        if episode["trajectory"].endswith("3"):
+            return Verdict(None, {}, None, None, "timeout")
+        return Verdict(len(output) / 100, {"length": float(len(output))}, None, "why", None)
+
+
+def again(world: World | Whole, wanted: Callable[[Any], bool] = lambda _: True, who: Evaluator = SECOND) -> Again:
+    """Judge what is wanted again."""
+    judge = Judge(Playing(), who, POLICY)
+    return asyncio.run(Replay(History(world.bus, NAMESPACE, POLICY), who, judge).run(world.bus, wanted))
+
+
+def rewards(made: Whole) -> list[tuple[str, Reward]]:
+    """Trajectory and body of every reward of a replay that was admitted."""
+    rows = History(made.bus, NAMESPACE, POLICY).rows(EVENTS, only=lambda r: r.headers.get("kind") == b"reward")
+    found = [(row["trajectory"], row.body) for row in rows]
+    return [(trajectory, body) for trajectory, body in found if body["replay"] == SECOND.replay]
+
+
+def sealed(made: Whole | World) -> dict[str, float | None]:
+    return {row["id"]: row["reward"] for row in History(made.bus, NAMESPACE, POLICY).rows(TRAJECTORIES)}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_history_is_judged_again_and_stays_what_it_was(seed: int) -> None:
+    reports, before = list[Again](), dict[str, float | None]()
+
+    def later(world: World) -> None:
+        world.drain()
+        before.update(sealed(world))
+        reports.append(again(world))
+        reports.append(again(world))
+        world.drain()
+        reports.append(again(world))
+        world.drain()
+
+    made = whole(seed, later=later)
+    first, *others = reports
+    assert first.judged + first.gone == first.wanted == len(before)
+    assert first.judged > 0
+    assert all((one.judged, one.already, one.gone) == (0, first.judged, first.gone) for one in others)
+    found = rewards(made)
+    assert sorted(trajectory for trajectory, _ in found) == sorted({trajectory for trajectory, _ in found})
+    assert {trajectory for trajectory, _ in found} <= before.keys()
+    assert len(found) == first.judged
+    assert all(body["reward_id"] == reward_id(trajectory, SECOND) for trajectory, body in found)
+    assert sealed(made) == before, "no sample changed"
+    report = made.audit()
+    assert report.clean, report.violations[:3]
+    counted = [
+        body["value"] for trajectory, body in found if body["value"] is not None and before[trajectory] is not None
+    ]
+    assert (first.both, pytest.approx(first.new)) == (len(counted), sum(counted))
+    assert first.failed == sum(body["failure"] is not None for _, body in found)
+
+
+def test_only_what_is_wanted_is_judged() -> None:
+    reports, some = list[Again](), set[str]()
+
+    def later(world: World) -> None:
+        some.update(random.Random(0).sample(sorted(sealed(world)), 3))
+        reports.append(again(world, lambda trajectory: trajectory["id"] in some))
+        world.drain()
+
+    made = whole(1, later=later)
+    assert reports[0].wanted == 3
+    assert {trajectory for trajectory, _ in rewards(made)} <= some
+
+
+@pytest.mark.parametrize("point", [name for name in faults.names(["consumers"]) if name.startswith("replay.")])
+def test_a_replay_that_dies_anywhere_is_begun_again(point: str) -> None:
+    """What a dead one left in doubt is settled by the next, which judges the rest."""
+
+    class Died(BaseException):
+        pass
+
+    def later(world: World) -> None:
+        def hook(name: str) -> None:
+            if name == point:
+                raise Died
+
+        before = faults.install(hook)
+        try:
+            with pytest.raises(Died):
+                again(world)
+        finally:
+            faults.install(before)
+        again(world)
+        world.drain()
+
+    made = whole(2, later=later)
+    found = [trajectory for trajectory, _ in rewards(made)]
+    assert len(found) == len(set(found)) > 0
+    assert made.audit().clean
+
+
+def test_a_second_run_of_the_same_replay_fences_the_first() -> None:
+    def later(world: World) -> None:
+        def hook(name: str) -> None:
+            if name == "replay.judged":
+                faults.install(None)
+                with ThreadPoolExecutor(1) as other:
+                    other.submit(again, world).result()
+
+        before = faults.install(hook)
+        try:
+            with pytest.raises(FencedError):
+                again(world)
+        finally:
+            faults.install(before)
+        world.drain()
+
+    found = [trajectory for trajectory, _ in rewards(whole(0, later=later))]
+    assert len(found) == len(set(found)) > 0
+
+
+def test_an_evaluator_that_is_no_replay_is_refused() -> None:
+    made = whole(0, 20)
+    with pytest.raises(ValueError, match="which replay"):
+        again(made, who=Evaluator("second", "x", "v2"))

@@ -1,0 +1,222 @@
+"""What a request asks for, who may send it, and errors in ClickHouse's form."""
+
+import base64
+import gzip
+import zlib
+
+import cramjam
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from millrace.consumers.warehouse.endpoint.encoding import choose, packed
+from millrace.consumers.warehouse.endpoint.faults import QueryError, brief, of_engine
+from millrace.consumers.warehouse.endpoint.reading import Limits, bounded, no_rows, varint
+from millrace.consumers.warehouse.endpoint.request import LONGEST, Key, check_caller, wanted
+
+HERE = {"host": "127.0.0.1:8123"}
+UNPACK = {
+    "gzip": gzip.decompress,
+    "deflate": zlib.decompress,
+    "zstd": lambda data: bytes(cramjam.zstd.decompress(data)),
+    "lz4": lambda data: bytes(cramjam.lz4.decompress(data)),
+    "br": lambda data: bytes(cramjam.brotli.decompress(data)),
+}
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost:8123", "[::1]:8123", "127.9.9.9:1"])
+def test_loopback_may_ask(host: str) -> None:
+    check_caller({"host": host})
+    check_caller({"host": host, "origin": f"http://{host}", "sec-fetch-site": "same-origin"})
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"host": "evil.example"},
+        {"host": "127.0.0.1.evil.example:8123"},
+        {},
+        {"host": "[::1"},
+        {**HERE, "origin": "http://evil.example"},
+        {**HERE, "origin": "null"},
+        {**HERE, "origin": "http://127.0.0.1:9"},
+        {**HERE, "sec-fetch-site": "cross-site"},
+    ],
+)
+def test_other_names_and_other_pages_may_not(headers: dict[str, str]) -> None:
+    with pytest.raises(QueryError) as refused:
+        check_caller(headers)
+    assert refused.value.status in (400, 403)
+
+
+def basic(user: str, password: str) -> dict[str, str]:
+    """Headers of a login."""
+    return {"authorization": "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()}
+
+
+@pytest.mark.parametrize(
+    ("headers", "query"),
+    [
+        (basic("millrace", "k"), {}),
+        (basic("default", "k"), {}),
+        ({"x-clickhouse-user": "millrace", "x-clickhouse-key": "k"}, {}),
+        ({"x-clickhouse-key": "k"}, {}),
+        ({"authorization": "Bearer k"}, {}),
+        ({}, {"user": "millrace", "password": "k"}),
+    ],
+)
+def test_the_key_is_taken_from_where_clients_put_it(headers: dict[str, str], query: dict[str, str]) -> None:
+    Key("k").check(headers, query)
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 401),
+        (basic("millrace", ""), 401),
+        (basic("millrace", "K"), 403),
+        (basic("root", "k"), 403),
+        (basic("millrace", "ключ"), 403),
+        ({"authorization": "Basic !!"}, 401),
+        ({"authorization": "Bearer"}, 401),
+    ],
+)
+def test_without_the_key_nothing_is_answered(headers: dict[str, str], status: int) -> None:
+    with pytest.raises(QueryError) as refused:
+        Key("k").check(headers, {})
+    assert refused.value.status == status
+
+
+def test_url_and_body_make_one_query() -> None:
+    asks = wanted(
+        [("query", "SELECT {a:String},"), ("param_a", "x"), ("max_threads", "2"), ("query_id", "q"), ("database", "d")],
+        {**HERE, "accept-encoding": "foo, lz4;q=0, zstd, gzip"},
+        b"2",
+    )
+    assert asks.asked.sql == "SELECT {a:String},\n2"
+    assert dict(asks.asked.params) == {"a": "x"}
+    assert dict(asks.asked.settings) == {"max_threads": "2"}
+    assert (asks.query_id, asks.asked.database, asks.encoding) == ("q", "d", "zstd")
+
+
+def test_headers_name_format_and_database() -> None:
+    asks = wanted(
+        [("default_format", "CSV")], {"x-clickhouse-format": "JSON", "x-clickhouse-database": "d"}, b"SELECT 1"
+    )
+    assert (asks.asked.form, asks.asked.database) == ("JSON", "d")
+    assert wanted([("enable_http_compression", "0")], {"accept-encoding": "gzip"}, b"SELECT 1").encoding == ""
+
+
+@pytest.mark.parametrize("how", ["gzip", "deflate"])
+def test_a_packed_query_is_read(how: str) -> None:
+    body = gzip.compress(b"SELECT 1") if how == "gzip" else zlib.compress(b"SELECT 1")
+    assert wanted([], {"content-encoding": how}, body).asked.sql == "SELECT 1"
+
+
+@pytest.mark.parametrize(
+    ("items", "headers", "body", "code"),
+    [
+        ([], {}, b"\xff", 36),
+        ([], {"content-encoding": "gzip"}, b"no", 36),
+        ([], {"content-encoding": "zstd"}, b"SELECT 1", 48),
+        ([("decompress", "1")], {}, b"SELECT 1", 48),
+        ([], {"content-type": "multipart/form-data; boundary=x"}, b"SELECT 1", 48),
+        ([], {}, b"SELECT '" + b"x" * LONGEST + b"'", 1010),
+        ([], {"content-encoding": "gzip"}, gzip.compress(b"x" * (64 << 20)), 1010),
+    ],
+)
+def test_what_cannot_be_served_is_named(
+    items: list[tuple[str, str]], headers: dict[str, str], body: bytes, code: int
+) -> None:
+    with pytest.raises(QueryError) as refused:
+        wanted(items, headers, body)
+    assert refused.value.code == code
+
+
+@given(st.lists(st.binary(min_size=1, max_size=2000), max_size=8), st.sampled_from(sorted(UNPACK)))
+def test_a_packed_answer_is_the_answer(pieces: list[bytes], how: str) -> None:
+    assert UNPACK[how](b"".join(packed(iter(pieces), how))) == b"".join(pieces)
+
+
+@given(st.text(max_size=40))
+def test_only_encodings_that_we_have_are_chosen(accepted: str) -> None:
+    assert choose(accepted) in ("", *UNPACK)
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["max_execution_time", "max_memory_usage", "max_result_rows"]), st.integers(-9, 1 << 70)
+    )
+)
+def test_limits_are_lowered_and_never_raised(asked: dict[str, int]) -> None:
+    limits = Limits(seconds=7, memory_bytes=1000, rows=100)
+    found = bounded({name: str(value) for name, value in asked.items()}, limits)
+    for name, most in (("max_execution_time", 7), ("max_memory_usage", 1000), ("max_result_rows", 100)):
+        wish = asked.get(name, 0)
+        assert int(found[name]) == (min(wish, most) if wish > 0 else most)
+    assert found["readonly"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("limit", "1"),
+        ("offset", "1"),
+        ("max_result_rows", "many"),
+        ("format_schema", "/etc/x:y"),
+        ("format_template_row", "x"),
+        ("allow_introspection_functions", "1"),
+        ("user_files_path", "/"),
+        ("nonsense", "1"),
+        ("output_format_schema", "x"),
+        ("additional_table_filters", "{}"),
+        ("sql_x", "1"),
+    ],
+)
+def test_other_settings_are_refused(name: str, value: str) -> None:
+    with pytest.raises(QueryError):
+        bounded({name: value}, Limits())
+
+
+def test_a_client_cannot_undo_readonly() -> None:
+    found = bounded(
+        {"readonly": "0", "use_query_cache": "1", "log_queries": "1", "max_threads": "99"}, Limits(threads=3)
+    )
+    assert (found["readonly"], found["use_query_cache"], found["max_threads"]) == ("1", "0", "3")
+
+
+def test_an_engines_error_comes_apart_and_together() -> None:
+    text = (
+        "Code: 115. DB::Exception: Code: 115. DB::Exception: Unknown setting 'x'. (UNKNOWN_SETTING) "
+        "(version 26.9.2.1 (official build)). (UNKNOWN_SETTING)"
+    )
+    error = of_engine(text)
+    assert (error.code, error.name, error.said, error.status) == (115, "UNKNOWN_SETTING", "Unknown setting 'x'.", 404)
+    assert of_engine(error.wire("1.2")).said == error.said
+    assert error.wire("1.2") == "Code: 115. DB::Exception: Unknown setting 'x'. (UNKNOWN_SETTING) (version 1.2)\n"
+    assert of_engine("").code == 1002
+
+
+def test_the_endpoints_own_queries_are_not_told_of() -> None:
+    text = "Code: 62. DB::Exception: Syntax error: failed: In scope SELECT formatQuerySingleLine('x'). (SYNTAX_ERROR)"
+    assert of_engine(text).said == "Syntax error: failed."
+
+
+def test_a_long_list_of_what_was_expected_is_left_out_for_people() -> None:
+    error = QueryError("Syntax error: at 1. Expected one of: " + "A, " * 200, 62)
+    assert brief(error).said == "Syntax error: at 1."
+    assert brief(QueryError("Expected one of: A", 62)).said == "Expected one of: A"
+
+
+def test_limits_say_which_setting_they_are() -> None:
+    assert "query_rows" in of_engine("Code: 396. DB::Exception: Limit. (TOO_MANY_ROWS_OR_BYTES)").said
+
+
+@given(st.integers(0, 1 << 40))
+def test_lengths_are_read_back(value: int) -> None:
+    read = sum((byte & 127) << 7 * at for at, byte in enumerate(varint(value)))
+    assert read == value
+
+
+def test_an_empty_native_block_names_its_columns() -> None:
+    assert no_rows("a\tUInt64\t\nname\tString\t") == b"\x02\x00\x01a\x06UInt64\x04name\x06String"

@@ -1,0 +1,34 @@
+"""A small warehouse for tests of asking: one table of the log, one view, a file that nobody may read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from millrace.consumers.warehouse.directory import Directory
+
+ROWS = 100_000
+CANARY = "canary-of-another-process"
+
+
+def fill(directory: Directory) -> None:
+    """The table `millrace_log.places` of ROWS rows, the view `millrace.steps` over it, and a table that is no
+    reader's."""
+    directory.run(
+        "CREATE TABLE millrace_log.places (off UInt64, name String, tokens Array(UInt32))"
+        " ENGINE = MergeTree ORDER BY off"
+    )
+    directory.run(f"INSERT INTO millrace_log.places SELECT number, toString(number), [1, 2, 3] FROM numbers({ROWS})")
+    directory.run("CREATE VIEW millrace.steps AS SELECT off, name FROM millrace_log.places")
+    directory.run("CREATE DATABASE others")
+    directory.run(f"CREATE TABLE others.secret ENGINE = MergeTree ORDER BY a AS SELECT '{CANARY}' AS a")
+
+
+@contextmanager
+def asked_tables(folder: Path, url: str = "") -> Iterator[Directory]:
+    """The warehouse, open, and `folder/canary` beside it."""
+    (folder / "canary").write_text(CANARY)
+    with Directory(folder / "tables", url=url) as directory:
+        fill(directory)
+        yield directory

@@ -1,0 +1,136 @@
+"""A history worth learning from: a tiny model that sorts some digits, its replies judged and sealed in a log in memory,
+and branches of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from millrace.consumers import policy
+from millrace.consumers.audit import audit
+from millrace.consumers.history import newest
+from millrace.consumers.replay.branch.guard import Reach
+from millrace.consumers.replay.branch.items import Made
+from millrace.consumers.replay.branch.job import Options
+from millrace.consumers.replay.branch.run import Brancher, Question, Watcher
+from millrace.infra.config import Settings
+from millrace.infra.log.base import Bus
+from millrace.infra.log.blobs import ClaimStore
+from millrace.schemas.arrays import pack
+from millrace.schemas.records import WeightVersion
+from millrace.trainers import checkpoint, tiny
+from millrace.trainers.backends.fsdp import Adam, TorchBackend
+from millrace.trainers.checkpoint import Checkpoint
+from millrace.trainers.sampling import Reply, sample
+from millrace.trainers.tasks import sort_digits
+from tests.support.feed import feed
+
+
+def backend_of(directory: Path) -> TorchBackend:
+    """A formed backend with the weights of a directory. Tear it down."""
+    backend = TorchBackend(Adam(), device="cpu")
+    backend.form(0, 1, None, 60.0)
+    backend.load(checkpoint.adopt(directory))
+    return backend
+
+
+def accuracy(directory: Path, count: int = 256) -> float:
+    """Mean reward on held-out tasks, one sampled reply each."""
+    digits = list(islice(sort_digits.prompts(7, evaluation=True), count))
+    backend = backend_of(directory)
+    try:
+        return tiny.accuracy(backend, digits, torch.Generator().manual_seed(1))
+    finally:
+        backend.tear_down()
+
+
+def play(bus: Bus, settings: Settings, model: Path, groups: range, *, size: int, seed: int = 0) -> None:
+    """Replies of the model to tasks, judged and written as ready groups, `size` samples each."""
+    digits = list(islice(sort_digits.prompts(seed), len(groups)))
+    backend = backend_of(model)
+    try:
+        prompts = [tiny.encode(text) for text in digits]
+        draw = torch.Generator().manual_seed(seed)
+        replies = sample(backend.model, prompts, n=size, max_tokens=tiny.REPLY, end=tiny.EOS, generator=draw)
+    finally:
+        backend.tear_down()
+    by_group: dict[int, list[Reply]] = {}
+    for reply in replies:
+        by_group.setdefault(reply.prompt, []).append(reply)
+
+    def change(trajectory: dict[str, Any]) -> None:
+        at = trajectory["ticket"] - groups.start
+        reply = by_group[at][trajectory["sample"]]
+        prompt = prompts[at]
+        mask = np.array([0] * len(prompt) + [1] * len(reply.tokens), np.uint8)
+        trajectory["lineages"][0] |= {
+            "tokens": pack(np.array([*prompt, *reply.tokens], np.int32)),
+            "mask": pack(mask),
+            "logprobs": pack(np.array([0.0] * len(prompt) + reply.logprobs, np.float32)),
+            "versions": pack(np.where(mask, 0, -1).astype(np.int32)),
+        }
+        trajectory |= {"tokens": len(reply.tokens), "length": len(mask), "reward": tiny.reward(digits[at], reply)}
+
+    feed(bus, settings, groups, version=0, change=change)
+
+
+class Heard(Watcher):
+    """Keeps what it hears."""
+
+    def __init__(self) -> None:
+        self.left_out: dict[str, int] = {}
+        self.items = 0
+        self.reach: Reach | None = None
+        self.steps: list[int] = []
+        self.versions: list[Checkpoint] = []
+        self.went_on: list[int] = []
+
+    def selected(self, candidates: int, made: Made, left_out: Any) -> None:
+        self.left_out, self.items = dict(left_out), len(made.items)
+
+    def scored(self, reach: Reach) -> None:
+        self.reach = reach
+
+    def goes_on(self, version: int) -> None:
+        self.went_on.append(version)
+
+    def trained(self, step: int, metrics: Any) -> None:
+        self.steps.append(step)
+
+    def saved(self, written: Checkpoint) -> None:
+        self.versions.append(written)
+
+
+def everything(selector: Any) -> Any:
+    """The question that wants all."""
+    return selector.by_rule(lambda _: True)
+
+
+def branch(
+    bus: Bus, settings: Settings, name: str = "b", question: Question = everything, **more: Any
+) -> tuple[WeightVersion, Heard]:
+    """Make or go on with a branch; its last event and what was heard."""
+    heard = Heard()
+    options = Options(name, **{"lr": 1e-3, "batch": 16, "device": "cpu", **more})
+    event = Brancher(settings, bus, ClaimStore(settings.claims)).run(options, question, watcher=heard)
+    return event, heard
+
+
+def events(bus: Bus, settings: Settings, name: str = "b") -> list[WeightVersion]:
+    """Every weight event of a branch."""
+    names = policy.topics(Options(name).settings(settings))
+    head = newest.head(bus, names["weights"], names["ledger"])
+    found: Iterable[Any] = range(head.version + 1 if head else 0)
+    heads = [newest.older(bus, names["weights"], names["ledger"], number) for number in found]
+    return [one.weights for one in heads if one is not None]
+
+
+def violations(bus: Bus, settings: Settings, name: str = "b") -> list[str]:
+    """What the audit of a branch finds."""
+    report = audit(bus, settings.namespace, name, files=True)
+    return [violation.message for violation in report.violations]

@@ -1,0 +1,158 @@
+"""The log of a whole world in a directory, taken in by processes that are killed: `python -m tests.support.warehouse
+DIRECTORY SEED KILLS`.
+
+The world is made once; each process is a fork that opens the directory, and dies at a random moment after its first
+block, or at a point of the code. Prints the digests of what the last one finds there, in JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import select
+import shutil
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from millrace.consumers.warehouse import cutting
+from millrace.consumers.warehouse.digests import Digests, digests
+from millrace.consumers.warehouse.ingest import Ingest
+from millrace.consumers.warehouse.migrations import migrate
+from millrace.consumers.warehouse.store import Store
+from millrace.infra import faults
+from millrace.infra.log.base import Bus, Outgoing
+from tests.support.history import History
+from tests.support.history_log import NS
+
+BEYOND = b"never a record"
+LONGEST_S = 0.4
+"""between the first block of a process and its end"""
+
+
+def world(seed: int, versions: int = 4) -> History:
+    """A world with what cannot be read between what can: bytes of nobody, a cut record, one that is longer than it is,
+    a tombstone, another topic's record."""
+    made = History(seed, versions)
+    publisher = made.bus.publisher()
+    for kind in ("events", "trajectories", "ledger"):
+        topic = made.topic(kind)
+        sound, other = first(made, kind), first(made, "grants")
+        for value in (BEYOND, sound[:-3], sound + b"\x00\x02", None, other, sound):
+            publisher.publish(Outgoing(topic, b"k", value, partition=0)).result()
+    return made
+
+
+def first(made: History, kind: str) -> bytes:
+    """The first record of a kind of topic, in whichever partition."""
+    topic = made.topic(kind)
+    return next(r.value or b"" for p in range(made.bus.partitions(topic)) for r in made.bus.read(topic, p))
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Store]:
+    """A directory with its tables."""
+    from millrace.consumers.warehouse.directory import Directory  # no process that has loaded chdb may fork
+
+    with Directory(path, memory_mb=512) as store:
+        migrate(store)
+        yield store
+
+
+def take_in(bus: Bus, path: Path) -> Digests:
+    """Take in all that the log holds; gives the digests of every table."""
+    with opened(path) as store:
+        Ingest(bus, store, NS, lambda data: data).catch_up()
+        return digests(store)
+
+
+def forked(work: Callable[[], None]) -> int:
+    """Do it in a process of its own; gives its id."""
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        work()
+        os._exit(0)
+    except BaseException as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        os._exit(1)
+
+
+def killed(bus: Bus, path: Path, delay_s: float) -> bool:
+    """Take in, and die so long after the first block. Whether it did, before it was done."""
+    reading, writing = os.pipe()
+
+    def work() -> None:
+        faults.install(lambda name: (name == "warehouse.after_insert" and os.write(writing, b"1")) or None)
+        take_in(bus, path)
+
+    pid = forked(work)
+    os.close(writing)
+    began = select.select([reading], [], [], 120)[0] and os.read(reading, 1)
+    if began:
+        select.select([], [], [], delay_s)
+        os.kill(pid, signal.SIGKILL)
+    os.close(reading)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if code not in (0, -signal.SIGKILL):
+        raise SystemExit(f"a process ended with {code}")
+    return code == -signal.SIGKILL
+
+
+def killed_at(bus: Bus, path: Path, point: str, nth: int) -> bool:
+    """Take in, and die where the code passes a point for the nth time. Whether it did."""
+
+    def work() -> None:
+        passed = 0
+
+        def hook(name: str) -> None:
+            nonlocal passed
+            passed += name == point
+            if passed == nth:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        faults.install(hook)
+        take_in(bus, path)
+
+    return os.waitstatus_to_exitcode(os.waitpid(forked(work), 0)[1]) == -signal.SIGKILL
+
+
+def main() -> None:
+    """Kill at every point, then so often at random; then end it well."""
+    directory, seed, kills = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    cutting.SPAN = 8  # many blocks
+    bus, chance = world(seed).bus, random.Random(seed)
+    points = [name for name in faults.names(["consumers"]) if name.startswith("warehouse.")]
+    died: dict[str, int] = dict.fromkeys(points, 0)
+    for point in points:
+        for nth in (1, 2):
+            if not killed_at(bus, directory, point, nth):  # a former one had come so far: from the beginning
+                shutil.rmtree(directory)
+                died[point] += killed_at(bus, directory, point, nth)
+            else:
+                died[point] += 1
+    done = finished = 0
+    while done < kills:
+        if killed(bus, directory, chance.random() * LONGEST_S):
+            done += 1
+        else:  # all was taken in before the moment came: from the beginning
+            finished += 1
+            shutil.rmtree(directory)
+    reading, writing = os.pipe()
+
+    def last() -> None:
+        os.write(writing, json.dumps(take_in(bus, directory)).encode())
+
+    pid = forked(last)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as file:
+        found = json.loads(file.read())
+    os.waitpid(pid, 0)
+    print(json.dumps({"digests": found, "points": died, "kills": done, "finished": finished}))
+
+
+if __name__ == "__main__":
+    main()
