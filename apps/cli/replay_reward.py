@@ -42,8 +42,8 @@ def reward(
     Example: millrace replay reward --verifier my_rewards:strict --rubric v2
     """
     settings = call(context).settings()
-    select = entry("millrace.consumers.export.select:from_flags")
-    wanted = select(version, "", task or [], tenant or [], split, bound or [], [], best=False)
+    rule = entry("millrace.consumers.export.select:from_flags")
+    wanted = rule(version, "", task or [], tenant or [], split, bound or [], [], best=False)
     asked = entry("millrace.consumers.replay.again:Asked")(
         name=name or rubric, verifier=verifier, rubric=rubric, source=source, workers=workers, timeout_s=timeout_s
     )

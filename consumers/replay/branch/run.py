@@ -200,8 +200,8 @@ class Brancher:
             raise BranchError(f"{name} has no version {version}: it has 0 to {head.version}")
         event, root = found.weights, policy.weights_root(self._settings)
         lying = [(event, root), *([] if first is None else [(first, policy.weights_root(own))])]
-        for weights, where in lying:
-            if (directory := directory_of(weights, where)) is not None:
+        for weights, under in lying:
+            if (directory := directory_of(weights, Path(under))) is not None:
                 return Parent(event, directory, weights["digest"])
         raise BranchError(
             f"the files of version {event['version']} of {name} are gone from {root}: begin at one that is kept, "

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from millrace.consumers.history import newest
+from millrace.consumers.history.kinds import TRAJECTORIES
+from millrace.consumers.history.reader import History
 from millrace.consumers.replay.branch import kept
 from millrace.consumers.replay.branch.items import LOWEST
 from millrace.consumers.replay.selection import Selected, Selector
@@ -15,6 +17,7 @@ from millrace.infra import faults
 from millrace.infra.errors import BranchError, PolicyError
 from millrace.trainers import checkpoint
 from tests.support.branches import accuracy, branch, events, play, train_on, violations
+from tests.support.judged import judge
 from tests.support.learners import Place
 
 pytestmark = pytest.mark.slow
@@ -148,6 +151,37 @@ def test_a_selection_that_is_lost_or_left_empty_is_refused(place: Place) -> None
     (Path(last["uri"]).parent / kept.FILE).unlink()
     with pytest.raises(BranchError, match="says what the branch learns from"):
         branch(place.bus, place.settings, **SHORT)
+
+
+def test_rewards_of_a_replay_are_learned_from_instead_of_the_sealed_ones(place: Place) -> None:
+    """What a replay liked is imitated, though it was sealed as bad; a later rubric is no matter to who goes on."""
+    deployment = place.bus, place.settings.namespace, "pico"
+    rows = list(History(*deployment).rows(TRAJECTORIES))
+    sealed = {row["id"]: row["reward"] or 0.0 for row in rows}
+    judge(*deployment, "v2", {name: 1 - value for name, value in sealed.items()}, "second")
+    branch(place.bus, place.settings, "whole", rewards="second", **SHORT)
+    items = kept.read(Path(events(place.bus, place.settings, "whole")[0]["uri"]).parent).items
+    first = {row.place: sealed[row["id"]] for row in rows}
+    assert [item.rewards for item in items] == [(1 - first[item.places[0]],) for item in items]
+    assert min(first[item.places[0]] for item in items) < max(sealed.values())
+
+    def hook(passed: str) -> None:
+        if passed == "branch.committed":
+            raise Died
+
+    before = faults.install(hook)
+    try:
+        with pytest.raises(Died):
+            branch(place.bus, place.settings, rewards="second", **SHORT)
+    finally:
+        faults.install(before)
+    judge(*deployment, "v3", sealed, "second")
+    branch(place.bus, place.settings, rewards="second", **SHORT)
+    assert ends(place) == ends(place, "whole")
+    said = {(event["reward_source"], event["reward_rubric"]) for event in events(place.bus, place.settings)[1:]}
+    assert said == {("second", "v2")}
+    with pytest.raises(BranchError, match="judged by the rubrics v2, v3: choose one, such as second/v3"):
+        branch(place.bus, place.settings, "late", rewards="second")
 
 
 def test_rewards_that_no_replay_gave_are_refused(place: Place) -> None:
