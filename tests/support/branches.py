@@ -3,6 +3,7 @@ and branches of it."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import replace
 from itertools import islice
@@ -55,8 +56,11 @@ def accuracy(directory: Path, count: int = 256) -> float:
         backend.tear_down()
 
 
-def play(bus: Bus, settings: Settings, model: Path, groups: range, *, size: int, seed: int = 0) -> None:
-    """Replies of the model to tasks, judged and written as ready groups, `size` samples each."""
+def play(
+    bus: Bus, settings: Settings, model: Path, groups: range, *, size: int, seed: int = 0, version: int = 0
+) -> float:
+    """Replies of the model, which is this version, to tasks, judged and written as ready groups, `size` samples
+    each; gives their mean reward."""
     digits = list(islice(sort_digits.prompts(seed), len(groups)))
     backend = backend_of(model)
     try:
@@ -69,6 +73,8 @@ def play(bus: Bus, settings: Settings, model: Path, groups: range, *, size: int,
     for reply in replies:
         by_group.setdefault(reply.prompt, []).append(reply)
 
+    earned: list[float] = []
+
     def change(trajectory: dict[str, Any]) -> None:
         at = trajectory["ticket"] - groups.start
         reply = by_group[at][trajectory["sample"]]
@@ -78,11 +84,13 @@ def play(bus: Bus, settings: Settings, model: Path, groups: range, *, size: int,
             "tokens": pack(np.array([*prompt, *reply.tokens], np.int32)),
             "mask": pack(mask),
             "logprobs": pack(np.array([0.0] * len(prompt) + reply.logprobs, np.float32)),
-            "versions": pack(np.where(mask, 0, -1).astype(np.int32)),
+            "versions": pack(np.where(mask, version, -1).astype(np.int32)),
         }
-        trajectory |= {"tokens": len(reply.tokens), "length": len(mask), "reward": tiny.reward(digits[at], reply)}
+        earned.append(tiny.reward(digits[at], reply))
+        trajectory |= {"tokens": len(reply.tokens), "length": len(mask), "reward": earned[-1]}
 
-    feed(bus, settings, groups, version=0, change=change)
+    feed(bus, settings, groups, version=version, change=change)
+    return math.fsum(earned) / len(earned)
 
 
 class Heard(Watcher):

@@ -114,6 +114,7 @@ RUN_BY = {
     ".venv/bin/python -m benchmarks.bench_step": BENCHMARKS,
     ".venv/bin/python -m benchmarks.bench_tree": BENCHMARKS,
     ".venv/bin/python -m benchmarks.bench_warehouse": BENCHMARKS,
+    ".venv/bin/python -m benchmarks.study_branch": "tests/benchmarks/test_study_branch.py",
     ".venv/bin/python -m benchmarks.study_layouts": "tests/benchmarks/test_study_layouts.py",
     ".venv/bin/python -m benchmarks.study_algorithms": "tests/benchmarks/test_study_algorithms.py",
     ".venv/bin/python -m benchmarks.study_staleness --out runs.jsonl --plot staleness.svg": (
