@@ -150,6 +150,7 @@ RUN_BY = {
     "millrace replay prove 1 --layout torch:d2": REPLAY,
     "millrace replay prove 2 --dump steps": REPLAY,
     "millrace replay prove --load steps/v2": REPLAY,
+    "millrace replay branch": BRANCH,
     "millrace replay branch imitation --epochs 2 --lr 3e-4": BRANCH,
     "millrace replay branch offline --from-version 0 --algorithm grpo --steps 4"
     " --select \"SELECT * FROM trajectories WHERE split = 'train' AND newest_version < 30\"": BRANCH,
