@@ -40,7 +40,7 @@
     ├── ReloadError              an engine could not be brought to a weight version
     ├── WarehouseError           the warehouse refused rows or a query, or cannot be reached
     │   ├── QueryError           it refused a query, or the query failed; in ClickHouse's own words
-    │   ├── QuestionError        there is no such question, or it needs another parameter
+    │   ├── QuestionError        no such question, another parameter is needed, or a query selects nothing
     │   └── WarehouseHeld        another process holds its directory
     ├── ServiceError             a local process (broker, engine, supervisor) did not come up or go down
     ├── AuditError               the topics cannot be audited at all
@@ -208,7 +208,8 @@ class WarehouseError(MillraceError):
 
 
 class QuestionError(WarehouseError):
-    """There is no such question, or a parameter of it is missing, unknown or of another kind."""
+    """There is no such question, a parameter of it is missing, unknown or of another kind, or a query that should
+    select trajectories does not say where they lie."""
 
 
 class WarehouseHeld(WarehouseError):

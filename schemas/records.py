@@ -845,7 +845,7 @@ class TrainedGroup(TypedDict):
     """A ready group inside a ledger entry."""
 
     seq: int
-    """its place in the order"""
+    """its place in the order; -1 in a branch, which takes none of it"""
     ticket: int | None
     """its grant"""
     group: str

@@ -2,42 +2,49 @@
 
 from __future__ import annotations
 
-import csv
-import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from millrace.apps.cli.context import call, entry
-from millrace.apps.cli.offline import Batch, Clip, Decay, Device, Epochs, Fall, Floor, Knobs, Rate, Seed, Steps, Warmup
+from millrace.apps.cli.selecting import Places, Select, query, read_places
+from millrace.apps.cli.training_flags import (
+    Batch,
+    Clip,
+    Decay,
+    Device,
+    Epochs,
+    Fall,
+    Floor,
+    Knobs,
+    Rate,
+    Seed,
+    Steps,
+    Warmup,
+    knobs,
+)
 from millrace.infra.errors import ConfigError
-from millrace.infra.log.base import Place
 
 
 def branch(
     context: typer.Context,
     name: Annotated[str, typer.Argument(metavar="NAME", help="of the new policy")],
     from_version: Annotated[
-        int | None, typer.Option("--from-version", min=0, help="where it begins; default: the newest version")
+        int | None,
+        typer.Option(
+            "--from-version", min=0, help="where it begins; default: the newest version when the branch is first made"
+        ),
     ] = None,
     algorithm: Annotated[
         str,
         typer.Option(
-            help="sft (the best of each group), grpo, rloo, decoupled, tis, icepop, m2po, dpo, ipo, distill-forward or "
-            "distill-reverse"
+            help="sft (the best of each group), awr, grpo, rloo, decoupled, tis, icepop, m2po, dpo, ipo, "
+            "distill-forward or distill-reverse"
         ),
     ] = "sft",
-    places: Annotated[
-        Path | None,
-        typer.Option(
-            help="learn from the trajectories at these places only: a CSV or JSON-lines file with the columns topic, "
-            "part and off, as SQL over the table of trajectories gives them",
-            exists=True,
-            dir_okay=False,
-        ),
-    ] = None,
+    select: Select = "",
+    places: Places = None,
     rewards: Annotated[
         str, typer.Option(metavar="SOURCE[/RUBRIC]", help="take rewards that a replay gave instead of the sealed ones")
     ] = "",
@@ -64,50 +71,21 @@ def branch(
 ) -> None:
     """Train a new policy from the configured policy's history, with no engine running.
 
-    Evaluation traffic, content that may not train and samples without exact tokens are never learned from, whatever was
-    asked. Methods that weigh by ratios first print how far the selection is from the starting weights. The same command
-    goes on after a kill. Engines serve the new policy, `evaluate` scores it and `audit` proves it, with
-    --set policy.name=NAME."""
-    options: dict[str, Any] = {
-        each: value
-        for each, value in context.params.items()
-        if each not in ("from_version", "algorithm", "places", "knob")
-    }
-    options |= {"version": from_version, "method": algorithm, "knobs": dict(_knob(pair) for pair in knob or [])}
+    --select takes SQL over the views, such as "SELECT * FROM trajectories WHERE task = 'sort'"; without it every
+    trajectory is asked for. Evaluation traffic, content that may not train and samples without exact tokens are never
+    learned from, whatever was asked. Methods that weigh by ratios first print how far the selection is from the
+    starting weights. The same command goes on after a kill. Engines serve the new policy, `evaluate` scores it and
+    `audit` proves it, with --set policy.name=NAME."""
+    if select and places is not None:
+        raise ConfigError("--select and --places both say what to learn from: give one of them")
+    apart = ("from_version", "algorithm", "select", "places", "knob")
+    options: dict[str, Any] = {each: value for each, value in context.params.items() if each not in apart}
+    options |= {"version": from_version, "method": algorithm, "knobs": knobs(knob)}
     named = None if places is None else list(read_places(places))
+    sql = query(select) if select else ""
     if places is not None:
         options["selection"] = f"places of {places.name}"
+    elif sql:
+        options["selection"] = entry("millrace.consumers.replay.asked:one")(sql)
     made = entry("millrace.consumers.replay.branch.job:Options")(**options)
-    entry("millrace.consumers.replay.branch.command:branch")(call(context).settings(), made, places=named)
-
-
-def read_places(path: Path) -> Iterator[Place]:
-    """Places from rows of topic, part and off. Raises ConfigError naming the line that is none."""
-    lines = [line for line in path.read_text().splitlines() if line.strip()]
-    rows: Iterator[Any]
-    if lines and lines[0].lstrip().startswith("{"):
-        rows = (_json(line, number, path) for number, line in enumerate(lines, 1))
-    else:
-        rows = csv.DictReader(lines)
-    for number, row in enumerate(rows, 1):
-        try:
-            yield Place(str(row["topic"]), int(row["part"]), int(row["off"]))
-        except (KeyError, TypeError, ValueError):
-            raise ConfigError(f"{path}, row {number} is no place: it needs the columns topic, part and off") from None
-
-
-def _json(line: str, number: int, path: Path) -> Any:
-    try:
-        return json.loads(line)
-    except ValueError:
-        raise ConfigError(f"{path}, row {number} is no JSON") from None
-
-
-def _knob(pair: str) -> tuple[str, Any]:
-    name, equals, text = pair.partition("=")
-    if not equals:
-        raise ConfigError(f"--knob {pair}: write it as key=value")
-    try:
-        return name.strip(), json.loads(text)
-    except ValueError:
-        return name.strip(), text
+    entry("millrace.consumers.replay.branch.command:branch")(call(context).settings(), made, places=named, sql=sql)

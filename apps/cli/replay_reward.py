@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from millrace.apps.cli.context import call, complain, console, entry
+from millrace.apps.cli.selecting import Select, query
 
 Many = list[str] | None
 
@@ -19,6 +20,7 @@ def reward(
         str, typer.Option(help="of this replay; one that was killed goes on under its name; default: the rubric")
     ] = "",
     source: Annotated[str, typer.Option(help="name under which its rewards are recorded")] = "replay",
+    select: Select = "",
     version: Annotated[str, typer.Option(metavar="A..B", help="only with tokens sampled by these versions")] = "",
     task: Annotated[Many, typer.Option(help="only this task; may be repeated")] = None,
     tenant: Annotated[Many, typer.Option(help="only of this tenant; may be repeated")] = None,
@@ -34,17 +36,20 @@ def reward(
     Nothing that was sealed changes: the new rewards name this replay, and SQL or a branch may choose them. Each
     trajectory is judged once by a replay, however often the command is run.
 
+    --select takes SQL over the views; evaluation traffic and content that may not train are then left out, whatever it
+    gives.
+
     Example: millrace replay reward --verifier my_rewards:strict --rubric v2
     """
     settings = call(context).settings()
-    select = entry("millrace.consumers.export.select:from_flags")
-    wanted = select(version, "", task or [], tenant or [], split, bound or [], [], best=False)
+    rule = entry("millrace.consumers.export.select:from_flags")
+    wanted = rule(version, "", task or [], tenant or [], split, bound or [], [], best=False)
     asked = entry("millrace.consumers.replay.again:Asked")(
         name=name or rubric, verifier=verifier, rubric=rubric, source=source, workers=workers, timeout_s=timeout_s
     )
     with complain.status("reading the log") as status:
         found = entry("millrace.consumers.replay.again:run")(
-            settings, asked, wanted, lambda done, of: status.update(f"{done:,} of {of:,} judged")
+            settings, asked, wanted, lambda done, of: status.update(f"{done:,} of {of:,} judged"), query(select)
         )
     for line in entry("millrace.consumers.replay.again:lines")(found):
         console.print(line, highlight=False, soft_wrap=True)

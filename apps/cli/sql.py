@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from millrace.apps.cli.context import call, complain, console
+from millrace.apps.cli.selecting import query as query_of
 from millrace.infra.config import Settings
 from millrace.infra.errors import ConfigError, WarehouseError
 from millrace.infra.local_keys import private
@@ -202,9 +203,4 @@ def _text(query: str | None) -> str | None:
         return None
     if query is None or query == "-":
         return sys.stdin.read()
-    if query.endswith(".sql"):
-        try:
-            return Path(query).read_text()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{query} cannot be read: {error}") from None
-    return query
+    return query_of(query)

@@ -1,7 +1,6 @@
 """Export: sealed trajectories, exactly as they lie in the log, in the layouts that other tools of the field read.
 
 select    which trajectories, as plain rules
-clearance what may leave: governance then and now
 trained   which version trained a trajectory
 sample    one trajectory as layouts are given it
 gather    samples out of the log, group by group, in bounded memory

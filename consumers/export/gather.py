@@ -13,7 +13,7 @@ from itertools import islice
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from millrace.consumers.export.clearance import Allowed
+from millrace.consumers.clearance import Allowed
 from millrace.consumers.export.sample import Sample
 from millrace.consumers.export.select import Selection
 from millrace.consumers.export.trained import Trained

@@ -14,7 +14,7 @@ from typing import Any, Self
 
 import orjson
 
-from millrace.consumers.export.clearance import Allowed, anyone, today
+from millrace.consumers.clearance import Allowed, anyone, today
 from millrace.consumers.export.gather import Gatherer, Refusal, Tally, Watch
 from millrace.consumers.export.layouts import LAYOUTS
 from millrace.consumers.export.layouts.base import Layout

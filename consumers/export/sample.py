@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.consumers.export.clearance import cleared
+from millrace.consumers.clearance import cleared
 from millrace.consumers.history.dialogue import Dialogue, Unsayable, dialogue
 from millrace.consumers.history.rows import Row
 from millrace.infra.log.base import Place

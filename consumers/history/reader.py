@@ -173,7 +173,7 @@ class History:
         """The rows at places in this kind of topic, in the same order; None where nothing readable lies (any more), and
         for a place that can be none of its: what is forged may name any topic."""
         topic, count = self.names[kind], len(self.partitions(kind))
-        there = [p for p in places if p.topic == topic and 0 <= p.partition < count and p.offset >= 0]
+        there = [p for p in places if p.topic == topic and 0 <= p.partition < count and 0 <= p.offset < 1 << 63]
         found = dict(zip(there, self.bus.fetch(there) if there else [], strict=True))
         return [self.row(kind, record, unreadable) if (record := found.get(place)) else None for place in places]
 

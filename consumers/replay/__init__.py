@@ -1,4 +1,4 @@
-"""History again: versions proven from the log that trained them.
+"""History again: versions proven from the log that trained them, judged anew, learned from.
 
 recorded  what the log says of each version: its weight event, its ledger entry, the order of learning
 plan      from which kept version on, through which steps
@@ -16,4 +16,10 @@ dump      a step as a folder that trains without the log
 load      such a step trained again
 private   the folder in which all of it happens
 command   `millrace replay prove`
+eligible  what may be used of history at all
+selection a question about trajectories -> candidates, and how many were left out for which reason
+asked     such a question in SQL
+reward    a verifier over history
+again     `millrace replay reward`
+branch    a new policy from history
 """

@@ -6,9 +6,12 @@ import asyncio
 from collections.abc import Callable
 from typing import NamedTuple
 
+from millrace.consumers import clearance
 from millrace.consumers.export.select import Selection
 from millrace.consumers.history.reader import History
-from millrace.consumers.replay.reward import Again, Replay
+from millrace.consumers.replay.asked import question
+from millrace.consumers.replay.reward import Again, Replay, sealed
+from millrace.consumers.replay.selection import Selector
 from millrace.infra.config import Settings
 from millrace.infra.connect import claims, history
 from millrace.schemas.records import Trajectory
@@ -27,13 +30,17 @@ class Asked(NamedTuple):
     timeout_s: float
 
 
-def run(settings: Settings, asked: Asked, selection: Selection, told: Callable[[int, int], None]) -> Again:
-    """Judge what is selected of the configured policy's history. Raises RewardError where there is no such verifier,
-    FencedError when another process runs the same replay."""
+def run(
+    settings: Settings, asked: Asked, selection: Selection, told: Callable[[int, int], None], sql: str = ""
+) -> Again:
+    """Judge what is selected of the configured policy's history, and by a query too where one is given. Raises
+    RewardError where there is no such verifier, FencedError when another process runs the same replay, WarehouseError
+    where the query cannot be asked."""
 
     def wanted(trajectory: Trajectory) -> bool:
         return selection.leaves_out(trajectory, None) is None
 
+    ask = question(settings, sql, wanted) if sql else None
     who = Evaluator(asked.source, asked.verifier, asked.rubric, asked.name)
     store = claims(settings)
     pool = Pool(asked.verifier, workers=asked.workers, timeout_s=asked.timeout_s)
@@ -41,7 +48,13 @@ def run(settings: Settings, asked: Asked, selection: Selection, told: Callable[[
         with history(settings) as bus:
             judge = Judge(pool, who, settings.policy.name, store, key=settings.reward.key.get_secret_value())
             past = History(bus, settings.namespace, settings.policy.name, store.resolve)
-            return asyncio.run(Replay(past, who, judge, told).run(bus, wanted))
+            if ask is None:
+                return asyncio.run(Replay(past, who, judge, told).run(bus, sealed(past, wanted)))
+            found = ask(Selector(past, clearance.today(settings), settings.policy.tenant, None))
+            chosen = {(one.id, one.attempt): one.reward for one in found.candidates}
+            report = asyncio.run(Replay(past, who, judge, told).run(bus, chosen))
+            report.left_out = +found.left_out
+            return report
     finally:
         pool.close()
 
@@ -49,6 +62,7 @@ def run(settings: Settings, asked: Asked, selection: Selection, told: Callable[[
 def lines(report: Again) -> list[str]:
     """What a replay came to, a sentence a line."""
     said = [f"{report.judged} of {report.wanted} trajectories judged"]
+    said += [f"left out {count}: {reason}" for reason, count in report.left_out.most_common()]
     if report.already:
         said.append(f"{report.already} had been judged by this replay before")
     if report.failed:

@@ -51,7 +51,10 @@ def proving(
     trained again, or differ in what decides their bytes."""
     recorded = Recorded(History(bus, settings.namespace, settings.policy.name, claims(settings).resolve))
     kept = recorded.kept(policy.weights_root(settings))
-    chosen = plan(*asked(options.versions, recorded.newest), recorded.newest, set(kept), recorded.gone())
+    first, last = asked(options.versions, recorded.newest)
+    _refuse_branch(recorded, settings.policy.name, range(first, last + 1))
+    chosen = plan(first, last, recorded.newest, set(kept), recorded.gone())
+    _refuse_branch(recorded, settings.policy.name, chosen.steps)
     settings_of = _settings_of(settings, recorded, options)
     exact = _refuse(recorded, chosen, settings_of, anyway=options.anyway)
     other = _other(settings, options.layout)
@@ -97,6 +100,18 @@ def _settings_of(settings: Settings, recorded: Recorded, options: Options) -> Ca
         return made[name]
 
     return of
+
+
+def _refuse_branch(recorded: Recorded, policy: str, versions: range) -> None:
+    """Raises ProofError for versions that no learner trained."""
+    theirs = [number for number in versions if recorded.versions[number].weights["selection"] is not None]
+    if theirs:
+        were = "were" if len(theirs) > 1 else "was"
+        raise ProofError(
+            f"{named(theirs)} of {policy} {were} trained by `millrace replay branch` on a selection, "
+            "not by learners: make the branch again under another name, with the command that made it, and "
+            'compare digests (`millrace sql "SELECT policy, version, digest FROM versions"`)'
+        )
 
 
 def _refuse(recorded: Recorded, chosen: Plan, settings_of: Callable[[Version], Settings], *, anyway: bool) -> bool:

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from itertools import islice
 
 from millrace.consumers.history.kinds import EVENTS, RAW, TRAJECTORIES
@@ -28,12 +29,14 @@ AT_ONCE = 64
 """episodes judged together, and written in one transaction"""
 
 Wanted = Callable[[Trajectory], bool]
+Sealed = Mapping[tuple[str, str], float | None]
+"""the sealed reward of trajectories, by id and attempt"""
 
 
 @dataclass(slots=True)
 class Again:
     """What a replay came to. old, new: sums of the sealed rewards and of the new ones over the trajectories that have
-    both; changed: of those, how many differ."""
+    both; changed: of those, how many differ; left_out: what was asked for and may not be judged, by reason."""
 
     wanted: int = 0
     already: int = 0
@@ -44,6 +47,7 @@ class Again:
     old: float = 0.0
     new: float = 0.0
     changed: int = 0
+    left_out: Counter[str] = field(default_factory=Counter)
 
     def add(self, before: float | None, reward: Reward) -> None:
         """One more verdict, of a trajectory that was sealed with the reward `before`."""
@@ -56,6 +60,12 @@ class Again:
             self.old += before
             self.new += value
             self.changed += not math.isclose(before, value, rel_tol=1e-9, abs_tol=1e-12)
+
+
+def sealed(history: History, wanted: Wanted) -> Sealed:
+    """Every trajectory that is wanted."""
+    rows = history.rows(TRAJECTORIES)
+    return {(row["id"], row["attempt"]): row["reward"] for row in rows if wanted(row.record)}
 
 
 class Replay:
@@ -76,9 +86,9 @@ class Replay:
         self._judge = judge
         self._told = told
 
-    async def run(self, bus: Bus, wanted: Wanted) -> Again:
-        """Judge what is wanted and not yet judged. Raises FencedError when another run of this replay begins."""
-        sealed, report = self._sealed(wanted), Again()
+    async def run(self, bus: Bus, sealed: Sealed) -> Again:
+        """Judge what of these is not yet judged. Raises FencedError when another run of this replay begins."""
+        report = Again()
         report.wanted = len(sealed)
         with bus.transactor(self._owner()) as transactor:
             done = self._done()
@@ -105,11 +115,6 @@ class Replay:
     def _owner(self) -> str:
         history, who = self._history, self._evaluator
         return full_name(history.namespace, f"{history.policy}.replay-{who.replay}-{who.source}-{who.rubric}")
-
-    def _sealed(self, wanted: Wanted) -> dict[tuple[str, str], float | None]:
-        """The sealed reward of each wanted trajectory, by its id and attempt."""
-        rows = self._history.rows(TRAJECTORIES)
-        return {(row["id"], row["attempt"]): row["reward"] for row in rows if wanted(row.record)}
 
     def _done(self) -> set[str]:
         """Ids of the rewards of this replay that the log holds, admitted or not yet."""

@@ -3,7 +3,9 @@ and branches of it."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -14,13 +16,18 @@ import torch
 from millrace.consumers import policy
 from millrace.consumers.audit import audit
 from millrace.consumers.history import newest
+from millrace.consumers.learner.entry import Machine
+from millrace.consumers.learner.identity import Identity
 from millrace.consumers.replay.branch.guard import Reach
 from millrace.consumers.replay.branch.items import Made
 from millrace.consumers.replay.branch.job import Options
-from millrace.consumers.replay.branch.run import Brancher, Question, Watcher
+from millrace.consumers.replay.branch.records import Choice, ledger_entry, weight_event
+from millrace.consumers.replay.branch.run import Brancher, Watcher
+from millrace.consumers.replay.selection import Question
 from millrace.infra.config import Settings
-from millrace.infra.log.base import Bus
+from millrace.infra.log.base import Bus, Outgoing
 from millrace.infra.log.blobs import ClaimStore
+from millrace.schemas import codec
 from millrace.schemas.arrays import pack
 from millrace.schemas.records import WeightVersion
 from millrace.trainers import checkpoint, tiny
@@ -49,8 +56,11 @@ def accuracy(directory: Path, count: int = 256) -> float:
         backend.tear_down()
 
 
-def play(bus: Bus, settings: Settings, model: Path, groups: range, *, size: int, seed: int = 0) -> None:
-    """Replies of the model to tasks, judged and written as ready groups, `size` samples each."""
+def play(
+    bus: Bus, settings: Settings, model: Path, groups: range, *, size: int, seed: int = 0, version: int = 0
+) -> float:
+    """Replies of the model, which is this version, to tasks, judged and written as ready groups, `size` samples
+    each; gives their mean reward."""
     digits = list(islice(sort_digits.prompts(seed), len(groups)))
     backend = backend_of(model)
     try:
@@ -63,6 +73,8 @@ def play(bus: Bus, settings: Settings, model: Path, groups: range, *, size: int,
     for reply in replies:
         by_group.setdefault(reply.prompt, []).append(reply)
 
+    earned: list[float] = []
+
     def change(trajectory: dict[str, Any]) -> None:
         at = trajectory["ticket"] - groups.start
         reply = by_group[at][trajectory["sample"]]
@@ -72,11 +84,13 @@ def play(bus: Bus, settings: Settings, model: Path, groups: range, *, size: int,
             "tokens": pack(np.array([*prompt, *reply.tokens], np.int32)),
             "mask": pack(mask),
             "logprobs": pack(np.array([0.0] * len(prompt) + reply.logprobs, np.float32)),
-            "versions": pack(np.where(mask, 0, -1).astype(np.int32)),
+            "versions": pack(np.where(mask, version, -1).astype(np.int32)),
         }
-        trajectory |= {"tokens": len(reply.tokens), "length": len(mask), "reward": tiny.reward(digits[at], reply)}
+        earned.append(tiny.reward(digits[at], reply))
+        trajectory |= {"tokens": len(reply.tokens), "length": len(mask), "reward": earned[-1]}
 
-    feed(bus, settings, groups, version=0, change=change)
+    feed(bus, settings, groups, version=version, change=change)
+    return math.fsum(earned) / len(earned)
 
 
 class Heard(Watcher):
@@ -119,6 +133,26 @@ def branch(
     options = Options(name, **{"lr": 1e-3, "batch": 16, "device": "cpu", **more})
     event = Brancher(settings, bus, ClaimStore(settings.claims)).run(options, question, watcher=heard)
     return event, heard
+
+
+def train_on(bus: Bus, settings: Settings) -> WeightVersion:
+    """The policy's next version, as a learner would leave it: other weights, and in the log."""
+    names, root = policy.topics(settings), policy.weights_root(settings)
+    head = newest.head(bus, names["weights"], names["ledger"])
+    assert head is not None
+    state = checkpoint.read(Path(head.weights["uri"]), digest=head.weights["digest"])
+    moved = {name: weight * 1.01 for name, weight in state.weights.items()}
+    written = checkpoint.write(root, head.version + 1, replace(state, weights=moved))
+    event = weight_event(head, written, Choice("", "", 0, None, None), 1, head.weights["time"] + 1)
+    event |= dict.fromkeys(("selection", "selection_digest", "selection_places"))
+    identity = Identity("", "", {}, "", "", {})
+    entry = ledger_entry(head, event, [], {}, "learner", identity, Machine("cpu", 1), 0)
+    with bus.transactor(policy.transactional_id(settings)) as transactor:
+        transactor.begin()
+        transactor.send(Outgoing(names["weights"], b"w", codec.encode("WeightVersion", event)))
+        transactor.send(Outgoing(names["ledger"], b"l", codec.encode("LedgerEntry", entry)))
+        transactor.commit({}, None)
+    return event
 
 
 def events(bus: Bus, settings: Settings, name: str = "b") -> list[WeightVersion]:

@@ -77,6 +77,7 @@ SETUP = "tests/docs/test_setup.py"
 TUTORIAL = "tests/docs/test_tutorial.py"
 TRAINING = "tests/docs/test_training.py"
 REPLAY = "tests/consumers/replay/test_prove_ranks.py"
+BRANCH = "tests/consumers/replay/branch/test_deployed.py"
 READING = "tests/docs/test_reading.py"
 SQL = "tests/docs/test_sql.py"
 QUESTIONS = "tests/apps/cli/test_questions.py"
@@ -113,6 +114,7 @@ RUN_BY = {
     ".venv/bin/python -m benchmarks.bench_step": BENCHMARKS,
     ".venv/bin/python -m benchmarks.bench_tree": BENCHMARKS,
     ".venv/bin/python -m benchmarks.bench_warehouse": BENCHMARKS,
+    ".venv/bin/python -m benchmarks.study_branch": "tests/benchmarks/test_study_branch.py",
     ".venv/bin/python -m benchmarks.study_layouts": "tests/benchmarks/test_study_layouts.py",
     ".venv/bin/python -m benchmarks.study_algorithms": "tests/benchmarks/test_study_algorithms.py",
     ".venv/bin/python -m benchmarks.study_staleness --out runs.jsonl --plot staleness.svg": (
@@ -148,6 +150,17 @@ RUN_BY = {
     "millrace replay prove 1 --layout torch:d2": REPLAY,
     "millrace replay prove 2 --dump steps": REPLAY,
     "millrace replay prove --load steps/v2": REPLAY,
+    "millrace replay branch": BRANCH,
+    "millrace replay branch imitation --epochs 2 --lr 3e-4": BRANCH,
+    "millrace replay branch offline --from-version 0 --algorithm grpo --steps 4"
+    " --select \"SELECT * FROM trajectories WHERE split = 'train' AND newest_version < 30\"": BRANCH,
+    "millrace replay branch short --algorithm awr --steps 4"
+    " --select \"SELECT trajectory FROM trajectories WHERE status = 'completed' AND tokens < 500\"": BRANCH,
+    "millrace replay branch strict --epochs 1 --rewards replay/v2": BRANCH,
+    "millrace replay reward --verifier my_rewards:strict --rubric v2"
+    ' --select "SELECT trajectory FROM trajectories WHERE reward IS NOT NULL"': BRANCH,
+    "millrace --set policy.name=imitation evaluate --tasks sort-digits --count 32": BRANCH,
+    "millrace --set policy.name=imitation audit --files": BRANCH,
     "millrace engine": DEPLOYMENT,
     "millrace reload": DEPLOYMENT,
     "millrace gateway": DEPLOYMENT,

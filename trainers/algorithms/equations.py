@@ -126,7 +126,7 @@ SYMBOLS = {
     "mean_i": "over the tokens of sample i that keep_t keeps",
     "A_t": "advantage of token t: above 0, it shall get likelier",
     "u_t": "how much likelier token t became",
-    "w_t": "repairs that another policy drew token t",
+    "w_t": "weight of token t: repairs that another policy drew it, or says how good its reply was",
     "m_t": "0 takes token t out of the sum",
     "eps": "of the normalisation: 1e-5 where it names none",
     "logp_t": "log-probability of token t under the weights that train",

@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from millrace.trainers.algorithms.awr import Awr
 from millrace.trainers.algorithms.distill import Distill
 from millrace.trainers.algorithms.dpo import Dpo
-from millrace.trainers.algorithms.equations import Equation, Line
+from millrace.trainers.algorithms.equations import GROUP_MEAN, Equation, Line
 from millrace.trainers.algorithms.reward_model import RewardModel
 from millrace.trainers.algorithms.sft import Sft
 
-Kind: TypeAlias = type[Sft] | type[Dpo] | type[RewardModel] | type[Distill]
+Kind: TypeAlias = type[Sft] | type[Awr] | type[Dpo] | type[RewardModel] | type[Distill]
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class Other:
     knobs: Mapping[str, Any]
 
 
+SAID = (Line("logp_t", "log softmax(logits)_t"), Line("L_t", "-logp_t"))
 GAP = Line("Delta", "h_chosen - h_rejected")
 MATCHED = Line("loss", "sum_t keep_t D_t / N", ("minibatches",))
 TEMPERED = Line("p_v, q_v", "softmax(logits / temperature)_v of the student, of the teacher", ("temperature",))
@@ -38,13 +40,23 @@ OTHERS: dict[str, Other] = {
         Sft,
         "Next-token cross-entropy on the trainable tokens.",
         "You have replies to imitate, or want a better start for what learns from rewards.",
-        (
-            Line("logp_t", "log softmax(logits)_t"),
-            Line("L_t", "-logp_t"),
-            Line("loss", "sum_t keep_t L_t / N", ("minibatches",)),
-        ),
+        (*SAID, Line("loss", "sum_t keep_t L_t / N", ("minibatches",))),
         "supervised",
         ("sft",),
+        {},
+    ),
+    "awr": Other(
+        Awr,
+        "Imitates each reply by how much better it was than the others of its group.",
+        "You have rewarded replies of any age, whatever sampled them, several to a prompt.",
+        (
+            GROUP_MEAN._replace(knobs=()),
+            Line("w_t", "min(exp(r / beta), weight_clip)", ("beta", "weight_clip"), "at every token alike"),
+            *SAID,
+            Line("loss", "sum_t keep_t w_t L_t / N", ("minibatches",)),
+        ),
+        "supervised",
+        ("awr",),
         {},
     ),
     "dpo": Other(

@@ -1,7 +1,5 @@
 """A new policy from history: no engine, no ticket, no consumer group.
 
-eligible    what may be learned from at all, whatever was asked for
-selection   a question about trajectories -> candidates, and how many were left out for which reason
 rewards     rewards that a replay gave, by evaluator and rubric
 items       candidates -> what a step learns from: samples, groups or pairs
 methods     the algorithms that learn from history, and what each of them reads

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
+from millrace.consumers.replay.asked import question
 from millrace.consumers.replay.branch.guard import WARN, Reach
 from millrace.consumers.replay.branch.items import Made
 from millrace.consumers.replay.branch.job import Options
-from millrace.consumers.replay.branch.run import Brancher, Question, Watcher
-from millrace.consumers.replay.branch.selection import Selected, Selector, Wanted
+from millrace.consumers.replay.branch.run import Brancher, Watcher
+from millrace.consumers.replay.selection import Question, Selected, Selector, Wanted
 from millrace.infra.config import Settings
 from millrace.infra.connect import claims, history
 from millrace.infra.log.base import Place
@@ -20,15 +21,18 @@ from millrace.trainers.checkpoint import Checkpoint
 
 
 def branch(
-    settings: Settings, options: Options, wanted: Wanted = lambda _: True, places: Sequence[Place] | None = None
+    settings: Settings,
+    options: Options,
+    wanted: Wanted = lambda _: True,
+    places: Sequence[Place] | None = None,
+    sql: str = "",
 ) -> None:
-    """Make a branch of the configured policy, or go on with it, and say how it goes. wanted: a rule; places: a list,
-    such as SQL gives, of which the rule takes."""
+    """Make a branch of the configured policy, or go on with it, and say how it goes. wanted: a rule; places, sql: what
+    names the trajectories of which the rule takes."""
+    ask = question(settings, sql, wanted) if sql else _asking(wanted, places)
     console = Terminal()
     with history(settings) as bus:
-        last = Brancher(settings, bus, claims(settings)).run(
-            options, _asking(wanted, places), watcher=Screen(console, options)
-        )
+        last = Brancher(settings, bus, claims(settings)).run(options, ask, watcher=Screen(console, options))
     console.print(
         f"{options.name} is at version {last['version']}: {last['uri']}\n"
         f"`millrace --set policy.name={options.name} evaluate` scores it, `audit` proves it",

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from millrace.consumers.replay.branch.selection import Candidate
+from millrace.consumers.replay.selection import Candidate
 from millrace.infra.log.base import Place
 
 UNREWARDED = "it has no reward of those chosen"

@@ -1,11 +1,12 @@
 """The selection of a branch, kept beside its versions: a branch that goes on learns from the same places in the same
-order, with the same rewards, however the log has grown since.
+order, with the same rewards, however the log has grown since, and whichever replays have judged it since.
 
 Invariant: the file is whole or is not there.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -28,22 +29,34 @@ class _Stored(msgspec.Struct):
 class _File(msgspec.Struct):
     digest: str
     items: list[_Stored]
+    source: str | None = None
+    rubric: str | None = None
 
 
-def write(root: Path, items: list[Item]) -> str:
-    """Keep the items; gives the digest of their places."""
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Items, digest of their places, and whose rewards they have: None where they are the sealed ones."""
+
+    items: list[Item]
+    digest: str
+    source: str | None = None
+    rubric: str | None = None
+
+
+def write(root: Path, items: list[Item], source: str | None = None, rubric: str | None = None) -> str:
+    """Keep the items; gives the digest of their places. source, rubric: of the rewards, where a replay gave them."""
     stored = [
         _Stored(item.group, [(p.topic, p.partition, p.offset) for p in item.places], [*item.rewards], item.tokens)
         for item in items
     ]
     found = digest([place for item in items for place in item.places])
     root.mkdir(parents=True, exist_ok=True)
-    durable.write(root / FILE, msgspec.json.encode(_File(found, stored)))
+    durable.write(root / FILE, msgspec.json.encode(_File(found, stored, source, rubric)))
     return found
 
 
-def read(root: Path) -> tuple[list[Item], str]:
-    """What was kept, and the digest. Raises BranchError where it is gone or altered."""
+def read(root: Path) -> Kept:
+    """What was kept. Raises BranchError where it is gone or altered."""
     try:
         stored = msgspec.json.decode((root / FILE).read_bytes(), type=_File)
     except (OSError, msgspec.DecodeError) as error:
@@ -57,4 +70,4 @@ def read(root: Path) -> tuple[list[Item], str]:
     ]
     if digest([place for item in items for place in item.places]) != stored.digest:
         raise BranchError(f"{root / FILE} was changed: restore it, or make another branch")
-    return items, stored.digest
+    return Kept(items, stored.digest, stored.source, stored.rubric)

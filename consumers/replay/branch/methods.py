@@ -30,6 +30,7 @@ class Method:
 
 METHODS: Mapping[str, Method] = {
     "sft": Method("imitates the best of each group", "sft", best),
+    "awr": Method("imitates all of a group, the better ones more", "awr", groups),
     "grpo": Method("compares rewards within groups", "grpo", groups, ratios=True, knobs=TRUNCATED),
     "rloo": Method("compares each reward with the others of its group", "rloo", groups, ratios=True, knobs=TRUNCATED),
     "decoupled": Method("GRPO, clipped around the recomputed policy", "decoupled", groups, ratios=True),

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from millrace.consumers.history.kinds import EVENTS
 from millrace.consumers.history.reader import History
-from millrace.consumers.replay.branch.selection import Candidate
+from millrace.consumers.replay.selection import Candidate
 from millrace.infra.errors import BranchError
 from millrace.schemas.records import Reward
 

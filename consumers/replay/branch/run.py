@@ -14,35 +14,34 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from millrace.consumers import policy
+from millrace.consumers import clearance, policy
 from millrace.consumers.history import newest
 from millrace.consumers.history.newest import Head
 from millrace.consumers.history.places import PlaceReader
 from millrace.consumers.history.reader import History
 from millrace.consumers.learner.reading import read as fetch
 from millrace.consumers.learner.verdict import Part
-from millrace.consumers.replay.branch import eligible, guard, job, kept, rewards
+from millrace.consumers.replay.branch import guard, job, kept, rewards
 from millrace.consumers.replay.branch.announce import Announcer
 from millrace.consumers.replay.branch.items import Item, Made
 from millrace.consumers.replay.branch.job import Options
 from millrace.consumers.replay.branch.records import Choice
-from millrace.consumers.replay.branch.selection import Limits, Selected, Selector
+from millrace.consumers.replay.recorded import directory_of
+from millrace.consumers.replay.selection import Limits, Question, Selector
 from millrace.infra import faults
 from millrace.infra.config import Settings
 from millrace.infra.errors import BranchError
 from millrace.infra.log.base import Bus, Place
 from millrace.infra.log.blobs import ClaimStore
 from millrace.schemas.records import WeightVersion
-from millrace.trainers import checkpoint, manifest
+from millrace.trainers import checkpoint
 from millrace.trainers.algorithms.base import Algorithm
 from millrace.trainers.backends.fsdp import Adam, TorchBackend
 from millrace.trainers.batches.packing import cut, pack
 from millrace.trainers.batches.sample import Sample
-from millrace.trainers.errors import CheckpointError
 from millrace.trainers.learning import Trainer
 from millrace.trainers.lora import merged
 from millrace.trainers.offline.order import Order
@@ -50,9 +49,6 @@ from millrace.trainers.offline.run import ABOUT, Listener, Pace, train
 from millrace.trainers.schedule import Schedule
 from millrace.trainers.state import State
 from millrace.trainers.tracking.base import Tracker
-
-Question = Callable[[Selector], Selected]
-"""asks for candidates by a rule or by places"""
 
 READ_AT_ONCE = 512
 """items whose samples are fetched together to be scored"""
@@ -73,10 +69,12 @@ class Watcher(Listener):
 
 @dataclass(frozen=True, slots=True)
 class Parent:
-    """The version that a branch begins at, and where its files lie."""
+    """The version that a branch begins at, and where its weights lie, under which digest: of a branch that goes on its
+    own version 0 has them, once the parent's files are collected."""
 
     weights: WeightVersion
     directory: Path
+    digest: str
 
 
 class Brancher:
@@ -99,10 +97,11 @@ class Brancher:
         """Make the branch, or go on with it; gives the event of its last version. Raises BranchError for what cannot be
         a branch, TrainerError for what cannot be trained, FencedError when another process goes on with the same."""
         heard = watcher or Watcher()
-        parent = self._parent(options)
         if options.name == self._settings.policy.name:
             raise BranchError(f"a branch of {options.name} needs a name of its own")
         own = options.settings(self._settings)
+        head = self._head(own)
+        parent = self._parent(options, own, head)
         algorithm, models = options.algorithm(), options.models(parent.directory)
         described = job.about(
             options,
@@ -111,9 +110,6 @@ class Brancher:
             parent.weights["digest"],
             job.contents(models),
         )
-        head = self._head(own)
-        if head is not None:
-            self._same_parent(head, own, parent)
         backend = TorchBackend(
             Adam(weight_decay=options.weight_decay, clip=options.max_grad_norm), device=options.device
         )
@@ -123,19 +119,19 @@ class Brancher:
             backend.load(begin())
             limits = Limits(backend.vocabulary, backend.longest)
             samples = partial(self._samples, vocabulary=limits.vocabulary, longest=limits.longest)
-            chosen = rewards.chosen(self._history, options.rewards) if options.rewards else None
             if head is None:
+                chosen = rewards.chosen(self._history, options.rewards) if options.rewards else None
                 items = self._select(options, question, chosen, limits, heard)
                 if options.kind.ratios:
                     self._guard(options, backend, algorithm, items, samples, heard)
-                self._begin(own, parent, begin(), items, described)
-            items, digest = kept.read(policy.weights_root(own))
+                self._begin(own, parent, begin(), items, chosen)
+            found = kept.read(policy.weights_root(own))
+            items = found.items
             if head is not None:
                 self._still_allowed(options, items, limits)
                 heard.goes_on(head.version)
             count = sum(len(item.places) for item in items)
-            source, rubric = (chosen.source, chosen.rubric) if chosen else (None, None)
-            choice = Choice(options.selection, digest, count, source, rubric)
+            choice = Choice(options.selection, found.digest, count, found.source, found.rubric)
             order = Order(len(items), options.batch, options.seed)
             pace = Pace(
                 options.steps or options.epochs * order.steps,
@@ -146,7 +142,7 @@ class Brancher:
             total = 0 if options.decay == "constant" else pace.steps * algorithm.minibatches
             schedule = Schedule(options.lr, options.warmup, options.decay, total, options.floor)
             trainer = Trainer(backend, algorithm, schedule, budget=options.budget, held=job.held(models))
-            identity = job.identity(options, own, {**described, "places": digest})
+            identity = job.identity(options, own, {**described, "places": found.digest})
 
             def batch(step: int, chosen: Sequence[int]) -> list[Sample]:
                 return samples([items[index] for index in chosen])
@@ -177,28 +173,46 @@ class Brancher:
 
     # -- where it begins
 
-    def _parent(self, options: Options) -> Parent:
+    def _parent(self, options: Options, own: Settings, branch: Head | None) -> Parent:
+        """Where it begins: at the version that was asked for, else where it began, else at the newest. branch: what it
+        came to so far. Raises BranchError for a policy of that name that is no branch of such a version."""
         names = policy.topics(self._settings)
         head = newest.head(self._bus, names["weights"], names["ledger"])
         name = self._settings.policy.name
         if head is None:
             raise BranchError(f"policy {name} does not exist: `millrace policy create --model DIR` writes version 0")
+        version = options.version
+        first = None if branch is None else self._first(own)
+        if branch is not None and first is not None:
+            began = first["parent_policy"], first["parent"]
+            version = began[1] if version is None and began[0] == name else version
+            if version is None or began != (name, version):
+                wanted = name if version is None else f"version {version} of {name}"
+                where = f"of version {began[1]} of {began[0]}" if began[0] else "of nothing"
+                raise BranchError(
+                    f"policy {own.policy.name} exists already, at version {branch.version}, and is no branch of "
+                    f"{wanted}, but {where}: choose another name"
+                )
         found: Head | None = head
-        if options.version is not None and options.version != head.version:
-            found = newest.older(self._bus, names["weights"], names["ledger"], options.version)
+        if version is not None and version != head.version:
+            found = newest.older(self._bus, names["weights"], names["ledger"], version)
         if found is None:
-            raise BranchError(f"{name} has no version {options.version}: it has 0 to {head.version}")
+            raise BranchError(f"{name} has no version {version}: it has 0 to {head.version}")
         event, root = found.weights, policy.weights_root(self._settings)
-        for path in (root / f"v{event['version']}-{event['digest'][:12]}", Path(event["uri"])):
-            try:
-                if manifest.load(path).digest == event["digest"]:
-                    return Parent(event, path)
-            except (CheckpointError, OSError):
-                continue
+        lying = [(event, root), *([] if first is None else [(first, policy.weights_root(own))])]
+        for weights, under in lying:
+            if (directory := directory_of(weights, Path(under))) is not None:
+                return Parent(event, directory, weights["digest"])
         raise BranchError(
             f"the files of version {event['version']} of {name} are gone from {root}: begin at one that is kept, "
             "such as 0; [learner] keep says how many stay"
         )
+
+    def _first(self, own: Settings) -> WeightVersion | None:
+        """Version 0 of a branch, which names its parent."""
+        names = policy.topics(own)
+        first = newest.older(self._bus, names["weights"], names["ledger"], 0)
+        return None if first is None else first.weights
 
     def _head(self, own: Settings) -> Head | None:
         names = policy.topics(own)
@@ -206,21 +220,17 @@ class Brancher:
             return None
         return newest.head(self._bus, names["weights"], names["ledger"])
 
-    def _same_parent(self, head: Head, own: Settings, parent: Parent) -> None:
-        """Raises BranchError for a policy that is no branch of this version."""
-        names = policy.topics(own)
-        first = newest.older(self._bus, names["weights"], names["ledger"], 0)
-        wanted = (self._settings.policy.name, parent.weights["version"])
-        if first is None or (first.weights["parent_policy"], first.weights["parent"]) != wanted:
-            raise BranchError(
-                f"policy {own.policy.name} exists already, at version {head.version}, and is no branch of version "
-                f"{wanted[1]} of {wanted[0]}: choose another name"
-            )
-
-    def _begin(self, own: Settings, parent: Parent, state: State, items: list[Item], described: dict[str, Any]) -> None:
+    def _begin(
+        self,
+        own: Settings,
+        parent: Parent,
+        state: State,
+        items: list[Item],
+        chosen: rewards.Chosen | None,
+    ) -> None:
         """Keep what decides, then announce version 0."""
         root = policy.weights_root(own)
-        kept.write(root, items)
+        kept.write(root, items, *((chosen.source, chosen.rubric) if chosen else ()))
         (root / ABOUT).unlink(missing_ok=True)  # of a branch that was never announced
         faults.point("branch.kept")
         self._bus.ensure_topics(own.layout.specs())
@@ -230,7 +240,7 @@ class Brancher:
     # -- what it learns from
 
     def _selector(self, options: Options, limits: Limits) -> Selector:
-        allowed = eligible.today(self._settings, options.name)
+        allowed = clearance.today(self._settings, options.name)
         return Selector(self._history, allowed, self._settings.policy.tenant, limits)
 
     def _select(
@@ -299,7 +309,7 @@ class Brancher:
 
 def _beginning(parent: Parent, seed: int) -> State:
     """The parent's weights, with an optimizer that has not stepped yet."""
-    state = merged(checkpoint.read(parent.directory, digest=parent.weights["digest"]))
+    state = merged(checkpoint.read(parent.directory, digest=parent.digest))
     return replace(state, moments={}, step=0, seed=seed, critic=None)
 
 

@@ -1,4 +1,4 @@
-"""What the laws ask of weight events that name another policy, or a selection."""
+"""What the laws ask of weight events that name another policy, or a selection, and of the ledger of a branch."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import pytest
 
 from millrace.consumers.audit.facts import Facts
 from millrace.consumers.audit.rows import Row
-from millrace.consumers.audit.versions import Versions
+from millrace.consumers.audit.versions import Tiles, Versions
 from millrace.consumers.audit.weights import Weights
 from millrace.infra.log.base import Record
+from tests.support.corruptions import branches
 
 SELECTED = {"selection": "SELECT 1", "selection_digest": "a" * 64, "selection_places": 9}
 JUDGED = {"reward_source": "math", "reward_rubric": "v2"}
@@ -61,3 +62,29 @@ def test_a_branch_begins_at_a_version_of_another_policy_and_names_what_it_was_tr
 )
 def test_what_a_branch_may_not_say_is_named(broken: list[dict[str, Any]], words: str) -> None:
     assert [words in message for message in said(*broken)] == [True]
+
+
+def tiled(ledger: list[dict[str, Any]]) -> list[str]:
+    """What `tiles` says of the ledger of a branch."""
+    topics = {"weights": "n.b.weights", "trajectories": "n.b.trajectories", "ledger": "n.b.ledger"}
+    facts = Facts("b", topics, {"weights": {0: 0}, "ledger": {0: 0}}, "reserve", lambda kind: None)
+    law = Tiles(facts)
+    for version in range(4):
+        value = event(version, **(SELECTED | {"selection_places": branches.PLACES} if version else {}))
+        facts.weights(Row(Record("n.b.weights", 0, version, b"b", b"", {}, 0), "WeightVersion", value, b"", "weights"))
+    for at, value in enumerate(ledger):
+        law.ledger(Row(Record("n.b.ledger", 0, at, b"", b"", {}, 0), "LedgerEntry", value, b"", "ledger"))
+    law.finish()
+    return [violation.message for violation in law.finding.violations]
+
+
+def test_a_branch_takes_nothing_of_the_order_and_names_places_of_its_source() -> None:
+    assert tiled(branches.entries()) == []
+
+
+@pytest.mark.parametrize(("forgery", "words"), branches.BROKEN, ids=lambda value: getattr(value, "__name__", None))
+def test_each_forgery_of_its_ledger_is_named(forgery: branches.Forgery, words: str) -> None:
+    ledger = branches.entries()
+    forgery(ledger)
+    found = tiled(ledger)
+    assert any(words in message for message in found), found

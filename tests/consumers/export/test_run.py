@@ -13,8 +13,8 @@ from pathlib import Path
 import orjson
 import pytest
 
+from millrace.consumers.clearance import today
 from millrace.consumers.export import export_from
-from millrace.consumers.export.clearance import today
 from millrace.consumers.export.layouts import LAYOUTS
 from millrace.consumers.export.select import Selection
 from millrace.consumers.history.reader import History

@@ -13,6 +13,7 @@ import pytest
 from millrace.consumers.history.kinds import EVENTS, TRAJECTORIES
 from millrace.consumers.history.reader import History
 from millrace.consumers.replay.reward import Again, Replay
+from millrace.consumers.replay.reward import sealed as every
 from millrace.infra import faults
 from millrace.infra.errors import FencedError
 from millrace.schemas.records import Reward
@@ -40,7 +41,8 @@ class Playing:
 def again(world: World | Whole, wanted: Callable[[Any], bool] = lambda _: True, who: Evaluator = SECOND) -> Again:
     """Judge what is wanted again."""
     judge = Judge(Playing(), who, POLICY)
-    return asyncio.run(Replay(History(world.bus, NAMESPACE, POLICY), who, judge).run(world.bus, wanted))
+    past = History(world.bus, NAMESPACE, POLICY)
+    return asyncio.run(Replay(past, who, judge).run(world.bus, every(past, wanted)))
 
 
 def rewards(made: Whole) -> list[tuple[str, Reward]]:

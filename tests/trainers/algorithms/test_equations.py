@@ -34,6 +34,7 @@ BITING: dict[str, dict[str, Any]] = {
     "icepop": {"rejection": {"lower": 0.8, "upper": 1.3}},
     "kpop": {"rejection": {"metric": "binary_kl", "upper": 1e-3}},
     "distill-on-policy": {"teacher_coef": 0.5, "rl_coef": 0.7},
+    "awr": {"beta": 0.5, "weight_clip": 2.0},
     "distill-forward": {"temperature": 0.7},
     "distill-reverse": {"temperature": 0.7},
 }
@@ -171,6 +172,7 @@ RULES: dict[str, Callable[[Values], Any]] = {
     ),
     "log softmax(logits)_t": lambda e: e.logp,
     "-logp_t": lambda e: -e.logp_t,
+    "min(exp(r / beta), weight_clip)": lambda e: (e.r[e.at] / e.k.beta).exp().clamp(max=e.k.weight_clip),
     "sum_{t in y} keep_t (logp_t - ref_t)": lambda e: replies(
         lambda sign: of_reply(e, sign, torch.sum, e.keep * (e.logp - e.ref))
     ),
@@ -234,7 +236,7 @@ def world(kind: Algorithm, samples: list[Sample], batch: Packed) -> Pass:
         if s.reward is not None:
             earned[s.trajectory] = s.reward, s.seq
     place = {trajectory: index for index, trajectory in enumerate(earned)}
-    rewarded = isinstance(kind.name, str) and kind.name in PRESETS
+    rewarded = isinstance(kind.name, str) and kind.name in {*PRESETS, "awr"}
 
     def flat(row: Callable[[Sample], Any]) -> torch.Tensor:
         return torch.cat([torch.as_tensor(row(m)).expand(n) for m, n in zip(members, sizes, strict=True)])

@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from millrace.trainers.algorithms.awr import Awr
 from millrace.trainers.algorithms.base import TokenAlgorithm
 from millrace.trainers.algorithms.policy import PolicyGradient
 from millrace.trainers.algorithms.presets import PRESETS
@@ -44,8 +45,8 @@ def variant(name: str) -> PolicyGradient:
     return policy(knobs.pop("preset"), **knobs)
 
 
-KINDS: list[TokenAlgorithm] = [*(variant(name) for name in VARIANTS), Sft()]
-each = pytest.mark.parametrize("kind", KINDS, ids=[*VARIANTS, "sft"])
+KINDS: list[TokenAlgorithm] = [*(variant(name) for name in VARIANTS), Sft(), Awr()]
+each = pytest.mark.parametrize("kind", KINDS, ids=[*VARIANTS, "sft", "awr"])
 
 
 @each

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from millrace.consumers.replay.branch import items, kept
 from millrace.consumers.replay.branch.items import Item, Made, Shape
-from millrace.consumers.replay.branch.selection import Candidate
+from millrace.consumers.replay.selection import Candidate
 from millrace.infra.errors import BranchError
 from millrace.infra.log.base import Place
 
@@ -86,7 +86,9 @@ def test_a_larger_group_is_cut_into_its_best_and_worst() -> None:
 def test_a_kept_selection_is_read_as_it_was_and_a_changed_one_refused(tmp_path: Path) -> None:
     made = [Item("g", (Place("t", 0, 1), Place("t", 1, 2)), (1.0, None), 9)]
     digest = kept.write(tmp_path, made)
-    assert kept.read(tmp_path) == (made, digest)
+    assert kept.read(tmp_path) == kept.Kept(made, digest)
+    kept.write(tmp_path, made, "math", "v2")
+    assert kept.read(tmp_path) == kept.Kept(made, digest, "math", "v2")
     file = tmp_path / kept.FILE
     file.write_bytes(file.read_bytes().replace(b'"t",1,2', b'"t",1,3'))
     with pytest.raises(BranchError, match="was changed"):

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 from millrace.consumers.history import newest
+from millrace.consumers.history.kinds import TRAJECTORIES
+from millrace.consumers.history.reader import History
 from millrace.consumers.replay.branch import kept
 from millrace.consumers.replay.branch.items import LOWEST
-from millrace.consumers.replay.branch.selection import Selected, Selector
+from millrace.consumers.replay.selection import Selected, Selector
 from millrace.infra import faults
 from millrace.infra.errors import BranchError, PolicyError
 from millrace.trainers import checkpoint
-from tests.support.branches import accuracy, branch, events, play, violations
+from tests.support.branches import accuracy, branch, events, play, train_on, violations
+from tests.support.judged import judge
 from tests.support.learners import Place
 
 pytestmark = pytest.mark.slow
@@ -48,10 +52,10 @@ def test_imitating_the_best_of_each_group_beats_the_start_on_held_out_tasks(plac
     assert len({event["selection_digest"] for event in others}) == 1
 
 
-@pytest.mark.parametrize("method", ["grpo", "rloo", "decoupled", "tis", "icepop", "m2po", "dpo", "ipo"])
+@pytest.mark.parametrize("method", ["awr", "grpo", "rloo", "decoupled", "tis", "icepop", "m2po", "dpo", "ipo"])
 def test_every_method_learns_from_the_same_history(method: str, place: Place) -> None:
     last, heard = branch(place.bus, place.settings, method=method, steps=3, save_every=3)
-    assert (heard.reach is None) == (method in ("dpo", "ipo"))
+    assert (heard.reach is None) == (method in ("awr", "dpo", "ipo"))
     if heard.reach is not None:
         assert heard.reach.sequence_ess > 0.99, "it begins with the weights that sampled"
     names = {name: f"t.b.{name}" for name in ("weights", "ledger")}
@@ -94,6 +98,34 @@ def test_a_branch_that_dies_anywhere_goes_on_to_the_same_bytes(place: Place, beg
     assert (heard.steps, heard.went_on) == ([], [3]), "nothing is left to do"
 
 
+def test_a_branch_goes_on_from_where_it_began_though_its_source_trained_on(place: Place) -> None:
+    """Also when the files of the version that it began at are collected."""
+    began = train_on(place.bus, place.settings)
+    branch(place.bus, place.settings, "whole", version=1, **SHORT)
+
+    def hook(passed: str) -> None:
+        if passed == "branch.sent_weights":
+            raise Died
+
+    before = faults.install(hook)
+    try:
+        with pytest.raises(Died):
+            branch(place.bus, place.settings, **SHORT)
+    finally:
+        faults.install(before)
+    train_on(place.bus, place.settings)
+    shutil.rmtree(began["uri"])
+    _, heard = branch(place.bus, place.settings, **SHORT)
+    assert heard.went_on == [0]
+    assert events(place.bus, place.settings)[0]["parent"] == 1
+    assert ends(place) == ends(place, "whole")
+    assert violations(place.bus, place.settings) == []
+    with pytest.raises(BranchError, match="no branch of version 2 of pico, but of version 1 of pico"):
+        branch(place.bus, place.settings, version=2, **SHORT)
+    with pytest.raises(BranchError, match="the files of version 1 of pico are gone"):
+        branch(place.bus, place.settings, "late", version=1, **SHORT)
+
+
 def test_a_name_that_is_taken_is_refused(place: Place) -> None:
     branch(place.bus, place.settings, **SHORT)
     with pytest.raises(Exception, match="other settings"):
@@ -119,6 +151,37 @@ def test_a_selection_that_is_lost_or_left_empty_is_refused(place: Place) -> None
     (Path(last["uri"]).parent / kept.FILE).unlink()
     with pytest.raises(BranchError, match="says what the branch learns from"):
         branch(place.bus, place.settings, **SHORT)
+
+
+def test_rewards_of_a_replay_are_learned_from_instead_of_the_sealed_ones(place: Place) -> None:
+    """What a replay liked is imitated, though it was sealed as bad; a later rubric is no matter to who goes on."""
+    deployment = place.bus, place.settings.namespace, "pico"
+    rows = list(History(*deployment).rows(TRAJECTORIES))
+    sealed = {row["id"]: row["reward"] or 0.0 for row in rows}
+    judge(*deployment, "v2", {name: 1 - value for name, value in sealed.items()}, "second")
+    branch(place.bus, place.settings, "whole", rewards="second", **SHORT)
+    items = kept.read(Path(events(place.bus, place.settings, "whole")[0]["uri"]).parent).items
+    first = {row.place: sealed[row["id"]] for row in rows}
+    assert [item.rewards for item in items] == [(1 - first[item.places[0]],) for item in items]
+    assert min(first[item.places[0]] for item in items) < max(sealed.values())
+
+    def hook(passed: str) -> None:
+        if passed == "branch.committed":
+            raise Died
+
+    before = faults.install(hook)
+    try:
+        with pytest.raises(Died):
+            branch(place.bus, place.settings, rewards="second", **SHORT)
+    finally:
+        faults.install(before)
+    judge(*deployment, "v3", sealed, "second")
+    branch(place.bus, place.settings, rewards="second", **SHORT)
+    assert ends(place) == ends(place, "whole")
+    said = {(event["reward_source"], event["reward_rubric"]) for event in events(place.bus, place.settings)[1:]}
+    assert said == {("second", "v2")}
+    with pytest.raises(BranchError, match="judged by the rubrics v2, v3: choose one, such as second/v3"):
+        branch(place.bus, place.settings, "late", rewards="second")
 
 
 def test_rewards_that_no_replay_gave_are_refused(place: Place) -> None:

@@ -1,6 +1,7 @@
-"""What may leave the log: what refine decided about each call, and what the rules of its tenant say today. Pure.
+"""What of the history may be used anew: what refine decided about each call, and what the rules of its tenant say
+today. Pure.
 
-Invariants: content that is denied or kept for audit only never leaves, nor does `tenant_only` content for a policy of
+Invariants: content that is denied or kept for audit only is never used, nor `tenant_only` content for a policy of
 another tenant, nor anything when either is unknown; a later decision can only take permission away."""
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from millrace.schemas.records import Event, Governance, ModelCall, Split
 from millrace.streams.refine.tenancy import Tenancy
 
 Allowed = Callable[[str, Split], str | None]
-"""why content of a tenant and split may not leave today, None where it may"""
+"""why content of a tenant and split may not be used today, None where it may"""
 
 
 def anyone(tenant: str, split: Split) -> str | None:
@@ -22,21 +23,24 @@ def anyone(tenant: str, split: Split) -> str | None:
     return None
 
 
-def today(settings: Settings) -> Allowed:
-    """What the settings of this call say about tenants, for the configured policy."""
+def today(settings: Settings, *branches: str) -> Allowed:
+    """What the settings of this call say about tenants, for the configured policy and for branches of it, which have
+    the same owner."""
     policy = settings.policy
-    tenancy = Tenancy(settings.governance, {policy.name: policy.tenant} if policy.tenant else {})
+    names = (policy.name, *branches)
+    tenancy = Tenancy(settings.governance, dict.fromkeys(names, policy.tenant) if policy.tenant else {})
 
     def allowed(tenant: str, split: Split) -> str | None:
-        verdict = tenancy.decide(tenant, policy.name, split, None)
-        barred = verdict.eligibility in ("denied", "audit_only")
-        return f"{verdict.eligibility} today: {verdict.reason}" if barred else None
+        for verdict in (tenancy.decide(tenant, name, split, None) for name in names):
+            if verdict.eligibility in ("denied", "audit_only"):
+                return f"{verdict.eligibility} today: {verdict.reason}"
+        return None
 
     return allowed
 
 
 def barred(event: Row[Event], owner: str) -> str | None:
-    """Why the content of an event may not leave for a policy of the tenant `owner`, None when it may."""
+    """Why the content of an event may not be used for a policy of the tenant `owner`, None when it may."""
     governance: Governance | None = event["governance"]
     if governance is None:
         return "ungoverned"
@@ -50,9 +54,9 @@ def barred(event: Row[Event], owner: str) -> str | None:
 
 
 def cleared(calls: Sequence[Row[Event]], owner: str) -> list[Row[Event]]:
-    """The calls of one trajectory whose content may leave. A call that may not is left out where it holds no token, as
-    refine leaves what it withholds. Raises Unsayable `ineligible` where its tokens lie among the others', or where any
-    call is denied."""
+    """The calls of one trajectory whose content may be used. A call that may not is left out where it holds no token,
+    as refine leaves what it withholds. Raises Unsayable `ineligible` where its tokens lie among the others', or where
+    any call is denied or was never governed."""
     out = []
     for call in calls:
         why = barred(call, owner)
@@ -60,6 +64,7 @@ def cleared(calls: Sequence[Row[Event]], owner: str) -> list[Row[Event]]:
             out.append(call)
             continue
         body: ModelCall = call.body
-        if why.startswith("denied") or body["prompt_ids"]["data"] or body["output_ids"]["data"]:
+        whole = why.startswith(("denied", "ungoverned"))
+        if whole or body["prompt_ids"]["data"] or body["output_ids"]["data"]:
             raise Unsayable("ineligible", f"reply {body['response_id']} is {why}")
     return out

@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from millrace.consumers import clearance
 from millrace.consumers.history.kinds import EVALUATIONS, EVENTS, TRAJECTORIES
 from millrace.consumers.history.reader import History
-from millrace.consumers.replay.branch import eligible, selection
-from millrace.consumers.replay.branch.selection import Limits, Selected, Selector
+from millrace.consumers.replay import selection
+from millrace.consumers.replay.selection import Limits, Selected, Selector
 from millrace.infra.config import load
 from millrace.infra.log.base import Place
 from tests.support.whole import NAMESPACE, POLICY, Whole, whole
@@ -27,7 +28,7 @@ def made(seed: int) -> Whole:
 def selector(seed: int, flags: dict[str, object] | None = None, limits: Limits = LIMITS) -> Selector:
     chosen = load(None, {"policy.name": POLICY, **(flags or {})})
     history = History(made(seed).bus, NAMESPACE, POLICY)
-    return Selector(history, eligible.today(chosen, "branch"), chosen.policy.tenant, limits)
+    return Selector(history, clearance.today(chosen, "branch"), chosen.policy.tenant, limits)
 
 
 def places(seed: int) -> list[Place]:

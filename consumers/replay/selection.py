@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
+from millrace.consumers.clearance import Allowed
 from millrace.consumers.history.kinds import EVALUATIONS, EVENTS, TRAJECTORIES, Kind
 from millrace.consumers.history.reader import History
 from millrace.consumers.history.rows import Row
-from millrace.consumers.replay.branch.eligible import EVALUATION, Allowed, problem
+from millrace.consumers.replay.eligible import EVALUATION, problem
 from millrace.infra.log.base import Place
 from millrace.schemas.records import Event, Trajectory
 from millrace.trainers.batches.sample import check, samples_of
@@ -65,11 +66,15 @@ class Selected:
     left_out: Counter[str] = field(default_factory=Counter)
 
 
+Question = Callable[["Selector"], Selected]
+"""asks for candidates by a rule, by places or by SQL"""
+
+
 class Selector:
     """Looks at the trajectories of one policy. owner: the tenant that it belongs to; allowed: the rules of today;
-    limits: of the model that shall learn."""
+    limits: of the model that shall learn, None where none does."""
 
-    def __init__(self, history: History, allowed: Allowed, owner: str, limits: Limits) -> None:
+    def __init__(self, history: History, allowed: Allowed, owner: str, limits: Limits | None) -> None:
         self._history = history
         self._allowed = allowed
         self._owner = owner
@@ -125,21 +130,22 @@ class Selector:
             return found
         if not wanted(row.record):
             return UNWANTED
-        return self._unlearnable(row.record)
+        return None if self._limits is None else _unlearnable(row.record, self._limits)
 
-    def _unlearnable(self, record: Trajectory) -> str | None:
-        """Why no step can learn from its tokens."""
-        try:
-            samples = samples_of(record, 0)
-        except (BadSample, ArithmeticError, LookupError, TypeError, ValueError):
-            return INEXACT
-        if not any(sample.trainable for sample in samples):
-            return INEXACT
-        try:
-            check(samples, vocabulary=self._limits.vocabulary, longest=self._limits.longest)
-        except BadSample:
-            return UNFIT
-        return None
+
+def _unlearnable(record: Trajectory, limits: Limits) -> str | None:
+    """Why no step can learn from its tokens."""
+    try:
+        samples = samples_of(record, 0)
+    except (BadSample, ArithmeticError, LookupError, TypeError, ValueError):
+        return INEXACT
+    if not any(sample.trainable for sample in samples):
+        return INEXACT
+    try:
+        check(samples, vocabulary=limits.vocabulary, longest=limits.longest)
+    except BadSample:
+        return UNFIT
+    return None
 
 
 def _candidate(row: Row[Trajectory]) -> Candidate:
