@@ -7,9 +7,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from millrace.consumers.warehouse.directory import Directory
+from millrace.consumers.warehouse.endpoint.app import Endpoint
+from millrace.consumers.warehouse.endpoint.reading import Limits, Reader
+from millrace.consumers.warehouse.endpoint.serve import Serving
+from millrace.infra.process.net import free_ports
 
 ROWS = 100_000
 CANARY = "canary-of-another-process"
+KEY = "the-key-of-this-test"
 
 
 def fill(directory: Directory) -> None:
@@ -32,3 +37,14 @@ def asked_tables(folder: Path, url: str = "") -> Iterator[Directory]:
     with Directory(folder / "tables", url=url) as directory:
         fill(directory)
         yield directory
+
+
+@contextmanager
+def answering(folder: Path) -> Iterator[str]:
+    """The endpoint over it, for the user `millrace` with KEY; gives its URL."""
+    with asked_tables(folder) as directory:
+        serving = Serving(Endpoint(Reader(directory.handle, Limits(seconds=30)), KEY), free_ports(1)[0])
+        try:
+            yield serving.url
+        finally:
+            serving.close()

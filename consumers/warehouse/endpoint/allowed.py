@@ -105,7 +105,7 @@ FORMATS_OUTSIDE = _words(
 """formats that read a schema or a template from a file, or ask a registry"""
 
 SETTINGS = _words(
-    "max_threads max_block_size join_use_nulls extremes session_timezone date_time_input_format "
+    "limit max_threads max_block_size join_use_nulls extremes session_timezone date_time_input_format "
     "date_time_output_format cast_string_to_dynamic_use_inference group_by_use_nulls union_default_mode "
     "low_cardinality_allow_in_native_format result_overflow_mode bool_true_representation bool_false_representation "
     "format_csv_delimiter format_csv_null_representation format_tsv_null_representation output_format_write_statistics "
@@ -119,7 +119,7 @@ SETTINGS_BEGIN = tuple(
 
 IGNORED = _words(
     "readonly log_queries log_comment buffer_size session_id session_timeout session_check quota_key stacktrace role "
-    "wait_end_of_query send_progress_in_http_headers http_headers_progress_interval_ms client_protocol_version "
+    "wait_end_of_query send_progress_in_http_headers http_headers_progress_interval_ms "
     "enable_http_compression http_zlib_compression_level http_response_buffer_size add_http_cors_header "
     "cancel_http_readonly_queries_on_client_close http_native_compression_disable_checksumming_on_decompress "
     "http_write_exception_in_output_format output_format_parallel_formatting allow_experimental_analyzer "

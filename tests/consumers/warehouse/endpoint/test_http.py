@@ -1,5 +1,4 @@
-"""The endpoint as stock clients see it: clickhouse-connect, @clickhouse/client, and plain HTTP as curl and Grafana
-send it."""
+"""The endpoint as stock clients see it: clickhouse-connect, @clickhouse/client, and plain HTTP as curl sends it."""
 
 import json
 import shutil
@@ -15,26 +14,20 @@ import httpx
 import pytest
 from clickhouse_connect.driver.exceptions import DatabaseError
 
-from millrace.consumers.warehouse.endpoint.app import AT_ONCE, Endpoint, marked, media_type
+from millrace.consumers.warehouse.endpoint.app import AT_ONCE, marked, media_type
 from millrace.consumers.warehouse.endpoint.faults import QueryError
-from millrace.consumers.warehouse.endpoint.reading import Limits, Reader
-from millrace.consumers.warehouse.endpoint.serve import Serving
-from millrace.infra.process.net import free_ports
-from tests.support.asked_tables import ROWS, asked_tables
+from tests.support.asked_tables import KEY, ROWS, answering
 
-KEY = "the-key-of-this-test"
 FAILS_LATE = "SELECT number, throwIf(number = 2000000) FROM numbers(3000000)"
 SLOWLY = {"max_threads": "1", "max_block_size": "1000"}
 
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with asked_tables(tmp_path_factory.mktemp("http")) as directory:
-        serving = Serving(Endpoint(Reader(directory.handle, Limits(seconds=30)), KEY), free_ports(1)[0])
-        yield serving.url
-        serving.close()
-        with pytest.raises(httpx.ConnectError):
-            httpx.get(f"{serving.url}/ping")
+    with answering(tmp_path_factory.mktemp("http")) as found:
+        yield found
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{found}/ping")
 
 
 def post(url: str, sql: str | bytes, params: dict[str, str] | None = None, **headers: str) -> httpx.Response:
@@ -133,16 +126,6 @@ def test_plain_http(url: str) -> None:
     lz4 = post(url, "SELECT 1", **{"Accept-Encoding": "lz4"})
     assert bytes(cramjam.lz4.decompress(lz4.content)) == b"1\n"
     assert post(url, "SELECT 1", {"query_id": "a\r\nb"}).headers["x-clickhouse-query-id"] != "a\r\nb"
-
-
-def test_grafana_and_its_health_check(url: str) -> None:
-    """What its data source sends: headers for the login, a database, a comment, and formats of its choice."""
-    headers = {"X-ClickHouse-User": "default", "X-ClickHouse-Key": KEY, "User-Agent": "grafana"}
-    for sql in ("SELECT 1", "SELECT version() FORMAT JSONCompact", "SELECT name FROM system.databases FORMAT Native"):
-        found = httpx.post(
-            url, params={"database": "millrace", "max_execution_time": "60"}, content=sql, headers=headers
-        )
-        assert found.status_code == 200
 
 
 @pytest.mark.parametrize(

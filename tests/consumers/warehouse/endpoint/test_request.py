@@ -104,6 +104,7 @@ def test_headers_name_format_and_database() -> None:
         [("default_format", "CSV")], {"x-clickhouse-format": "JSON", "x-clickhouse-database": "d"}, b"SELECT 1"
     )
     assert (asks.asked.form, asks.asked.database) == ("JSON", "d")
+    assert wanted([("compress", "0"), ("client_protocol_version", "54460")], {}, b"SELECT 1").asked.protocol == 54460
     assert wanted([("enable_http_compression", "0")], {"accept-encoding": "gzip"}, b"SELECT 1").encoding == ""
 
 
@@ -120,6 +121,9 @@ def test_a_packed_query_is_read(how: str) -> None:
         ([], {"content-encoding": "gzip"}, b"no", 36),
         ([], {"content-encoding": "zstd"}, b"SELECT 1", 48),
         ([("decompress", "1")], {}, b"SELECT 1", 48),
+        ([("compress", "1")], {}, b"SELECT 1", 48),
+        ([("client_protocol_version", "-1")], {}, b"SELECT 1", 36),
+        ([("client_protocol_version", "1e3")], {}, b"SELECT 1", 36),
         ([], {"content-type": "multipart/form-data; boundary=x"}, b"SELECT 1", 48),
         ([], {}, b"SELECT '" + b"x" * LONGEST + b"'", 1010),
         ([], {"content-encoding": "gzip"}, gzip.compress(b"x" * (64 << 20)), 1010),
@@ -160,7 +164,6 @@ def test_limits_are_lowered_and_never_raised(asked: dict[str, int]) -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("limit", "1"),
         ("offset", "1"),
         ("max_result_rows", "many"),
         ("format_schema", "/etc/x:y"),
