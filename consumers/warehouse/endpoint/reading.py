@@ -35,6 +35,17 @@ class Limits:
     rows: int = 10_000_000
     threads: int = 4
 
+    def settings(self) -> dict[str, str]:
+        """As settings of the engine. Pure."""
+        most = {
+            "max_execution_time": max(1, math.ceil(self.seconds)),
+            "max_memory_usage": self.memory_bytes,
+            "max_result_rows": self.rows,
+            "max_result_bytes": self.memory_bytes,
+            "max_threads": self.threads,
+        }
+        return {name: str(value) for name, value in most.items()}
+
 
 @dataclass(frozen=True, slots=True)
 class Asked:
@@ -111,8 +122,7 @@ class Reader:
         if database not in self.databases:
             raise QueryError(f"database {database} is not served: use millrace or millrace_log.", UNKNOWN_DATABASE)
         bounds = bounded(asked.settings, self._limits)
-        held = ExitStack()
-        try:
+        with ExitStack() as held:
             engine = held.enter_context(handle(self._opens))
             engine.text(f"USE {identifier(database)}")
             statement = self._guard.admit(engine, asked.sql, asked.params)
@@ -125,20 +135,16 @@ class Reader:
                 held.callback(plain.close)
                 pieces = for_client(plain, form, asked)
                 first = next(pieces, b"") or self._no_rows(engine, statement.sql, form, asked)
-                return Answer(form, first, pieces, held=held)
+                return Answer(form, first, pieces, held=held.pop_all())
             self._bind(engine, bounds)
             found = engine.run(statement.sql, form, params)
-            with held:
-                seen = found.storage_rows_read(), found.storage_bytes_read(), found.elapsed()
-                said = found.bytes()
-                if statement.streams and not said:
-                    said = self._no_rows(engine, statement.sql, form, asked)
-                else:
-                    said = b"".join(for_client(iter([said]), form, asked))
-                return Answer(form, said, None, *seen)
-        except BaseException:
-            held.close()
-            raise
+            seen = found.storage_rows_read(), found.storage_bytes_read(), found.elapsed()
+            said = found.bytes()
+            if statement.streams and not said:
+                said = self._no_rows(engine, statement.sql, form, asked)
+            else:
+                said = b"".join(for_client(iter([said]), form, asked))
+            return Answer(form, said, None, *seen)
 
     def _no_rows(self, engine: Handle, sql: str, form: str, asked: Asked) -> bytes:
         """What stands for an answer without rows, where the engine says nothing."""
@@ -186,13 +192,7 @@ def bounded(settings: Mapping[str, str], limits: Limits) -> dict[str, str]:
     """The settings of a query: those that were asked for and are allowed, and the limits, which may be lowered only.
     Raises QueryError for any other setting. Pure."""
     out: dict[str, str] = {}
-    most = {
-        "max_execution_time": max(1, math.ceil(limits.seconds)),
-        "max_memory_usage": limits.memory_bytes,
-        "max_result_rows": limits.rows,
-        "max_result_bytes": limits.memory_bytes,
-        "max_threads": limits.threads,
-    }
+    most = {name: int(value) for name, value in limits.settings().items()}
     for name, value in settings.items():
         if name in most:
             try:

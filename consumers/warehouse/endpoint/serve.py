@@ -55,7 +55,7 @@ class Serving:
     def _run(self) -> None:
         try:
             asyncio.run(self._serve())
-        except BaseException as error:
+        except (Exception, SystemExit) as error:  # uvicorn exits where it cannot listen; `_ready` says why
             self._failed = error
 
     async def _serve(self) -> None:
