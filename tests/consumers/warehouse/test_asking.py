@@ -18,8 +18,7 @@ from millrace.infra.config import Settings
 from millrace.infra.errors import WarehouseError
 from millrace.infra.local_keys import warehouse_key
 from millrace.infra.process.net import free_ports
-from tests.support.asked_tables import KEY, ROWS, answering, asked_tables, fill
-from tests.support.clickhouse_server import clickhouse_server
+from tests.support.asked_tables import ROWS, asked_tables, fill
 from tests.support.stores import SERVERS, server_url
 
 PLAIN = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20)
@@ -93,22 +92,3 @@ def test_an_endpoint_that_went_away_is_said() -> None:
     url = f"http://127.0.0.1:{free_ports(1)[0]}"
     with OverHttp(url, "millrace", "k", 5, {}) as gone, pytest.raises(WarehouseError, match="does not answer"):
         list(gone.ask("SELECT 1"))
-
-
-def test_a_server_by_url_is_told_the_limits_of_a_query(tmp_path: Path) -> None:
-    with answering(tmp_path) as url:
-        known = url.replace("//", f"//millrace:{KEY}@")
-        config = Settings(home=tmp_path, warehouse={"url": known, "query_seconds": 0.5, "query_rows": 5})
-        with open_asking(config) as asking:
-            limits = "getSetting('max_execution_time'), getSetting('max_result_rows'), getSetting('max_memory_usage')"
-            assert list(asking.table(f"SELECT {limits}").to_pylist()[0].values()) == [1, 5, 512 << 20]
-            with pytest.raises(QueryError, match="query_rows"):
-                list(asking.ask("SELECT off FROM steps"))
-
-
-def test_a_password_in_a_url_may_hold_any_sign(tmp_path: Path) -> None:
-    with clickhouse_server(tmp_path, password="p@ss/w%rd:?") as url:
-        with Server(url) as server:
-            server.prepare()
-        with open_asking(Settings(home=tmp_path, warehouse={"url": url})) as asking:
-            assert asking.table("SELECT 1 AS a").to_pylist() == [{"a": 1}]
