@@ -19,6 +19,8 @@ from millrace.consumers.warehouse.endpoint.handles import Handle, OpenHandle, ha
 from millrace.consumers.warehouse.endpoint.native import FRAMED, framed
 from millrace.consumers.warehouse.endpoint.words import identifier, literal
 
+BLOCK_ROWS = 65_409
+"""the engine's own measure: the limit of time is looked at between blocks, so a query may not ask for larger ones"""
 DEFAULT_FORMAT = "TabSeparated"
 IN_PIECES = frozenset(
     ("Native", "TabSeparated", "TSV", "CSV", "RowBinary", "JSONEachRow", "NDJSON", "JSONLines", "JSONL")
@@ -192,7 +194,7 @@ def bounded(settings: Mapping[str, str], limits: Limits) -> dict[str, str]:
     """The settings of a query: those that were asked for and are allowed, and the limits, which may be lowered only.
     Raises QueryError for any other setting. Pure."""
     out: dict[str, str] = {}
-    most = {name: int(value) for name, value in limits.settings().items()}
+    most = {name: int(value) for name, value in limits.settings().items()} | {"max_block_size": BLOCK_ROWS}
     for name, value in settings.items():
         if name in most:
             try:

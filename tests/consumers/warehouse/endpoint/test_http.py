@@ -5,6 +5,7 @@ import shutil
 import socket
 import subprocess
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -169,6 +170,32 @@ def test_clients_that_go_away_leave_room_for_others(url: str) -> None:
         with socket.create_connection((host, int(port))) as one:
             one.sendall(head.encode() + body)
             assert one.recv(12) == b"HTTP/1.1 200"
+    assert post(url, "SELECT 1").text == "1\n"
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        "GET / HTTP/1.1\r\nHost: {host}\r\nX-A: " + "a" * (128 << 10) + "\r\n\r\n",
+        "GET / HTTP/1.1\r\nHost: {host}\r\n" + "X-A: a\r\n" * 5000 + "\r\n",
+        "GET /?query=" + "1" * (128 << 10) + " HTTP/1.1\r\nHost: {host}\r\n\r\n",
+        "POST / HTTP/1.1\r\nHost: {host}\r\nContent-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        "POST / HTTP/1.1\r\nHost: {host}\r\nContent-Length: 4\r\nContent-Length: 5\r\n\r\n12345",
+        "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0",
+        "nonsense\r\n\r\n",
+    ],
+    ids=["a long header", "many headers", "a long URL", "two lengths", "two other lengths", "HTTP/2", "nonsense"],
+)
+def test_requests_that_are_no_requests_get_no_answer_of_a_query(url: str, head: str) -> None:
+    """Refused, or cut off; and the endpoint serves on."""
+    host, _, port = url.removeprefix("http://").partition(":")
+    with socket.create_connection((host, int(port)), timeout=60) as one:
+        with suppress(ConnectionError):
+            one.sendall(head.format(host=host).encode())
+        with suppress(ConnectionError):
+            answer = one.recv(4096)
+            assert not answer.startswith(b"HTTP/1.1 200")
+            assert not answer.startswith(b"\0"), "frames of HTTP/2"
     assert post(url, "SELECT 1").text == "1\n"
 
 

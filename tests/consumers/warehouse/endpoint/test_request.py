@@ -149,13 +149,19 @@ def test_only_encodings_that_we_have_are_chosen(accepted: str) -> None:
 
 @given(
     st.dictionaries(
-        st.sampled_from(["max_execution_time", "max_memory_usage", "max_result_rows"]), st.integers(-9, 1 << 70)
+        st.sampled_from(["max_execution_time", "max_memory_usage", "max_result_rows", "max_block_size"]),
+        st.integers(-9, 1 << 70),
     )
 )
 def test_limits_are_lowered_and_never_raised(asked: dict[str, int]) -> None:
     limits = Limits(seconds=7, memory_bytes=1000, rows=100)
     found = bounded({name: str(value) for name, value in asked.items()}, limits)
-    for name, most in (("max_execution_time", 7), ("max_memory_usage", 1000), ("max_result_rows", 100)):
+    for name, most in (
+        ("max_execution_time", 7),
+        ("max_memory_usage", 1000),
+        ("max_result_rows", 100),
+        ("max_block_size", 65409),
+    ):
         wish = asked.get(name, 0)
         assert int(found[name]) == (min(wish, most) if wish > 0 else most)
     assert found["readonly"] == "1"
