@@ -36,6 +36,8 @@ AT_ONCE = 16
 """queries that run at a time"""
 WAITING = 64
 """queries that may wait for one of them to end"""
+BODY_S = 60.0
+"""within which a query must have come"""
 OK = "Ok.\n"
 TEXT = "text/plain; charset=UTF-8"
 T = TypeVar("T")
@@ -106,10 +108,13 @@ class Endpoint:
         most = LONGEST if self._takes is None else 1 << 40
         body = bytearray()
         try:
-            async for piece in request.stream():
-                body += piece
-                if len(body) > most:
-                    raise QueryError(f"the query is longer than {LONGEST} bytes: use fewer literals.", TOO_LARGE)
+            async with asyncio.timeout(BODY_S):
+                async for piece in request.stream():
+                    body += piece
+                    if len(body) > most:
+                        raise QueryError(f"the query is longer than {LONGEST} bytes: use fewer literals.", TOO_LARGE)
+        except TimeoutError:
+            raise QueryError(f"the query did not come within {BODY_S:g} s: send it again.", 159, "TIMEOUT") from None
         except ClientDisconnect:
             raise QueryError("the client went away.", 209, "SOCKET_TIMEOUT") from None
         return bytes(body)

@@ -15,6 +15,7 @@ import httpx
 import pytest
 from clickhouse_connect.driver.exceptions import DatabaseError
 
+from millrace.consumers.warehouse.endpoint import app
 from millrace.consumers.warehouse.endpoint.app import AT_ONCE, marked, media_type
 from millrace.consumers.warehouse.endpoint.faults import QueryError
 from tests.support.asked_tables import KEY, ROWS, answering
@@ -197,6 +198,15 @@ def test_requests_that_are_no_requests_get_no_answer_of_a_query(url: str, head: 
             assert not answer.startswith(b"HTTP/1.1 200")
             assert not answer.startswith(b"\0"), "frames of HTTP/2"
     assert post(url, "SELECT 1").text == "1\n"
+
+
+def test_a_query_that_does_not_come_is_not_waited_for(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "BODY_S", 0.1)
+    host, _, port = url.removeprefix("http://").partition(":")
+    head = f"POST /?user=millrace&password={KEY} HTTP/1.1\r\nHost: {host}\r\nContent-Length: 8\r\n\r\nSEL"
+    with socket.create_connection((host, int(port)), timeout=60) as one:
+        one.sendall(head.encode())
+        assert one.recv(4096).startswith(b"HTTP/1.1 408 ")
 
 
 def test_types_of_media() -> None:
