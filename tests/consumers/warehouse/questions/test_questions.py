@@ -50,10 +50,9 @@ def ask(store: Store, name: str, *columns: str, **given: object) -> Rows:
     return [tuple(row[place] for place in at) for row in found.result_rows]
 
 
-def to_reader(store: Store, sql: str, values: dict[str, str]) -> bytes:
+def to_reader(store: Store, reader: Reader | None, sql: str, values: dict[str, str]) -> bytes:
     """What a reader gets, a row a line: of a directory past the guard, of a server with the setting `readonly`."""
-    if isinstance(store, Directory):
-        reader = Reader(store.handle, Limits())
+    if reader is not None:
         return b"".join(reader.ask(Asked(sql, values, form="JSONEachRow")).pieces())
     with store.client() as client:
         return client.raw_query(sql, parameters=values, settings={"readonly": "1"}, fmt="JSONEachRow")
@@ -200,13 +199,14 @@ def test_what_a_version_was_evaluated_at(store: Store, truth: Answers) -> None:
 
 def test_every_question_is_answered_to_readers(store: Store, run: Whole) -> None:
     """By the guarded reader of a directory, or by a server that is told `readonly`."""
+    reader = Reader(store.handle, Limits()) if isinstance(store, Directory) else None
     ids = {"trajectory": next(iter(Answers(run).sealed.values()))["id"], "version": "2", "a": "2", "b": "5"}
     for name, question in asked.questions().items():
         wanted = {"policy": POLICY, **ids}
         given = {each.name: each.default or wanted.get(each.name, "") for each in question.parameters}
         if name == "seen-by":
             given["trajectory"] = ""
-        answer = to_reader(store, question.sql, asked.values(question, given))
+        answer = to_reader(store, reader, question.sql, asked.values(question, given))
         assert answer.count(b"\n") == len(ask(store, name, **given)) > 0, name
 
 
