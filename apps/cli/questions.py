@@ -89,7 +89,8 @@ def _asking(question: Any) -> Callable[..., None]:
         _flag("show", bool, "print the query, to begin one of your own with", "--show-sql"),
     ]
     first = inspect.Parameter("context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
-    asking.__signature__ = inspect.Signature([first, *own, *more])  # type: ignore[attr-defined]
+    # Typer reads both from a function; the one is no attribute that functions have by themselves.
+    vars(asking)["__signature__"] = inspect.Signature([first, *own, *more])
     asking.__annotations__ = {each.name: each.annotation for each in (first, *own, *more)}
     return asking
 

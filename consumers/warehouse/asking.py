@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Self
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 import httpx
 import pyarrow as pa
@@ -128,8 +128,9 @@ def open_asking(settings: Settings) -> Asking:
     if url := asked.url.get_secret_value():
         parts = urlsplit(url)
         address = urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], "", "", ""))
-        own = {"readonly": "1", "max_execution_time": str(int(asked.query_seconds)), "database": "millrace"}
-        return OverHttp(address, parts.username or "default", parts.password or "", patience, own)
+        own = {**limits.settings(), "readonly": "1", "database": "millrace"}
+        user, password = unquote(parts.username or "default"), unquote(parts.password or "")
+        return OverHttp(address, user, password, patience, own)
     home = settings.warehouse_home
     if (held := holder(home)) and held[1]:
         return OverHttp(held[1], USER, warehouse_key(settings), patience, {})

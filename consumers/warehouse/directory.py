@@ -50,7 +50,7 @@ class Directory(Store):
             self._options = {"config-file": str(self._configure(memory_mb))}
             # The engine stays open as long as one handle does.
             self._anchor: Connection | None = self.handle()
-        except BaseException:
+        except BaseException:  # an interrupt too: the lock would stay as long as this process
             os.close(self._lock)
             raise
         self.prepare()

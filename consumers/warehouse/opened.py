@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+
 from millrace.consumers.warehouse.directory import Directory
 from millrace.consumers.warehouse.migrations import migrate
 from millrace.consumers.warehouse.questions import views
@@ -22,14 +24,12 @@ def open_store(settings: Settings, answers_at: str = "") -> Store:
 def open_for_rows(settings: Settings, answers_at: str = "") -> Store:
     """As `open_store`, with every table and view as this release wants it, for who brings rows in. Raises
     WarehouseError for tables of a newer release."""
-    store = open_store(settings, answers_at)
-    try:
+    with ExitStack() as held:
+        store = held.enter_context(open_store(settings, answers_at))
         migrate(store)
         views.install(store)
         keep(store, settings.warehouse.keep_days, settings.topics.short_hours)
-    except BaseException:
-        store.close()
-        raise
+        held.pop_all()
     return store
 
 

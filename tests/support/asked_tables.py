@@ -7,22 +7,29 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from millrace.consumers.warehouse.directory import Directory
+from millrace.consumers.warehouse.endpoint.app import Endpoint
+from millrace.consumers.warehouse.endpoint.reading import Limits, Reader
+from millrace.consumers.warehouse.endpoint.serve import Serving
+from millrace.consumers.warehouse.store import Store
+from millrace.infra.process.net import free_ports
 
 ROWS = 100_000
 CANARY = "canary-of-another-process"
+KEY = "the-key-of-this-test"
 
 
-def fill(directory: Directory) -> None:
+def fill(store: Store) -> None:
     """The table `millrace_log.places` of ROWS rows, the view `millrace.steps` over it, and a table that is no
     reader's."""
-    directory.run(
+    store.run(
         "CREATE TABLE millrace_log.places (off UInt64, name String, tokens Array(UInt32))"
         " ENGINE = MergeTree ORDER BY off"
     )
-    directory.run(f"INSERT INTO millrace_log.places SELECT number, toString(number), [1, 2, 3] FROM numbers({ROWS})")
-    directory.run("CREATE VIEW millrace.steps AS SELECT off, name FROM millrace_log.places")
-    directory.run("CREATE DATABASE others")
-    directory.run(f"CREATE TABLE others.secret ENGINE = MergeTree ORDER BY a AS SELECT '{CANARY}' AS a")
+    store.run(f"INSERT INTO millrace_log.places SELECT number, toString(number), [1, 2, 3] FROM numbers({ROWS})")
+    store.run("CREATE VIEW millrace.steps AS SELECT off, name FROM millrace_log.places")
+    store.run("DROP DATABASE IF EXISTS others SYNC")
+    store.run("CREATE DATABASE others")
+    store.run(f"CREATE TABLE others.secret ENGINE = MergeTree ORDER BY a AS SELECT '{CANARY}' AS a")
 
 
 @contextmanager
@@ -32,3 +39,14 @@ def asked_tables(folder: Path, url: str = "") -> Iterator[Directory]:
     with Directory(folder / "tables", url=url) as directory:
         fill(directory)
         yield directory
+
+
+@contextmanager
+def answering(folder: Path) -> Iterator[str]:
+    """The endpoint over it, for the user `millrace` with KEY; gives its URL."""
+    with asked_tables(folder) as directory:
+        serving = Serving(Endpoint(Reader(directory.handle, Limits(seconds=30)), KEY), free_ports(1)[0])
+        try:
+            yield serving.url
+        finally:
+            serving.close()

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import cramjam
 from starlette.requests import Request
@@ -116,13 +117,13 @@ class Writes:
 
 
 @contextmanager
-def clickhouse_server(folder: Path) -> Iterator[str]:
+def clickhouse_server(folder: Path, password: str = PASSWORD) -> Iterator[str]:
     """A server with tables in `folder`; gives its URL, user and password in it."""
     with Directory(folder) as directory:
         port = free_ports(1)[0]
-        endpoint: Any = Endpoint(Writable(directory.handle), PASSWORD, takes=Writes(directory.handle))
+        endpoint: Any = Endpoint(Writable(directory.handle), password, takes=Writes(directory.handle))
         serving = Serving(endpoint, port)
         try:
-            yield f"http://default:{PASSWORD}@127.0.0.1:{port}"
+            yield f"http://default:{quote(password, safe='')}@127.0.0.1:{port}"
         finally:
             serving.close()

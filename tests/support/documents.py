@@ -206,6 +206,9 @@ RUN_BY = {
     "millrace ask trained-by --version 3": SQL,
     "millrace ask trajectory --trajectory 681ac178-3320-5794-b22b-537737af4224": SQL,
     "millrace ask waits-by-version": SQL,
+    "sed 's/^/X-ClickHouse-Key: /' .millrace/keys/warehouse | curl -s -H @- http://127.0.0.1:8902 "
+    "-d \"SELECT task, count() AS samples FROM trajectories WHERE split = 'train' GROUP BY task ORDER BY task "
+    'FORMAT CSVWithNames"': SQL,
     "millrace sql": SQL,
     'millrace sql "SELECT name, comment'
     " FROM system.columns WHERE database = 'millrace' AND table = 'staleness'\"": SQL,

@@ -6,18 +6,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from millrace.consumers.warehouse.directory import Directory
 from millrace.consumers.warehouse.ingest import Ingest
 from millrace.consumers.warehouse.opened import make_tables
+from millrace.consumers.warehouse.store import Store
 from millrace.infra.log.blobs import ClaimStore
 from millrace.infra.log.memory.bus import MemoryBus
+from tests.support.stores import empty_store
 from tests.support.world import NAMESPACE
 
 
 @contextmanager
-def filled(bus: MemoryBus, path: Path) -> Iterator[Directory]:
-    """The store at `path` with everything that a world's bus holds, and with the views."""
-    with Directory(path) as store:
+def filled(bus: MemoryBus, path: Path, kind: str = "directory") -> Iterator[Store]:
+    """A store of a kind, at `path`, with everything that a world's bus holds, and with the views."""
+    with empty_store(kind, path) as store:
         make_tables(store)
         Ingest(bus, store, NAMESPACE, ClaimStore(str(path.with_name("claims"))).behind).catch_up()
         yield store

@@ -51,9 +51,9 @@ class Atropos(Layout):
             yield [sample for sample, _, _ in members], [row]
 
 
-def _messages(samples: Sequence[Sample]) -> list[Content] | None:
+def _messages(samples: Sequence[Sample]) -> list[list[Content]] | None:
     """The conversation of every member, None where one has none of text."""
     try:
-        return [next(iter(sample.conversations().values())).whole for sample in samples]  # type: ignore[misc]
+        return [next(iter(sample.conversations().values())).whole for sample in samples]
     except Unsayable:
         return None

@@ -13,7 +13,10 @@ from millrace.consumers.history.dialogue import Unsayable
 
 class Verl(Layout):
     """One row a lineage: `messages` for its multi-turn SFT dataset; `data_source`, `prompt`, `ability`, `reward_model`
-    and `extra_info` for its RL dataset, which asks the prompts again."""
+    and `extra_info` for its RL dataset, which asks the prompts again.
+
+    Tools are JSON under a name of our own: verl takes a column `tools` for structures, which have one shape in a file,
+    so that each tool would get the parameters of every other; a text, or none, in it ends its SFT dataset."""
 
     name = "verl"
     help = "verl Parquet, a lineage a row: messages for multi-turn SFT, prompt and reward_model for RL"
@@ -23,7 +26,7 @@ class Verl(Layout):
             ("data_source", pa.string()),
             ("prompt", pa.list_(MESSAGE)),
             ("messages", pa.list_(MESSAGE)),
-            ("tools", pa.string()),
+            ("tools_json", pa.string()),
             ("ability", pa.string()),
             ("reward_model", pa.struct([("style", pa.string()), ("ground_truth", pa.string())])),
             ("extra_info", pa.struct([("index", pa.int64()), ("reward", pa.float64()), *FACTS])),
@@ -42,7 +45,7 @@ class Verl(Layout):
                 raise Unsayable("rewritten", "its agent rewrote what it had asked first")
             extra = {"index": self._next + len(out), "reward": sample.record["reward"], **sample.facts()}
             row: Content = {"data_source": sample.record["policy"], "prompt": prompt, "messages": whole}
-            row |= {"tools": offered(calls[-1].tools), "ability": "", "extra_info": extra}
+            row |= {"tools_json": offered(calls[-1].tools), "ability": "", "extra_info": extra}
             out.append(row | {"reward_model": {"style": "rule", "ground_truth": ""}})
         self._next += len(out)
         return out

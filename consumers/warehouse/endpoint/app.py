@@ -14,6 +14,7 @@ import secrets
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from functools import partial
 from typing import Any, TypeVar
 
@@ -35,6 +36,8 @@ AT_ONCE = 16
 """queries that run at a time"""
 WAITING = 64
 """queries that may wait for one of them to end"""
+BODY_S = 60.0
+"""within which a query must have come"""
 OK = "Ok.\n"
 TEXT = "text/plain; charset=UTF-8"
 T = TypeVar("T")
@@ -76,19 +79,14 @@ class Endpoint:
         if self._running >= AT_ONCE + WAITING:
             raise QueryError(f"{self._running} queries are running or waiting: try again soon.", TOO_MANY_QUERIES)
         self._running += 1
-        try:
+        with ExitStack() as unsent:
+            unsent.callback(self._ended)
             answer = await self._ask(asks.asked)
-        except BaseException:
-            self._running -= 1
-            raise
-        tag = secrets.token_hex(8)
-        pieces = packed(marked(answer.pieces(), tag, self._reader.version), asks.encoding)
-        return _Streamed(
-            self._send(pieces),
-            partial(self._end, answer),
-            media_type=media_type(answer.form),
-            headers=self._headers(asks, answer, tag),
-        )
+            unsent.callback(self._threads.submit, answer.close)
+            tag = secrets.token_hex(8)
+            pieces = packed(marked(answer.pieces(), tag, self._reader.version), asks.encoding)
+            headers = self._headers(asks, answer, tag)
+            return _Streamed(self._send(pieces), unsent.pop_all().close, media_type(answer.form), headers)
 
     async def _ask(self, asked: Asked) -> Answer:
         """The answer, begun; closed where nobody waits for it any more."""
@@ -103,18 +101,20 @@ class Endpoint:
         while piece := await self._thread(next, pieces, b""):
             yield piece
 
-    def _end(self, answer: Answer) -> None:
+    def _ended(self) -> None:
         self._running -= 1
-        self._threads.submit(answer.close)
 
     async def _body(self, request: Request) -> bytes:
         most = LONGEST if self._takes is None else 1 << 40
         body = bytearray()
         try:
-            async for piece in request.stream():
-                body += piece
-                if len(body) > most:
-                    raise QueryError(f"the query is longer than {LONGEST} bytes: use fewer literals.", TOO_LARGE)
+            async with asyncio.timeout(BODY_S):
+                async for piece in request.stream():
+                    body += piece
+                    if len(body) > most:
+                        raise QueryError(f"the query is longer than {LONGEST} bytes: use fewer literals.", TOO_LARGE)
+        except TimeoutError:
+            raise QueryError(f"the query did not come within {BODY_S:g} s: send it again.", 159, "TIMEOUT") from None
         except ClientDisconnect:
             raise QueryError("the client went away.", 209, "SOCKET_TIMEOUT") from None
         return bytes(body)
@@ -180,8 +180,10 @@ class Endpoint:
 class _Streamed(StreamingResponse):
     """An answer in pieces; `end` is called once it was sent, or the client went away."""
 
-    def __init__(self, pieces: AsyncIterator[bytes], end: Callable[[], None], **more: Any) -> None:
-        super().__init__(pieces, **more)
+    def __init__(
+        self, pieces: AsyncIterator[bytes], end: Callable[[], None], kind: str, headers: dict[str, str]
+    ) -> None:
+        super().__init__(pieces, media_type=kind, headers=headers)
         self._end = end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

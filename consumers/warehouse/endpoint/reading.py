@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
@@ -16,8 +16,11 @@ from millrace.consumers.warehouse.endpoint import allowed
 from millrace.consumers.warehouse.endpoint.faults import BAD_ARGUMENTS, READONLY, UNKNOWN_DATABASE, QueryError
 from millrace.consumers.warehouse.endpoint.guard import Functions, Guard, check_format
 from millrace.consumers.warehouse.endpoint.handles import Handle, OpenHandle, handle
+from millrace.consumers.warehouse.endpoint.native import FRAMED, framed
 from millrace.consumers.warehouse.endpoint.words import identifier, literal
 
+BLOCK_ROWS = 65_409
+"""the engine's own measure: the limit of time is looked at between blocks, so a query may not ask for larger ones"""
 DEFAULT_FORMAT = "TabSeparated"
 IN_PIECES = frozenset(
     ("Native", "TabSeparated", "TSV", "CSV", "RowBinary", "JSONEachRow", "NDJSON", "JSONLines", "JSONL")
@@ -34,11 +37,23 @@ class Limits:
     rows: int = 10_000_000
     threads: int = 4
 
+    def settings(self) -> dict[str, str]:
+        """As settings of the engine. Pure."""
+        most = {
+            "max_execution_time": max(1, math.ceil(self.seconds)),
+            "max_memory_usage": self.memory_bytes,
+            "max_result_rows": self.rows,
+            "max_result_bytes": self.memory_bytes,
+            "max_threads": self.threads,
+        }
+        return {name: str(value) for name, value in most.items()}
+
 
 @dataclass(frozen=True, slots=True)
 class Asked:
     """A query as it came. params: values of `{name:Type}`, written as ClickHouse writes them in TSV; settings: as the
-    client sent them; form: the format where the query names none; whole: nothing may be sent before it has ended."""
+    client sent them; form: the format where the query names none; whole: nothing may be sent before it has ended;
+    protocol: version of ClickHouse's protocol by which the client reads format Native, 0 for none."""
 
     sql: str
     params: Mapping[str, str] = field(default_factory=dict)
@@ -46,6 +61,7 @@ class Asked:
     database: str = ""
     form: str = DEFAULT_FORMAT
     whole: bool = False
+    protocol: int = 0
 
 
 @dataclass(slots=True)
@@ -55,7 +71,7 @@ class Answer:
 
     form: str
     first: bytes
-    rest: Generator[bytes, None, None] | None = None
+    rest: Iterator[bytes] | None = None
     rows_read: int = 0
     bytes_read: int = 0
     elapsed_s: float = 0.0
@@ -108,8 +124,7 @@ class Reader:
         if database not in self.databases:
             raise QueryError(f"database {database} is not served: use millrace or millrace_log.", UNKNOWN_DATABASE)
         bounds = bounded(asked.settings, self._limits)
-        held = ExitStack()
-        try:
+        with ExitStack() as held:
             engine = held.enter_context(handle(self._opens))
             engine.text(f"USE {identifier(database)}")
             statement = self._guard.admit(engine, asked.sql, asked.params)
@@ -118,25 +133,27 @@ class Reader:
             params = dict(asked.params)
             if statement.streams and in_pieces(form, asked):
                 self._bind(engine, {**bounds, "max_result_bytes": "0"})
-                pieces = engine.pieces(statement.sql, form, params)
-                held.callback(pieces.close)
-                first = next(pieces, b"") or self._no_rows(engine, statement.sql, form, params)
-                return Answer(form, first, pieces, held=held)
+                plain = engine.pieces(statement.sql, form, params)
+                held.callback(plain.close)
+                pieces = for_client(plain, form, asked)
+                first = next(pieces, b"") or self._no_rows(engine, statement.sql, form, asked)
+                return Answer(form, first, pieces, held=held.pop_all())
             self._bind(engine, bounds)
             found = engine.run(statement.sql, form, params)
-            with held:
-                seen = found.storage_rows_read(), found.storage_bytes_read(), found.elapsed()
-                said = found.bytes()
-                if statement.streams and not said:
-                    said = self._no_rows(engine, statement.sql, form, params)
-                return Answer(form, said, None, *seen)
-        except BaseException:
-            held.close()
-            raise
+            seen = found.storage_rows_read(), found.storage_bytes_read(), found.elapsed()
+            said = found.bytes()
+            if statement.streams and not said:
+                said = self._no_rows(engine, statement.sql, form, asked)
+            else:
+                said = b"".join(for_client(iter([said]), form, asked))
+            return Answer(form, said, None, *seen)
 
-    def _no_rows(self, engine: Handle, sql: str, form: str, params: dict[str, str]) -> bytes:
+    def _no_rows(self, engine: Handle, sql: str, form: str, asked: Asked) -> bytes:
         """What stands for an answer without rows, where the engine says nothing."""
-        return no_rows(engine.text(f"DESCRIBE ({sql})", params)) if form == "Native" else b""
+        if form != "Native":
+            return b""
+        block = no_rows(engine.text(f"DESCRIBE ({sql})", dict(asked.params)))
+        return b"".join(for_client(iter([block]), form, asked))
 
     def _bind(self, engine: Handle, bounds: Mapping[str, str]) -> None:
         """From here on the handle is a reader's."""
@@ -148,6 +165,11 @@ class Reader:
 def in_pieces(form: str, asked: Asked) -> bool:
     """Whether the answer may come a block at a time. Pure."""
     return form in IN_PIECES and not asked.whole and asked.settings.get("output_format_json_array_of_rows", "0") == "0"
+
+
+def for_client(pieces: Iterator[bytes], form: str, asked: Asked) -> Iterator[bytes]:
+    """The bytes as the client reads them. Pure."""
+    return framed(pieces) if form == "Native" and asked.protocol >= FRAMED else pieces
 
 
 def no_rows(described: str) -> bytes:
@@ -172,13 +194,7 @@ def bounded(settings: Mapping[str, str], limits: Limits) -> dict[str, str]:
     """The settings of a query: those that were asked for and are allowed, and the limits, which may be lowered only.
     Raises QueryError for any other setting. Pure."""
     out: dict[str, str] = {}
-    most = {
-        "max_execution_time": max(1, math.ceil(limits.seconds)),
-        "max_memory_usage": limits.memory_bytes,
-        "max_result_rows": limits.rows,
-        "max_result_bytes": limits.memory_bytes,
-        "max_threads": limits.threads,
-    }
+    most = {name: int(value) for name, value in limits.settings().items()} | {"max_block_size": BLOCK_ROWS}
     for name, value in settings.items():
         if name in most:
             try:
@@ -194,6 +210,7 @@ def bounded(settings: Mapping[str, str], limits: Limits) -> dict[str, str]:
         "timeout_overflow_mode": "throw",
         "allow_introspection_functions": "0",
         "use_query_cache": "0",
+        "output_format_native_encode_types_in_binary_format": "0",  # `native` reads the names of types
         "log_queries": "0",
         "readonly": "1",
     }

@@ -30,7 +30,12 @@ from millrace.infra.config import is_local
 LONGEST = 256 << 10
 """bytes of a query, as the engine's parser has it"""
 USERS = ("millrace", "default")
-_OWN = frozenset(("query", "database", "default_format", "query_id", "user", "password", "compress", "decompress"))
+_OWN = frozenset(
+    (
+        *("query", "database", "default_format", "query_id", "user", "password"),
+        *("compress", "decompress", "client_protocol_version"),
+    )
+)
 
 
 class Wanted(NamedTuple):
@@ -39,8 +44,6 @@ class Wanted(NamedTuple):
     asked: Asked
     query_id: str
     encoding: str
-    native: bool
-    """whether the answer comes in ClickHouse's own compressed frames"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +92,12 @@ def wanted(items: Iterable[tuple[str, str]], headers: Mapping[str, str], body: b
     query = dict(items)
     if query.get("decompress", "0") != "0":
         raise QueryError("queries in compressed frames are not served: send the text.", NOT_IMPLEMENTED)
+    if query.get("compress", "0") not in ("0", "false"):
+        raise QueryError(
+            "answers in ClickHouse's own compressed frames are not served: set compress=0 (JDBC: at the end of the "
+            "URL, ?compress=0), or let the client choose gzip or no compression.",
+            NOT_IMPLEMENTED,
+        )
     if headers.get("content-type", "").startswith("multipart/"):
         raise QueryError("external tables and forms are not served: send the query as the body.", NOT_IMPLEMENTED)
     text = "\n".join(part for part in (query.get("query", ""), _text(body, headers)) if part)
@@ -97,7 +106,6 @@ def wanted(items: Iterable[tuple[str, str]], headers: Mapping[str, str], body: b
     params = {name.removeprefix("param_"): value for name, value in query.items() if name.startswith("param_")}
     others = {name: value for name, value in query.items() if name not in _OWN and not name.startswith("param_")}
     form = headers.get("x-clickhouse-format") or query.get("default_format") or DEFAULT_FORMAT
-    native = query.get("compress", "0") not in ("0", "false")
     allowed = query.get("enable_http_compression", "1") not in ("0", "false")
     return Wanted(
         Asked(
@@ -107,10 +115,10 @@ def wanted(items: Iterable[tuple[str, str]], headers: Mapping[str, str], body: b
             query.get("database") or headers.get("x-clickhouse-database", ""),
             form,
             query.get("wait_end_of_query", "0") not in ("0", "false"),
+            _version(query.get("client_protocol_version", "0")),
         ),
         query.get("query_id", "")[:200],
-        choose(headers.get("accept-encoding", "")) if allowed and not native else "",
-        native,
+        choose(headers.get("accept-encoding", "")) if allowed else "",
     )
 
 
@@ -125,6 +133,12 @@ def unpacked(body: bytes, headers: Mapping[str, str]) -> bytes:
         return zlib.decompressobj(47).decompress(body, LONGEST + 1)
     except zlib.error:
         raise QueryError(f"the body is not {how}.", BAD_ARGUMENTS) from None
+
+
+def _version(text: str) -> int:
+    if not (text.isdecimal() and len(text) < 10):
+        raise QueryError(f"client_protocol_version must be a number, not {text!r}.", BAD_ARGUMENTS)
+    return int(text)
 
 
 def _text(body: bytes, headers: Mapping[str, str]) -> str:

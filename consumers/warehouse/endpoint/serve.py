@@ -8,7 +8,7 @@ import asyncio
 import threading
 from typing import Any
 
-from granian.constants import Interfaces
+from granian.constants import HTTPModes, Interfaces
 from granian.http import HTTP1Settings
 from granian.log import LogLevels
 from granian.server.embed import Server
@@ -38,6 +38,7 @@ class Serving:
             LOCALHOST,
             port,
             interface=Interfaces.ASGINL,
+            http=HTTPModes.http1,  # the limits below are those of HTTP/1
             websockets=False,
             log_level=LogLevels.warning,
             http1_settings=HTTP1Settings(header_read_timeout=30_000, max_buffer_size=HEADER_BYTES),
@@ -55,7 +56,7 @@ class Serving:
     def _run(self) -> None:
         try:
             asyncio.run(self._serve())
-        except BaseException as error:
+        except (Exception, SystemExit) as error:  # uvicorn exits where it cannot listen; `_ready` says why
             self._failed = error
 
     async def _serve(self) -> None:

@@ -283,6 +283,8 @@ def test_verl_and_verifiers_have_their_columns(tmp_path: Path) -> None:
         found = sealed(source)[row["extra_info"]["trajectory"]]
         assert row["extra_info"]["reward"] == found["reward"]
         assert len(row["prompt"]) == 2
+        assert json.loads(row["tools_json"]) == TOOLS
+        assert "tools" not in row, "verl would take it for structures"
         assert len(row["messages"]) > len(row["prompt"])
     _, rows = written("verifiers", tmp_path, source)
     ids = {row["info"]["task_id"]: row["example_id"] for row in rows}

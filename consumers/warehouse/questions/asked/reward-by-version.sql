@@ -1,6 +1,7 @@
 -- Reward by version: of what each version sampled, and of what it was trained on.
 --
--- A trajectory counts for the newest version that sampled a token of it. Evaluation counts in a column of its own.
+-- A trajectory counts for the newest version that sampled a token of it. Evaluation that came as traffic counts in columns of its own; runs of
+-- `millrace evaluate` are what `millrace ask evaluated` shows.
 --
 -- policy String: the model
 SELECT version,

@@ -17,7 +17,7 @@
 -- sampled_from: the policy that sampled it; another one where a branch trained on it
 -- oldest_version: oldest version among its trainable tokens
 -- newest_version: newest version among its trainable tokens
--- staleness_sum: over its trainable tokens, how many versions older each is than the version that learned from it
+-- staleness_sum: over its trainable tokens, how many versions older each is than the parent of the version that came out; 0: on-policy
 -- staleness_mean: the same as a mean
 -- sealed_at: when it was sealed
 -- trained_at: when the version was committed

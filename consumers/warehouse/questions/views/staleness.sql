@@ -2,7 +2,7 @@
 --
 -- policy: the model that was trained
 -- version: the version that came out
--- age: versions between the one that sampled a token and the one that learned from it
+-- age: versions between the one that sampled a token and the one that came out; 0: on-policy
 -- tokens: trainable tokens of that age
 SELECT policy, version, version - 1 - sampled_by AS age, count() AS tokens
 FROM

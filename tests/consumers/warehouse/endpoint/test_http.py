@@ -1,11 +1,11 @@
-"""The endpoint as stock clients see it: clickhouse-connect, @clickhouse/client, and plain HTTP as curl and Grafana
-send it."""
+"""The endpoint as stock clients see it: clickhouse-connect, @clickhouse/client, and plain HTTP as curl sends it."""
 
 import json
 import shutil
 import socket
 import subprocess
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,26 +15,21 @@ import httpx
 import pytest
 from clickhouse_connect.driver.exceptions import DatabaseError
 
-from millrace.consumers.warehouse.endpoint.app import AT_ONCE, Endpoint, marked, media_type
+from millrace.consumers.warehouse.endpoint import app
+from millrace.consumers.warehouse.endpoint.app import AT_ONCE, marked, media_type
 from millrace.consumers.warehouse.endpoint.faults import QueryError
-from millrace.consumers.warehouse.endpoint.reading import Limits, Reader
-from millrace.consumers.warehouse.endpoint.serve import Serving
-from millrace.infra.process.net import free_ports
-from tests.support.asked_tables import ROWS, asked_tables
+from tests.support.asked_tables import KEY, ROWS, answering
 
-KEY = "the-key-of-this-test"
 FAILS_LATE = "SELECT number, throwIf(number = 2000000) FROM numbers(3000000)"
 SLOWLY = {"max_threads": "1", "max_block_size": "1000"}
 
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with asked_tables(tmp_path_factory.mktemp("http")) as directory:
-        serving = Serving(Endpoint(Reader(directory.handle, Limits(seconds=30)), KEY), free_ports(1)[0])
-        yield serving.url
-        serving.close()
-        with pytest.raises(httpx.ConnectError):
-            httpx.get(f"{serving.url}/ping")
+    with answering(tmp_path_factory.mktemp("http")) as found:
+        yield found
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{found}/ping")
 
 
 def post(url: str, sql: str | bytes, params: dict[str, str] | None = None, **headers: str) -> httpx.Response:
@@ -135,16 +130,6 @@ def test_plain_http(url: str) -> None:
     assert post(url, "SELECT 1", {"query_id": "a\r\nb"}).headers["x-clickhouse-query-id"] != "a\r\nb"
 
 
-def test_grafana_and_its_health_check(url: str) -> None:
-    """What its data source sends: headers for the login, a database, a comment, and formats of its choice."""
-    headers = {"X-ClickHouse-User": "default", "X-ClickHouse-Key": KEY, "User-Agent": "grafana"}
-    for sql in ("SELECT 1", "SELECT version() FORMAT JSONCompact", "SELECT name FROM system.databases FORMAT Native"):
-        found = httpx.post(
-            url, params={"database": "millrace", "max_execution_time": "60"}, content=sql, headers=headers
-        )
-        assert found.status_code == 200
-
-
 @pytest.mark.parametrize(
     ("sql", "status", "code"),
     [
@@ -187,6 +172,41 @@ def test_clients_that_go_away_leave_room_for_others(url: str) -> None:
             one.sendall(head.encode() + body)
             assert one.recv(12) == b"HTTP/1.1 200"
     assert post(url, "SELECT 1").text == "1\n"
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        "GET / HTTP/1.1\r\nHost: {host}\r\nX-A: " + "a" * (128 << 10) + "\r\n\r\n",
+        "GET / HTTP/1.1\r\nHost: {host}\r\n" + "X-A: a\r\n" * 5000 + "\r\n",
+        "GET /?query=" + "1" * (128 << 10) + " HTTP/1.1\r\nHost: {host}\r\n\r\n",
+        "POST / HTTP/1.1\r\nHost: {host}\r\nContent-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        "POST / HTTP/1.1\r\nHost: {host}\r\nContent-Length: 4\r\nContent-Length: 5\r\n\r\n12345",
+        "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0",
+        "nonsense\r\n\r\n",
+    ],
+    ids=["a long header", "many headers", "a long URL", "two lengths", "two other lengths", "HTTP/2", "nonsense"],
+)
+def test_requests_that_are_no_requests_get_no_answer_of_a_query(url: str, head: str) -> None:
+    """Refused, or cut off; and the endpoint serves on."""
+    host, _, port = url.removeprefix("http://").partition(":")
+    with socket.create_connection((host, int(port)), timeout=60) as one:
+        with suppress(ConnectionError):
+            one.sendall(head.format(host=host).encode())
+        with suppress(ConnectionError):
+            answer = one.recv(4096)
+            assert not answer.startswith(b"HTTP/1.1 200")
+            assert not answer.startswith(b"\0"), "frames of HTTP/2"
+    assert post(url, "SELECT 1").text == "1\n"
+
+
+def test_a_query_that_does_not_come_is_not_waited_for(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "BODY_S", 0.1)
+    host, _, port = url.removeprefix("http://").partition(":")
+    head = f"POST /?user=millrace&password={KEY} HTTP/1.1\r\nHost: {host}\r\nContent-Length: 8\r\n\r\nSEL"
+    with socket.create_connection((host, int(port)), timeout=60) as one:
+        one.sendall(head.encode())
+        assert one.recv(4096).startswith(b"HTTP/1.1 408 ")
 
 
 def test_types_of_media() -> None:

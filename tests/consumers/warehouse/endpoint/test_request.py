@@ -104,6 +104,7 @@ def test_headers_name_format_and_database() -> None:
         [("default_format", "CSV")], {"x-clickhouse-format": "JSON", "x-clickhouse-database": "d"}, b"SELECT 1"
     )
     assert (asks.asked.form, asks.asked.database) == ("JSON", "d")
+    assert wanted([("compress", "0"), ("client_protocol_version", "54460")], {}, b"SELECT 1").asked.protocol == 54460
     assert wanted([("enable_http_compression", "0")], {"accept-encoding": "gzip"}, b"SELECT 1").encoding == ""
 
 
@@ -120,6 +121,9 @@ def test_a_packed_query_is_read(how: str) -> None:
         ([], {"content-encoding": "gzip"}, b"no", 36),
         ([], {"content-encoding": "zstd"}, b"SELECT 1", 48),
         ([("decompress", "1")], {}, b"SELECT 1", 48),
+        ([("compress", "1")], {}, b"SELECT 1", 48),
+        ([("client_protocol_version", "-1")], {}, b"SELECT 1", 36),
+        ([("client_protocol_version", "1e3")], {}, b"SELECT 1", 36),
         ([], {"content-type": "multipart/form-data; boundary=x"}, b"SELECT 1", 48),
         ([], {}, b"SELECT '" + b"x" * LONGEST + b"'", 1010),
         ([], {"content-encoding": "gzip"}, gzip.compress(b"x" * (64 << 20)), 1010),
@@ -145,13 +149,19 @@ def test_only_encodings_that_we_have_are_chosen(accepted: str) -> None:
 
 @given(
     st.dictionaries(
-        st.sampled_from(["max_execution_time", "max_memory_usage", "max_result_rows"]), st.integers(-9, 1 << 70)
+        st.sampled_from(["max_execution_time", "max_memory_usage", "max_result_rows", "max_block_size"]),
+        st.integers(-9, 1 << 70),
     )
 )
 def test_limits_are_lowered_and_never_raised(asked: dict[str, int]) -> None:
     limits = Limits(seconds=7, memory_bytes=1000, rows=100)
     found = bounded({name: str(value) for name, value in asked.items()}, limits)
-    for name, most in (("max_execution_time", 7), ("max_memory_usage", 1000), ("max_result_rows", 100)):
+    for name, most in (
+        ("max_execution_time", 7),
+        ("max_memory_usage", 1000),
+        ("max_result_rows", 100),
+        ("max_block_size", 65409),
+    ):
         wish = asked.get(name, 0)
         assert int(found[name]) == (min(wish, most) if wish > 0 else most)
     assert found["readonly"] == "1"
@@ -160,7 +170,6 @@ def test_limits_are_lowered_and_never_raised(asked: dict[str, int]) -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("limit", "1"),
         ("offset", "1"),
         ("max_result_rows", "many"),
         ("format_schema", "/etc/x:y"),

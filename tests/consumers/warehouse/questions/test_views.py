@@ -16,6 +16,7 @@ from millrace.consumers.warehouse.store import Store
 from tests.support.answers import Answers
 from tests.support.eventful import eventful
 from tests.support.filled import filled
+from tests.support.stores import KINDS
 from tests.support.whole import Whole, whole
 
 pytestmark = pytest.mark.slow
@@ -74,9 +75,9 @@ def check_samples(store: Store, history: Whole) -> None:
     assert {(part, off): fate for part, off, fate in fates} == truth.fates()
 
 
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
-    with filled(eventful().bus, tmp_path_factory.mktemp("warehouse")) as store:
+@pytest.fixture(scope="module", params=KINDS)
+def store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    with filled(eventful().bus, tmp_path_factory.mktemp("warehouse"), request.param) as store:
         yield store
 
 
