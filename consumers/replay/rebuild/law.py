@@ -92,7 +92,7 @@ class Rebuilt(Folds):
         self._again = Again(facts, walk, count.__getitem__)
         self._spool = spool
         self.tallies = {kind: Tally() for kind in kinds}
-        self._stages = {name.encode() for name in self._names.values()}
+        self._writers = {kind: {self._names[role].encode() for role in DERIVED[kind]} for kind in kinds}
         self._folded: dict[str, int] = {}
         """the last turn that was folded, by slot (`stage/slot`)"""
         self._whole: set[str] = set()
@@ -101,16 +101,17 @@ class Rebuilt(Folds):
     # -- what lies there
 
     def record(self, kind: str, record: Record) -> None:
-        super().record(kind, record)
         tally = self.tallies.get(kind)
         if tally is None:
+            super().record(kind, record)
             return
         tally.records += 1
         if self._spool:
             self._spool.lay(kind, record)
         slot, _, number = record.headers.get("turn", b"").rpartition(b"/")
         stage = slot.rpartition(b"/")[0]
-        if stage in self._stages and number.isdigit() and len(number) <= 18:
+        if stage in self._writers[kind] and number.isdigit() and len(number) <= 18:
+            super().record(kind, record)
             return
         where = (kind, record.partition)
         if kind == "dead-letters" and stage.endswith(b".dispatch"):
@@ -232,8 +233,7 @@ class Rebuilt(Folds):
         super().finish()
         for slot, where, turn, offset in self._again.written.left():
             tally, name = self.tallies.get(where[0]), slot.decode()
-            stage = slot.rpartition(b"/")[0]
-            if tally is None or stage not in self._stages:
+            if tally is None:
                 continue
             if self._is_additional(name, turn):
                 self._additional(where, offset, "a record names a turn that does not exist", f"{name}/{turn}")

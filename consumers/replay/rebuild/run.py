@@ -82,7 +82,8 @@ def rebuild(
     walk = Walk(bus, namespace, policy, resolve, watch)
     facts = Facts(policy, walk.full, walk.starts, release, walk.latest, walk.moved)
     roles = [role for role in stages_of(policy) if any(role in DERIVED[kind] for kind in asked.kinds)]
-    lost, spans = _looked(walk, policy, roles)
+    lost, spans = _looked(walk, policy)
+    lost = {role: why for role, why in lost.items() if role in roles}
     kinds = [kind for kind in asked.kinds if any(role not in lost for role in DERIVED[kind])]
     refused = {kind: " ".join(lost[role] for role in DERIVED[kind]) for kind in asked.kinds if kind not in kinds}
     if asked.named and refused:
@@ -107,12 +108,12 @@ def _of(ids: Mapping[str, str | int]) -> str:
     return f" (turn {ids['turn']} of {ids['stage']}[{ids['slot']}])" if "turn" in ids else ""
 
 
-def _looked(walk: Walk, policy: str, roles: Sequence[str]) -> tuple[dict[str, str], dict[Where, list[Span]]]:
+def _looked(walk: Walk, policy: str) -> tuple[dict[str, str], dict[Where, list[Span]]]:
     """Roles of which nothing can be folded, with why; and what turns took of each partition, in order."""
     lost: dict[str, str] = {}
     spans: defaultdict[Where, list[Span]] = defaultdict(list)
     kinds = {full: kind for kind, full in walk.full.items()}
-    for role in roles:
+    for role, name in stages_of(policy).items():
         kind, found = turns_of(role), list[str]()
         if not walk.starts[kind]:
             found.append(f"{walk.full[kind]} is neither in the log nor in the archive.")
@@ -122,7 +123,7 @@ def _looked(walk: Walk, policy: str, roles: Sequence[str]) -> tuple[dict[str, st
                 continue
             taken: dict[tuple[str, int], list[Span]] = {}
             try:
-                for _, turn in turns(walk.bus, stages_of(policy)[role], walk.namespace, slot, walk.ends[kind][slot]):
+                for _, turn in turns(walk.bus, name, walk.namespace, slot, walk.ends[kind][slot]):
                     for span in turn["ranges"]:
                         where = full_name(walk.namespace, span["topic"]), span["partition"]
                         took = Span(span["first"], span["last"], span["count"] + span["skipped"])
