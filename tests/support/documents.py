@@ -76,6 +76,7 @@ BENCHMARKS = "tests/docs/test_benchmarks.py"
 SETUP = "tests/docs/test_setup.py"
 TUTORIAL = "tests/docs/test_tutorial.py"
 TRAINING = "tests/docs/test_training.py"
+REBUILD = "tests/consumers/replay/rebuild/test_command.py"
 REPLAY = "tests/consumers/replay/test_prove_ranks.py"
 READING = "tests/docs/test_reading.py"
 SQL = "tests/docs/test_sql.py"
@@ -148,6 +149,8 @@ RUN_BY = {
     "millrace replay prove 1 --layout torch:d2": REPLAY,
     "millrace replay prove 2 --dump steps": REPLAY,
     "millrace replay prove --load steps/v2": REPLAY,
+    "millrace replay rebuild": REBUILD,
+    "millrace replay rebuild trajectories --out rebuilt": REBUILD,
     "millrace engine": DEPLOYMENT,
     "millrace reload": DEPLOYMENT,
     "millrace gateway": DEPLOYMENT,

@@ -18,6 +18,7 @@ from millrace.consumers.audit.folds import Makers
 from millrace.consumers.audit.walk import Walk, Watch
 from millrace.consumers.audit.written import Where
 from millrace.consumers.history.kinds import WEIGHTS
+from millrace.consumers.history.nowhere import begins_at, nowhere
 from millrace.consumers.history.reader import left_out
 from millrace.consumers.history.rows import Resolve, as_stored
 from millrace.consumers.replay.rebuild.law import DERIVED, Rebuilt, Tally
@@ -85,7 +86,7 @@ def rebuild(
     lost, spans = _looked(walk, policy)
     lost = {role: why for role, why in lost.items() if role in roles}
     kinds = [kind for kind in asked.kinds if any(role not in lost for role in DERIVED[kind])]
-    refused = {kind: " ".join(lost[role] for role in DERIVED[kind]) for kind in asked.kinds if kind not in kinds}
+    refused = {kind: "; ".join(lost[role] for role in DERIVED[kind]) for kind in asked.kinds if kind not in kinds}
     if asked.named and refused:
         raise ReplayError("; ".join(f"{walk.full[kind]} cannot be made again: {why}" for kind, why in refused.items()))
     count = _partitions(walk, asked)
@@ -116,10 +117,10 @@ def _looked(walk: Walk, policy: str) -> tuple[dict[str, str], dict[Where, list[S
     for role, name in stages_of(policy).items():
         kind, found = turns_of(role), list[str]()
         if not walk.starts[kind]:
-            found.append(f"{walk.full[kind]} is neither in the log nor in the archive.")
+            found.append(f"{walk.full[kind]} is neither in the log nor in the archive")
         for slot, start in walk.starts[kind].items():
             if start:
-                found.append(_left(walk.full[kind], slot, 0, start - 1, f"what is left begins at {start}"))
+                found.append(nowhere(walk.full[kind], slot, 0, start - 1, begins_at(start)))
                 continue
             taken: dict[tuple[str, int], list[Span]] = {}
             try:
@@ -134,7 +135,7 @@ def _looked(walk: Walk, policy: str) -> tuple[dict[str, str], dict[Where, list[S
                 found += _gone(walk.bus, topic, partition, some)
                 spans[kinds.get(topic, topic), partition] = some
         if found:
-            lost[role] = " ".join(sorted(set(found)))
+            lost[role] = "; ".join(sorted(set(found)))
     return lost, spans
 
 
@@ -144,16 +145,12 @@ def _gone(bus: Bus, topic: str, partition: int, taken: Sequence[Span]) -> list[s
     try:
         start, end = bus.starts(topic).get(partition, 0), bus.ends(topic).get(partition, 0)
     except TopicError:
-        return [_left(topic, partition, first, last, "nothing of it is left")]
+        return [nowhere(topic, partition, first, last, "nothing of it is left")]
     if end <= last:
-        return [_left(topic, partition, max(first, end), last, f"what is left ends at {end - 1}")]
+        return [nowhere(topic, partition, max(first, end), last, f"what is left ends at {end - 1}")]
     if first < start:
-        return [_left(topic, partition, first, start - 1, f"what is left begins at {start}")]
+        return [nowhere(topic, partition, first, start - 1, begins_at(start))]
     return []
-
-
-def _left(topic: str, partition: int, first: int, last: int, left: str) -> str:
-    return f"{topic}[{partition}]: offsets {first} to {last} are neither in the topic nor in the archive; {left}."
 
 
 def _partitions(walk: Walk, asked: Asked) -> dict[str, int]:
