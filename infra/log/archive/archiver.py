@@ -71,15 +71,12 @@ class Archiver:
         """Archive all that is due now, and give each segment once it is kept.
 
         Raises ArchiveError, BusError, StorageError; what was given before stays kept."""
-        with self._archive.writing():
-            for topic in self._bus.topics(self._prefix):
-                if archived(topic, raw=self._raw):
-                    for partition in range(self._bus.partitions(topic)):
-                        yield from self._guarded(topic, partition)
-
-    def _guarded(self, topic: str, partition: int) -> Iterator[Kept]:
         try:
-            yield from self._partition(topic, partition)
+            with self._archive.writing():
+                for topic in self._bus.topics(self._prefix):
+                    if archived(topic, raw=self._raw):
+                        for partition in range(self._bus.partitions(topic)):
+                            yield from self._partition(topic, partition)
         except OSError as error:
             root = self._archive.root
             raise ArchiveError(
