@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
@@ -49,7 +50,7 @@ app = typer.Typer(
 
 START, RUN, FILES, ASK = "Start", "Run", "Train from files", "Ask"
 ROLES = "Roles (one process each; `up` runs them all)"
-GROUPS = {"archive": archive.COMMANDS, "warehouse": warehouse.COMMANDS}
+GROUPS: Mapping[str, Mapping[str, Callable[..., None]]] = {"archive": archive.COMMANDS, "warehouse": warehouse.COMMANDS}
 """roles whose commands have commands of their own"""
 
 app.command("demo", rich_help_panel=START)(deploy.demo)

@@ -17,12 +17,15 @@ from hypothesis import strategies as st
 
 from millrace.consumers.replay.rebuild.law import DERIVED
 from millrace.consumers.replay.rebuild.run import Asked, Report, rebuild
-from millrace.infra.errors import ReplayError
+from millrace.infra.errors import ArchiveError, ReplayError
 from millrace.infra.log.archive.archive import Archive
+from millrace.infra.log.archive.archiver import Archiver
 from millrace.infra.log.archive.bus import ArchivedBus
 from millrace.infra.log.base import Bus, Outgoing, Record
+from millrace.infra.log.blobs import ClaimStore
 from millrace.schemas import codec
 from millrace.schemas.errors import CorruptRecord
+from tests.consumers.warehouse.test_archived import flipped
 from tests.support.players import POLICY
 from tests.support.whole import Whole, whole
 from tests.support.world import NAMESPACE
@@ -235,6 +238,19 @@ def test_a_source_that_is_gone_or_too_short_is_refused(history: Whole) -> None:
     del copy.bus.logs[topic]
     with pytest.raises(ReplayError, match=r"nothing of it is left"):
         again(copy, "trajectories")
+
+
+def test_what_only_the_archive_has_is_folded_and_a_flipped_byte_named(history: Whole, tmp_path: Path) -> None:
+    copy = history.copy()
+    topic, store = copy.topic("events"), ClaimStore("memory://none")
+    archiver = Archiver(copy.bus, Archive(str(tmp_path)), NAMESPACE, store, close_s=0, clock=lambda: 1e12)
+    for kept in list(archiver.run()):
+        copy.bus.delete_before(kept.topic, kept.partition, kept.segment.end)
+    assert not list(copy.bus.read(topic, 0))
+    assert again(copy, bus=ArchivedBus(copy.bus, Archive(str(tmp_path)))).equal
+    segment = flipped(tmp_path / topic)
+    with pytest.raises(ArchiveError, match=f"{segment} is damaged"):
+        again(copy, "trajectories", bus=ArchivedBus(copy.bus, Archive(str(tmp_path))))
 
 
 def test_what_retention_took_is_had_back(history: Whole, tmp_path: Path) -> None:
