@@ -45,6 +45,8 @@ class Weights(Law):
         self._first: WeightVersion | None = None
         self._mark: Mark | None = None
         self._root: tuple[str, Mark] | None = None
+        self._named: bool | None = None
+        """whether the version before, unless it is 0, lies in a directory that a learner named"""
         self._selected: tuple[Selected, Mark] | None = None
         self._times: dict[int, tuple[int, Mark]] = {}
         self._sizes: dict[int, dict[str, int | None]] = {}
@@ -86,11 +88,16 @@ class Weights(Law):
 
     def _directory(self, row: Row[WeightVersion]) -> list[str]:
         """Directories of a policy lie side by side and carry version and digest in their names; those that were made
-        since the deployment was moved lie where it is now."""
+        since the deployment was moved lie where it is now. Version 0 may lie anywhere."""
         root, _, name = row["uri"].rstrip("/").rpartition("/")
-        if not name.startswith("v"):
-            return []  # not named by a learner
+        named = name.startswith("v")
         out = []
+        if row["version"]:
+            if self._named not in (None, named):
+                out.append(f"lies in {row['uri']!r}: of its policy, learners named some directories and not others")
+            self._named = named
+        if not named:
+            return out
         if row["delta"] is not None and row["delta"] != f"{root}/deltas/{name}.delta":
             out.append("has a delta that does not lie where those of its policy do")
         if name != f"v{row['version']}-{row['digest'][:12]}":

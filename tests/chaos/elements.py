@@ -52,6 +52,7 @@ class Elements:
         shutil.rmtree(home, ignore_errors=True)
         self._disk = Disk(home / "disk", size_mb)
         self._place = home / "disk" / "home"
+        self._kept = home / "logs"
         self._seed = seed
         self._full_s = full_s
         self._random = random.Random(seed)
@@ -156,6 +157,9 @@ class Elements:
         self.arena.fleet.up((BROKER,))
         clean = audit(self.arena)
         s = self.arena.settings
+        if not clean:  # the disk goes, and with it what the broker did
+            shutil.copytree(self._place / "logs", self._kept, dirs_exist_ok=True)
+            print(f"what the processes wrote is in {self._kept}", flush=True)
         counted = count(s.kafka.bootstrap, s.namespace, s.policy.name, kafka_options(s))
         print(f"audit {'clean' if clean else 'NOT CLEAN'}; counted {counted}", flush=True)
         return clean and counted["lost"] == counted["doubled"] == 0

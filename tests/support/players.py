@@ -321,7 +321,8 @@ def _records(head: newest.Head, batch: Batch, masked: int) -> tuple[Any, Any]:
         "masked_tokens": masked,
     }
     event = {**head.weights, "version": head.version + 1, "parent": head.version, "digest": digest}
-    event |= {"seq_lo": batch.seq_lo, "seq_hi": batch.seq_hi, "batch": None, "eta": None, "group_size": None}
+    event |= {"seq_lo": batch.seq_lo, "seq_hi": batch.seq_hi}
+    event |= dict.fromkeys(("batch", "eta", "shards", "group_size"))
     return event, ledger.chained(entry, head.entry["hash"])  # type: ignore[arg-type]
 
 

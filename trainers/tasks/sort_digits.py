@@ -6,10 +6,13 @@ Invariant: a tenth of all prompts, chosen by hash, is held out for evaluation an
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import random
 from collections.abc import Iterator
 from pathlib import Path
+
+from millrace.infra import durable
 
 DIGITS = 6
 HELD_OUT = 10
@@ -41,14 +44,14 @@ def prompts(seed: int, *, evaluation: bool = False) -> Iterator[str]:
 
 
 def write_tasks(path: Path, n: int, seed: int, *, evaluation: bool = False) -> None:
-    """Writes n prompts as JSON lines: id, messages, answer."""
+    """Writes n prompts as JSON lines: id, messages, answer. When it returns they are on the disk."""
     source = prompts(seed, evaluation=evaluation)
-    with path.open("w", encoding="utf-8") as file:
-        for index in range(n):
-            digits = next(source)
-            row = {
-                "id": f"sort-{seed}-{index}",
-                "messages": [{"role": "user", "content": digits}],
-                "answer": answer(digits),
-            }
-            file.write(json.dumps(row) + "\n")
+    lines = []
+    for index, digits in enumerate(itertools.islice(source, n)):
+        row = {
+            "id": f"sort-{seed}-{index}",
+            "messages": [{"role": "user", "content": digits}],
+            "answer": answer(digits),
+        }
+        lines.append(json.dumps(row) + "\n")
+    durable.write(path, "".join(lines), mode=0o644)
