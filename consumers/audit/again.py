@@ -81,14 +81,23 @@ class Again:
         found = self.written.take(slot.encode(), turn)
         header = f"{slot}/{turn}".encode()
         pairs: list[Pair] = []
-        for where in sorted({*wanted, *found}):
+        places: dict[tuple[int, str], Place] = {}
+
+        def names_others(where: Where) -> bool:
+            return any(any(refs_in(emit.record)) for _, emit in wanted.get(where, ()))
+
+        for where in sorted({*wanted, *found}, key=lambda where: (names_others(where), where)):
             gives, there = wanted.get(where, []), found.get(where, [])
             if len(there) < len(gives) and where in lost:
                 older = len(gives) - len(there)
                 pairs += (Pair(where, scope, emit, None, forgotten=True) for scope, emit in gives[:older])
                 gives = gives[older:]
-            pairs += self._aligned(where, gives, there, header)
-        return pairs
+            aligned = list(self._aligned(where, gives, there, places, header))
+            places |= {
+                (p.scope, p.emit.ref): self.place(where, p.output.offset) for p in aligned if p.emit and p.output
+            }
+            pairs += aligned
+        return sorted(pairs, key=lambda pair: pair.where)
 
     def _is_lost(self, slot: bytes, where: Where) -> bool:
         """Whether a slot's next record in a partition may be older than what is kept of it."""
@@ -101,11 +110,11 @@ class Again:
         return kind, partition_of(emit.key, max(1, self._count(kind)))
 
     def _aligned(
-        self, where: Where, gives: Sequence[tuple[int, Emit]], there: Sequence[Output], header: bytes
+        self, where: Where, gives: Sequence[tuple[int, Emit]], there: Sequence[Output], places: Known, header: bytes
     ) -> Iterator[Pair]:
         """Each emit with the output in its place. Where they are not as many, equal ones keep together, so that what is
         missing or additional is that and no other."""
-        anchors = [] if len(gives) == len(there) else _common([self._digest(e, header) for _, e in gives], there)
+        anchors = [] if len(gives) == len(there) else _common([self._digest(*e, places, header) for e in gives], there)
         at = other = 0
         for here, yonder in [*anchors, (len(gives), len(there))]:
             for n in range(max(here - at, yonder - other)):
@@ -115,11 +124,11 @@ class Again:
                 yield Pair(where, *gives[here], there[yonder])
             at, other = here + 1, yonder + 1
 
-    def _digest(self, emit: Emit, header: bytes) -> int | None:
-        """Of the record that an emit becomes; None where that depends on places."""
-        if any(refs_in(emit.record)):
+    def _digest(self, scope: int, emit: Emit, places: Known, header: bytes) -> int | None:
+        """Of the record that an emit becomes; None where that depends on places that are not known."""
+        if any((scope, ref) not in places for ref in refs_in(emit.record)):
             return None
-        wanted = self.expected(emit, 0, {}, header)
+        wanted = self.expected(emit, scope, places, header)
         return digest(wanted.key, wanted.headers, wanted.value)
 
     # -- one record
