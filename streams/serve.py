@@ -34,23 +34,23 @@ DETECTORS = (
 SECOND = 1_000_000
 
 
-def refine_of(settings: Settings, detectors: Guarded) -> Refine:
+def refine_of(settings: Settings, detectors: Guarded, claims: ClaimStore | None = None) -> Refine:
     """The refine stage that the settings describe."""
     key = settings.governance.name_key.get_secret_value().encode() or key_in(settings.home)
     return Refine(
         settings.governance,
         [detectors],
         slots=settings.topics.slots,
-        claims=ClaimStore(settings.claims),
+        claims=claims or ClaimStore(settings.claims),
         owners={settings.policy.name: settings.policy.tenant} if settings.policy.tenant else {},
         name_key=key,
         reward_key=settings.reward.key.get_secret_value(),
     )
 
 
-def seal_of(settings: Settings) -> Seal:
+def seal_of(settings: Settings, claims: ClaimStore | None = None) -> Seal:
     """The seal stage: whom it serves and how is in `decisions`."""
-    return Seal(claims=ClaimStore(settings.claims))
+    return Seal(claims=claims or ClaimStore(settings.claims))
 
 
 def dispatch_terms(settings: Settings) -> Terms:

@@ -11,22 +11,6 @@ import typer
 from rich.table import Column, Table
 
 from millrace.apps.cli.context import call, console
-from millrace.apps.cli.roles import Role, start
-
-
-def commands(role: Role) -> typer.Typer:
-    """The role as a command with commands of its own."""
-    app = typer.Typer(help=role.help, invoke_without_command=True)
-
-    @app.callback()
-    def run(context: typer.Context) -> None:
-        if context.invoked_subcommand is None:
-            start(role, call(context).settings())
-
-    app.command("once")(once)
-    app.command("list")(list_)
-    app.command("verify")(verify)
-    return app
 
 
 def once(context: typer.Context) -> None:
@@ -88,3 +72,7 @@ def verify(context: typer.Context) -> None:
 
 def _day(micros: int) -> str:
     return datetime.fromtimestamp(micros / 1e6, UTC).strftime("%Y-%m-%d %H:%M")
+
+
+COMMANDS = {"once": once, "list": list_, "verify": verify}
+"""of the role, by name"""

@@ -41,6 +41,9 @@ def export(
     best_of_group: Annotated[
         bool, typer.Option("--best-of-group", help="of each group only the sample with the highest reward")
     ] = False,
+    anyway: Annotated[
+        bool, typer.Option("--anyway", help="export what is left where neither topics nor archive have all")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print the manifest as JSON")] = False,
 ) -> None:
     """Write sealed trajectories in a layout that other tools read, with a manifest beside them.
@@ -55,12 +58,14 @@ def export(
     select = entry("millrace.consumers.export.select:from_flags")
     wanted = select(version, trained, task or [], tenant or [], split, reward or [], status or [], best=best_of_group)
     with _watched() as watch:
-        done = entry("millrace.consumers.export:export")(flags.settings(), layout, out, wanted, watch)
+        done = entry("millrace.consumers.export:export")(flags.settings(), layout, out, wanted, watch, anyway=anyway)
     if as_json:
         typer.echo(json.dumps(done.as_json(), indent=2))
         return
     counts = f"{done.exported:,} of {done.read:,} trajectories in {done.rows:,} rows"
     console.print(f"wrote {out}: {counts}, {done.tokens:,} tokens", highlight=False, soft_wrap=True)
+    for gone in done.gone:
+        console.print(f"  {gone}", highlight=False, markup=False, soft_wrap=True)
     for rule, count in done.left_out.items():
         console.print(f"  left out by {rule}: {count:,}", highlight=False)
     for reason, count in done.refused.items():

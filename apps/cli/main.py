@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
@@ -49,7 +50,7 @@ app = typer.Typer(
 
 START, RUN, FILES, ASK = "Start", "Run", "Train from files", "Ask"
 ROLES = "Roles (one process each; `up` runs them all)"
-GROUPS = {"archive": archive.commands, "warehouse": warehouse.commands}
+GROUPS: Mapping[str, Mapping[str, Callable[..., None]]] = {"archive": archive.COMMANDS, "warehouse": warehouse.COMMANDS}
 """roles whose commands have commands of their own"""
 
 app.command("demo", rich_help_panel=START)(deploy.demo)
@@ -80,7 +81,7 @@ app.add_typer(questions.ask, name="ask", rich_help_panel=ASK)
 app.command("sql", rich_help_panel=ASK)(sql.sql)
 for role in roles.ROLES:
     if role.name in GROUPS:
-        app.add_typer(GROUPS[role.name](role), name=role.name, rich_help_panel=ROLES)
+        app.add_typer(roles.group(role, GROUPS[role.name]), name=role.name, rich_help_panel=ROLES)
     else:
         app.command(role.name, help=role.help, rich_help_panel=ROLES)(roles.command(role))
 

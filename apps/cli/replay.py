@@ -1,4 +1,4 @@
-"""Commands that run history again: `replay prove`, `replay branch`, `replay reward`."""
+"""Commands that run history again: `replay prove`, `replay branch`, `replay reward`, `replay rebuild`."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ from typing import Annotated
 
 import typer
 
-from millrace.apps.cli import replay_branch, replay_reward
+from millrace.apps.cli import replay_branch, replay_rebuild, replay_reward
 from millrace.apps.cli.context import call, entry
 from millrace.infra.errors import ConfigError
 
 replay = typer.Typer(
-    no_args_is_help=True, help="Run history again: prove how versions came to be, train from it, judge it anew."
+    no_args_is_help=True,
+    help="Run history again: prove how versions came to be, train from it, judge it anew, make topics again.",
 )
 replay.command("branch")(replay_branch.branch)
 replay.command("reward")(replay_reward.reward)
+replay.command("rebuild")(replay_rebuild.rebuild)
 
 
 @replay.command("prove")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import typer
@@ -121,6 +121,21 @@ def command(role: Role) -> Callable[[typer.Context], None]:
         start(role, settings)
 
     return run
+
+
+def group(role: Role, commands: Mapping[str, Callable[..., None]]) -> typer.Typer:
+    """The role as a command with commands of its own."""
+    app = typer.Typer(help=role.help, invoke_without_command=True)
+    run = command(role)
+
+    @app.callback()
+    def alone(context: typer.Context) -> None:
+        if context.invoked_subcommand is None:
+            run(context)
+
+    for name, function in commands.items():
+        app.command(name)(function)
+    return app
 
 
 def start(role: Role, settings: Settings) -> None:

@@ -12,8 +12,8 @@ from contextlib import ExitStack
 from millrace.consumers.audit.facts import Facts
 from millrace.consumers.audit.folds import Makers
 from millrace.infra.config import Settings
+from millrace.infra.connect import claims
 from millrace.infra.errors import ReplayError
-from millrace.infra.log.blobs import ClaimStore
 from millrace.infra.stages.base import Stage
 from millrace.streams.dispatch.stage import Dispatch, Terms
 from millrace.streams.refine.detectors.guard import Guarded
@@ -35,11 +35,11 @@ def production(settings: Settings, held: ExitStack) -> Makers:
         os.environ.setdefault("KF_RULE_CACHE_DIR", str(settings.home / "cache" / "kingfisher"))
         detectors = Guarded(DETECTORS)
         held.callback(detectors.close)
-        return refine_of(settings, detectors)
+        return refine_of(settings, detectors, claims(settings))
 
     return {
         "refine": refine,
-        "seal": lambda facts: seal_of(settings),
+        "seal": lambda facts: seal_of(settings, claims(settings)),
         "dispatch": lambda facts: dispatch(settings, facts),
     }
 
@@ -56,4 +56,4 @@ def dispatch(settings: Settings, facts: Facts) -> Dispatch:
         max_running=began.get("max_running", terms.max_running),
         dynamic_sampling=began.get("dynamic_sampling", terms.dynamic_sampling),
     )
-    return Dispatch(facts.policy, len(facts.starts["grants"]), terms, ClaimStore(settings.claims))
+    return Dispatch(facts.policy, len(facts.starts["grants"]), terms, claims(settings))

@@ -11,7 +11,7 @@ was decided about.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
@@ -147,6 +147,8 @@ class Walk:
         takers = [law for law in laws if law.sees("trajectory")]
         for partition in self.partitions("trajectories"):
             rows = self._rows("trajectories", partition, laws)
+            if not takers:
+                deque(rows, maxlen=0)
             while batch := list(islice(rows, BATCH)):
                 for sample in self._with_calls(batch, laws):
                     tell(takers, "trajectory", sample)

@@ -6,7 +6,7 @@ order in which they lie there; a digest covers key, headers and stored bytes."""
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from hashlib import blake2b
 from typing import NamedTuple
 
@@ -71,3 +71,9 @@ class Written:
         """Whether nothing that the slot wrote to this partition was taken before: what is missing may be older."""
         lane = self._lanes.get(slot, {}).get(where)
         return lane is None or lane.at == 0
+
+    def left(self) -> Iterator[tuple[bytes, Where, int, int]]:
+        """Outputs that nobody took: (slot, where, turn, offset)."""
+        for slot, lanes in self._lanes.items():
+            for where, lane in lanes.items():
+                yield from ((slot, where, lane.turns[n], lane.offsets[n]) for n in range(lane.at, len(lane.turns)))

@@ -19,6 +19,7 @@ from millrace.consumers.export.select import Selection
 from millrace.consumers.export.trained import Trained
 from millrace.consumers.history.dialogue import Unsayable
 from millrace.consumers.history.kinds import EVALUATIONS, EVENTS, LEDGER, TRAJECTORIES, Kind
+from millrace.consumers.history.nowhere import begins_at, nowhere
 from millrace.consumers.history.reader import History, Stretch
 from millrace.consumers.history.rows import Row
 from millrace.infra.errors import ClaimError, StorageError
@@ -73,6 +74,13 @@ class Gatherer:
         self._trained = Trained(history.names[TRAJECTORIES], entries)
         kinds = [*([TRAJECTORIES] if selection.train else []), *([EVALUATIONS] if selection.evaluation else [])]
         self._ends = {kind: history.ends(kind) for kind in kinds}
+        self.gone = [
+            nowhere(history.names[kind], partition, 0, start - 1, begins_at(start))
+            for kind in kinds
+            for partition, start in sorted(history.starts(kind).items())
+            if start
+        ]
+        """ranges of the selected topics that nobody has any more"""
         starts = {kind: history.starts(kind) for kind in kinds}
         self._total = sum(
             end - starts[kind].get(partition, 0) for kind, ends in self._ends.items() for partition, end in ends.items()
@@ -142,7 +150,10 @@ class Gatherer:
                 raise Unsayable("ineligible", why)
             there = [call for call in calls if call is not None]
             if len(there) < len(calls):
-                raise Unsayable("events_gone", "its calls are not in the log any more, so nothing says what may leave")
+                raise Unsayable(
+                    "events_gone",
+                    "its calls are neither in the topic nor in the archive, so nothing says what may leave",
+                )
             return Sample(row, there, self._trained.version(row.place), self._owner)
         except Unsayable as error:
             self._turn_down(row["id"], error.code, str(error), row.place)

@@ -25,9 +25,8 @@ from millrace.consumers.history.dialogue import Unsayable
 from millrace.consumers.history.reader import History
 from millrace.infra import durable
 from millrace.infra.config import Settings
-from millrace.infra.connect import connect_now
+from millrace.infra.connect import claims, history
 from millrace.infra.errors import ExportError
-from millrace.infra.log.blobs import ClaimStore
 
 FORMAT = 1
 EXAMPLES = 5
@@ -51,6 +50,8 @@ class Summary:
     """by reason"""
     examples: dict[str, list[str]]
     """by reason, some of the refused trajectories, with why"""
+    gone: list[str]
+    """ranges of the topics that neither they nor the archive have"""
     exported: int
     """trajectories"""
     rows: int
@@ -69,13 +70,19 @@ class Summary:
 
 
 def export(
-    settings: Settings, layout: str, out: Path, selection: Selection, watch: Watch = lambda done, total: None
+    settings: Settings,
+    layout: str,
+    out: Path,
+    selection: Selection,
+    watch: Watch = lambda done, total: None,
+    *,
+    anyway: bool = False,
 ) -> Summary:
-    """Export trajectories of the configured policy. Raises ExportError for a layout that is none or a place that is
-    taken, BusError when the log cannot be read."""
-    with connect_now(settings) as bus:
-        history = History(bus, settings.namespace, settings.policy.name, ClaimStore(settings.claims).resolve)
-        return export_from(history, layout, out, selection, settings.policy.tenant, today(settings), watch)
+    """Export trajectories of the configured policy. Raises ExportError for a layout that is none, a place that is
+    taken, or trajectories that nobody has any more, unless `anyway`; BusError when the log cannot be read."""
+    with history(settings) as bus:
+        known = History(bus, settings.namespace, settings.policy.name, claims(settings).resolve)
+        return export_from(known, layout, out, selection, settings.policy.tenant, today(settings), watch, anyway=anyway)
 
 
 def export_from(
@@ -86,6 +93,8 @@ def export_from(
     owner: str = "",
     allowed: Allowed = anyone,
     watch: Watch = lambda done, total: None,
+    *,
+    anyway: bool = False,
 ) -> Summary:
     """The same for any history. owner: the tenant whose the policy is; allowed: what tenants' rules say today."""
     made = _layout(layout)
@@ -96,7 +105,7 @@ def export_from(
     with durable.drafted(out) as draft:
         with _Refusals(out) as refusals:
             run = _Run(history, made, selection, refusals)
-            run.write(draft, owner, allowed, watch)
+            run.write(draft, owner, allowed, watch, anyway=anyway)
         summary = run.summary(out, digest(draft))
         durable.write(_beside(out, "manifest.json"), orjson.dumps(summary.as_json(), option=orjson.OPT_INDENT_2))
     return summary
@@ -113,10 +122,14 @@ class _Run:
         self._refusals = refusals
         self._rows = self._tokens = self._trainable = 0
         self._tokenizers: set[str] = set()
+        self._gone: list[str] = []
 
-    def write(self, draft: Path, owner: str, allowed: Allowed, watch: Watch) -> None:
-        """Fill the draft."""
+    def write(self, draft: Path, owner: str, allowed: Allowed, watch: Watch, *, anyway: bool) -> None:
+        """Fill the draft. Raises ExportError where a part of what is selected is nowhere, unless `anyway`."""
         gatherer = Gatherer(self._history, self._selection, owner, allowed, self._tally, self._refusals)
+        self._gone = gatherer.gone
+        if self._gone and not anyway:
+            raise ExportError(f"{'; '.join(self._gone)}. --anyway exports what is left")
         target = sink(self._layout, draft)
         try:
             for group in gatherer.groups(watch):
@@ -153,6 +166,7 @@ class _Run:
             dict(sorted(tally.left_out.items())),
             dict(sorted(tally.refused.items())),
             self._refusals.examples,
+            self._gone,
             tally.exported,
             self._rows,
             self._tokens,

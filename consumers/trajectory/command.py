@@ -23,10 +23,9 @@ from millrace.consumers.why.read import Topics
 from millrace.consumers.why.story import tell
 from millrace.infra import durable
 from millrace.infra.config import Settings
-from millrace.infra.connect import connect_now
+from millrace.infra.connect import claims, history
 from millrace.infra.errors import LookError, MillraceError
 from millrace.infra.log.base import Bus
-from millrace.infra.log.blobs import ClaimStore
 from millrace.infra.terminal import clean
 
 _VERSION = re.compile(r"(?:(?P<policy>[\w.-]+)@|v)?(?P<number>\d{1,18})")
@@ -48,8 +47,8 @@ def show(
     tokenizer: a model directory whose tokenizer spells them, else a kept version's; out: also write the page there.
 
     Raises LookError where nothing or several things are meant, BusError when the log cannot be read."""
-    with connect_now(settings) as bus:
-        resolve = ClaimStore(settings.claims).resolve
+    with history(settings) as bus:
+        resolve = claims(settings).resolve
         topics = Topics(bus, settings.namespace, settings.policy.name, resolve)
         told = told_of(topics, wanted)
         needed = tokens or out is not None
@@ -89,8 +88,8 @@ def lineage(settings: Settings, wanted: str, *, task: bool = False) -> Shown:
     """The lineage of a version, a trajectory or a task. task: it is the id of a task, whatever it looks like.
 
     Raises LookError where nothing or several things are meant, BusError when the log cannot be read."""
-    with connect_now(settings) as bus:
-        resolve = ClaimStore(settings.claims).resolve
+    with history(settings) as bus:
+        resolve = claims(settings).resolve
         return lineage_in(bus, settings.namespace, settings.policy.name, wanted, resolve, task=task)
 
 

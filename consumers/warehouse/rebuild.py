@@ -1,46 +1,68 @@
-"""Makes the tables anew from the log, for one namespace.
+"""Makes the tables anew from topics and archive, for one namespace.
 
 Invariants: rows that the log cannot give again are not dropped unless whoever asks says so; a rebuild that was cut
 short is ended by whoever opens the warehouse next, since the tables themselves say how far they are."""
 
 from __future__ import annotations
 
+from millrace.consumers.history.nowhere import begins_at, nowhere
 from millrace.consumers.warehouse.columns import text
 from millrace.consumers.warehouse.ingest import Ingest
 from millrace.consumers.warehouse.migrations import migrate
 from millrace.consumers.warehouse.opened import open_store
 from millrace.consumers.warehouse.retention import keep
+from millrace.consumers.warehouse.sorting import Behind, kind_of
 from millrace.consumers.warehouse.store import Store
 from millrace.consumers.warehouse.tables import LOG
 from millrace.infra.config import Settings
-from millrace.infra.connect import connect_now
+from millrace.infra.connect import claims, history
 from millrace.infra.errors import TopicError, WarehouseError
+from millrace.infra.log.archive.bus import ArchivedBus
 from millrace.infra.log.base import Bus
-from millrace.infra.log.blobs import ClaimStore
 from millrace.infra.log.topics import logical_name
 
 COMPACTED = "workers"
 """the one topic whose older records the log itself gives up"""
+NOTHING = 1 << 63
+"""where a partition begins of which nothing is left"""
 
 
 def rebuild(settings: Settings, *, forget: bool = False) -> dict[str, tuple[int, int]]:
     """Make every table anew; gives its rows before and after. forget: rows that the log no longer has may go.
 
     Raises WarehouseHeld while another process holds the directory, WarehouseError where rows would be lost."""
-    with connect_now(settings) as bus, open_store(settings) as store:
-        store.prepare()
-        before = counts(store, settings.namespace)
-        if not forget and (lost := irrecoverable(bus, store, settings.namespace)):
-            raise WarehouseError(
-                f"the log no longer has what these rows were made of: {'; '.join(lost)}. `millrace warehouse rebuild "
-                "--forget` makes the tables of what is left"
-            )
-        drop(store, settings.namespace)
-        migrate(store)
-        keep(store, settings.warehouse.keep_days, settings.topics.short_hours)
-        Ingest(bus, store, settings.namespace, ClaimStore(settings.claims).behind).catch_up()
-        after = counts(store, settings.namespace)
+    with history(settings) as bus, open_store(settings) as store:
+        return rebuild_from(bus, store, settings, claims(settings).behind, forget=forget)
+
+
+def rebuild_from(
+    bus: Bus, store: Store, settings: Settings, behind: Behind, *, forget: bool = False
+) -> dict[str, tuple[int, int]]:
+    """The same for any log. Everything that is archived is read once before anything is dropped: a damaged segment is
+    named while the tables are still there."""
+    store.prepare()
+    namespace = settings.namespace
+    before = counts(store, namespace)
+    if not forget and (lost := irrecoverable(bus, store, namespace)):
+        raise WarehouseError(
+            f"rows cannot be made again: {'; '.join(lost)}. `millrace warehouse rebuild --forget` makes the tables of"
+            " what is left"
+        )
+    readable(bus, namespace)
+    drop(store, namespace)
+    migrate(store)
+    keep(store, settings.warehouse.keep_days, settings.topics.short_hours)
+    Ingest(bus, store, namespace, behind).catch_up()
+    after = counts(store, namespace)
     return {name: (before.get(name, 0), after.get(name, 0)) for name in sorted({*before, *after})}
+
+
+def readable(bus: Bus, namespace: str) -> None:
+    """Read what only the archive still has. Raises ArchiveError naming the first segment that is damaged."""
+    if isinstance(bus, ArchivedBus):
+        for topic in bus.topics(f"{namespace}."):
+            if kind_of(logical_name(topic)) is not None:
+                bus.check(topic)
 
 
 def counts(store: Store, namespace: str) -> dict[str, int]:
@@ -59,7 +81,8 @@ def irrecoverable(bus: Bus, store: Store, namespace: str) -> list[str]:
         for topic, part, first, last in spans:
             start = _start(bus, topic, part)
             if logical_name(topic) != COMPACTED and first < start:
-                found.append(f"{topic} partition {part}, offsets {first} to {min(last, start - 1)}")
+                left = begins_at(start) if start < NOTHING else "nothing of it is left"
+                found.append(nowhere(topic, part, first, min(last, start - 1), left))
     return found
 
 
@@ -89,6 +112,6 @@ def _of(namespace: str) -> str:
 def _start(bus: Bus, topic: str, part: int) -> int:
     """The first offset that the log has of a partition; beyond everything where it has none."""
     try:
-        return bus.starts(topic).get(part, 1 << 63)
+        return bus.starts(topic).get(part, NOTHING)
     except TopicError:
-        return 1 << 63
+        return NOTHING

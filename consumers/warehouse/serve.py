@@ -19,10 +19,11 @@ from millrace.consumers.warehouse.ingest import Ingest
 from millrace.consumers.warehouse.opened import open_for_rows
 from millrace.consumers.warehouse.store import Store
 from millrace.infra.config import Settings
-from millrace.infra.connect import connect
+from millrace.infra.connect import claims, connect
 from millrace.infra.errors import WarehouseHeld
 from millrace.infra.heartbeat import Heartbeat, unless_in
-from millrace.infra.log.blobs import ClaimStore
+from millrace.infra.log.archive.archive import Archive
+from millrace.infra.log.archive.bus import ArchivedBus
 from millrace.infra.process.net import LOCALHOST
 
 log = logging.getLogger(__name__)
@@ -37,8 +38,9 @@ def run(settings: Settings) -> None:
     with suppress(OSError):
         os.nice(NICE)
     url = f"http://{LOCALHOST}:{settings.warehouse.port}"
-    with opened(settings, url) as store, connect(settings) as bus:
-        ingest = Ingest(bus, store, settings.namespace, ClaimStore(settings.claims).behind)
+    both = ArchivedBus(connect(settings), Archive(settings.archived))
+    with opened(settings, url) as store, both as bus:
+        ingest = Ingest(bus, store, settings.namespace, claims(settings).behind)
         beat = Heartbeat(
             bus,
             settings.namespace,

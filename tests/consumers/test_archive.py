@@ -30,13 +30,15 @@ LATE = 1e12
 """seconds: later than any record"""
 
 
-def archived(made: History, root: Path) -> ArchivedBus:
-    """The history with everything archived that may be, and every archived topic emptied."""
+def archived(made: History, root: Path, *, only: str = "") -> ArchivedBus:
+    """The history with everything archived that may be, and every archived topic emptied. only: or one kind."""
     archive = Archive(str(root))
     archiver = Archiver(
         made.bus, archive, NS, ClaimStore("memory://n"), segment_bytes=50_000, close_s=0, raw=True, clock=lambda: LATE
     )
     for kept in list(archiver.run()):
+        if only and kept.topic != made.topic(only):
+            continue
         made.bus.delete_before(kept.topic, kept.partition, kept.segment.end)
     return ArchivedBus(made.bus, archive)
 

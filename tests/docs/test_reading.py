@@ -43,7 +43,7 @@ def _there(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyP
     for name, value in named.items():
         monkeypatch.setenv(f"MILLRACE_{name}", value)
     for module in (exporting, showing):
-        monkeypatch.setattr(module, "connect_now", lambda settings: _Open())
+        monkeypatch.setattr(module, "history", lambda settings: _Open())
 
 
 def words(command: str) -> list[str]:

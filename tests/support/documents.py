@@ -76,6 +76,7 @@ BENCHMARKS = "tests/docs/test_benchmarks.py"
 SETUP = "tests/docs/test_setup.py"
 TUTORIAL = "tests/docs/test_tutorial.py"
 TRAINING = "tests/docs/test_training.py"
+REBUILD = "tests/consumers/replay/rebuild/test_command.py"
 REPLAY = "tests/consumers/replay/test_prove_ranks.py"
 BRANCH = "tests/consumers/replay/branch/test_deployed.py"
 READING = "tests/docs/test_reading.py"
@@ -161,6 +162,8 @@ RUN_BY = {
     ' --select "SELECT trajectory FROM trajectories WHERE reward IS NOT NULL"': BRANCH,
     "millrace --set policy.name=imitation evaluate --tasks sort-digits --count 32": BRANCH,
     "millrace --set policy.name=imitation audit --files": BRANCH,
+    "millrace replay rebuild": REBUILD,
+    "millrace replay rebuild trajectories --out rebuilt": REBUILD,
     "millrace engine": DEPLOYMENT,
     "millrace reload": DEPLOYMENT,
     "millrace gateway": DEPLOYMENT,

@@ -8,22 +8,18 @@ compacted is left out.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import NamedTuple
 
-from millrace.infra.errors import ArchiveError, ClaimError, StorageError
+from millrace.infra.errors import ArchiveError
 from millrace.infra.log.archive.archive import Archive
-from millrace.infra.log.archive.segment import SegmentWriter
+from millrace.infra.log.archive.filling import Ahead, Filler
 from millrace.infra.log.archive.shelf import Segment, Shelf
-from millrace.infra.log.base import Bus, Place, Record
+from millrace.infra.log.base import Bus, Place
 from millrace.infra.log.blobs import ClaimStore
 from millrace.infra.log.topics import logical_name
-from millrace.schemas import codec
-from millrace.schemas.errors import SchemaError
 
 log = logging.getLogger(__name__)
 
@@ -39,17 +35,6 @@ class Kept(NamedTuple):
     topic: str
     partition: int
     segment: Segment
-
-
-class _Ahead:
-    """Records in order, of which the next one can be looked at; None behind the last."""
-
-    def __init__(self, records: Iterator[Record]) -> None:
-        self._records = records
-        self.next = next(records, None)
-
-    def go_on(self) -> None:
-        self.next = next(self._records, None)
 
 
 def archived(topic: str, *, raw: bool) -> bool:
@@ -77,8 +62,7 @@ class Archiver:
         self._bus = bus
         self._archive = archive
         self._prefix = f"{namespace}."
-        self._claims = claims
-        self._segment_bytes = segment_bytes
+        self._filler = Filler(claims, segment_bytes)
         self._close_s = close_s
         self._raw = raw
         self._clock = clock
@@ -87,15 +71,12 @@ class Archiver:
         """Archive all that is due now, and give each segment once it is kept.
 
         Raises ArchiveError, BusError, StorageError; what was given before stays kept."""
-        with self._archive.writing():
-            for topic in self._bus.topics(self._prefix):
-                if archived(topic, raw=self._raw):
-                    for partition in range(self._bus.partitions(topic)):
-                        yield from self._guarded(topic, partition)
-
-    def _guarded(self, topic: str, partition: int) -> Iterator[Kept]:
         try:
-            yield from self._partition(topic, partition)
+            with self._archive.writing():
+                for topic in self._bus.topics(self._prefix):
+                    if archived(topic, raw=self._raw):
+                        for partition in range(self._bus.partitions(topic)):
+                            yield from self._partition(topic, partition)
         except OSError as error:
             root = self._archive.root
             raise ArchiveError(
@@ -109,15 +90,19 @@ class Archiver:
         if kept > at:
             log.warning("%s/%d: offsets %d to %d were gone before they were archived", topic, partition, at, kept)
             at = kept
-        records = _Ahead(self._bus.read(topic, partition, at, end))
+        records = Ahead(self._bus.read(topic, partition, at, end))
         while at < end:
             with self._archive.drafting(topic, partition) as draft:
-                segment = self._segment(draft, records, at, end)
-                if segment is None:
+                filled = self._filler.fill(draft, records, at, end)
+                if filled is None or (not filled.full and filled.segment.since > self._old()):
                     return
-                shelf = self._archive.add(shelf, segment, draft)
-            at = segment.end
-            yield Kept(topic, partition, segment)
+                shelf = self._archive.add(shelf, filled.segment, draft)
+            at = filled.segment.end
+            yield Kept(topic, partition, filled.segment)
+
+    def _old(self) -> float:
+        """The time (micros) of a record from which on it is too young for a segment that is not full."""
+        return (self._clock() - self._close_s) * 1e6
 
     def _shelf(self, topic: str, partition: int) -> Shelf:
         """The partition's shelf, with the topic as it is now. Raises ArchiveError when it is another topic's."""
@@ -144,38 +129,3 @@ class Archiver:
             return True
         found = self._bus.fetch([Place(shelf.topic, shelf.partition, newest.offset)])[0]
         return found is not None and (found.key, found.value) == (newest.key, newest.value)
-
-    def _segment(self, draft: Path, records: _Ahead, first: int, end: int) -> Segment | None:
-        """Write the next segment into `draft`: until it is full, or to `end` where it is old enough; None before. It
-        reaches up to the next record, so that what lies between two segments is never only a transaction's marker."""
-        claims, since, until = dict[str, int](), 0, 0
-        with SegmentWriter(draft) as writer:
-            while (record := records.next) is not None and writer.size < self._segment_bytes:
-                records.go_on()
-                digest, claimed = self._behind(record)
-                if digest:
-                    claims[digest] = record.offset
-                since = min(since, record.timestamp) if writer.records else record.timestamp
-                until = max(until, record.timestamp)
-                writer.add(record, claimed)
-        if not writer.records or (writer.size < self._segment_bytes and since > (self._clock() - self._close_s) * 1e6):
-            return None
-        with draft.open("rb") as file:
-            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-        last = end if records.next is None else records.next.offset
-        return Segment(first, last, writer.records, draft.stat().st_size, sha256, since, until, claims)
-
-    def _behind(self, record: Record) -> tuple[str, bytes | None]:
-        """The digest and the bytes behind a record that is a claim; nothing for any other, or where they are gone."""
-        value = record.value or b""
-        try:
-            claim = codec.decode_as("Claim", value)
-        except SchemaError:
-            return "", None
-        try:
-            return claim["sha256"], self._claims.load(claim)
-        except StorageError:
-            raise
-        except ClaimError as error:
-            log.warning("%s/%d@%d: archived without what it claims: %s", *record.place, error)
-            return "", None

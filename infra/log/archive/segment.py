@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import NamedTuple, Self, TypedDict, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -34,6 +34,23 @@ SCHEMA = pa.schema(
 GROUP_BYTES = 4 << 20
 """of values in a row group: what is read, and found damaged, at once"""
 GROUP_ROWS = 10_000
+
+
+class _Header(TypedDict):
+    name: str
+    value: bytes
+
+
+class _Row(TypedDict):
+    """A row of `SCHEMA` in Python's types."""
+
+    offset: int
+    timestamp: int
+    key: bytes
+    value: bytes | None
+    headers: list[_Header]
+    claimed: bytes | None
+    digest: bytes
 
 
 class Stored(NamedTuple):
@@ -119,7 +136,7 @@ def read(data: pa.Buffer, topic: str, partition: int, name: str) -> Iterator[Sto
         if not file.schema_arrow.equals(SCHEMA):
             raise ArchiveError(f"{name} has other columns than a segment: restore it from a copy")
         for group in groups:
-            for row in file.read_row_group(group).to_pylist():
+            for row in cast(list[_Row], file.read_row_group(group).to_pylist()):  # its schema is SCHEMA
                 stored = _stored(row, topic, partition)
                 if stored.record.offset <= last or digest_of(*stored) != row["digest"]:
                     raise ArchiveError(f"{name} is damaged at offset {stored.record.offset}: restore it from a copy")
@@ -130,8 +147,7 @@ def read(data: pa.Buffer, topic: str, partition: int, name: str) -> Iterator[Sto
         raise ArchiveError(f"{name} is damaged {where} ({error}): restore it from a copy") from error
 
 
-def _stored(row: dict[str, object], topic: str, partition: int) -> Stored:
-    fields: dict[str, object] = row
-    headers: dict[str, bytes] = {one["name"]: one["value"] for one in fields["headers"]}  # type: ignore[attr-defined]
-    record = Record(topic, partition, fields["offset"], fields["key"], fields["value"], headers, fields["timestamp"])  # type: ignore[arg-type]
-    return Stored(record, fields["claimed"])  # type: ignore[arg-type]
+def _stored(row: _Row, topic: str, partition: int) -> Stored:
+    headers = {header["name"]: header["value"] for header in row["headers"]}
+    record = Record(topic, partition, row["offset"], row["key"], row["value"], headers, row["timestamp"])
+    return Stored(record, row["claimed"])

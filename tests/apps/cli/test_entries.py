@@ -38,6 +38,7 @@ CALLS = {
     "millrace.consumers.replay.asked:one": ["SELECT 1"],
     "millrace.consumers.replay.branch.command:branch": ["settings", "options"],
     "millrace.consumers.replay.branch.job:Options": ["name"],
+    "millrace.consumers.replay.rebuild.command:run": ["settings", ["events"], Path()],
     "millrace.consumers.trajectory:lineage": ["settings", "id"],
     "millrace.consumers.trajectory:show": ["settings", "id"],
     **{role.entry: ["settings"] for role in ROLES},

@@ -283,7 +283,8 @@ def test_what_the_log_has_forgotten_is_not_dropped_for_a_rebuild(store: Store) -
     topic = made.topic("raw")
     later.bus.starts = lambda name: {0: 3, 1: 0} if name == topic else made.bus.starts(name)  # type: ignore[method-assign]
     (lost,) = irrecoverable(later.bus, store, NS)
-    assert lost == f"{topic} partition 0, offsets 0 to 2"
+    gone = "offsets 0 to 2 are neither in the topic nor in the archive"
+    assert lost == f"{topic}[0]: {gone}; what is left begins at 3"
 
 
 def test_kinds_of_topics() -> None:

@@ -1,0 +1,206 @@
+"""What turns give when they are folded again, beside what lies where they wrote: the comparison itself.
+
+Invariants: outputs of a turn are paired with what it gives in the order of the log, per partition; a record counts as
+equal by its bytes, key and headers, or where it says the same behind a claim, in an older release's schema, or beside
+a place that is gone. What comes of settings and detectors that no log holds is no difference: it ends the comparison.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from difflib import SequenceMatcher
+from typing import Any, NamedTuple
+
+from millrace.consumers.audit.differs import differing
+from millrace.consumers.audit.envelopes import REPLACED
+from millrace.consumers.audit.facts import Facts
+from millrace.consumers.audit.walk import Walk
+from millrace.consumers.audit.written import Output, Where, Written, digest
+from millrace.infra.errors import ClaimError
+from millrace.infra.log.base import Outgoing, Place, Record
+from millrace.infra.log.topics import partition_of
+from millrace.infra.stages.base import Emit
+from millrace.infra.stages.outbox import Outbox, as_record, filled, refs_in
+from millrace.infra.stages.replay import ANYWHERE, same
+from millrace.schemas import codec
+from millrace.schemas.errors import SchemaError
+from millrace.schemas.records import Event
+
+Known = Mapping[tuple[int, str], Place]
+"""places by the scope and the ref of the emit that lies there"""
+
+
+UNREADABLE = "it cannot be read"
+
+
+class Stop(Exception):
+    """This slot is not folded further; the message is a note."""
+
+
+class Pair(NamedTuple):
+    """A record that a turn gives beside the one that lies there; one of both may be missing. `forgotten`: it is of the
+    beginning of a topic that retention has taken."""
+
+    where: Where
+    scope: int
+    emit: Emit | None
+    output: Output | None
+    forgotten: bool = False
+
+
+class Again:
+    """Pairs and compares for one walk. `written`: where outputs lie; `rules`: events by the rules and detectors that
+    governed them; `count`: partitions of a kind of topic, for one that may be gone."""
+
+    def __init__(self, facts: Facts, walk: Walk, count: Callable[[str], int] | None = None) -> None:
+        self._facts, self._walk, self._bus = facts, walk, walk.bus
+        self._outbox = Outbox(walk.namespace, largest=1 << 62)
+        self._count = count or (lambda kind: len(facts.starts.get(kind, {})))
+        self.written = Written()
+        self.rules: Counter[tuple[str, str]] = Counter()
+
+    def governed(self, event: Event) -> None:
+        """Remember what governed an event."""
+        if governance := event["governance"]:
+            self.rules[governance["policy_version"], governance["redaction_version"]] += 1
+
+    def place(self, where: Where, offset: int) -> Place:
+        """An offset of a partition as a place."""
+        return Place(self._walk.full[where[0]], where[1], offset)
+
+    # -- pairs
+
+    def pairs(self, slot: str, turn: int, emits: Sequence[tuple[int, Emit]]) -> list[Pair]:
+        """What a turn of a slot (`stage/slot`) gives beside what lies there. Call it with rising turns."""
+        wanted: dict[Where, list[tuple[int, Emit]]] = {}
+        for scope, emit in emits:
+            if self._facts.mine(emit.topic):
+                wanted.setdefault(self._where(emit), []).append((scope, emit))
+        lost = {where for where in wanted if self._is_lost(slot.encode(), where)}
+        found = self.written.take(slot.encode(), turn)
+        header = f"{slot}/{turn}".encode()
+        pairs: list[Pair] = []
+        places: dict[tuple[int, str], Place] = {}
+
+        def names_others(where: Where) -> bool:
+            return any(any(refs_in(emit.record)) for _, emit in wanted.get(where, ()))
+
+        for where in sorted({*wanted, *found}, key=lambda where: (names_others(where), where)):
+            gives, there = wanted.get(where, []), found.get(where, [])
+            if len(there) < len(gives) and where in lost:
+                older = len(gives) - len(there)
+                pairs += (Pair(where, scope, emit, None, forgotten=True) for scope, emit in gives[:older])
+                gives = gives[older:]
+            aligned = list(self._aligned(where, gives, there, places, header))
+            places |= {
+                (p.scope, p.emit.ref): self.place(where, p.output.offset) for p in aligned if p.emit and p.output
+            }
+            pairs += aligned
+        return sorted(pairs, key=lambda pair: pair.where)
+
+    def _is_lost(self, slot: bytes, where: Where) -> bool:
+        """Whether a slot's next record in a partition may be older than what is kept of it."""
+        return self.written.untouched(slot, where) and self._facts.starts.get(where[0], {}).get(where[1], 0) > 0
+
+    def _where(self, emit: Emit) -> Where:
+        kind = self._facts.kind(emit.topic)
+        if emit.partition is not None:
+            return kind, emit.partition
+        return kind, partition_of(emit.key, max(1, self._count(kind)))
+
+    def _aligned(
+        self, where: Where, gives: Sequence[tuple[int, Emit]], there: Sequence[Output], places: Known, header: bytes
+    ) -> Iterator[Pair]:
+        """Each emit with the output in its place. Where they are not as many, equal ones keep together, so that what is
+        missing or additional is that and no other."""
+        anchors = [] if len(gives) == len(there) else _common([self._digest(*e, places, header) for e in gives], there)
+        at = other = 0
+        for here, yonder in [*anchors, (len(gives), len(there))]:
+            for n in range(max(here - at, yonder - other)):
+                scope, emit = gives[at + n] if at + n < here else (-1, None)
+                yield Pair(where, scope, emit, there[other + n] if other + n < yonder else None)
+            if here < len(gives):
+                yield Pair(where, *gives[here], there[yonder])
+            at, other = here + 1, yonder + 1
+
+    def _digest(self, scope: int, emit: Emit, places: Known, header: bytes) -> int | None:
+        """Of the record that an emit becomes; None where that depends on places that are not known."""
+        if any((scope, ref) not in places for ref in refs_in(emit.record)):
+            return None
+        wanted = self.expected(emit, scope, places, header)
+        return digest(wanted.key, wanted.headers, wanted.value)
+
+    # -- one record
+
+    def expected(self, emit: Emit, scope: int, places: Known, header: bytes) -> Outgoing:
+        """The record that an emit becomes, with the places that are known in it."""
+        refs = set(refs_in(emit.record))
+        known = {ref: as_record(places[scope, ref]) if (scope, ref) in places else ANYWHERE for ref in refs}
+        return self._outbox.encode(emit, filled(emit.record, known) if refs else emit.record, header)
+
+    def difference(self, wanted: Outgoing, emit: Emit, place: Place, output: Output) -> str | None:
+        """How the record at a place differs from the one that its turn gives, in words that quote nothing: UNREADABLE
+        for one that is none, None for an equal one. Raises Stop."""
+        if digest(wanted.key, wanted.headers, wanted.value) == output.digest:
+            return None
+        record = self._bus.fetch([place])[0]
+        if record is None:
+            return "a record went while the turn that wrote it was folded again"
+        beside = record.key != wanted.key or dict(record.headers) != dict(wanted.headers)
+        found = self.decoded(record)
+        if found is None:
+            return UNREADABLE
+        name, actual = found
+        expected = codec.decode_named(emit.name, wanted.value or b"")
+        if beside:
+            if name == emit.name:
+                self._excuse(emit, expected, actual)
+            return f"a {emit.name} has another key or other headers than its turn gives it"
+        if name == emit.name and same(expected, actual):
+            return None  # behind a claim, written by an older release, or beside a place that is gone
+        self._excuse(emit, expected, actual)
+        fields = ", ".join(differing(expected, actual)) if name == emit.name else "kind of record"
+        return f"a {emit.name} differs from what its turn gives when folded again: {fields}"
+
+    def decoded(self, record: Record) -> tuple[str, dict[str, Any]] | None:
+        """A record, that behind its claim where it is one; None for what cannot be read."""
+        try:
+            return codec.decode(self._walk.resolve(record).value or b"")
+        except (ClaimError, SchemaError):
+            return None
+
+    def _excuse(self, emit: Emit, expected: Mapping[str, Any], actual: Mapping[str, Any]) -> None:
+        """Raises Stop where a difference comes from what no log holds: settings that were changed, a detector that
+        failed. Nothing after it can be compared, since the state differs from there on."""
+        mine, theirs = expected.get("governance"), actual.get("governance")
+        if emit.name == "Event" and mine and theirs:
+            rules = (theirs["policy_version"], theirs["redaction_version"])
+            # Rules that were in force governed more than one event: one that stands alone was altered.
+            if rules != (mine["policy_version"], mine["redaction_version"]) and self.rules[rules] > 1:
+                raise Stop("is folded again up to where other detectors or rules governed it than are configured here")
+            # Where a detector fails, the text goes: a body with all of it had none that failed.
+            gone = expected["body"] != actual["body"] or theirs["eligibility"] == "denied"
+            if (mine["redaction"] == "failed") != (theirs["redaction"] == "failed") and gone:
+                raise Stop("is folded again up to where a detector failed, which no fold repeats")
+        if emit.name in ("Event", "DeadLetter") and any(
+            REPLACED.fullmatch(str(value)) and REPLACED.fullmatch(str(actual[name])) and value != actual[name]
+            for name, value in expected.items()
+        ):
+            raise Stop("is folded again up to where names were replaced under another key than the one given here")
+        other = set(differing(expected, actual))
+        if emit.name == "Grant" and other and other <= {"awaits", "reward_deadline_ms"}:
+            facts = self._facts
+            wait, awaits = actual["reward_deadline_ms"], tuple(actual["awaits"])
+            # A change of settings stays: what one prompt alone shows was altered. Prompts that name sources need none.
+            waited = wait == expected["reward_deadline_ms"] or facts.waits[wait] > 1
+            named = actual["prompt_id"] in facts.asking
+            awaited = list(awaits) == expected["awaits"] or (not named and len(facts.awaited[awaits]) > 1)
+            if waited and awaited:
+                raise Stop("is folded again up to where [policy] awaits or reward_deadline_s were changed")
+
+
+def _common(gives: Sequence[int | None], there: Sequence[Output]) -> list[tuple[int, int]]:
+    """Positions of digests that both hold, in one order."""
+    blocks = SequenceMatcher(None, gives, [each.digest for each in there], autojunk=False).get_matching_blocks()
+    return [(a + n, b + n) for a, b, size in blocks for n in range(size)]

@@ -1,0 +1,161 @@
+"""A rebuild: which stages can be folded again, what they give, and the account of it.
+
+Invariants: nothing is folded from the middle: a stage whose first turns, or whose first records, are neither in the
+topics nor in the archive is refused with what is left; what is written is what the topics would hold, whole.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryFile
+
+from millrace.consumers.audit.facts import Facts
+from millrace.consumers.audit.folds import Makers
+from millrace.consumers.audit.walk import Walk, Watch
+from millrace.consumers.audit.written import Where
+from millrace.consumers.history.kinds import WEIGHTS
+from millrace.consumers.history.nowhere import begins_at, nowhere
+from millrace.consumers.history.reader import left_out
+from millrace.consumers.history.rows import Resolve, as_stored
+from millrace.consumers.replay.rebuild.law import DERIVED, Rebuilt, Tally
+from millrace.consumers.replay.rebuild.placing import Span
+from millrace.consumers.replay.rebuild.spool import Spool, Written
+from millrace.infra.errors import ReplayError, TopicError
+from millrace.infra.log.base import Bus
+from millrace.infra.log.blobs import ClaimStore
+from millrace.infra.log.topics import TOPICS, full_name, stages_of, turns_of
+from millrace.infra.stages.replay import turns
+from millrace.schemas.errors import SchemaError
+
+ROWS = {topic.name.rpartition(".")[2]: topic.size for topic in TOPICS}
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What to make again. kinds: of topics; named: they were asked for by name, so one that is refused is an error;
+    slots, shards: of topics that are gone, where nothing else tells; out: where to write them."""
+
+    kinds: Sequence[str] = tuple(DERIVED)
+    named: bool = False
+    slots: int = 1
+    shards: int = 1
+    out: Path | None = None
+
+
+@dataclass(slots=True)
+class Report:
+    """What a rebuild came to. refused: why nothing of a topic was made again, by kind; faults: turns that do not fold
+    to what they say; written: by kind."""
+
+    topics: Mapping[str, str]
+    tallies: dict[str, Tally]
+    refused: dict[str, str]
+    notes: list[str]
+    faults: list[str]
+    turns: int = 0
+    written: dict[str, Written] = field(default_factory=dict)
+
+    @property
+    def equal(self) -> bool:
+        """Whether every record that was asked for was compared, and is as its turn gives it."""
+        whole = not any(t.different or t.missing or t.additional or t.untried for t in self.tallies.values())
+        return whole and not self.refused and not self.faults
+
+
+def rebuild(
+    bus: Bus,
+    namespace: str,
+    policy: str,
+    makers: Makers,
+    asked: Asked,
+    *,
+    release: str = "reserve",
+    resolve: Resolve = as_stored,
+    claims: ClaimStore | None = None,
+    watch: Watch = lambda *_: None,
+) -> Report:
+    """Fold what the stages read again, and compare it with what they wrote. Raises AuditError for a policy that is not
+    there, ReplayError where a topic that was named cannot be made again, BusError when the log cannot be read."""
+    walk = Walk(bus, namespace, policy, resolve, watch)
+    facts = Facts(policy, walk.full, walk.starts, release, walk.latest, walk.moved)
+    roles = [role for role in stages_of(policy) if any(role in DERIVED[kind] for kind in asked.kinds)]
+    lost, spans = _looked(walk, policy)
+    lost = {role: why for role, why in lost.items() if role in roles}
+    kinds = [kind for kind in asked.kinds if any(role not in lost for role in DERIVED[kind])]
+    refused = {kind: "; ".join(lost[role] for role in DERIVED[kind]) for kind in asked.kinds if kind not in kinds}
+    if asked.named and refused:
+        raise ReplayError("; ".join(f"{walk.full[kind]} cannot be made again: {why}" for kind, why in refused.items()))
+    count = _partitions(walk, asked)
+    with ExitStack() as held:
+        file = held.enter_context(TemporaryFile(prefix="millrace-rebuild-")) if asked.out else None
+        spool = Spool(walk.full, file) if file else None
+        able = {role: make for role, make in makers.items() if role in roles and role not in lost}
+        law = Rebuilt(facts, walk, able, kinds, count, spool)
+        walk.run(facts, [law])
+        found = law.finding
+        notes = [*(f"{role} is not folded again: {why}" for role, why in lost.items()), *found.notes]
+        faults = [f"{one.message}{_of(one.ids)}" for one in found.violations]
+        report = Report(walk.full, law.tallies, refused, notes, faults, int(found.facts["turns"]))
+        if spool and asked.out:
+            report.written = spool.write(asked.out, kinds, count, spans, claims or ClaimStore(""))
+    return report
+
+
+def _of(ids: Mapping[str, str | int]) -> str:
+    return f" (turn {ids['turn']} of {ids['stage']}[{ids['slot']}])" if "turn" in ids else ""
+
+
+def _looked(walk: Walk, policy: str) -> tuple[dict[str, str], dict[Where, list[Span]]]:
+    """Roles of which nothing can be folded, with why; and what turns took of each partition, in order."""
+    lost: dict[str, str] = {}
+    spans: defaultdict[Where, list[Span]] = defaultdict(list)
+    kinds = {full: kind for kind, full in walk.full.items()}
+    for role, name in stages_of(policy).items():
+        kind, found = turns_of(role), list[str]()
+        if not walk.starts[kind]:
+            found.append(f"{walk.full[kind]} is neither in the log nor in the archive")
+        for slot, start in walk.starts[kind].items():
+            if start:
+                found.append(nowhere(walk.full[kind], slot, 0, start - 1, begins_at(start)))
+                continue
+            taken: dict[tuple[str, int], list[Span]] = {}
+            try:
+                for _, turn in turns(walk.bus, name, walk.namespace, slot, walk.ends[kind][slot]):
+                    for span in turn["ranges"]:
+                        where = full_name(walk.namespace, span["topic"]), span["partition"]
+                        took = Span(span["first"], span["last"], span["count"] + span["skipped"])
+                        taken.setdefault(where, []).append(took)
+            except SchemaError:
+                """Whoever folds it says so."""
+            for (topic, partition), some in taken.items():
+                found += _gone(walk.bus, topic, partition, some)
+                spans[kinds.get(topic, topic), partition] = some
+        if found:
+            lost[role] = "; ".join(sorted(set(found)))
+    return lost, spans
+
+
+def _gone(bus: Bus, topic: str, partition: int, taken: Sequence[Span]) -> list[str]:
+    """What is nowhere of that which turns took of a partition."""
+    first, last = taken[0].first, taken[-1].last
+    try:
+        start, end = bus.starts(topic).get(partition, 0), bus.ends(topic).get(partition, 0)
+    except TopicError:
+        return [nowhere(topic, partition, first, last, "nothing of it is left")]
+    if end <= last:
+        return [nowhere(topic, partition, max(first, end), last, f"what is left ends at {end - 1}")]
+    if first < start:
+        return [nowhere(topic, partition, first, start - 1, begins_at(start))]
+    return []
+
+
+def _partitions(walk: Walk, asked: Asked) -> dict[str, int]:
+    """How many partitions each kind has; of one that is gone, as many as others of its size, or as the policy says."""
+    begun = next(iter(walk.history.rows(WEIGHTS, unreadable=left_out)), None)
+    shards = (begun["shards"] if begun else None) or asked.shards
+    sizes = {"slots": len(walk.starts[turns_of("seal")]) or asked.slots, "shards": shards, "one": 1}
+    return {kind: len(walk.starts.get(kind, {})) or sizes[ROWS[kind]] for kind in DERIVED}

@@ -1,0 +1,214 @@
+"""What topics hold once they are made again, kept in a file until it is written as segments.
+
+Invariants: what lies in a topic and is equal goes out byte by byte, with its time and its offset; what was made again
+stands at the offset of the record that it replaces, else at the one that others name for it, else where `placing` puts
+it, and every place inside a record that is made again is that one.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+import msgspec
+
+from millrace.consumers.audit.written import Where
+from millrace.consumers.replay.rebuild.placing import Slot, Span, placed
+from millrace.infra import durable
+from millrace.infra.errors import ReplayError
+from millrace.infra.log.archive.archive import Archive
+from millrace.infra.log.archive.filling import Ahead, Filler
+from millrace.infra.log.archive.shelf import Shelf
+from millrace.infra.log.base import Outgoing, Place, Record
+from millrace.infra.log.blobs import ClaimStore
+from millrace.infra.stages.outbox import as_record
+from millrace.schemas import codec
+
+SEGMENT_BYTES = 64 << 20
+_FIRST = -2
+"""the offset that stands for the first record whose place is not known yet; -1 stands for no place"""
+
+
+class _Kept(NamedTuple):
+    key: bytes
+    value: bytes | None
+    headers: list[tuple[str, bytes]]
+    timestamp: int
+    open: bool = False
+    """whether places in it are not known yet"""
+
+
+class Entry(NamedTuple):
+    """A record of the rebuilt topic: which slot wrote it in which turn and when, where it belongs, where it is kept;
+    number: under which others name it, while its place is not known."""
+
+    lane: str
+    turn: int
+    at: int
+    offset: int | None
+    position: int
+    number: int
+
+
+class Written(NamedTuple):
+    """A partition that was written: its records, and how many of them stand where `placing` put them."""
+
+    records: int
+    estimated: int
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decoder = msgspec.msgpack.Decoder(_Kept)
+
+
+class Spool:
+    """`full`: full names of topics by kind; `file`: an empty one, which nobody else uses."""
+
+    def __init__(self, full: Mapping[str, str], file: IO[bytes]) -> None:
+        self._full = full
+        self._file = file
+        self._lying: defaultdict[Where, tuple[array[int], array[int]]]
+        self._lying = defaultdict(lambda: (array("q"), array("q")))
+        self._entries: defaultdict[Where, list[Entry]] = defaultdict(list)
+        self._numbers = 0
+
+    # -- filling
+
+    def lay(self, kind: str, record: Record) -> None:
+        """A record as it lies there, in the order of its partition."""
+        offsets, positions = self._lying[kind, record.partition]
+        offsets.append(record.offset)
+        positions.append(self._put(_Kept(record.key, record.value, list(record.headers.items()), record.timestamp)))
+
+    def keep(self, where: Where, offset: int, lane: str = "", turn: int = 0, at: int = 0) -> None:
+        """The record at this offset stays as it is."""
+        self._entries[where].append(Entry(lane, turn, at, offset, self._position(where, offset), 0))
+
+    def make(
+        self,
+        where: Where,
+        out: Outgoing,
+        offset: int | None,
+        lane: str,
+        turn: int,
+        at: int,
+        *,
+        number: int = 0,
+        unplaced: bool = False,
+        replaces: bool = False,
+    ) -> None:
+        """A record that was made again. replaces: another one lies at its offset, whose time it takes; number: others
+        name it by that; unplaced: it names others so."""
+        time = self._get(self._position(where, offset)).timestamp if replaces and offset is not None else at
+        position = self._put(_Kept(out.key, out.value, list(out.headers.items()), time, unplaced))
+        self._entries[where].append(Entry(lane, turn, at, offset, position, number))
+
+    def number(self, where: Where) -> tuple[int, Place]:
+        """A number for a record whose place is not known yet, and the place that stands for it until then."""
+        self._numbers += 1
+        return self._numbers, Place(self._full[where[0]], where[1], _FIRST - self._numbers)
+
+    def _position(self, where: Where, offset: int) -> int:
+        offsets, positions = self._lying[where]
+        return positions[bisect_left(offsets, offset)]
+
+    def _put(self, kept: _Kept) -> int:
+        self._file.seek(0, 2)
+        position = self._file.tell()
+        data = _encode(kept)
+        self._file.write(len(data).to_bytes(8, "little") + data)
+        return position
+
+    def _get(self, position: int) -> _Kept:
+        self._file.seek(position)
+        size = int.from_bytes(self._file.read(8), "little")
+        return _decoder.decode(self._file.read(size))
+
+    # -- writing
+
+    def write(
+        self,
+        root: Path,
+        kinds: Sequence[str],
+        partitions: Mapping[str, int],
+        read: Mapping[Where, Sequence[Span]],
+        claims: ClaimStore,
+    ) -> dict[str, Written]:
+        """Write these kinds of topic as an archive; gives what was written by kind. Raises ReplayError where one of
+        them lies there already."""
+        archive = Archive(str(root))
+        for kind in kinds:
+            if archive.shelves(self._full[kind]):
+                raise ReplayError(f"{root} holds segments of {self._full[kind]}: name another directory with --out")
+        offsets = {
+            where: placed([Slot(*entry[:4]) for entry in entries], read.get(where, ()))
+            for where, entries in self._entries.items()
+        }
+        names = {
+            entry.number: as_record(Place(self._full[where[0]], where[1], offset))
+            for where, entries in self._entries.items()
+            for entry, offset in zip(entries, offsets[where], strict=True)
+            if entry.number
+        }
+        filler, found = Filler(claims, SEGMENT_BYTES), dict[str, Written]()
+        with archive.writing():
+            for kind in kinds:
+                estimated = records = 0
+                for partition in range(partitions[kind]):
+                    where = (kind, partition)
+                    entries = self._entries.get(where, [])
+                    records += len(entries)
+                    estimated += sum(entry.offset is None for entry in entries)
+                    at = sorted(zip(offsets.get(where, ()), (entry.position for entry in entries), strict=True))
+                    self._partition(archive, filler, where, partitions[kind], at, names)
+                found[kind] = Written(records, estimated)
+        durable.flush(root)
+        return found
+
+    def _partition(
+        self,
+        archive: Archive,
+        filler: Filler,
+        where: Where,
+        partitions: int,
+        at: Sequence[tuple[int, int]],
+        names: Mapping[int, Mapping[str, Any]],
+    ) -> None:
+        shelf, end = Shelf(self._full[where[0]], where[1], partitions), at[-1][0] + 1 if at else 0
+        records, first = Ahead(self._records(where, at, names)), 0
+        while records.next is not None:
+            with archive.drafting(shelf.topic, shelf.partition) as draft:
+                filled = filler.fill(draft, records, first, end)
+                if filled is None:
+                    return
+                shelf = archive.add(shelf, filled.segment, draft)
+                first = filled.segment.end
+
+    def _records(
+        self, where: Where, at: Sequence[tuple[int, int]], names: Mapping[int, Mapping[str, Any]]
+    ) -> Iterator[Record]:
+        for offset, position in at:
+            kept = self._get(position)
+            value = _named(kept.value, names) if kept.open else kept.value
+            yield Record(self._full[where[0]], where[1], offset, kept.key, value, dict(kept.headers), kept.timestamp)
+
+
+def _named(value: bytes | None, names: Mapping[int, Mapping[str, Any]]) -> bytes:
+    name, record = codec.decode(value or b"")
+    return codec.encode_named(name, _told(record, names))
+
+
+def _told(value: Any, names: Mapping[int, Mapping[str, Any]]) -> Any:
+    """A copy in which the numbers of places are the places themselves."""
+    if isinstance(value, dict):
+        offset = value.get("offset")
+        if value.keys() == {"topic", "partition", "offset"} and isinstance(offset, int) and offset < _FIRST:
+            return names[_FIRST - offset]
+        return {key: _told(part, names) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_told(part, names) for part in value]
+    return value
