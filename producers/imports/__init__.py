@@ -3,6 +3,8 @@
 readers  rows out of files, one at a time
 rows     one row, and why one cannot be imported
 messages chats, checked
+spans    OTLP in JSON
+genai    what a GenAI span says
 episode  what a layout makes of rows
 layouts  how the rows of one tool are read
 events   episodes as events

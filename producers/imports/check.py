@@ -48,8 +48,8 @@ class Checked:
 
 def check(path: Path, layout: str, terms: Terms, refuse: Refuse, watch: Watch) -> Checked:
     """Read a file. Raises ImportRefused where it cannot be read, or nothing says what it is."""
-    source = reader(path)
-    found = Checked(path, chosen(source, layout), fingerprint(path))
+    source, seen = reader(path), fingerprint(path)
+    found = Checked(path, chosen(source, layout), seen)
     digest = hashlib.sha256()
 
     def turned_down(number: int, error: BadRow) -> None:

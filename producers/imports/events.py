@@ -1,9 +1,9 @@
 """Episodes as events of `raw`, in the form in which the gateway makes them, with ids and numbers of their own.
 
-Invariants: an event follows from the rows, the terms and its number alone, byte by byte, so whoever sends a number again
-sends the same and refine skips it; a model call holds no token and says that it was imported, so nothing of it trains;
-rewards stand before the end, where seal still counts them; each group is one run of numbers, and the events of an
-episode are one chain; a group whose events refine could not take is refused here, by the name of the bound."""
+Invariants: an event follows from the rows, the terms and its number alone, byte by byte, so whoever sends a number
+again sends the same and refine skips it; a model call holds no token and says that it was imported, so nothing of it
+trains; rewards stand before the end, where seal still counts them; each group is one run of numbers, and the events of
+an episode are one chain; a group whose events refine could not take is refused here, by the name of the bound."""
 
 from __future__ import annotations
 
@@ -317,6 +317,7 @@ def _within(text: str, what: str) -> str:
     if unwieldy(text):
         raise BadRow(
             "too_many_values",
-            f"{what} nests deeper than {bounds.DEPTH} levels (DEPTH) or has more than {bounds.VALUES:,} values (VALUES)",
+            f"{what} nests deeper than {bounds.DEPTH} levels (DEPTH) or has more than {bounds.VALUES:,} values "
+            "(VALUES)",
         )
     return text

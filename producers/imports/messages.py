@@ -35,7 +35,8 @@ def said_or_chat(value: Any, name: str, role: str) -> list[Content]:
 
 def message(value: Any, name: str) -> Content:
     """One message. Raises BadRow."""
-    if not isinstance(value, Mapping) or value.get("role") not in ROLES:
+    role = value.get("role") if isinstance(value, Mapping) else None
+    if not isinstance(role, str) or role not in ROLES:
         raise BadRow("bad_message", f"{name} has no role of a chat ({', '.join(sorted(ROLES))})")
     out = dict(value)
     content = out.setdefault("content", "")

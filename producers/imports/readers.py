@@ -1,7 +1,7 @@
 """Rows out of files: JSON lines (plain or gzip), Parquet, a Hugging Face dataset directory.
 
-Invariants: one row, or one batch of columns, is in memory at a time, however long the file; a row that cannot be read is
-named with its number and the next one is read; a file that cannot be read at all is an `ImportRefused`."""
+Invariants: one row, or one batch of columns, is in memory at a time, however long the file; a row that cannot be read
+is named with its number and the next one is read; a file that cannot be read at all is an `ImportRefused`."""
 
 from __future__ import annotations
 

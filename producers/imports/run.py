@@ -1,8 +1,8 @@
 """`millrace import`: read every file whole, say what cannot be imported, then send the rest.
 
-Invariants: nothing is sent while a file has a row that is refused, unless rows are to be skipped; the same rows are sent
-under the same numbers every time, so importing them again, or after a kill, changes nothing and loses nothing; every row
-is counted as imported or as refused, and each refused one is named with file and number."""
+Invariants: nothing is sent while a file has a row that is refused, unless rows are to be skipped; the same rows are
+sent under the same numbers every time, so importing them again, or after a kill, changes nothing and loses nothing;
+every row is counted as imported or as refused, and each refused one is named with file and number."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast, get_args
 
 import orjson
 
@@ -20,7 +20,7 @@ from millrace.infra.connect import connect_now
 from millrace.infra.errors import FencedError, ImportRefused
 from millrace.infra.log.base import Bus, Outgoing
 from millrace.infra.log.blobs import ClaimStore
-from millrace.infra.log.topics import full_name
+from millrace.infra.log.topics import NAME, full_name
 from millrace.producers.imports.check import Checked, check, events
 from millrace.producers.imports.events import Maker, Terms
 from millrace.producers.imports.readers import fingerprint, reader
@@ -28,6 +28,8 @@ from millrace.producers.imports.rows import BadRow
 from millrace.producers.imports.send import send
 from millrace.schemas.records import Split
 
+SPLITS: tuple[str, ...] = get_args(Split)
+ON_ERROR = ("stop", "skip")
 EXAMPLES = 5
 """refused rows that an error names"""
 
@@ -50,6 +52,17 @@ class Options:
     skip: bool = False
     dry_run: bool = False
     refused: Path | None = None
+
+
+def from_flags(
+    layout: str, tenant: str, split: str, task: str, on_error: str, refused: Path | None, *, dry_run: bool
+) -> Options:
+    """The options that flags ask for. Raises ImportRefused for those that make no sense."""
+    if split not in SPLITS:
+        raise ImportRefused(f"there is no split {split!r}: choose one of {', '.join(SPLITS)}")
+    if on_error not in ON_ERROR:
+        raise ImportRefused(f"--on-error is {' or '.join(ON_ERROR)}, not {on_error!r}")
+    return Options(layout, tenant, cast(Split, split), task, on_error == "skip", dry_run, refused)
 
 
 @dataclass(slots=True)
@@ -78,13 +91,20 @@ class Summary:
         return asdict(self)
 
 
-def import_files(settings: Settings, paths: Sequence[Path], options: Options, told: Told = _silent) -> list[Summary]:
-    """Import files for the configured policy. Raises ImportRefused for what cannot be imported, BusError for a log that
-    does not answer or lacks a topic."""
+def import_files(
+    settings: Settings,
+    paths: Sequence[Path],
+    options: Options,
+    ready: Callable[[Settings, Bus], None],
+    told: Told = _silent,
+) -> list[Summary]:
+    """Import files for the configured policy. `ready` raises where the deployment would take none of it. Raises
+    ImportRefused for what cannot be imported, BusError for a log that does not answer or lacks a topic."""
     if options.dry_run:
         return import_into(None, settings.namespace, settings.policy.name, paths, options, told=told)
     with connect_now(settings) as bus:
         bus.check_topics(settings.layout.specs())
+        ready(settings, bus)
         return import_into(
             bus,
             settings.namespace,
@@ -109,6 +129,8 @@ def import_into(
     told: Told = _silent,
 ) -> list[Summary]:
     """The same for any bus; without one everything is read and nothing sent."""
+    if not NAME.fullmatch(options.tenant):
+        raise ImportRefused(f"{options.tenant!r} is no name of a tenant: use letters, digits, '-' and '_'")
     terms = Terms(full_name(namespace, "raw"), policy, options.tenant, options.split, options.task, reward_key)
     with _Refusals(options.refused) as refusals:
         checked = [_checked(path, options, terms, refusals, told) for path in paths]
@@ -144,6 +166,8 @@ def _send(bus: Bus, namespace: str, one: Checked, terms: Terms, claims: ClaimSto
         for _, records in events(again, reader(one.path), maker, _said_already, watch):
             yield records
 
+    if fingerprint(one.path) != one.seen:
+        raise ImportRefused(f"{one.path} was written to after it was read, so nothing of it was imported: try again")
     try:
         send(bus, full_name(namespace, one.source), groups(), claims)
     except FencedError:

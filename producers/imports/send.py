@@ -1,7 +1,7 @@
 """What was checked, into `raw`.
 
-Invariants: a group is in one transaction, so no reader ever sees a part of an episode, whoever is killed when; groups go
-in their order, so refine skips what it has taken before, from the first number on; one sender of a source is alive,
+Invariants: a group is in one transaction, so no reader ever sees a part of an episode, whoever is killed when; groups
+go in their order, so refine skips what it has taken before, from the first number on; one sender of a source is alive,
 another fences it."""
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ RECORDS, SIZE = 512, 4 << 20
 
 
 def send(bus: Bus, owner: str, groups: Iterable[list[Outgoing]], claims: ClaimStore | None) -> None:
-    """Write groups. `owner`: the transactional id. Raises FencedError when the same rows are imported elsewhere, BusError
-    when the log does not answer: then another import of them goes on."""
+    """Write groups. `owner`: the transactional id. Raises FencedError when the same rows are imported elsewhere,
+    BusError when the log does not answer: then importing them again goes on."""
     with bus.transactor(owner) as transactor:
         waiting: list[Outgoing] = []
         size = 0

@@ -1,5 +1,5 @@
-"""Conversations: `messages` and, where they were offered, `tools`. Chat JSONL of any kind, OpenAI fine-tuning, TRL, and the
-layouts that say more beside them: what `millrace export` writes with exact tokens, and verl."""
+"""Conversations: `messages` and, where they were offered, `tools`. Chat JSONL of any kind, OpenAI fine-tuning, TRL, and
+the layouts that say more beside them: what `millrace export` writes with exact tokens, and verl."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Chat(Layout):
 
 
 class Exact(Chat):
-    """What `millrace export` writes as jsonl, parquet and hf. Its tokens are left out: nothing here saw them sampled."""
+    """What `millrace export` writes as jsonl, parquet and hf. Its tokens are left out: nobody here saw them sampled."""
 
     name = "jsonl"
     help = "the exact layouts of `millrace export` (jsonl, parquet, hf), a lineage a row; its tokens are left out"
