@@ -22,7 +22,7 @@ from millrace.schemas import arrays, bounds, codec
 from millrace.schemas.chain import START, VERSION, event_hash
 from millrace.schemas.ids import Micros
 from millrace.schemas.limits import beyond, beyond_body
-from millrace.schemas.records import Body, EpisodeStarted, Event, EventKind, ModelCall, Reward, Split
+from millrace.schemas.records import Body, EpisodeStarted, Event, EventKind, ModelCall, Reward, Split, Versions
 
 IMPORTED = "imported"
 """why nothing of an imported call trains: nobody here saw its tokens sampled"""
@@ -132,7 +132,15 @@ class _Chain:
         return made_id("import", "task", json_text(list(first.messages[: first.upto])))
 
     def _start(self, task_id: str) -> EpisodeStarted:
-        versions: Any = dict.fromkeys(("harness", "prompt", "guardrail", "retrieval", "memory"), "")
+        nothing: Versions = {
+            "agent": "",
+            "harness": "",
+            "prompt": "",
+            "tools": {},
+            "guardrail": "",
+            "retrieval": "",
+            "memory": "",
+        }
         return {
             "task_id": task_id,
             "task": _within(self._episode.task, "what is known of the task"),
@@ -144,7 +152,7 @@ class _Chain:
             "awaits": [],
             "reward_deadline_ms": 0,
             "mode": "import",
-            "versions": {**versions, "agent": self._episode.agent, "tools": {}},
+            "versions": {**nothing, "agent": self._episode.agent},
             "replay": "non_replayable",
             "budget": {},
         }

@@ -52,7 +52,7 @@ class JsonLines(Reader):
             raw = stack.enter_context(self.path.open("rb"))
             packed = raw.read(2) == _GZIP
             raw.seek(0)
-            file: IO[bytes] = stack.enter_context(gzip.open(raw)) if packed else raw
+            file: IO[bytes] | gzip.GzipFile = stack.enter_context(gzip.open(raw)) if packed else raw
             number = 0
             while True:
                 try:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, ClassVar
 
 from millrace.producers.imports.episode import Episode, Judged
 from millrace.producers.imports.layouts.base import Layout, rest, split_of, task_of
@@ -19,7 +19,15 @@ class Preference(Layout):
 
     name = "trl-preference"
     help = "TRL preference (prompt, chosen, rejected), a row a group of two; rewards 1 and 0 where no scores are given"
-    used = ("prompt", "chosen", "rejected", "tools", "score_chosen", "score_rejected", "split")
+    used: ClassVar[Collection[str]] = (
+        "prompt",
+        "chosen",
+        "rejected",
+        "tools",
+        "score_chosen",
+        "score_rejected",
+        "split",
+    )
 
     @classmethod
     def fits(cls, content: Mapping[str, Any]) -> bool:
