@@ -1,5 +1,5 @@
-"""Files into a world of production stages: sealed, rewarded and governed like anything else, once however often they are
-imported, and clean in the audit."""
+"""Files into a world of production stages: sealed, rewarded and governed like anything else, once however often they
+are imported, and clean in the audit."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The command `millrace import` as a process, killed at every point of its writing, over a real broker: once it has come
-to its end the log folds to what one undisturbed import of the same rows gives."""
+"""The command `millrace import` as a process, killed at every point of its writing, over a real broker: once it has
+come to its end the log folds to what one undisturbed import of the same rows gives."""
 
 from __future__ import annotations
 
