@@ -196,7 +196,7 @@ class _Chain:
             "finish_reason": finish,
             "stop_condition": None,
             "engine": JUDGE,
-            "engine_version": step.provider,
+            "engine_version": step.provider or "file",
             "engine_incarnation": "",
             "tokenizer_hash": "",
             "template_hash": "",
