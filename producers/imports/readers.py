@@ -135,12 +135,15 @@ class Dataset(Reader):
 
 def reader(path: Path) -> Reader:
     """The reader of a file, by what lies there. Raises ImportRefused."""
-    if path.is_dir():
-        return Dataset(path)
-    if not path.is_file():
-        raise ImportRefused(f"there is no file {path}")
-    with path.open("rb") as file:
-        begin = file.read(4)
+    try:
+        if path.is_dir():
+            return Dataset(path)
+        if not path.is_file():
+            raise ImportRefused(f"there is no file {path}")
+        with path.open("rb") as file:
+            begin = file.read(4)
+    except OSError as error:
+        raise ImportRefused(f"{path} cannot be read: {error.strerror}") from None
     if begin == _PARQUET:
         return Parquet(path)
     if begin.lstrip()[:1] == b"[":

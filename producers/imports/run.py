@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, cast, get_args
+from typing import IO, Any, Self, cast, get_args
 
 import orjson
 
@@ -204,8 +204,14 @@ class _Refusals:
     def __init__(self, out: Path | None) -> None:
         self.count = 0
         self._first: dict[Path, list[str]] = {}
-        self._file = None if out is None else out.open("wb")
+        self._file: IO[bytes] | None = None
         if out is not None:
+            try:
+                self._file = out.open("xb")
+            except FileExistsError:
+                raise ImportRefused(f"{out} is there already: remove it, or choose another name") from None
+            except FileNotFoundError:
+                raise ImportRefused(f"there is no folder {out.parent}: make it, or choose another name") from None
             out.chmod(0o600)
 
     def __enter__(self) -> Self:

@@ -21,26 +21,27 @@ from millrace.producers.imports.messages import chat, conversation, offered
 from millrace.producers.imports.rows import BadRow, Content, Row, text_of, time_of
 from millrace.schemas import bounds
 
+SPEAKERS = {"human": "user", "gpt": "assistant", "observation": "tool"}
+"""who speaks in ShareGPT, where it is not called as in a chat"""
+
 
 class Chat(Layout):
     """A conversation a row, with each reply of the assistant as a model call."""
 
     name = "chat"
     help = "conversations (messages, tools), a row an episode: chat JSONL, OpenAI fine-tuning, TRL"
-    used: ClassVar[Collection[str]] = ("messages", "tools", "split", "status", *REWARDS)
+    used: ClassVar[Collection[str]] = ("messages", "conversations", "system", "tools", "split", "status", *REWARDS)
     """keys that become something other than part of the task"""
 
     @classmethod
     def fits(cls, content: Mapping[str, Any]) -> bool:
-        return "messages" in content
+        return "messages" in content or "conversations" in content
 
     def episodes(self, row: Row) -> Sequence[Episode]:
         """The row's one."""
         content = row.content
-        if "messages" not in content:
-            raise BadRow("no_messages", "the row has no messages")
         at = time_of(content)
-        steps = conversation(chat(content["messages"], "messages"), offered(content.get("tools")), at)
+        steps = conversation(_messages(content), offered(content.get("tools")), at)
         return [
             Episode(
                 steps,
@@ -51,7 +52,7 @@ class Chat(Layout):
                 split=split_of(content),
                 agent=text_of(content, "agent"),
                 at=at,
-                claimed=len(content.get("tokens", ())),
+                claimed=len(given) if isinstance(given := content.get("tokens"), list) else 0,
             )
         ]
 
@@ -97,3 +98,21 @@ class Verl(Chat):
         keys = ("reward", "split", "status", "task_id")
         beside = {name: extra[name] for name in keys if name in extra}
         return super().episodes(Row(row.number, {**beside, **row.content}))
+
+
+def _messages(content: Content) -> list[Content]:
+    """The conversation of a row, in OpenAI's form or as ShareGPT has it."""
+    if "messages" in content:
+        return chat(content["messages"], "messages")
+    turns = content.get("conversations")
+    if not isinstance(turns, list):
+        raise BadRow("no_messages", "the row has no messages")
+    first = [{"role": "system", "content": content["system"]}] if content.get("system") else []
+    return chat([*first, *map(_turn, turns)], "conversations")
+
+
+def _turn(turn: Any) -> Any:
+    if not isinstance(turn, Mapping) or "role" in turn:
+        return turn
+    speaker = str(turn.get("from"))
+    return {"role": SPEAKERS.get(speaker, speaker), "content": turn.get("value", "")}

@@ -186,6 +186,10 @@ def test_a_second_import_of_the_same_rows_fences_the_first(tmp_path: Path) -> No
 
 def test_what_makes_no_sense_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "rows", [{"messages": TALK}])
+    for place, words in ((path, "there already"), (tmp_path / "gone" / "refused", "no folder")):
+        with pytest.raises(ImportRefused, match=words):
+            import_into(None, NAMESPACE, POLICY, [path], Options(refused=place))
+    assert orjson.loads(path.read_bytes()) == {"messages": TALK}
     with pytest.raises(ImportRefused, match="no name of a tenant"):
         import_into(None, NAMESPACE, POLICY, [path], Options(tenant="a/b"))
 

@@ -192,6 +192,15 @@ def _within_64_bits(rows: list[dict[str, Any]]) -> list[Any]:
     return [one(row) for row in rows]
 
 
+def test_sharegpt_is_a_chat(tmp_path: Path) -> None:
+    turns = [("human", "What is the weather?"), ("gpt", "It rains.")]
+    row = {"conversations": [{"from": who, "value": text} for who, text in turns], "system": "Be brief."}
+    ((_, records),), refused = read(write(tmp_path / "rows", [row, {**row, "conversations": [{"from": "odd"}]}]))
+    assert [error.code for _, error in refused] == ["bad_message"]
+    (call,) = bodies(records, "model_call")
+    assert dialogue(cast(ModelCall, call)).whole == [*ASKED, SAYS]
+
+
 def test_what_has_no_layout_or_no_rows_is_refused(tmp_path: Path) -> None:
     for rows, words in (
         ([{"text": "x"}], "row 1 has the keys text"),
