@@ -29,6 +29,10 @@ TOPICS = {"raw": 2, "events": 2, "dead-letters": 2, "decisions": 1}
 OWN = {f"{POLICY}.trajectories": 2, f"{POLICY}.evaluations": 2, f"{POLICY}.completions": 1}
 
 
+LATER = 3_600_000_000
+"""micros after which seal has given up whatever began and did not end"""
+
+
 class Died(BaseException):
     """What a kill is here."""
 
@@ -230,6 +234,8 @@ def test_an_import_that_dies_anywhere_loses_and_doubles_nothing(
                 with _dying(nth):
                     brought(world, path, pairs)
                 if stages_go_on:
+                    world.drain()
+                    world.advance(LATER)
                     world.drain()
             brought(world, path, pairs)
             world.drain()
