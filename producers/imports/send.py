@@ -34,11 +34,15 @@ def send(bus: Bus, owner: str, groups: Iterable[list[Outgoing]], claims: ClaimSt
 
 
 def _commit(transactor: Transactor, waiting: Iterable[Outgoing], claims: ClaimStore | None) -> None:
+    fitting = [_fitting(out, claims) for out in waiting]  # a storage takes its time, and a transaction has little
     transactor.begin()
-    for out in waiting:
-        value = claims.fitting("Event", out.value or b"") if claims else out.value
-        transactor.send(replace(out, value=value), placed=False)
+    for out in fitting:
+        transactor.send(out, placed=False)
         faults.point("import.sent")
     faults.point("import.written")
     transactor.commit({}, None)
     faults.point("import.committed")
+
+
+def _fitting(out: Outgoing, claims: ClaimStore | None) -> Outgoing:
+    return replace(out, value=claims.fitting("Event", out.value or b"")) if claims else out
