@@ -45,6 +45,7 @@
     ├── ServiceError             a local process (broker, engine, supervisor) did not come up or go down
     ├── AuditError               the topics cannot be audited at all
     ├── ExportError              nothing can be exported so: what is asked for, or where to, makes no sense
+    ├── ImportRefused            a file, or rows of it, cannot be imported
     └── LookError                nothing in the log is what was asked for, or several things are
 
 What only the gateway and its client raise is defined beside them, in `producers`, and QueryError beside the
@@ -232,6 +233,10 @@ class AuditError(MillraceError):
 
 class ExportError(MillraceError):
     """What should be exported, or where to, makes no sense. Nothing was written."""
+
+
+class ImportRefused(MillraceError):
+    """A file, or rows of it, cannot be imported: the message names each and says why."""
 
 
 class LookError(MillraceError):

@@ -55,3 +55,5 @@ CALLS = 256
 """tool calls of one reply that are read; a reply with more is kept as the text that it is"""
 HEADER_BYTES = 64 << 10
 """bytes of the request line and headers of one HTTP request"""
+ROW_BYTES = 32 << 20
+"""bytes of one row of an imported file, and of all events that it becomes"""

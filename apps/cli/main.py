@@ -15,6 +15,7 @@ from millrace.apps.cli import (
     deploy,
     evaluate,
     export,
+    importing,
     lineage,
     logs,
     offline,
@@ -77,6 +78,7 @@ app.add_typer(replay.replay, name="replay", rich_help_panel=ASK)
 app.command("trajectory", rich_help_panel=ASK)(trajectory.trajectory)
 app.command("lineage", rich_help_panel=ASK)(lineage.lineage)
 app.command("export", rich_help_panel=ASK)(export.export)
+app.command("import", rich_help_panel=ASK)(importing.import_)
 app.add_typer(questions.ask, name="ask", rich_help_panel=ASK)
 app.command("sql", rich_help_panel=ASK)(sql.sql)
 for role in roles.ROLES:

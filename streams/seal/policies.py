@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TypedDict, cast, get_args
 
 from millrace.infra.config import Settings
+from millrace.infra.errors import PolicyError
 from millrace.infra.log.base import Bus
 from millrace.infra.log.topics import full_name
 from millrace.infra.reading import readable
@@ -76,15 +77,27 @@ def announce(settings: Settings, bus: Bus) -> bool:
     bus.check_topics(settings.layout.specs())
     name, wanted = settings.policy.name, terms_of(settings)
     topic = full_name(settings.namespace, "decisions")
-    known = None
-    for record in bus.read(topic, 0):
-        decision = readable(Decision, record)
-        if decision is None:
-            continue
-        if (decision["kind"], decision["policy"], decision["name"]) == ("setting", name, SETTING):
-            known = parse(decision["value"]) or known
-    if known == wanted:
+    if _announced(settings, bus) == wanted:
         return False
     with bus.publisher() as publisher:
         publisher.publish(outgoing(topic, setting(name, SETTING, wanted, now_micros()))).result()
     return True
+
+
+def check_announced(settings: Settings, bus: Bus) -> None:
+    """Raises PolicyError where seal was not asked to serve the configured policy: it would refuse all of its events."""
+    if _announced(settings, bus) is None:
+        name = settings.policy.name
+        raise PolicyError(f"there is no policy {name} here: create it with `millrace policy create --model DIR` first")
+
+
+def _announced(settings: Settings, bus: Bus) -> Terms | None:
+    """The newest terms of the configured policy in the log."""
+    known = None
+    for record in bus.read(full_name(settings.namespace, "decisions"), 0):
+        decision = readable(Decision, record)
+        if decision is None:
+            continue
+        if (decision["kind"], decision["policy"], decision["name"]) == ("setting", settings.policy.name, SETTING):
+            known = parse(decision["value"]) or known
+    return known

@@ -80,6 +80,7 @@ REBUILD = "tests/consumers/replay/rebuild/test_command.py"
 REPLAY = "tests/consumers/replay/test_prove_ranks.py"
 BRANCH = "tests/consumers/replay/branch/test_deployed.py"
 READING = "tests/docs/test_reading.py"
+IMPORT = "tests/docs/test_import.py"
 SQL = "tests/docs/test_sql.py"
 QUESTIONS = "tests/apps/cli/test_questions.py"
 WAREHOUSE = "tests/consumers/warehouse/test_process.py"
@@ -191,6 +192,10 @@ RUN_BY = {
     "millrace export --layout trl -o best.jsonl --reward '>=0.3' --best-of-group": READING,
     "millrace export --layout openai -o late.jsonl --version 2.. --status completed": READING,
     "millrace export --layout parquet -o held-out.parquet --split evaluation": READING,
+    "millrace import chats.jsonl --dry-run": IMPORT,
+    "millrace import chats.jsonl": IMPORT,
+    "millrace import spans.jsonl --tenant acme --split evaluation": IMPORT,
+    "millrace import rows.parquet --on-error skip --refused refused.jsonl": IMPORT,
     "millrace evaluate --model base --tasks held-out.jsonl --samples 8 --k 1,4,8": TRAINING,
     "millrace ask": QUESTIONS,
     "millrace ask NAME --help": QUESTIONS,

@@ -64,6 +64,7 @@ def test_help_names_every_command() -> None:
         "trajectory",
         "lineage",
         "export",
+        "import",
     ):
         assert name in text
     for role in ROLES:
@@ -113,7 +114,19 @@ def test_help_loses_no_section_to_markup() -> None:
                 assert section not in Settings.model_fields, f"{name} {parameter.name}"
 
 
-READABLE = ("status", "doctor", "why", "topics", "check", "audit", "config", "trajectory", "lineage", "export")
+READABLE = (
+    "status",
+    "doctor",
+    "why",
+    "topics",
+    "check",
+    "audit",
+    "config",
+    "trajectory",
+    "lineage",
+    "export",
+    "import",
+)
 
 
 @pytest.mark.parametrize("command", READABLE)

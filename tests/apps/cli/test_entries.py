@@ -31,6 +31,9 @@ CALLS = {
     "millrace.consumers.replay.command:train_dumped": ["settings", Path()],
     "millrace.consumers.warehouse.rebuild:rebuild": ["settings"],
     "millrace.consumers.export.select:from_flags": ["", "", [], [], "train", [], []],
+    "millrace.producers.imports.run:from_flags": ["", "local", "train", "", "stop", None],
+    "millrace.producers.imports:import_files": ["settings", [Path()], "options", "ready", "told"],
+    "millrace.streams.seal.policies:check_announced": ["settings", "bus"],
     "millrace.consumers.export:export": ["settings", "jsonl", Path(), "selection", "watch"],
     "millrace.consumers.replay.again:Asked": ["name", "exact", "v2", "replay", 1, 10.0],
     "millrace.consumers.replay.again:lines": ["report"],
@@ -46,6 +49,7 @@ CALLS = {
 FLAGS = {
     "millrace.consumers.export.select:from_flags": {"best": False},
     "millrace.apps.cli.evaluation:record": {"gateway": True},
+    "millrace.producers.imports.run:from_flags": {"dry_run": False},
 }
 """what is given by name and has no default"""
 

@@ -1,0 +1,104 @@
+"""`millrace import`: episodes of other tools, out of files into the log."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+from millrace.apps.cli.context import call, complain, console, entry
+from millrace.infra.config import Settings
+
+LAYOUTS = (
+    "chat (chat JSONL, openai, trl-messages), trl, trl-preference, openai-preference, verifiers, verl, atropos, otlp, "
+    "and jsonl, parquet, hf as export writes them"
+)
+
+
+def import_(
+    context: typer.Context,
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE...", help="JSON lines (also .gz), Parquet, or a Hugging Face dataset")
+    ],
+    layout: Annotated[str, typer.Option(help=f"how to read: {LAYOUTS}; default: what the first row looks like")] = "",
+    tenant: Annotated[
+        str, typer.Option(help="whose it is: the rules of this tenant decide what it is used for")
+    ] = "local",
+    split: Annotated[
+        str, typer.Option(help="train or evaluation; a row that says evaluation stays evaluation")
+    ] = "train",
+    task: Annotated[str, typer.Option(help="task id of every row; default: each row's own, else one a prompt")] = "",
+    on_error: Annotated[
+        str, typer.Option("--on-error", help="stop: import nothing where a row is refused; skip: import the others")
+    ] = "stop",
+    refused: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="write a JSON line for each refused row, with its reason")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="read and count, send nothing; needs no Kafka")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print what was done as JSON")] = False,
+) -> None:
+    """Bring episodes of other tools into the log, where they are governed, sealed and kept like any other.
+
+    They are history, for SQL, judging and export: nobody here saw their tokens sampled, so none of them trains.
+    Importing the same rows again changes nothing.
+
+    Example: millrace import chats.jsonl --tenant acme --dry-run
+    """
+    settings = call(context).settings()
+    choose = entry("millrace.producers.imports.run:from_flags")
+    options = choose(layout, tenant, split, task, on_error, refused, dry_run=dry_run)
+    ready = entry("millrace.streams.seal.policies:check_announced")
+    with _watched() as told:
+        done = entry("millrace.producers.imports:import_files")(settings, files, options, ready, told)
+    if as_json:
+        typer.echo(json.dumps([one.as_json() for one in done], indent=2))
+        return
+    for one in done:
+        _say(one)
+    _warn(settings, tenant)
+
+
+def _say(one: Any) -> None:
+    verb = "imported" if one.sent else "would import"
+    calls, rewards = one.events.get("model_call", 0), one.events.get("reward", 0)
+    counts = f"{one.trajectories:,} trajectories, {calls:,} model calls, {rewards:,} rewards"
+    console.print(f"{verb} {one.file} ({one.layout}): {counts}", highlight=False, markup=False, soft_wrap=True)
+    if one.tokens_left_out:
+        said = f"  exact tokens of {one.tokens_left_out:,} trajectories were left out: nobody here saw them sampled"
+        console.print(said, highlight=False, soft_wrap=True)
+    for what, count in one.passed_over.items():
+        console.print(f"  passed over: {count:,} x {what}", highlight=False, markup=False, soft_wrap=True)
+    for reason, count in one.refused.items():
+        console.print(f"  refused as {reason}: {count:,}", highlight=False, markup=False, soft_wrap=True)
+    for example in one.examples:
+        console.print(f"  {example}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _warn(settings: Settings, tenant: str) -> None:
+    rules = settings.governance.tenants
+    if tenant not in rules and "default" not in rules:
+        said = (
+            f"tenant {tenant} has no rules, so its content is kept for audit alone: add [governance.tenants.{tenant}]"
+        )
+        complain.print(said, highlight=False, markup=False, soft_wrap=True)
+
+
+@contextmanager
+def _watched() -> Iterator[Any]:
+    """Shows on a terminal how far it is; elsewhere nothing."""
+    if not (complain.is_terminal and console.is_terminal):
+        yield lambda what, path, done, total: None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=30), TaskProgressColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=complain, transient=True) as bar:
+        task = bar.add_task("", total=None)
+
+        def told(what: str, path: Path, done: int, total: int) -> None:
+            bar.update(task, description=f"{what} {path.name}", completed=done, total=max(total, 1))
+
+        yield told

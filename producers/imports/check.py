@@ -1,0 +1,101 @@
+"""A whole file, read and made into events before any of them is sent: how many, which rows cannot be, under which name.
+
+Invariant: the name of a source is a digest of all that it will send, so the same rows under the same terms are one
+source wherever they lie, and rows that differ are another."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from millrace.infra.errors import ImportRefused
+from millrace.infra.log.base import Outgoing
+from millrace.infra.stages.letters import made_id
+from millrace.producers.imports.episode import Group
+from millrace.producers.imports.events import Maker, Terms
+from millrace.producers.imports.layouts import LAYOUTS, OTHER_NAMES
+from millrace.producers.imports.layouts.base import Layout
+from millrace.producers.imports.readers import Reader, Refuse, Watch, fingerprint, reader
+from millrace.producers.imports.rows import BadRow
+
+PROVISIONAL = "import"
+"""the source under which events are made to learn what they are"""
+
+
+@dataclass(slots=True)
+class Checked:
+    """What a file comes to."""
+
+    path: Path
+    layout: type[Layout]
+    seen: list[tuple[str, int, int]]
+    """what the file was, so that it is known whether it is still that"""
+    source: str = ""
+    groups: int = 0
+    episodes: int = 0
+    claimed: int = 0
+    """rows whose exact tokens are left out"""
+    events: Counter[str] = field(default_factory=Counter)
+    """by kind"""
+    passed: Counter[str] = field(default_factory=Counter)
+    """parts of rows that were left out, by kind"""
+    refused: Counter[str] = field(default_factory=Counter)
+    """rows, by code"""
+
+
+def check(path: Path, layout: str, terms: Terms, refuse: Refuse, watch: Watch) -> Checked:
+    """Read a file. Raises ImportRefused where it cannot be read, or nothing says what it is."""
+    source, seen = reader(path), fingerprint(path)
+    found = Checked(path, chosen(source, layout), seen)
+    digest = hashlib.sha256()
+
+    def turned_down(number: int, error: BadRow) -> None:
+        found.refused[error.code] += 1
+        refuse(number, error)
+
+    made = found.layout()
+    for group, records in events(made, source, Maker(PROVISIONAL, terms), turned_down, watch):
+        found.groups += 1
+        found.episodes += len(group.episodes)
+        found.claimed += sum(1 for episode in group.episodes if episode.claimed)
+        for record in records:
+            digest.update(record.value or b"")
+            found.events[record.headers["kind"].decode()] += 1
+    found.passed += made.passed
+    found.source = f"import-{made_id('import', digest.hexdigest())}"
+    return found
+
+
+def events(
+    layout: Layout, source: Reader, maker: Maker, refuse: Refuse, watch: Watch
+) -> Iterator[tuple[Group, list[Outgoing]]]:
+    """Every group of a file that can be imported, with its records."""
+    for group in layout.groups(source, refuse, watch):
+        try:
+            yield group, maker.group(group)
+        except BadRow as error:
+            refuse(group.row, error)
+
+
+def chosen(source: Reader, name: str) -> type[Layout]:
+    """The layout that was asked for, else the one of the first row. Raises ImportRefused."""
+    if name:
+        found = LAYOUTS.get(OTHER_NAMES.get(name, name))
+        if found is None:
+            known = ", ".join([*LAYOUTS, *OTHER_NAMES])
+            raise ImportRefused(f"there is no layout {name!r}: choose one of {known}")
+        return found
+    first = next(source.rows(lambda number, error: None, lambda done, total: None), None)
+    if first is None:
+        raise ImportRefused(f"{source.path} has no row that can be read: each line should be one JSON object")
+    for layout in LAYOUTS.values():
+        if layout.fits(first.content):
+            return layout
+    keys = ", ".join(sorted(first.content)[:8])
+    raise ImportRefused(
+        f"nothing says which layout {source.path} has: row {first.number} has the keys {keys}. "
+        f"Choose with --layout: {', '.join(LAYOUTS)}"
+    )
