@@ -24,7 +24,7 @@ MINIMUM = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class ClosingRules:
     """How groups are closed. Times in micros of log time."""
 
     short: Short = "drop"
@@ -57,7 +57,7 @@ def sample_of(
     attempt: Attempt,
     calls: Sequence[Call],
     group: Group,
-    rules: Rules,
+    rules: ClosingRules,
     now: int,
 ) -> Sample:
     """The Trajectory record of an attempt that won its sample, and whether it may train."""
@@ -99,7 +99,7 @@ def sample_of(
     return Sample(number, record, good, attempt["trace"])
 
 
-def verdict(group: Group, samples: Sequence[Sample], rules: Rules) -> CompletionKind | None:
+def verdict(group: Group, samples: Sequence[Sample], rules: ClosingRules) -> CompletionKind | None:
     """The kind of the group's completion; None when there is nothing to say about it (evaluation, unfit traffic)."""
     good = sum(sample.good for sample in samples)
     whole = good == group["size"]

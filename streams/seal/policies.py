@@ -20,7 +20,7 @@ from millrace.infra.stages.decisions import outgoing, setting
 from millrace.schemas import bounds
 from millrace.schemas.ids import now_micros
 from millrace.schemas.records import Decision
-from millrace.streams.seal.closing import Rules, Short
+from millrace.streams.seal.closing import ClosingRules, Short
 
 SETTING = "sealing"
 """name of the setting; its value is {"short_groups": "drop" | "train" | "top-up", "patience_ms": whole milliseconds}"""
@@ -59,7 +59,7 @@ def parse(text: str) -> Terms | None:
     return cast(Terms, value) if fit and value["short_groups"] in get_args(Short) else None
 
 
-def rules_of(terms: Terms, rules: Rules) -> Rules:
+def rules_of(terms: Terms, rules: ClosingRules) -> ClosingRules:
     """`rules` with a policy's own terms."""
     return replace(rules, short=terms["short_groups"], patience=terms["patience_ms"] * 1000)
 

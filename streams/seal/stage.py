@@ -39,7 +39,7 @@ from millrace.schemas.records import (
 )
 from millrace.streams.seal import attempts as state
 from millrace.streams.seal.attempts import ATTEMPTS, CALLS, GROUPS, TOMBSTONES, Attempt, Group
-from millrace.streams.seal.closing import Rules, Sample, completion, sample_of, verdict, why_bad
+from millrace.streams.seal.closing import ClosingRules, Sample, completion, sample_of, verdict, why_bad
 from millrace.streams.seal.policies import POLICIES, SETTING, parse, policies, policy_key, rules_of
 from millrace.streams.seal.rewards import silent, take
 from millrace.streams.words import Decoder, Unreadable, dead_letter, place_of
@@ -66,10 +66,10 @@ class Seal(Stage):
     sides = ("decisions",)
 
     def __init__(
-        self, policies: Sequence[str] = (), rules: Rules | None = None, claims: ClaimStore | None = None
+        self, policies: Sequence[str] = (), rules: ClosingRules | None = None, claims: ClaimStore | None = None
     ) -> None:
         self._policies = frozenset(policies)
-        self._rules = rules or Rules()
+        self._rules = rules or ClosingRules()
         self._decode = Decoder(claims)
 
     def time_of(self, view: View, record: Record) -> Micros | None:
@@ -155,7 +155,7 @@ class Seal(Stage):
     def _serves(self, view: View, policy: str) -> bool:
         return policy in self._policies or view.get(policy_key(policy)) is not None
 
-    def _rules_of(self, view: View, policy: str) -> Rules:
+    def _rules_of(self, view: View, policy: str) -> ClosingRules:
         terms = view.get(policy_key(policy))
         return self._rules if terms is None else rules_of(terms, self._rules)
 
