@@ -39,7 +39,7 @@ class ClosingRules:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class EndedSample:
     """One ended sample, ready to be written."""
 
     number: int
@@ -59,7 +59,7 @@ def sample_of(
     group: Group,
     rules: ClosingRules,
     now: int,
-) -> Sample:
+) -> EndedSample:
     """The Trajectory record of an attempt that won its sample, and whether it may train."""
     made = assemble(calls)
     counted = (attempt["rewards"], group["rewards"])
@@ -96,10 +96,10 @@ def sample_of(
         "sealed_at": now,
     }
     good = flaw is None and made.tokens > 0 and reward is not None and math.isfinite(reward)
-    return Sample(number, record, good, attempt["trace"])
+    return EndedSample(number, record, good, attempt["trace"])
 
 
-def verdict(group: Group, samples: Sequence[Sample], rules: ClosingRules) -> CompletionKind | None:
+def verdict(group: Group, samples: Sequence[EndedSample], rules: ClosingRules) -> CompletionKind | None:
     """The kind of the group's completion; None when there is nothing to say about it (evaluation, unfit traffic)."""
     good = sum(sample.good for sample in samples)
     whole = good == group["size"]
@@ -113,7 +113,7 @@ def verdict(group: Group, samples: Sequence[Sample], rules: ClosingRules) -> Com
     return "top_up" if rules.short == "top-up" and group["round"] < rules.rounds else "short"
 
 
-def completion(kind: CompletionKind, group: Group, samples: Sequence[Sample], slot: int, now: int) -> Completion:
+def completion(kind: CompletionKind, group: Group, samples: Sequence[EndedSample], slot: int, now: int) -> Completion:
     """The Completion record about a group; the places of its samples are those of their emits."""
     good = [sample for sample in samples if sample.good]
     there = {sample.number for sample in good}
@@ -137,7 +137,7 @@ def completion(kind: CompletionKind, group: Group, samples: Sequence[Sample], sl
     }
 
 
-def why_short(samples: Sequence[Sample], group: Group) -> str:
+def why_short(samples: Sequence[EndedSample], group: Group) -> str:
     """Which samples are missing and why, in words."""
     ended = {sample.number: sample for sample in samples}
     parts = []
@@ -150,7 +150,7 @@ def why_short(samples: Sequence[Sample], group: Group) -> str:
     return "; ".join(parts)
 
 
-def why_bad(sample: Sample) -> str:
+def why_bad(sample: EndedSample) -> str:
     """Why an ended sample may not train, in one word."""
     record = sample.record
     if not record["lineages"]:

@@ -39,7 +39,7 @@ from millrace.schemas.records import (
 )
 from millrace.streams.seal import attempts as state
 from millrace.streams.seal.attempts import ATTEMPTS, CALLS, GROUPS, TOMBSTONES, Attempt, Group
-from millrace.streams.seal.closing import ClosingRules, Sample, completion, sample_of, verdict, why_bad
+from millrace.streams.seal.closing import ClosingRules, EndedSample, completion, sample_of, verdict, why_bad
 from millrace.streams.seal.policies import POLICIES, SETTING, parse, policies, policy_key, rules_of
 from millrace.streams.seal.rewards import silent, take
 from millrace.streams.words import Decoder, Unreadable, dead_letter, place_of
@@ -385,7 +385,7 @@ class Seal(Stage):
         yield Wake(tombstone, now + self._rules_of(view, policy).memory)
 
     def _top_up(
-        self, view: View, key: Key[Group], group: Group, samples: Sequence[Sample], now: Micros
+        self, view: View, key: Key[Group], group: Group, samples: Sequence[EndedSample], now: Micros
     ) -> Iterator[Op]:
         good = {str(sample.number): group["winners"][str(sample.number)] for sample in samples if sample.good}
         for sample in samples:
@@ -401,7 +401,7 @@ class Seal(Stage):
         yield Wake(key, now + self._rules_of(view, group["policy"]).patience)
 
     def _completion(
-        self, view: View, kind: CompletionKind, group: Group, samples: Sequence[Sample], now: Micros
+        self, view: View, kind: CompletionKind, group: Group, samples: Sequence[EndedSample], now: Micros
     ) -> Emit:
         headers = {"group": group["group"], "kind": kind, "policy": group["policy"]}
         traces = ",".join([sample.trace for sample in samples if sample.trace][:TRACES])
@@ -446,7 +446,7 @@ def _trace_of(record: Record) -> str | None:
     return trace.decode("ascii", "replace") if trace and len(trace) <= CONTEXT_BYTES else None
 
 
-def _headers(group: Group, sample: Sample) -> dict[str, str]:
+def _headers(group: Group, sample: EndedSample) -> dict[str, str]:
     headers = {
         "id": sample.record["id"],
         "policy": group["policy"],
