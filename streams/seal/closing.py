@@ -14,7 +14,7 @@ from typing import Literal, cast
 from millrace.infra.stages.base import later
 from millrace.schemas.records import Completion, CompletionKind, EpisodeStatus, Trajectory
 from millrace.streams.seal.assemble import Call, assemble
-from millrace.streams.seal.attempts import Attempt, Group
+from millrace.streams.seal.attempts import Attempt, OpenGroup
 from millrace.streams.seal.rewards import combined, sealed, silent
 
 Short = Literal["drop", "train", "top-up"]
@@ -56,7 +56,7 @@ def sample_of(
     number: int,
     attempt: Attempt,
     calls: Sequence[Call],
-    group: Group,
+    group: OpenGroup,
     rules: ClosingRules,
     now: int,
 ) -> EndedSample:
@@ -99,7 +99,7 @@ def sample_of(
     return EndedSample(number, record, good, attempt["trace"])
 
 
-def verdict(group: Group, samples: Sequence[EndedSample], rules: ClosingRules) -> CompletionKind | None:
+def verdict(group: OpenGroup, samples: Sequence[EndedSample], rules: ClosingRules) -> CompletionKind | None:
     """The kind of the group's completion; None when there is nothing to say about it (evaluation, unfit traffic)."""
     good = sum(sample.good for sample in samples)
     whole = good == group["size"]
@@ -113,7 +113,9 @@ def verdict(group: Group, samples: Sequence[EndedSample], rules: ClosingRules) -
     return "top_up" if rules.short == "top-up" and group["round"] < rules.rounds else "short"
 
 
-def completion(kind: CompletionKind, group: Group, samples: Sequence[EndedSample], slot: int, now: int) -> Completion:
+def completion(
+    kind: CompletionKind, group: OpenGroup, samples: Sequence[EndedSample], slot: int, now: int
+) -> Completion:
     """The Completion record about a group; the places of its samples are those of their emits."""
     good = [sample for sample in samples if sample.good]
     there = {sample.number for sample in good}
@@ -137,7 +139,7 @@ def completion(kind: CompletionKind, group: Group, samples: Sequence[EndedSample
     }
 
 
-def why_short(samples: Sequence[EndedSample], group: Group) -> str:
+def why_short(samples: Sequence[EndedSample], group: OpenGroup) -> str:
     """Which samples are missing and why, in words."""
     ended = {sample.number: sample for sample in samples}
     parts = []
