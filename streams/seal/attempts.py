@@ -13,7 +13,7 @@ from typing import TypedDict
 from millrace.infra.stages.base import Key, Table
 from millrace.schemas import bounds
 from millrace.schemas.records import EpisodeStarted, EpisodeStatus, Event, ModelCall, Place, Split
-from millrace.streams.seal.assemble import Call
+from millrace.streams.seal.assemble import TracedCall
 from millrace.streams.seal.rewards import Counted
 
 TRAINABLE = ("tenant_only", "aggregate")
@@ -69,7 +69,7 @@ class OpenGroup(TypedDict):
 
 
 ATTEMPTS = Table[Attempt]("t/")
-CALLS = Table[Call]("c/")
+CALLS = Table[TracedCall]("c/")
 GROUPS = Table[OpenGroup]("g/")
 TOMBSTONES = Table[bool]("z/")
 
@@ -84,7 +84,7 @@ def attempt_key(of: Event | Attempt | OpenGroup, root: str) -> Key[Attempt]:
     return ATTEMPTS.key(f"{of['tenant']}/{root}")
 
 
-def calls_key(of: Attempt | OpenGroup, root: str) -> Key[Call]:
+def calls_key(of: Attempt | OpenGroup, root: str) -> Key[TracedCall]:
     """The state key of an attempt's calls."""
     return CALLS.key(f"{of['tenant']}/{root}")
 
@@ -157,7 +157,7 @@ def flaw_of(event: Event) -> str | None:
     return "gap" if event["kind"] == "gap" else None
 
 
-def call_of(event: Event, body: ModelCall, policy: str, place: Place) -> Call:
+def call_of(event: Event, body: ModelCall, policy: str, place: Place) -> TracedCall:
     """What assembly needs of a model call."""
     why: str | None = None
     governance = event["governance"]

@@ -13,7 +13,7 @@ from typing import Literal, cast
 
 from millrace.infra.stages.base import later
 from millrace.schemas.records import Completion, CompletionKind, EpisodeStatus, Trajectory
-from millrace.streams.seal.assemble import Call, assemble
+from millrace.streams.seal.assemble import TracedCall, assemble
 from millrace.streams.seal.attempts import Attempt, OpenGroup
 from millrace.streams.seal.rewards import combined, sealed, silent
 
@@ -55,7 +55,7 @@ class EndedSample:
 def sample_of(
     number: int,
     attempt: Attempt,
-    calls: Sequence[Call],
+    calls: Sequence[TracedCall],
     group: OpenGroup,
     rules: ClosingRules,
     now: int,
