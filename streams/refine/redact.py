@@ -19,7 +19,7 @@ from millrace.schemas import arrays, bounds
 from millrace.schemas.records import Body, Event, Finding, ModelCall, RedactionStatus
 from millrace.streams.refine import strings
 from millrace.streams.refine.detectors.base import Detector, Hit
-from millrace.streams.refine.leaves import Buffer, Kind, TooMuch
+from millrace.streams.refine.leaves import Buffer, LeafKind, TooMuch
 from millrace.streams.refine.names import Replacements, is_plain
 from millrace.streams.refine.strings import Path, String
 from millrace.streams.refine.sweep import Span, cuts, places
@@ -145,7 +145,7 @@ class Redactor:
             self._clean.clear()
         touched = cuts(hits, buffer.leaves) if hits else {}
         for number, leaf in enumerate(buffer.leaves):
-            if leaf.kind is Kind.NAME and number not in touched:
+            if leaf.kind is LeafKind.NAME and number not in touched:
                 self._clean.add(str(buffer.sources[leaf.source].value))
 
     def _values(
@@ -158,20 +158,20 @@ class Redactor:
             leaf = buffer.leaves[number]
             text = buffer.text_of(leaf)
             match leaf.kind:
-                case Kind.NAME:
+                case LeafKind.NAME:
                     new = self._names.of(tenant, text.decode()).encode()
-                case Kind.SPELLED:
+                case LeafKind.SPELLED:
                     continue
-                case Kind.TEXT:
+                case LeafKind.TEXT:
                     new = _without(text, spans).encode()
-                case Kind.KEY:
+                case LeafKind.KEY:
                     # Two keys of one map must not become the same.
                     keys += 1
                     new = orjson.dumps(_without(text, spans) + (f" {keys}" if keys > 1 else ""))
                 case _:
                     new = orjson.dumps(_without(text, spans))
             edits.setdefault(leaf.source, []).append((leaf.lo, leaf.hi, new))
-        text_changed = any(buffer.leaves[number].kind is not Kind.NAME for number in found)
+        text_changed = any(buffer.leaves[number].kind is not LeafKind.NAME for number in found)
         if text_changed:
             for source, spelled in buffer.spelled.items():
                 edits[source] = [(lo, hi, b"null") for lo, hi in spelled] + edits.get(source, [])
@@ -250,7 +250,7 @@ def _paths(buffer: Buffer, wanted: Collection[int], found: Mapping[int, Sequence
     hidden: dict[int, set[int]] = {}
     for number in found:
         leaf = buffer.leaves[number]
-        if leaf.kind is Kind.KEY:
+        if leaf.kind is LeafKind.KEY:
             hidden.setdefault(leaf.source, set()).add(leaf.lo)
     out: dict[int, str] = {}
     for source, numbers in by_source.items():

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from millrace.streams.refine.detectors.base import Hit
-from millrace.streams.refine.leaves import Kind, Leaf
+from millrace.streams.refine.leaves import Leaf, LeafKind
 
 
 class Span(NamedTuple):
@@ -32,14 +32,14 @@ def cuts(hits: Iterable[Hit], leaves: Sequence[Leaf]) -> dict[int, list[Span]]:
         if first == len(leaves):
             continue
         beyond = starts[first + 1] if first + 1 < len(leaves) else hit.end
-        alone = leaves[first].kind is Kind.KEY and hit.end <= beyond
+        alone = leaves[first].kind is LeafKind.KEY and hit.end <= beyond
         (in_keys if alone else others).append(Span(hit.start, hit.end, hit.kind))
     found: dict[int, list[Span]] = {}
     for span in _merged(in_keys):
         _cut(found, span, _first(starts, leaves, span.start), leaves)
     for span in _merged(others):
         touched = list(_touched(starts, leaves, span.start, span.end))
-        values = [number for number in touched if leaves[number].kind is not Kind.KEY]
+        values = [number for number in touched if leaves[number].kind is not LeafKind.KEY]
         for number in values or touched:
             _cut(found, span, number, leaves)
     return {number: sorted(spans) for number, spans in found.items()}
@@ -49,7 +49,7 @@ def places(hit: Hit, starts: Sequence[int], leaves: Sequence[Leaf]) -> Iterator[
     """(leaf number, start, end) of the parts of a hit that lie in leaves, as offsets of the leaf; keys that name a
     value that the hit reaches are left out."""
     touched = list(_touched(starts, leaves, hit.start, hit.end))
-    values = [number for number in touched if leaves[number].kind is not Kind.KEY]
+    values = [number for number in touched if leaves[number].kind is not LeafKind.KEY]
     for number in values or touched:
         leaf = leaves[number]
         yield number, max(hit.start, leaf.start) - leaf.start, min(hit.end, leaf.end) - leaf.start
