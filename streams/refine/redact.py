@@ -34,7 +34,7 @@ class UnreadNames(Exception):
     """The detectors failed on the names of an event alone, so that not even an event without its text can be kept."""
 
 
-class Parts:
+class EventParts:
     """An event in the parts that it is scanned in. The path of a string begins with the part that it is of."""
 
     def __init__(self, event: Event, body: Body | None, headers: Mapping[str, str]) -> None:
@@ -84,7 +84,7 @@ class Redactor:
         self._clean: set[str] = set()
         self.version = "+".join(detector.version() for detector in detectors) or "none"
 
-    def govern(self, parts: Parts, also: Collection[str] = ()) -> Governed:
+    def govern(self, parts: EventParts, also: Collection[str] = ()) -> Governed:
         """Scan an event and take out what blocks, and hits of the kinds in `also`. Raises UnreadNames."""
         if not self._detectors:
             return Governed(parts.event, parts.body, parts.headers, "none_needed")
@@ -125,7 +125,7 @@ class Redactor:
             raise TooMuch("too_many_hits")
         return sorted(hits)
 
-    def _govern(self, parts: Parts, given: Iterable[String], also: Collection[str]) -> Governed:
+    def _govern(self, parts: EventParts, given: Iterable[String], also: Collection[str]) -> Governed:
         buffer = Buffer()
         buffer.add(string for string in given if string.text or not is_plain(str(string.value)))
         hits = self._scan(buffer.text)
