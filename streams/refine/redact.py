@@ -22,7 +22,7 @@ from millrace.streams.refine.detectors.base import Detector, Hit
 from millrace.streams.refine.leaves import Buffer, LeafKind, TooMuch
 from millrace.streams.refine.names import Replacements, is_plain
 from millrace.streams.refine.strings import Path, String
-from millrace.streams.refine.sweep import Span, cuts, places
+from millrace.streams.refine.sweep import FoundSpan, cuts, places
 
 MOST_FINDINGS = 256
 """findings recorded an event; `counts` has them all"""
@@ -149,7 +149,7 @@ class Redactor:
                 self._clean.add(str(buffer.sources[leaf.source].value))
 
     def _values(
-        self, tenant: str, buffer: Buffer, found: Mapping[int, Sequence[Span]]
+        self, tenant: str, buffer: Buffer, found: Mapping[int, Sequence[FoundSpan]]
     ) -> tuple[dict[Path, str | bytes], bool]:
         """What the strings read once spans are cut out of leaves, and whether any of them is text."""
         edits: dict[int, list[tuple[int, int, bytes]]] = {}
@@ -203,7 +203,7 @@ def blanked(kind: str, body: Body, mark: str) -> Body:
     return cast(Body, strings.changed(body, values))
 
 
-def _without(text: bytes, spans: Sequence[Span]) -> str:
+def _without(text: bytes, spans: Sequence[FoundSpan]) -> str:
     out, at = [], 0
     for start, end, kind in spans:
         if end <= at:
@@ -225,7 +225,7 @@ def _edited(value: str | bytes, pieces: Sequence[tuple[int, int, bytes]]) -> str
     return done.decode() if isinstance(value, str) else done
 
 
-def _findings(hits: Sequence[Hit], buffer: Buffer, found: Mapping[int, Sequence[Span]]) -> list[Finding]:
+def _findings(hits: Sequence[Hit], buffer: Buffer, found: Mapping[int, Sequence[FoundSpan]]) -> list[Finding]:
     """The first MOST_FINDINGS places of hits in leaves."""
     starts = [leaf.start for leaf in buffer.leaves]
     rows = []
@@ -241,7 +241,7 @@ def _findings(hits: Sequence[Hit], buffer: Buffer, found: Mapping[int, Sequence[
     ]
 
 
-def _paths(buffer: Buffer, wanted: Collection[int], found: Mapping[int, Sequence[Span]]) -> dict[int, str]:
+def _paths(buffer: Buffer, wanted: Collection[int], found: Mapping[int, Sequence[FoundSpan]]) -> dict[int, str]:
     """Leaf number -> where it stands in the event."""
     by_source: dict[int, dict[int, int]] = {}
     for number in wanted:

@@ -12,7 +12,7 @@ from millrace.streams.refine.detectors.base import Hit
 from millrace.streams.refine.leaves import Leaf, LeafKind
 
 
-class Span(NamedTuple):
+class FoundSpan(NamedTuple):
     """Bytes [start, end), and what was found there."""
 
     start: int
@@ -20,21 +20,21 @@ class Span(NamedTuple):
     kind: str
 
 
-def cuts(hits: Iterable[Hit], leaves: Sequence[Leaf]) -> dict[int, list[Span]]:
+def cuts(hits: Iterable[Hit], leaves: Sequence[Leaf]) -> dict[int, list[FoundSpan]]:
     """Leaf number -> spans of the leaf to take out, ascending.
 
     A hit that begins in a key and reaches into its value is about the value: the key stays."""
     starts = [leaf.start for leaf in leaves]
-    in_keys: list[Span] = []
-    others: list[Span] = []
+    in_keys: list[FoundSpan] = []
+    others: list[FoundSpan] = []
     for hit in hits:
         first = _first(starts, leaves, hit.start)
         if first == len(leaves):
             continue
         beyond = starts[first + 1] if first + 1 < len(leaves) else hit.end
         alone = leaves[first].kind is LeafKind.KEY and hit.end <= beyond
-        (in_keys if alone else others).append(Span(hit.start, hit.end, hit.kind))
-    found: dict[int, list[Span]] = {}
+        (in_keys if alone else others).append(FoundSpan(hit.start, hit.end, hit.kind))
+    found: dict[int, list[FoundSpan]] = {}
     for span in _merged(in_keys):
         _cut(found, span, _first(starts, leaves, span.start), leaves)
     for span in _merged(others):
@@ -68,16 +68,16 @@ def _touched(starts: Sequence[int], leaves: Sequence[Leaf], start: int, end: int
         number += 1
 
 
-def _cut(found: dict[int, list[Span]], span: Span, number: int, leaves: Sequence[Leaf]) -> None:
+def _cut(found: dict[int, list[FoundSpan]], span: FoundSpan, number: int, leaves: Sequence[Leaf]) -> None:
     leaf = leaves[number]
     start, end = max(span.start, leaf.start) - leaf.start, min(span.end, leaf.end) - leaf.start
     if start < end:
-        found.setdefault(number, []).append(Span(start, end, span.kind))
+        found.setdefault(number, []).append(FoundSpan(start, end, span.kind))
 
 
-def _merged(spans: Iterable[Span]) -> list[Span]:
+def _merged(spans: Iterable[FoundSpan]) -> list[FoundSpan]:
     """Overlapping spans as one, which is called as the first of them."""
-    out: list[Span] = []
+    out: list[FoundSpan] = []
     for span in sorted(spans):
         if out and span.start < out[-1].end:
             out[-1] = out[-1]._replace(end=max(out[-1].end, span.end))
