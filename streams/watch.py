@@ -23,7 +23,7 @@ DISPOSITIONS = telemetry.counter(
 DROPPED = telemetry.counter("millrace.stage.dropped", "{turn}", "turns that were refused and folded again")
 
 
-class Watch:
+class StageMetrics:
     """`millrace.infra.stages.telemetry.Telemetry` on OpenTelemetry."""
 
     def turn(self, report: TurnReport) -> None:
