@@ -28,7 +28,7 @@ from millrace.infra.log.topics import Layout, full_name
 from millrace.infra.machine.broker import Broker
 from millrace.infra.stages.base import Stage
 from millrace.infra.stages.live import StageRunner
-from millrace.infra.stages.slot import Settings
+from millrace.infra.stages.slot import RunnerSettings
 from millrace.schemas import codec
 from millrace.schemas.ids import now_micros
 from millrace.streams.dispatch.stage import Dispatch, Terms
@@ -115,7 +115,7 @@ def copy(bus: Bus, layout: Layout, count: int) -> float:
 
 def fold(bus: Bus, layout: Layout, stage: Stage, done: Callable[[], bool] = lambda: True) -> float:
     """Seconds until all that its primary topic holds was folded, and `done`, from when every slot was open."""
-    settings = Settings(layout.namespace, turn_records=TURN_RECORDS, turn_bytes=TURN_BYTES)
+    settings = RunnerSettings(layout.namespace, turn_records=TURN_RECORDS, turn_bytes=TURN_BYTES)
     runner = StageRunner(bus, stage, settings)
     topic = full_name(layout.namespace, stage.primary)
     ends = {p: max((r.offset + 1 for r in bus.read(topic, p)), default=0) for p in range(bus.partitions(topic))}

@@ -17,7 +17,7 @@ from millrace.infra.log.sweep import Sweeping
 from millrace.infra.log.topics import PARTS
 from millrace.infra.stages.base import Stage
 from millrace.infra.stages.live import run_stage
-from millrace.infra.stages.slot import Settings as RunnerSettings
+from millrace.infra.stages.slot import RunnerSettings
 from millrace.streams.dispatch import announce as asking
 from millrace.streams.dispatch.stage import Dispatch, Terms
 from millrace.streams.refine.detectors.guard import Guarded

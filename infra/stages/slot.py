@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Settings:
+class RunnerSettings:
     """What a runner is told. The last three are for tests."""
 
     namespace: str
@@ -56,7 +56,7 @@ class Settings:
 class Slot:
     """An open slot. Use it from the thread that polls `member`."""
 
-    def __init__(self, bus: Bus, stage: Stage, number: int, member: Member, settings: Settings) -> None:
+    def __init__(self, bus: Bus, stage: Stage, number: int, member: Member, settings: RunnerSettings) -> None:
         """Fences, restores and seeks the member. Raises BusError and ClaimError; nothing is left open then."""
         self._bus, self._stage, self.number, self._settings = bus, stage, number, settings
         self._primary = full_name(settings.namespace, stage.primary)
@@ -214,7 +214,7 @@ def _ends(folded: Folded) -> Counter[tuple[str, str]]:
     return Counter((topic, end) for topic, end in said if end)
 
 
-def _cut(records: Sequence[Record], settings: Settings) -> list[Sequence[Record]]:
+def _cut(records: Sequence[Record], settings: RunnerSettings) -> list[Sequence[Record]]:
     """Records in turns of bounded count and size; one empty turn, for timers, when there are none."""
     if not records:
         return [records]
