@@ -24,7 +24,7 @@ DROPPED = telemetry.counter("millrace.stage.dropped", "{turn}", "turns that were
 
 
 class StageMetrics:
-    """`millrace.infra.stages.telemetry.Telemetry` on OpenTelemetry."""
+    """`millrace.infra.stages.telemetry.RunnerHooks` on OpenTelemetry."""
 
     def turn(self, report: TurnReport) -> None:
         RECORDS.add(len(report.records) - report.duplicates, stage=report.stage, slot=report.slot)

@@ -27,7 +27,7 @@ from millrace.infra.stages.base import Stage
 from millrace.infra.stages.fold import Fold, Folded
 from millrace.infra.stages.outbox import Outbox
 from millrace.infra.stages.state import State
-from millrace.infra.stages.telemetry import Silent, Telemetry, TurnReport
+from millrace.infra.stages.telemetry import RunnerHooks, Silent, TurnReport
 from millrace.schemas import codec
 from millrace.schemas.ids import now_micros
 from millrace.schemas.records import Turn
@@ -41,7 +41,7 @@ class RunnerSettings:
 
     namespace: str
     claims: ClaimStore | None = None
-    telemetry: Telemetry = field(default_factory=Silent)
+    telemetry: RunnerHooks = field(default_factory=Silent)
     clock: Callable[[], int] = now_micros
     """micros; asked once a turn, by clock stages alone"""
     turn_records: int = 500
