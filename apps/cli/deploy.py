@@ -27,7 +27,7 @@ from millrace.infra.connect import connect
 from millrace.infra.errors import ConfigError, TopicError, UnreachableError
 from millrace.infra.local_keys import kafka_options
 from millrace.infra.machine.deployment import Deployment
-from millrace.infra.machine.supervisor import State
+from millrace.infra.machine.supervisor import ProgramState
 from millrace.schemas.ids import now_micros
 from millrace.streams.dispatch.announce import asked_by
 
@@ -98,7 +98,7 @@ def status(
 
 
 def _plainly(
-    deployment: Deployment, watch: Watch | str, states: Sequence[State], quiet: Mapping[str, float]
+    deployment: Deployment, watch: Watch | str, states: Sequence[ProgramState], quiet: Mapping[str, float]
 ) -> dict[str, Any]:
     """What `status` shows, for programs."""
     learning_of = None

@@ -26,7 +26,7 @@ from millrace.consumers.status.watch import Watch
 from millrace.infra.config import Settings, load
 from millrace.infra.errors import UnreachableError
 from millrace.infra.log.memory.bus import MemoryBus
-from millrace.infra.machine.supervisor import State
+from millrace.infra.machine.supervisor import ProgramState
 from millrace.infra.process.net import free_ports
 
 run = CliRunner().invoke
@@ -236,7 +236,7 @@ def test_status_of_nothing() -> None:
 
 def test_status_of_a_deployment_without_a_version_says_what_is_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
     bus = MemoryBus({"dev.policy.ledger": 1, "dev.policy.resolutions": 1, "dev.policy.weights": 1, "dev.workers": 1})
-    running = [State("broker", "RUNNING", 5, 30.0, ""), State("learn-0", "STARTING", 6, 1.0, "")]
+    running = [ProgramState("broker", "RUNNING", 5, 30.0, ""), ProgramState("learn-0", "STARTING", 6, 1.0, "")]
     monkeypatch.setattr("millrace.apps.cli.deploy._watch", lambda *_: Watch(bus, "dev", "policy"))
     monkeypatch.setattr("millrace.infra.machine.supervisor.Supervisor.states", lambda _: running)
     result = run(app, ["status"])
