@@ -20,7 +20,7 @@ from millrace.consumers.trajectory.command import lineage_in, told_of
 from millrace.consumers.why.read import Topics
 from millrace.infra.log.base import Outgoing, Place
 from millrace.infra.log.kafka.bus import KafkaBus
-from millrace.infra.log.topics import Layout
+from millrace.infra.log.topics import TopicSizes
 from millrace.schemas import codec
 from tests.support.conversations import Conversations
 from tests.support.history_log import NS, SHARDS, SLOTS
@@ -44,7 +44,7 @@ def copied(broker: str) -> Iterator[None]:
         return moved[Place(**place)]._asdict()
 
     with KafkaBus(broker) as bus:
-        bus.ensure_topics(Layout(HERE, POLICY, SLOTS, SHARDS).specs())
+        bus.ensure_topics(TopicSizes(HERE, POLICY, SLOTS, SHARDS).specs())
         with bus.publisher() as publisher:
             for kind in KINDS:
                 for record, row in WORLD.rows(kind):
