@@ -32,7 +32,7 @@ from megatron.core.transformer.transformer_layer import TransformerLayer, Transf
 from millrace.trainers.backends.layout import Layout
 from millrace.trainers.backends.megatron.config import Architecture, transformer_config
 from millrace.trainers.batches.attention import packed_attention
-from millrace.trainers.batches.packing import Run
+from millrace.trainers.batches.packing import SampleRun
 
 
 class Norm(torch.nn.RMSNorm):
@@ -64,7 +64,7 @@ class PackedAttention(torch.nn.Module):
             q, k, v = (x.permute(1, 2, 0, 3) for x in (query, key, value))
             out = F.scaled_dot_product_attention(q, k, v, attn_mask=attention_mask, scale=self.scale)
             return out.permute(2, 0, 1, 3).flatten(2)
-        runs = tuple(Run(*bounds) for bounds in attention_mask.tolist())
+        runs = tuple(SampleRun(*bounds) for bounds in attention_mask.tolist())
         q, k, v = (x.permute(1, 2, 0, 3) for x in (query, key, value))
         packed, _none = packed_attention(self, q, k, v, None, scaling=self.scale, runs=runs)
         return packed.transpose(0, 1).flatten(2)
