@@ -27,7 +27,7 @@ from millrace.trainers.backends.adam import Adam
 from millrace.trainers.backends.base import ACTOR, CRITIC, TEACHER, Backend, StepResult
 from millrace.trainers.backends.deepspeed_engine import Engine, Zero
 from millrace.trainers.backends.forward import ForwardPass
-from millrace.trainers.backends.group import Group, check
+from millrace.trainers.backends.group import RankGroup, check
 from millrace.trainers.backends.layout import DEEPSPEED, Layout
 from millrace.trainers.backends.models import at_rest, build
 from millrace.trainers.backends.rows import has_rows
@@ -67,7 +67,7 @@ class DeepSpeedBackend(Backend):
         self.device = torch.device("cpu")
         self._deepspeed = _import(self.cuda)
         self._deterministic = deterministic
-        self._group = Group(self.clock, cuda=self.cuda)
+        self._group = RankGroup(self.clock, cuda=self.cuda)
         self._engines: dict[str, Engine] = {}
         self._frozen: dict[str, PreTrainedModel] = {}
 

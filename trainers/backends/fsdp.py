@@ -21,7 +21,7 @@ from millrace.trainers.backends.adam import Adam
 from millrace.trainers.backends.base import ACTOR, CRITIC, ROLES, TEACHER, Backend, StepResult
 from millrace.trainers.backends.chunk import Home
 from millrace.trainers.backends.compute import Compute
-from millrace.trainers.backends.group import Group, check, collect
+from millrace.trainers.backends.group import RankGroup, check, collect
 from millrace.trainers.backends.layout import TORCH, Layout
 from millrace.trainers.backends.offload import Shelf, check_roles
 from millrace.trainers.backends.parallel.grid import DP, Grid, Groups
@@ -77,7 +77,7 @@ class TorchBackend(Backend):
         self.compute = compute or Compute()
         check_roles(offload, ROLES)
         self.offload = frozenset(offload)
-        self._group = Group(self.clock, cuda=self.cuda)
+        self._group = RankGroup(self.clock, cuda=self.cuda)
         self._groups = Groups(Grid(), 0)
         self._forget()
 
