@@ -106,7 +106,7 @@ class _Whole(torch.nn.Module):
         return self._run[0](**given)
 
 
-class Engine:
+class ZeroEngine:
     """A model of `state` that learns. Building it needs no collective; its first use does."""
 
     def __init__(
