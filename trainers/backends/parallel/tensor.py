@@ -67,7 +67,7 @@ def apply(model: PreTrainedModel, team: Team) -> None:
     if isinstance(words, nn.Embedding):
         if type(words) is not nn.Embedding:
             raise BadConfiguration(f"{type(words).__name__} does more than look words up; choose t1 for this model")
-        base.embed_tokens = Words(words, team)
+        base.embed_tokens = SplitWords(words, team)
     head = model.get_output_embeddings()
     if isinstance(head, nn.Linear):
         base.norm.register_forward_hook(lambda _module, _arguments, rows: gather_rows(rows, team))
@@ -124,7 +124,7 @@ class Rowwise(_Part):
         return rows if self.bias is None else rows + self.bias
 
 
-class Words(_Part):
+class SplitWords(_Part):
     """Ids int64[1, T] -> [1, T/n, H]: each rank looks its own words up."""
 
     def __init__(self, of: nn.Embedding, team: Team) -> None:
