@@ -71,7 +71,7 @@ def apply(model: PreTrainedModel, team: Team) -> None:
     head = model.get_output_embeddings()
     if isinstance(head, nn.Linear):
         base.norm.register_forward_hook(lambda _module, _arguments, rows: gather_rows(rows, team))
-        model.set_output_embeddings(Head(head, team))
+        model.set_output_embeddings(SplitHead(head, team))
     score = getattr(model, "score", None)
     if isinstance(score, nn.Linear):
         model.score = Score(score, team)
@@ -140,7 +140,7 @@ class SplitWords(_Part):
         return scatter_rows(torch.where(mine[..., None], found, 0.0), self.team)
 
 
-class Head(_Part):
+class SplitHead(_Part):
     """[1, M, H] -> logits [1, M, V], each rank its own words'."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
