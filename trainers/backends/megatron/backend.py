@@ -30,7 +30,7 @@ from millrace.trainers.errors import BadConfiguration, NotFormed
 from millrace.trainers.state import State
 
 if TYPE_CHECKING:
-    from millrace.trainers.backends.megatron.forward import Outcome
+    from millrace.trainers.backends.megatron.forward import MicroBatchRun
     from millrace.trainers.backends.megatron.trainee import MegatronHome, MegatronTrainee
 
 
@@ -158,7 +158,7 @@ class MegatronBackend(Backend):
         return self._ask(role, micros, lambda run: run.values(), [micro.tokens.shape[1] for micro in micros])
 
     def _ask(
-        self, role: str, micros: Sequence[Packed], what: Callable[[Outcome], torch.Tensor], sizes: Sequence[int]
+        self, role: str, micros: Sequence[Packed], what: Callable[[MicroBatchRun], torch.Tensor], sizes: Sequence[int]
     ) -> list[torch.Tensor]:
         from millrace.trainers.backends.megatron.transfer import tell
 
