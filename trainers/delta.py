@@ -25,7 +25,7 @@ import xxhash
 from millrace.schemas import bounds
 from millrace.trainers.errors import CorruptCheckpoint
 from millrace.trainers.sealed import reading
-from millrace.trainers.tensorfile import SIZES, Bytes, Slot, Tensor, TensorFile, slots
+from millrace.trainers.tensorfile import SIZES, Bytes, Tensor, TensorFile, TensorSlot, slots
 
 MAGIC = b"MRDELTA1"
 LEVEL = 3
@@ -56,7 +56,7 @@ class Delta:
     """A delta whose bytes are whole. header: of the resulting file; slots: its tensors in order."""
 
     header: bytes
-    slots: Sequence[Slot]
+    slots: Sequence[TensorSlot]
     entries: Mapping[str, Entry]
     body: memoryview
 
@@ -116,7 +116,7 @@ def _entry(form: Any, width: Any, count: Any, blocks: Any, checksum: Any) -> Ent
     return Entry(form, width, count, [(int(begin), int(stop)) for begin, stop in blocks], checksum)
 
 
-def _check(entry: Entry, slot: Slot, body: int) -> None:
+def _check(entry: Entry, slot: TensorSlot, body: int) -> None:
     """ValueError for an entry whose numbers are not of its tensor."""
     elements = math.prod(slot.shape)
     if len(entry.blocks) != BLOCKS[entry.form]:
@@ -169,7 +169,7 @@ def _encode(base: Tensor | None, tensor: Tensor) -> tuple[str, int, int, list[by
     return "sparse", width, int(places.size), sparse
 
 
-def _overlay(base: Tensor | None, deltas: Sequence[Delta], slot: Slot) -> Bytes:
+def _overlay(base: Tensor | None, deltas: Sequence[Delta], slot: TensorSlot) -> Bytes:
     steps = [(delta, delta.entries[slot.name]) for delta in deltas if slot.name in delta.entries]
     whole = max((at for at, (_, entry) in enumerate(steps) if entry.form == "dense"), default=-1)
     size = SIZES[slot.dtype]
