@@ -40,7 +40,7 @@ _WORTHWHILE = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class TensorChanges:
     """One tensor of a delta. width: bytes of a gap; count: changed elements; blocks: (begin, end) in the body;
     checksum: xxh3-128 hex of the whole resulting tensor."""
 
@@ -57,7 +57,7 @@ class Delta:
 
     header: bytes
     slots: Sequence[TensorSlot]
-    entries: Mapping[str, Entry]
+    entries: Mapping[str, TensorChanges]
     body: memoryview
 
     @property
@@ -110,13 +110,13 @@ def _table(rest: memoryview) -> Delta:
     return Delta(header, found, entries, rest[end:])
 
 
-def _entry(form: Any, width: Any, count: Any, blocks: Any, checksum: Any) -> Entry:
+def _entry(form: Any, width: Any, count: Any, blocks: Any, checksum: Any) -> TensorChanges:
     if form not in BLOCKS or type(width) is not int or type(count) is not int or not isinstance(checksum, str):
         raise ValueError("an entry of impossible kinds")
-    return Entry(form, width, count, [(int(begin), int(stop)) for begin, stop in blocks], checksum)
+    return TensorChanges(form, width, count, [(int(begin), int(stop)) for begin, stop in blocks], checksum)
 
 
-def _check(entry: Entry, slot: TensorSlot, body: int) -> None:
+def _check(entry: TensorChanges, slot: TensorSlot, body: int) -> None:
     """ValueError for an entry whose numbers are not of its tensor."""
     elements = math.prod(slot.shape)
     if len(entry.blocks) != BLOCKS[entry.form]:
