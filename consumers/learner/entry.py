@@ -11,7 +11,7 @@ from millrace.consumers.learner.agreement import Roster
 from millrace.consumers.learner.identity import Identity
 from millrace.consumers.learner.order import Batch
 from millrace.schemas.records import LedgerEntry, RankShare, TrainedGroup, WeightVersion
-from millrace.trainers.delta_files import Written as WrittenDelta
+from millrace.trainers.delta_files import WrittenDelta
 from millrace.trainers.learning import Report, Share
 
 ADAPTER = "adapter_config.json"
