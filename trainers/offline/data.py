@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from millrace.trainers.batches.sample import Sample
 from millrace.trainers.errors import BadData
-from millrace.trainers.offline.rows import Row
+from millrace.trainers.offline.rows import DataRow
 from millrace.trainers.offline.text import Encoder, Marked, is_messages, is_tokens
 
 Make = Callable[[Mapping[str, Any], Encoder], list[Marked]]
@@ -79,7 +79,7 @@ class Data:
 
 
 def load(
-    rows: Iterable[Row],
+    rows: Iterable[DataRow],
     make: Make,
     encoder: Encoder,
     *,
