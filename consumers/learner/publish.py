@@ -17,7 +17,7 @@ from millrace.consumers.history.newest import Head
 from millrace.consumers.learner.agreement import Roster
 from millrace.consumers.learner.collect import collect, serving_versions
 from millrace.consumers.learner.commit import checkpoint_fault, commit_version
-from millrace.consumers.learner.entry import Machine, Written, ledger_entry, rank_shares, weight_event
+from millrace.consumers.learner.entry import Machine, WrittenVersion, ledger_entry, rank_shares, weight_event
 from millrace.consumers.learner.log import Log
 from millrace.consumers.learner.order import Batch
 from millrace.consumers.learner.parts import Parts
@@ -122,7 +122,7 @@ class Leader:
             p.said(entry)
             self._collect()
 
-    def _written(self, saved: Checkpoint, report: Report) -> Written:
+    def _written(self, saved: Checkpoint, report: Report) -> WrittenVersion:
         """The directory, and the other ways that lead to it: what changed since its parent, where this version is not
         an anchor, and a broadcast, where engines take them."""
         p, full = self._parts, delta_files.full_size(saved.path)
@@ -139,7 +139,7 @@ class Leader:
         if p.sender is not None and checkpoint.WEIGHTS in saved.files:  # an adapter alone is read from its directory
             p.sender.hold(self.head.version + 1, saved.digest, saved.path / checkpoint.WEIGHTS)
             offered = p.sender.url  # before the event: who reads that asks at once
-        return Written(str(saved.path), saved.digest, saved.files, full, delta, offered)
+        return WrittenVersion(str(saved.path), saved.digest, saved.files, full, delta, offered)
 
     def _fence(self) -> Head:
         p = self._parts
