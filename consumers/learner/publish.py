@@ -18,7 +18,7 @@ from millrace.consumers.learner.agreement import Roster
 from millrace.consumers.learner.collect import collect, serving_versions
 from millrace.consumers.learner.commit import checkpoint_fault, commit_version
 from millrace.consumers.learner.entry import Machine, WrittenVersion, ledger_entry, rank_shares, weight_event
-from millrace.consumers.learner.log import Log
+from millrace.consumers.learner.log import PolicyLog
 from millrace.consumers.learner.order import Batch
 from millrace.consumers.learner.parts import Parts
 from millrace.infra import faults
@@ -67,7 +67,7 @@ class Leader:
         self.failure: str | None = None
         """why the last commit did not happen"""
         self.head = self._fence()
-        self.log = parts.log = parts.log or Log(
+        self.log = parts.log = parts.log or PolicyLog(
             parts.bus, parts.topics, parts.settings.policy.release, ClaimStore(parts.settings.claims)
         )
         self.log.committed(self.head.seq_hi)
