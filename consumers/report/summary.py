@@ -70,7 +70,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class FunnelStage:
     """One width of the funnel: so many groups came to it, and where those are that did not, the most first."""
 
     name: str
@@ -200,16 +200,16 @@ class Summary:
         return self.granted - sum(self.resolved.values()) + self.resolved.get("declined", 0)
 
     @property
-    def funnel(self) -> tuple[Stage, ...]:
+    def funnel(self) -> tuple[FunnelStage, ...]:
         """From every group that was granted, or came unasked, to those that trained."""
         resolved, ready = sum(self.resolved.values()), self.resolved.get("ready", 0)
         trained = sum(step.groups for step in self.steps)
         negative = [(kind, count) for kind, count in self.resolved.items() if kind != "ready"]
         return (
-            Stage("granted or came unasked", resolved + self.outstanding),
-            Stage("came to an end", resolved, (("outstanding", self.outstanding),)),
-            Stage("ready", ready, tuple(sorted(negative, key=lambda one: -one[1]))),
-            Stage("trained", trained, (("waiting for a batch", ready - trained),)),
+            FunnelStage("granted or came unasked", resolved + self.outstanding),
+            FunnelStage("came to an end", resolved, (("outstanding", self.outstanding),)),
+            FunnelStage("ready", ready, tuple(sorted(negative, key=lambda one: -one[1]))),
+            FunnelStage("trained", trained, (("waiting for a batch", ready - trained),)),
         )
 
     def rate(self, field: str) -> float:
