@@ -79,7 +79,7 @@ class FunnelStage:
 
 
 @dataclass(frozen=True, slots=True)
-class Worker:
+class LastStatus:
     """The last thing that one incarnation said."""
 
     name: str
@@ -144,7 +144,7 @@ class Summary:
     flow: Flow
     faults: tuple[Fault, ...]
     silences: tuple[Silence, ...]
-    workers: tuple[Worker, ...]
+    workers: tuple[LastStatus, ...]
     evaluations: tuple[Scored, ...] = ()
 
     @property
@@ -353,12 +353,12 @@ def _flow(found: Reading, groups: Sequence[Resolution]) -> Flow:
     return Flow(tuple(int(t) for t in times), counts(granted), counts(ready), counts(negative), counts(trained))
 
 
-def _workers(found: Reading) -> tuple[Worker, ...]:
+def _workers(found: Reading) -> tuple[LastStatus, ...]:
     newest: dict[tuple[str, str], WorkerStatus] = {}
     for row in found.workers:
         newest[row["worker"], row["incarnation"]] = row
     workers = [
-        Worker(
+        LastStatus(
             row["worker"],
             row["role"],
             row["state"],
