@@ -30,7 +30,7 @@ EDGE = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class CommittedVersion:
     """One committed version."""
 
     version: int
@@ -131,7 +131,7 @@ class Summary:
     batch: int | None
     eta: int | None
     group_size: int | None
-    steps: tuple[Step, ...]
+    steps: tuple[CommittedVersion, ...]
     granted: int
     resolved: dict[str, int]
     """resolutions by kind, settings left out"""
@@ -261,9 +261,9 @@ def summed(found: Reading) -> Summary:
     )
 
 
-def _steps(found: Reading) -> tuple[Step, ...]:
+def _steps(found: Reading) -> tuple[CommittedVersion, ...]:
     ready = {row["seq"]: row for row in found.resolutions if row["kind"] == "ready"}
-    steps: list[Step] = []
+    steps: list[CommittedVersion] = []
     before: LedgerEntry | None = None
     for entry in found.ledger:
         if entry["version"] > 0:
@@ -273,7 +273,7 @@ def _steps(found: Reading) -> tuple[Step, ...]:
     return tuple(steps)
 
 
-def _step(entry: LedgerEntry, batch: Sequence[Resolution], before: LedgerEntry | None) -> Step:
+def _step(entry: LedgerEntry, batch: Sequence[Resolution], before: LedgerEntry | None) -> CommittedVersion:
     """`before` is the entry of the version it was trained from; version 0's time says nothing of a step's length."""
     parent = entry["version"] - 1
     means = [fmean(known) for row in batch if (known := [r for r in row["rewards"] if r == r])]
@@ -281,7 +281,7 @@ def _step(entry: LedgerEntry, batch: Sequence[Resolution], before: LedgerEntry |
     low, high = np.percentile(means, [10, 90]).tolist() if means else (float("nan"), float("nan"))
     metrics = entry["metrics"]
     timed = [(name.removeprefix("timings_"), value) for name, value in sorted(metrics.items()) if _is_phase(name)]
-    return Step(
+    return CommittedVersion(
         version=entry["version"],
         time=entry["time"],
         seconds=(entry["time"] - before["time"]) / SECOND if before and before["version"] else 0.0,
