@@ -25,7 +25,7 @@ SLOW = 2.5
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class LearnerChange:
     """Between two versions the learners changed."""
 
     version: int
@@ -54,7 +54,7 @@ class QuietStages:
         return (self.until - self.since) / SECOND
 
 
-def changes(ledger: Sequence[LedgerEntry]) -> tuple[Fault, ...]:
+def changes(ledger: Sequence[LedgerEntry]) -> tuple[LearnerChange, ...]:
     """Every change of generation, and every version that took far longer than most."""
     steps = [entry for entry in ledger if entry["version"] > 0]
     gaps = [(b["time"] - a["time"]) / SECOND for a, b in pairwise(steps)]
@@ -65,7 +65,7 @@ def changes(ledger: Sequence[LedgerEntry]) -> tuple[Fault, ...]:
         if moved or (usual and gap > SLOW * usual and gap > 1):
             what = _what(before, after) if moved else "took long, with the same learners"
             ranks = len(before["ranks"]), len(after["ranks"])
-            faults.append(Fault(after["version"], after["time"], after["generation"], *ranks, what, gap, usual))
+            faults.append(LearnerChange(after["version"], after["time"], after["generation"], *ranks, what, gap, usual))
     return tuple(faults)
 
 

@@ -18,7 +18,7 @@ from statistics import fmean
 import numpy as np
 
 from millrace.consumers.history.rows import Resolve, as_stored
-from millrace.consumers.report.faults import Fault, QuietStages, changes, silences
+from millrace.consumers.report.faults import LearnerChange, QuietStages, changes, silences
 from millrace.consumers.report.reading import Reading, read
 from millrace.infra.log.base import Bus
 from millrace.schemas.ids import now_micros
@@ -142,7 +142,7 @@ class Summary:
     refused: tuple[tuple[str, str, int], ...]
     """(stage, reason, dead letters)"""
     flow: Flow
-    faults: tuple[Fault, ...]
+    faults: tuple[LearnerChange, ...]
     silences: tuple[QuietStages, ...]
     workers: tuple[LastStatus, ...]
     evaluations: tuple[Scored, ...] = ()
