@@ -42,7 +42,7 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
-class Branch:
+class TraceAccount:
     """The events of one trace of the episode: the root's, or a sub-agent's with the trace that spawned it."""
 
     id: str
@@ -99,7 +99,7 @@ class Account:
     excluded: tuple[str, ...]
     place: str | None
     """where it was sealed"""
-    branches: tuple[Branch, ...]
+    branches: tuple[TraceAccount, ...]
     rewards: tuple[Judged, ...]
     lineages: tuple[Traced, ...]
     trained: tuple[Trained, ...]
@@ -156,7 +156,7 @@ def _task(own: list[Passage]) -> str | None:
     return None
 
 
-def _branches(own: list[Passage]) -> tuple[Branch, ...]:
+def _branches(own: list[Passage]) -> tuple[TraceAccount, ...]:
     turns: dict[str, list[Turn]] = {}
     parents: dict[str, str | None] = {}
     told: set[str] = set()
@@ -167,7 +167,7 @@ def _branches(own: list[Passage]) -> tuple[Branch, ...]:
         told.add(row["id"])
         turns.setdefault(row["trajectory"], []).append(_turn(passage, row))
         parents.setdefault(row["trajectory"], row["parent_trajectory"])
-    return tuple(Branch(id, parents[id], tuple(found)) for id, found in turns.items())
+    return tuple(TraceAccount(id, parents[id], tuple(found)) for id, found in turns.items())
 
 
 def _turn(passage: Passage, row: Row[Event]) -> Turn:

@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 from rich.tree import Tree
 
-from millrace.consumers.trajectory.account import Account, Branch, Judged, Turn
+from millrace.consumers.trajectory.account import Account, Judged, TraceAccount, Turn
 from millrace.consumers.trajectory.tokens import Run, Spell, Traced, spelled
 
 COLOURS = ("cyan", "yellow", "green", "magenta", "blue", "bright_red")
@@ -76,12 +76,12 @@ def legend() -> Text:
     return Text.assemble(("tokens: ", "dim"), *samples, ("colours: versions", "dim"))
 
 
-def _title(branch: Branch) -> Text:
+def _title(branch: TraceAccount) -> Text:
     parent = f", spawned by {branch.parent}" if branch.parent else ""
     return Text(f"trace {branch.id}{parent}", "bold")
 
 
-def _branch(parent: Tree, branch: Branch) -> None:
+def _branch(parent: Tree, branch: TraceAccount) -> None:
     for turn in branch.turns:
         _turn(parent, turn)
 
