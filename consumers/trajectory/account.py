@@ -28,7 +28,7 @@ BATCH = ("kl", "clip", "ratio", "rejected", "importance", "entropy", "prox")
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class EventAccount:
     """One event. said: (who or what, text) of all that it says; notes: what is out of the ordinary."""
 
     step: int | None
@@ -47,7 +47,7 @@ class TraceAccount:
 
     id: str
     parent: str | None
-    turns: tuple[Turn, ...]
+    turns: tuple[EventAccount, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +157,7 @@ def _task(own: list[Passage]) -> str | None:
 
 
 def _branches(own: list[Passage]) -> tuple[TraceAccount, ...]:
-    turns: dict[str, list[Turn]] = {}
+    turns: dict[str, list[EventAccount]] = {}
     parents: dict[str, str | None] = {}
     told: set[str] = set()
     for passage in own:
@@ -170,7 +170,7 @@ def _branches(own: list[Passage]) -> tuple[TraceAccount, ...]:
     return tuple(TraceAccount(id, parents[id], tuple(found)) for id, found in turns.items())
 
 
-def _turn(passage: Passage, row: Row[Event]) -> Turn:
+def _turn(passage: Passage, row: Row[Event]) -> EventAccount:
     notes = [f"{letter['stage']}: {letter['reason']} ({letter['detail']})" for letter in passage.letters]
     if passage.event is None and not passage.letters:
         notes.append("not refined yet")
@@ -181,7 +181,9 @@ def _turn(passage: Passage, row: Row[Event]) -> Turn:
         notes.append(f"redaction {governance['redaction']}")
     said = spoken(passage.event) if passage.event is not None else []
     step = row["step"] if row["source_seq"] is not None else None
-    return Turn(step, row["kind"], event_line(row), row["event_time"], spot(row.place), tuple(said), tuple(notes))
+    return EventAccount(
+        step, row["kind"], event_line(row), row["event_time"], spot(row.place), tuple(said), tuple(notes)
+    )
 
 
 def _rewards(story: Story, own: list[Passage], sealed: Row[Trajectory] | None) -> tuple[Judged, ...]:

@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 from rich.tree import Tree
 
-from millrace.consumers.trajectory.account import Account, Judged, TraceAccount, Turn
+from millrace.consumers.trajectory.account import Account, EventAccount, Judged, TraceAccount
 from millrace.consumers.trajectory.tokens import Run, Spell, Traced, spelled
 
 COLOURS = ("cyan", "yellow", "green", "magenta", "blue", "bright_red")
@@ -86,7 +86,7 @@ def _branch(parent: Tree, branch: TraceAccount) -> None:
         _turn(parent, turn)
 
 
-def _turn(parent: Tree, turn: Turn) -> None:
+def _turn(parent: Tree, turn: EventAccount) -> None:
     step = f"{turn.step:>3} " if turn.step is not None else "  - "
     node = parent.add(Text.assemble((step, "dim"), turn.line, (f"  {turn.place}", "dim")))
     for who, said in turn.said:
