@@ -66,7 +66,7 @@ class Judged:
 
 
 @dataclass(frozen=True, slots=True)
-class Trained:
+class TrainedIn:
     """The version that its group trained. advantage: its reward over the mean of its group, before any scale; batch:
     how the tokens of the whole batch were weighed, as far as the ledger says."""
 
@@ -102,7 +102,7 @@ class Account:
     branches: tuple[TraceAccount, ...]
     rewards: tuple[Judged, ...]
     lineages: tuple[Traced, ...]
-    trained: tuple[Trained, ...]
+    trained: tuple[TrainedIn, ...]
 
     def as_json(self) -> dict[str, Any]:
         """For programs; what is no number of JSON is null."""
@@ -228,7 +228,7 @@ def _fate(passage: Passage, body: Reward, counted: set[tuple[str, str]], *, seal
     )
 
 
-def _trained(story: Story, row: Row[LedgerEntry], group: TrainedGroup, sealed: Row[Trajectory] | None) -> Trained:
+def _trained(story: Story, row: Row[LedgerEntry], group: TrainedGroup, sealed: Row[Trajectory] | None) -> TrainedIn:
     places = {place_of(place) for place in group["trajectories"]}
     rewards = [one["reward"] for one in story.samples if one.place in places and one["reward"] is not None]
     own = sealed["reward"] if sealed is not None else None
@@ -240,7 +240,7 @@ def _trained(story: Story, row: Row[LedgerEntry], group: TrainedGroup, sealed: R
     }
     place = spot(row.place)
     masked, eta = row["masked_tokens"], row["eta"]
-    return Trained(row["version"], group["seq"], place, group["lost"], eta, masked, advantage, batch)
+    return TrainedIn(row["version"], group["seq"], place, group["lost"], eta, masked, advantage, batch)
 
 
 def finite(value: Any) -> Any:
