@@ -9,7 +9,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from millrace.consumers.trajectory.account import Account, EventAccount, Judged, TraceAccount
-from millrace.consumers.trajectory.tokens import Run, Spell, Traced, spelled
+from millrace.consumers.trajectory.tokens import Spell, TokenRun, Traced, spelled
 
 COLOURS = ("cyan", "yellow", "green", "magenta", "blue", "bright_red")
 """of versions, in turn"""
@@ -122,7 +122,7 @@ def _lineage(parent: Tree, lineage: Traced, *, tokens: bool, spell: Spell | None
         node.add(Text(f"{run.start}..{run.end - 1}  {made}, {run.weight}{mean}", style_of(run)))
 
 
-def style_of(run: Run) -> str:
+def style_of(run: TokenRun) -> str:
     """How a terminal shows the tokens of a run."""
     colour = "" if run.version is None else f" {COLOURS[run.version % len(COLOURS)]}"
     return f"{WEIGHTS[run.weight]}{colour}"
