@@ -39,7 +39,7 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class LineageGroup:
     """One trained group. gone: how many of its samples cannot be read any more."""
 
     seq: int
@@ -59,7 +59,7 @@ class VersionLineage:
     version: int
     digest: str
     parents: tuple[int, ...]
-    groups: tuple[Group, ...]
+    groups: tuple[LineageGroup, ...]
     children: tuple[int, ...]
     reached: dict[int, int]
     """version -> groups that trained it with tokens from around this version"""
@@ -152,7 +152,7 @@ def of_version(topics: Topics, policy: str, version: int) -> VersionLineage | No
         rows = [row for row in topics.fetch(TRAJECTORIES, places) if row is not None]
         made = tuple(_members(topics, rows, dict.fromkeys(places, version)))
         groups.append(
-            Group(group["seq"], group["ticket"], group["group"], group["lost"], made, len(places) - len(made))
+            LineageGroup(group["seq"], group["ticket"], group["group"], group["lost"], made, len(places) - len(made))
         )
     by_seq = {group["seq"]: number for number, row in records.ledger.items() for group in row["groups"]}
     reached: Counter[int] = Counter()
