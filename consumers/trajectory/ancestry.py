@@ -95,7 +95,7 @@ class TaskLineage:
 
 
 @dataclass(slots=True)
-class Records:
+class PolicyRecords:
     """The small topics of a policy."""
 
     weights: dict[int, Row[WeightVersion]] = field(default_factory=dict)
@@ -103,7 +103,7 @@ class Records:
     resolutions: list[Row[Resolution]] = field(default_factory=list)
 
     @classmethod
-    def read(cls, topics: Topics) -> Records:
+    def read(cls, topics: Topics) -> PolicyRecords:
         """Read them."""
         return cls(
             {row["version"]: row for row in topics.rows(WEIGHTS)},
@@ -142,7 +142,7 @@ class Records:
 
 def of_version(topics: Topics, policy: str, version: int) -> VersionLineage | None:
     """The lineage of a version, None where no topic knows it."""
-    records = Records.read(topics)
+    records = PolicyRecords.read(topics)
     entry = records.ledger.get(version)
     if entry is None and version not in records.weights:
         return None
@@ -171,7 +171,7 @@ def of_version(topics: Topics, policy: str, version: int) -> VersionLineage | No
 
 def of_trajectory(topics: Topics, found: Found) -> TrajectoryLineage | None:
     """The lineage of a sealed trajectory, None where it is not sealed."""
-    records = Records.read(topics)
+    records = PolicyRecords.read(topics)
     for kind in (TRAJECTORIES, EVALUATIONS):
         for row in topics.rows(kind):
             if (row["tenant"], row["id"]) == (found.tenant, found.id):
@@ -185,7 +185,7 @@ def of_trajectory(topics: Topics, found: Found) -> TrajectoryLineage | None:
 
 def of_task(topics: Topics, task: str) -> TaskLineage | None:
     """The lineage of a task by its id, None where no topic knows it."""
-    records = Records.read(topics)
+    records = PolicyRecords.read(topics)
     tickets = {row["ticket"] for row in topics.rows(GRANTS) if row["prompt_id"] == task}
     trained = records.trained()
     members: list[Member] = []
