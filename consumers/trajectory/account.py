@@ -14,7 +14,7 @@ from typing import Any
 
 from millrace.consumers.audit.command import spot
 from millrace.consumers.history.rows import Row, place_of
-from millrace.consumers.trajectory.find import Found
+from millrace.consumers.trajectory.find import FoundTrajectory
 from millrace.consumers.trajectory.tokens import Traced, traced
 from millrace.consumers.why.render import event_line
 from millrace.consumers.why.spoken import spoken
@@ -111,7 +111,7 @@ class Account:
         return found
 
 
-def account(story: Story, found: Found) -> Account:
+def account(story: Story, found: FoundTrajectory) -> Account:
     """The account of one trajectory out of the story of its group."""
     own = [p for p in story.passages if p.row is not None and p.row["root_trajectory"] == found.id]
     sealed = next((row for row in story.samples if row["id"] == found.id and row["tenant"] == found.tenant), None)

@@ -12,7 +12,7 @@ from typing import Any
 
 from millrace.consumers.history.kinds import EVALUATIONS, EVENTS, GRANTS, LEDGER, RESOLUTIONS, TRAJECTORIES, WEIGHTS
 from millrace.consumers.history.rows import Row, place_of
-from millrace.consumers.trajectory.find import Found
+from millrace.consumers.trajectory.find import FoundTrajectory
 from millrace.consumers.why.read import Topics
 from millrace.infra.log.base import Place
 from millrace.schemas.arrays import unpack
@@ -169,7 +169,7 @@ def of_version(topics: Topics, policy: str, version: int) -> VersionLineage | No
     return VersionLineage(policy, version, digest, records.parents(version), tuple(groups), children, found, waiting)
 
 
-def of_trajectory(topics: Topics, found: Found) -> TrajectoryLineage | None:
+def of_trajectory(topics: Topics, found: FoundTrajectory) -> TrajectoryLineage | None:
     """The lineage of a sealed trajectory, None where it is not sealed."""
     records = PolicyRecords.read(topics)
     for kind in (TRAJECTORIES, EVALUATIONS):

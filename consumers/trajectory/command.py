@@ -16,7 +16,7 @@ from millrace.consumers.trajectory import page, tree
 from millrace.consumers.trajectory.account import Account, account, finite
 from millrace.consumers.trajectory.ancestry import of_task, of_trajectory, of_version
 from millrace.consumers.trajectory.branches import task_tree, trajectory_tree, version_tree
-from millrace.consumers.trajectory.find import Found, candidates
+from millrace.consumers.trajectory.find import FoundTrajectory, candidates
 from millrace.consumers.trajectory.tokens import Spell
 from millrace.consumers.why.find import Subject
 from millrace.consumers.why.read import Topics
@@ -66,7 +66,7 @@ def told_of(topics: Topics, wanted: str) -> Account:
     return account(tell(topics, subject), found)
 
 
-def one_of(found: Sequence[Found], wanted: str, topics: Topics) -> Found:
+def one_of(found: Sequence[FoundTrajectory], wanted: str, topics: Topics) -> FoundTrajectory:
     """The one candidate. Raises LookError for none or several, which it names."""
     if len(found) == 1:
         return found[0]
