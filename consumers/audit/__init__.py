@@ -5,6 +5,6 @@ A law is one sentence and one small visitor (`law.Law`); `walk.Walk` reads every
 
 from millrace.consumers.audit.command import run
 from millrace.consumers.audit.run import LAWS, audit
-from millrace.consumers.audit.verdict import AuditReport, Finding, Violation
+from millrace.consumers.audit.verdict import AuditReport, LawFinding, Violation
 
 __all__ = ["LAWS", "Finding", "Report", "Violation", "audit", "run"]
