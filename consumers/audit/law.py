@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from millrace.consumers.audit.facts import Facts
-from millrace.consumers.audit.rows import Mark, Row, Sample
+from millrace.consumers.audit.rows import Mark, Row, SealedSample
 from millrace.consumers.audit.verdict import LawFinding, Violation
 from millrace.infra.log.base import Place, Record
 
@@ -64,7 +64,7 @@ class Law:
     def completion(self, row: Row) -> None:
         """A Completion."""
 
-    def trajectory(self, sample: Sample) -> None:
+    def trajectory(self, sample: SealedSample) -> None:
         """A Trajectory of the training topic with its model calls."""
 
     def evaluation(self, row: Row) -> None:

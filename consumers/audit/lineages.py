@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from millrace.consumers.audit.rows import Floats, Ints, Row, Sample, Trace
+from millrace.consumers.audit.rows import Floats, Ints, Row, SealedSample, Trace
 from millrace.schemas.arrays import unpack
 
 CLEARED = frozenset({"tenant_only", "aggregate"})
@@ -57,7 +57,7 @@ def rebuild(trace: Trace, calls: Sequence[Row | None]) -> Built:
     return Built(tokens, logprobs, versions, made_by)
 
 
-def faults(sample: Sample) -> Iterator[tuple[str, list[Row]]]:
+def faults(sample: SealedSample) -> Iterator[tuple[str, list[Row]]]:
     """What is wrong with a sample's arrays and sums, each with the model calls that show it."""
     learned = _learned(sample)
     for trace in sample.traces:
@@ -68,7 +68,7 @@ def faults(sample: Sample) -> Iterator[tuple[str, list[Row]]]:
     yield from _sums(sample)
 
 
-def _learned(sample: Sample) -> frozenset[str]:
+def _learned(sample: SealedSample) -> frozenset[str]:
     """Response ids whose tokens may be learned from: trainable, cleared, of the sample's policy and not retried."""
     calls = [call for call in sample.calls if call is not None]
     retried = {call.body["supersedes"] for call in calls}
@@ -83,7 +83,7 @@ def _learned(sample: Sample) -> frozenset[str]:
     )
 
 
-def _left_out(sample: Sample, learned: frozenset[str]) -> Iterator[tuple[str, list[Row]]]:
+def _left_out(sample: SealedSample, learned: frozenset[str]) -> Iterator[tuple[str, list[Row]]]:
     """Replies that could train and are neither in a lineage nor excluded with a reason."""
     kept = {response for trace in sample.traces for response in trace.calls}
     excused = {entry.rpartition(":")[0] for entry in sample.row["excluded"]}
@@ -133,7 +133,7 @@ def _against(trace: Trace, calls: Sequence[Row | None], learned: frozenset[str])
             yield f"lineage {trace.id} differs from its calls: the {what} at {at}", rows
 
 
-def _sums(sample: Sample) -> Iterator[tuple[str, list[Row]]]:
+def _sums(sample: SealedSample) -> Iterator[tuple[str, list[Row]]]:
     """What the trajectory says of its lineages."""
     row, versions = sample.row, sample.trained_versions
     length = sum(len(trace.tokens) for trace in sample.traces)

@@ -42,7 +42,7 @@ class Trace:
         return self.versions[:size][self.mask[:size]]
 
 
-class Sample:
+class SealedSample:
     """A sealed trajectory and the model calls it names (None where an event is gone)."""
 
     def __init__(self, row: Row[Trajectory], places: Sequence[Place], calls: Sequence[Row[Event] | None]) -> None:
