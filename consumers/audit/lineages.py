@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from millrace.consumers.audit.rows import Floats, Ints, Row, SealedSample, Trace
+from millrace.consumers.audit.rows import Floats, Ints, Row, SealedSample, SealedTrace
 from millrace.schemas.arrays import unpack
 
 CLEARED = frozenset({"tenant_only", "aggregate"})
@@ -31,7 +31,7 @@ class Built:
     error: str | None = None
 
 
-def rebuild(trace: Trace, calls: Sequence[Row | None]) -> Built:
+def rebuild(trace: SealedTrace, calls: Sequence[Row | None]) -> Built:
     """Apply the calls of this lineage in its own order."""
     by_response = {
         call.body["response_id"]: call for call in calls if call is not None and call.body["lineage"] == trace.id
@@ -97,7 +97,7 @@ def _left_out(sample: SealedSample, learned: frozenset[str]) -> Iterator[tuple[s
             yield f"reply {response} is in no lineage, and nothing says why", [call]
 
 
-def _alone(trace: Trace) -> Iterator[tuple[str, list[Row]]]:
+def _alone(trace: SealedTrace) -> Iterator[tuple[str, list[Row]]]:
     """What the arrays say without the calls."""
     if not trace.even:
         sizes = (len(trace.tokens), len(trace.mask), len(trace.logprobs), len(trace.versions))
@@ -109,7 +109,9 @@ def _alone(trace: Trace) -> Iterator[tuple[str, list[Row]]]:
         yield f"lineage {trace.id} trains on a token without a version", []
 
 
-def _against(trace: Trace, calls: Sequence[Row | None], learned: frozenset[str]) -> Iterator[tuple[str, list[Row]]]:
+def _against(
+    trace: SealedTrace, calls: Sequence[Row | None], learned: frozenset[str]
+) -> Iterator[tuple[str, list[Row]]]:
     """What the calls say otherwise."""
     rows = [call for call in calls if call is not None and call.body["response_id"] in trace.calls]
     built = rebuild(trace, calls)

@@ -19,7 +19,7 @@ Ints = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]
 
 
-class Trace:
+class SealedTrace:
     """The arrays of one lineage. All of length T when they are consistent."""
 
     def __init__(self, lineage: Lineage) -> None:
@@ -51,9 +51,9 @@ class SealedSample:
         self.calls = calls
 
     @cached_property
-    def traces(self) -> list[Trace]:
+    def traces(self) -> list[SealedTrace]:
         """Its lineages. Raises CorruptRecord for arrays that are none."""
-        return [Trace(lineage) for lineage in self.row["lineages"]]
+        return [SealedTrace(lineage) for lineage in self.row["lineages"]]
 
     @cached_property
     def trained_versions(self) -> Ints:
