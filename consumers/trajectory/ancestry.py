@@ -13,7 +13,7 @@ from typing import Any
 from millrace.consumers.history.kinds import EVALUATIONS, EVENTS, GRANTS, LEDGER, RESOLUTIONS, TRAJECTORIES, WEIGHTS
 from millrace.consumers.history.rows import Row, place_of
 from millrace.consumers.trajectory.find import FoundTrajectory
-from millrace.consumers.why.read import Topics
+from millrace.consumers.why.read import PolicyTopics
 from millrace.infra.log.base import Place
 from millrace.schemas.arrays import unpack
 from millrace.schemas.errors import SchemaError
@@ -103,7 +103,7 @@ class PolicyRecords:
     resolutions: list[Row[Resolution]] = field(default_factory=list)
 
     @classmethod
-    def read(cls, topics: Topics) -> PolicyRecords:
+    def read(cls, topics: PolicyTopics) -> PolicyRecords:
         """Read them."""
         return cls(
             {row["version"]: row for row in topics.rows(WEIGHTS)},
@@ -140,7 +140,7 @@ class PolicyRecords:
         return tuple(sorted(found - {version}))
 
 
-def of_version(topics: Topics, policy: str, version: int) -> VersionLineage | None:
+def of_version(topics: PolicyTopics, policy: str, version: int) -> VersionLineage | None:
     """The lineage of a version, None where no topic knows it."""
     records = PolicyRecords.read(topics)
     entry = records.ledger.get(version)
@@ -169,7 +169,7 @@ def of_version(topics: Topics, policy: str, version: int) -> VersionLineage | No
     return VersionLineage(policy, version, digest, records.parents(version), tuple(groups), children, found, waiting)
 
 
-def of_trajectory(topics: Topics, found: FoundTrajectory) -> TrajectoryLineage | None:
+def of_trajectory(topics: PolicyTopics, found: FoundTrajectory) -> TrajectoryLineage | None:
     """The lineage of a sealed trajectory, None where it is not sealed."""
     records = PolicyRecords.read(topics)
     for kind in (TRAJECTORIES, EVALUATIONS):
@@ -183,7 +183,7 @@ def of_trajectory(topics: Topics, found: FoundTrajectory) -> TrajectoryLineage |
     return None
 
 
-def of_task(topics: Topics, task: str) -> TaskLineage | None:
+def of_task(topics: PolicyTopics, task: str) -> TaskLineage | None:
     """The lineage of a task by its id, None where no topic knows it."""
     records = PolicyRecords.read(topics)
     tickets = {row["ticket"] for row in topics.rows(GRANTS) if row["prompt_id"] == task}
@@ -205,7 +205,7 @@ def of_task(topics: Topics, task: str) -> TaskLineage | None:
     return TaskLineage(task, tuple(sorted(tickets)), tuple(members), unfinished)
 
 
-def _members(topics: Topics, rows: Sequence[Row[Trajectory]], trained: dict[Place, int]) -> Iterator[Member]:
+def _members(topics: PolicyTopics, rows: Sequence[Row[Trajectory]], trained: dict[Place, int]) -> Iterator[Member]:
     """Sealed trajectories with the engines of their calls, which are fetched together."""
     calls = iter(topics.fetch(EVENTS, [place for row in rows for place in row.places("events")]))
     for row in rows:

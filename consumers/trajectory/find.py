@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from millrace.consumers.history.kinds import EVALUATIONS, EVENTS, TRAJECTORIES
 from millrace.consumers.history.rows import Row
 from millrace.consumers.why.find import find
-from millrace.consumers.why.read import Topics
+from millrace.consumers.why.read import PolicyTopics
 from millrace.infra.log.base import Place, Record
 from millrace.infra.log.topics import partition_of
 from millrace.schemas.records import Event
@@ -42,7 +42,7 @@ def place_in(text: str) -> Place | None:
     return Place(found["topic"], int(found["one"] or found["two"]), int(found["offset"])) if found else None
 
 
-def candidates(topics: Topics, wanted: str) -> list[FoundTrajectory]:
+def candidates(topics: PolicyTopics, wanted: str) -> list[FoundTrajectory]:
     """The trajectories that are named, sorted; nothing for what nobody knows."""
     place = place_in(wanted)
     if place is not None:
@@ -63,7 +63,7 @@ def _of(row: Row[Event]) -> FoundTrajectory:
     return FoundTrajectory(row["tenant"], row["group"], row["root_trajectory"], row["attempt"])
 
 
-def _at(topics: Topics, place: Place) -> Iterator[FoundTrajectory]:
+def _at(topics: PolicyTopics, place: Place) -> Iterator[FoundTrajectory]:
     for event in topics.fetch(EVENTS, [place]):
         if event is not None and event.name == "Event":
             yield _of(event)
@@ -73,7 +73,7 @@ def _at(topics: Topics, place: Place) -> Iterator[FoundTrajectory]:
                 yield FoundTrajectory(row["tenant"], row["group"], row["id"], row["attempt"])
 
 
-def _by_header(topics: Topics, wanted: str) -> Iterator[FoundTrajectory]:
+def _by_header(topics: PolicyTopics, wanted: str) -> Iterator[FoundTrajectory]:
     """By what the headers of events say, without decoding the others."""
     value = wanted.encode()
 
@@ -83,18 +83,18 @@ def _by_header(topics: Topics, wanted: str) -> Iterator[FoundTrajectory]:
     yield from (_of(row) for row in topics.rows(EVENTS, only=named) if row.name == "Event")
 
 
-def _sealed(topics: Topics, wanted: str) -> Iterator[FoundTrajectory]:
+def _sealed(topics: PolicyTopics, wanted: str) -> Iterator[FoundTrajectory]:
     for kind in SEALED:
         for row in topics.rows(kind):
             if wanted in (row["id"], row["attempt"]):
                 yield FoundTrajectory(row["tenant"], row["group"], row["id"], row["attempt"])
 
 
-def _by_attempt(topics: Topics, wanted: str) -> Iterator[FoundTrajectory]:
+def _by_attempt(topics: PolicyTopics, wanted: str) -> Iterator[FoundTrajectory]:
     yield from (_of(row) for row in topics.rows(EVENTS) if row.name == "Event" and row["attempt"] == wanted)
 
 
-def _of_group(topics: Topics, key: str | None, group: str | None) -> Iterator[FoundTrajectory]:
+def _of_group(topics: PolicyTopics, key: str | None, group: str | None) -> Iterator[FoundTrajectory]:
     if key is not None and (count := topics.count(EVENTS)):
         wanted = key.encode()
         own = topics.rows(EVENTS, partition_of(wanted, count), lambda record: record.key == wanted)

@@ -10,7 +10,7 @@ from rich.console import RenderableType
 
 from millrace.consumers.history.rows import Resolve, as_stored
 from millrace.consumers.why.find import find
-from millrace.consumers.why.read import Topics
+from millrace.consumers.why.read import PolicyTopics
 from millrace.consumers.why.render import render
 from millrace.consumers.why.story import tell
 from millrace.infra.config import Settings
@@ -50,7 +50,7 @@ def explain_in(
     colour: bool = False,
 ) -> Answer:
     """The same for any bus. `resolve` reads claims of large records."""
-    topics = Topics(bus, namespace, policy, resolve)
+    topics = PolicyTopics(bus, namespace, policy, resolve)
     wanted = wanted.strip()
     subject = find(topics, wanted) if wanted else None
     if subject is None:
