@@ -23,14 +23,14 @@ MOST_TICKETS = 5
 """tickets of one prompt that are told"""
 
 
-class Answer(NamedTuple):
+class WhyAnswer(NamedTuple):
     """What became of something, as text for a terminal; `known`: whether anything is known of it."""
 
     text: str
     known: bool
 
 
-def explain(settings: Settings, wanted: str, *, text: bool = False) -> Answer:
+def explain(settings: Settings, wanted: str, *, text: bool = False) -> WhyAnswer:
     """What became of an event, reply, call, session, group, ticket, prompt or reward. `text`: with what was said.
 
     Raises BusError when the log cannot be read."""
@@ -48,7 +48,7 @@ def explain_in(
     *,
     text: bool = False,
     colour: bool = False,
-) -> Answer:
+) -> WhyAnswer:
     """The same for any bus. `resolve` reads claims of large records."""
     topics = PolicyTopics(bus, namespace, policy, resolve)
     wanted = wanted.strip()
@@ -70,12 +70,12 @@ def explain_in(
             parts.append(render(tell(topics, replace(found, kind="ticket")), text=text))
     if len(subject.tickets) > MOST_TICKETS:
         rest = ", ".join(map(str, subject.tickets[MOST_TICKETS:]))
-        return Answer(_text(parts, colour) + f"\nand tickets {rest}: ask for one of them", known=True)
-    return Answer(_text(parts, colour), known=True)
+        return WhyAnswer(_text(parts, colour) + f"\nand tickets {rest}: ask for one of them", known=True)
+    return WhyAnswer(_text(parts, colour), known=True)
 
 
-def _unknown(text: str) -> Answer:
-    return Answer(clean(text), known=False)
+def _unknown(text: str) -> WhyAnswer:
+    return WhyAnswer(clean(text), known=False)
 
 
 def _text(parts: list[RenderableType], colour: bool) -> str:
