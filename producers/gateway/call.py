@@ -17,7 +17,7 @@ import orjson
 
 from millrace.infra.engines.base import Chunk, Sampling, Span, Usage, token_versions
 from millrace.producers.gateway.fleet import Target
-from millrace.producers.gateway.lineage import ABORT, Plan
+from millrace.producers.gateway.lineage import ABORT, CallStart
 from millrace.producers.gateway.rendering.base import Delta, Parser, Renderer
 from millrace.producers.gateway.session import Session
 from millrace.producers.gateway.wire import ChatRequest
@@ -110,7 +110,7 @@ class Call:
     session: Session
     request: ChatRequest
     body: bytes
-    plan: Plan
+    plan: CallStart
     sampling: Sampling
     renderer: Renderer
     target: Target

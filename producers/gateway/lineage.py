@@ -66,7 +66,7 @@ class Asked:
 
 
 @dataclass(slots=True)
-class Plan:
+class CallStart:
     """How a call begins. `keep` tokens of `lineage` are its prefix; `prompt` is the whole prompt, once it is written.
 
     `stored` and `past` are the tokens and messages that `write` may go on from, behind `tip`; `known` are those that it
@@ -116,19 +116,21 @@ class Lineages:
 
     def open(
         self, messages: list[Message], digests: list[bytes], hash: bytes, response: str, *, proven: bool = True
-    ) -> Plan:
+    ) -> CallStart:
         """Where a call with these messages begins. Notes that `response` will answer it.
 
         `proven`: whether the caller is known to be the one whose replies are kept here."""
         former = self._asked.get(hash)
         turn = former.turn if former else self.turns
-        plan = Plan(messages, digests, hash, turn, [], supersedes=former.response if former else None, former=former)
+        plan = CallStart(
+            messages, digests, hash, turn, [], supersedes=former.response if former else None, former=former
+        )
         self._place(plan, former, proven)
         self._asked[hash] = Asked(response, turn)
         self.turns += former is None
         return plan
 
-    def _place(self, plan: Plan, former: Asked | None, proven: bool) -> None:
+    def _place(self, plan: CallStart, former: Asked | None, proven: bool) -> None:
         if former is not None and former.node is not None and former.node.lineage.tip is former.node:
             plan.lineage, plan.tip, plan.keep = former.node.lineage, former.node, former.length
             plan.prompt = plan.lineage.tokens[: plan.keep].tolist()
@@ -147,14 +149,14 @@ class Lineages:
             plan.past = node.lineage.messages[: node.count]
 
     @staticmethod
-    def write(plan: Plan, tools: Tools, renderer: Renderer) -> None:
+    def write(plan: CallStart, tools: Tools, renderer: Renderer) -> None:
         """Make the prompt of a plan. Raises RenderError; the plan is to be withdrawn then."""
         if not plan.prompt:
             Lineages._write(plan, tools, renderer)
         plan.packed = array("i", plan.prompt).tobytes()
 
     @staticmethod
-    def _write(plan: Plan, tools: Tools, renderer: Renderer) -> None:
+    def _write(plan: CallStart, tools: Tools, renderer: Renderer) -> None:
         if plan.known is not None:
             plan.opened = plan.opened or _why(plan.known, plan.messages)
         if plan.tip is not None:
@@ -166,14 +168,14 @@ class Lineages:
             plan.tip, plan.opened = None, between.reason
         plan.prompt = renderer.render(plan.messages, tools)
 
-    def withdraw(self, plan: Plan) -> None:
+    def withdraw(self, plan: CallStart) -> None:
         """The call failed before it had a single token: as if it had never been made."""
         if plan.former is not None:
             self._asked[plan.hash] = plan.former
         else:
             self._asked.pop(plan.hash, None)
 
-    def placed(self, plan: Plan, choice: int, n: int) -> Placed:
+    def placed(self, plan: CallStart, choice: int, n: int) -> Placed:
         """Where a choice of a call, which has its reply now, stands."""
         lineage, opened = plan.lineage, plan.opened
         if choice:
