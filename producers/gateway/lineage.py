@@ -37,7 +37,7 @@ class Node:
 
     `before` is the node that the call of this reply went on from."""
 
-    lineage: Lineage
+    lineage: KnownLineage
     length: int
     count: int
     text: str
@@ -46,7 +46,7 @@ class Node:
 
 
 @dataclass(slots=True, eq=False)
-class Lineage:
+class KnownLineage:
     """One token trace and the messages behind it, as this gateway knows them."""
 
     id: str
@@ -78,7 +78,7 @@ class CallStart:
     turn: int
     prompt: list[int]
     keep: int = 0
-    lineage: Lineage | None = None
+    lineage: KnownLineage | None = None
     tip: Node | None = None
     opened: str | None = None
     supersedes: str | None = None
@@ -102,10 +102,10 @@ class Lineages:
     """The token traces of one session."""
 
     def __init__(self) -> None:
-        self._lineages: dict[str, Lineage] = {}
+        self._lineages: dict[str, KnownLineage] = {}
         self._nodes: dict[bytes, Node] = {}
         self._asked: dict[bytes, Asked] = {}
-        self._newest: Lineage | None = None
+        self._newest: KnownLineage | None = None
         self.turns = 0
         self.folded = 0
         """calls that `apply` was given"""
@@ -199,7 +199,7 @@ class Lineages:
     ) -> bytes | None:
         """Fold a recorded ModelCall. Returns the digest under which the conversation goes on, if it can."""
         self.folded += 1
-        lineage = self._lineages.setdefault(call["lineage"], Lineage(call["lineage"]))
+        lineage = self._lineages.setdefault(call["lineage"], KnownLineage(call["lineage"]))
         tokens, keep = lineage.tokens, call["prefix_len"]
         if not 0 <= keep <= len(tokens):
             raise GatewayError(f"{call['response_id']} goes on from {keep} tokens, of which {len(tokens)} are known")
