@@ -56,7 +56,7 @@ class KnownLineage:
 
 
 @dataclass(slots=True, eq=False)
-class Asked:
+class ServedCall:
     """A request that was served: its newest response, where its prompt ends, and the node behind its reply, if any."""
 
     response: str
@@ -82,7 +82,7 @@ class CallStart:
     tip: Node | None = None
     opened: str | None = None
     supersedes: str | None = None
-    former: Asked | None = None
+    former: ServedCall | None = None
     stored: list[int] = field(default_factory=list)
     past: list[Message] = field(default_factory=list)
     known: list[Message] | None = None
@@ -104,7 +104,7 @@ class Lineages:
     def __init__(self) -> None:
         self._lineages: dict[str, KnownLineage] = {}
         self._nodes: dict[bytes, Node] = {}
-        self._asked: dict[bytes, Asked] = {}
+        self._asked: dict[bytes, ServedCall] = {}
         self._newest: KnownLineage | None = None
         self.turns = 0
         self.folded = 0
@@ -126,11 +126,11 @@ class Lineages:
             messages, digests, hash, turn, [], supersedes=former.response if former else None, former=former
         )
         self._place(plan, former, proven)
-        self._asked[hash] = Asked(response, turn)
+        self._asked[hash] = ServedCall(response, turn)
         self.turns += former is None
         return plan
 
-    def _place(self, plan: CallStart, former: Asked | None, proven: bool) -> None:
+    def _place(self, plan: CallStart, former: ServedCall | None, proven: bool) -> None:
         if former is not None and former.node is not None and former.node.lineage.tip is former.node:
             plan.lineage, plan.tip, plan.keep = former.node.lineage, former.node, former.length
             plan.prompt = plan.lineage.tokens[: plan.keep].tolist()
@@ -212,7 +212,7 @@ class Lineages:
         if asked is None or asked.response != call["response_id"]:
             turn = call["turn"]
             self.turns = max(self.turns, turn + 1)
-            asked = self._asked[hash] = Asked(call["response_id"], turn)
+            asked = self._asked[hash] = ServedCall(call["response_id"], turn)
         self._newest = lineage
         if call["finish_reason"] == ABORT:
             return None
