@@ -24,7 +24,7 @@ from millrace.producers.gateway.call import SLICE, Call, Choice, slices
 from millrace.producers.gateway.errors import ApiError, bad_request, of_engine
 from millrace.producers.gateway.fleet import Fleet
 from millrace.producers.gateway.lineage import ABORT
-from millrace.producers.gateway.options import Options
+from millrace.producers.gateway.options import GatewayOptions
 from millrace.producers.gateway.recorder import LARGE, Recorder
 from millrace.producers.gateway.rendering.base import Delta, Message, PromptTooLong, Renderer, RenderError
 from millrace.producers.gateway.session import Session, to_reply
@@ -80,7 +80,7 @@ class Gateway:
     `millrace.producers.gateway.passthrough` answers the calls."""
 
     def __init__(
-        self, options: Options, sessions: Sessions, recorder: Recorder, fleet: Fleet, renderer: Renderer | None
+        self, options: GatewayOptions, sessions: Sessions, recorder: Recorder, fleet: Fleet, renderer: Renderer | None
     ) -> None:
         self.options = options
         # By digest, so that how long a look-up takes tells nothing about a key.
