@@ -39,7 +39,7 @@ class ToolCall(NamedTuple):
     arguments: str
 
 
-class Delta(NamedTuple):
+class ReplyDelta(NamedTuple):
     """What new tokens added to the reply: text, reasoning text, or one whole tool call."""
 
     content: str = ""
@@ -60,14 +60,14 @@ class Parser(ABC):
     """Turns the sampled ids of one choice into a reply while they arrive."""
 
     @abstractmethod
-    def feed(self, ids: Sequence[int]) -> list[Delta]:
+    def feed(self, ids: Sequence[int]) -> list[ReplyDelta]:
         """What can be said already; text that may yet turn out to be something else is held back."""
 
     @abstractmethod
-    def finish(self) -> list[Delta]:
+    def finish(self) -> list[ReplyDelta]:
         """What was held back."""
 
-    def whole(self, ids: Sequence[int]) -> list[Delta]:
+    def whole(self, ids: Sequence[int]) -> list[ReplyDelta]:
         """`feed` and `finish` of a reply that came all at once."""
         return [*self.feed(ids), *self.finish()]
 

@@ -16,7 +16,6 @@ from renderers import config_from_name, create_renderer
 
 from millrace.infra.errors import ConfigError
 from millrace.producers.gateway.rendering.base import (
-    Delta,
     Message,
     Parser,
     PromptTooLong,
@@ -24,6 +23,7 @@ from millrace.producers.gateway.rendering.base import (
     Renderer,
     RenderError,
     Reply,
+    ReplyDelta,
     Tools,
 )
 from millrace.producers.gateway.rendering.hermes import HermesParser, Markers, as_call, opens_thoughts, reading
@@ -191,16 +191,16 @@ class WholeParser(Parser):
     def reply(self) -> Reply:
         return self._reply
 
-    def feed(self, ids: Sequence[int]) -> list[Delta]:
+    def feed(self, ids: Sequence[int]) -> list[ReplyDelta]:
         self._ids += ids
         return []
 
-    def finish(self) -> list[Delta]:
+    def finish(self) -> list[ReplyDelta]:
         end = next((at for at, id in enumerate(self._ids) if id in self._stop_ids), len(self._ids))
         parsed = reading(self._read, self._ids[:end])
         if parsed is None:
             self._reply.content = self._tokenizer.decode(self._ids[:end], skip_special_tokens=True) or None
-            return [Delta(content=self._reply.content)] if self._reply.content else []
+            return [ReplyDelta(content=self._reply.content)] if self._reply.content else []
         content = parsed.content
         for attempt in parsed.tool_calls:
             call = as_call(attempt) if self._tools else None
@@ -211,9 +211,9 @@ class WholeParser(Parser):
                 content += attempt.raw if span is None else self._tokenizer.decode(self._ids[span[0] : span[1]])
         self._reply.content = (self._stops.feed(content) + self._stops.finish()) or None
         self._reply.reasoning = parsed.reasoning_content or None
-        said = [Delta(reasoning=self._reply.reasoning)] if self._reply.reasoning else []
-        said += [Delta(content=self._reply.content)] if self._reply.content else []
-        return said + [Delta(call=call) for call in self._reply.calls]
+        said = [ReplyDelta(reasoning=self._reply.reasoning)] if self._reply.reasoning else []
+        said += [ReplyDelta(content=self._reply.content)] if self._reply.content else []
+        return said + [ReplyDelta(call=call) for call in self._reply.calls]
 
 
 def _listed(tools: Tools) -> list[Any] | None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from millrace.producers.gateway.rendering.base import Delta, Refusal, Renderer, RenderError, ToolCall
+from millrace.producers.gateway.rendering.base import Refusal, Renderer, RenderError, ReplyDelta, ToolCall
 
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
 USER = {"role": "user", "content": "What is 3 + 4? Zürich ☂"}
@@ -119,7 +119,7 @@ def test_streams_say_what_whole_replies_are(
             sampled.insert(draw.randrange(len(sampled) + 1), draw.randrange(3, 256))
         whole = either.parser(prompt, tools, stop)
         whole.whole(sampled)
-        split, said = either.parser(prompt, tools, stop), list[Delta]()
+        split, said = either.parser(prompt, tools, stop), list[ReplyDelta]()
         rest = list(sampled)
         while rest:
             size = draw.randrange(1, 4)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from millrace.infra.errors import ConfigError
-from millrace.producers.gateway.rendering.base import Delta, Refusal, RenderError, ToolCall
+from millrace.producers.gateway.rendering.base import Refusal, RenderError, ReplyDelta, ToolCall
 from millrace.producers.gateway.rendering.stops import StopCutter
 from millrace.producers.gateway.rendering.template import TemplateRenderer
 from millrace.producers.gateway.rendering.tokenizer import ChatTokenizer
@@ -174,7 +174,7 @@ def test_tool_calls_are_text_where_none_were_offered(renderer: TemplateRenderer)
     assert parser.reply.content == text
 
 
-def gather(deltas: list[Delta]) -> tuple[str, str, list[ToolCall]]:
+def gather(deltas: list[ReplyDelta]) -> tuple[str, str, list[ToolCall]]:
     return (
         "".join(d.content for d in deltas),
         "".join(d.reasoning for d in deltas),
@@ -196,7 +196,7 @@ def test_streaming_says_what_whole_parsing_says(renderer: TemplateRenderer, seed
     whole = renderer.parser([], tools, stop)
     said = gather(whole.whole(sampled))
     split = renderer.parser([], tools, stop)
-    deltas: list[Delta] = []
+    deltas: list[ReplyDelta] = []
     while sampled:
         size = draw.randrange(1, 4)
         deltas += split.feed(sampled[:size])
