@@ -22,7 +22,7 @@ import numpy as np
 
 from millrace.infra.errors import GatewayError
 from millrace.producers.gateway import keys
-from millrace.producers.gateway.rendering.base import Message, Refusal, Renderer, Tools
+from millrace.producers.gateway.rendering.base import Message, NoContinuation, Renderer, Tools
 from millrace.schemas.arrays import unpack
 from millrace.schemas.ids import new_id
 from millrace.schemas.records import ModelCall
@@ -161,7 +161,7 @@ class Lineages:
             plan.opened = plan.opened or _why(plan.known, plan.messages)
         if plan.tip is not None:
             between = renderer.bridge(plan.stored, plan.past, plan.messages[plan.tip.count :], tools)
-            if not isinstance(between, Refusal):
+            if not isinstance(between, NoContinuation):
                 plan.lineage, plan.keep = plan.tip.lineage, plan.tip.length
                 plan.prompt = plan.stored + between
                 return

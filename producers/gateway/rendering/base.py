@@ -26,7 +26,7 @@ class PromptTooLong(RenderError):
     """The messages are certain to be longer than the model's context."""
 
 
-class Refusal(NamedTuple):
+class NoContinuation(NamedTuple):
     """Why stored ids cannot be continued with these messages."""
 
     reason: str
@@ -98,7 +98,7 @@ class Renderer(ABC):
     @abstractmethod
     def bridge(
         self, stored: Sequence[int], past: Sequence[Message], new: Sequence[Message], tools: Tools
-    ) -> list[int] | Refusal:
+    ) -> list[int] | NoContinuation:
         """The ids between `stored` (a prompt and its reply, as sampled) and the next reply.
 
         `past` are the messages behind `stored`, the reply last; `new` what the client added."""

@@ -17,9 +17,9 @@ from renderers import config_from_name, create_renderer
 from millrace.infra.errors import ConfigError
 from millrace.producers.gateway.rendering.base import (
     Message,
+    NoContinuation,
     Parser,
     PromptTooLong,
-    Refusal,
     Renderer,
     RenderError,
     Reply,
@@ -88,13 +88,13 @@ class PackagedRenderer(Renderer):
 
     def bridge(
         self, stored: Sequence[int], past: Sequence[Message], new: Sequence[Message], tools: Tools
-    ) -> list[int] | Refusal:
+    ) -> list[int] | NoContinuation:
         stored = list(stored)
         at = max((_after_last(stored, opening) for opening in self._prompts), default=0)
         if not at:
-            return Refusal("the stored tokens do not show where the reply begins")
+            return NoContinuation("the stored tokens do not show where the reply begins")
         if any(message["role"] == "assistant" for message in new):
-            return Refusal("the new messages hold a reply that was not sampled here")
+            return NoContinuation("the new messages hold a reply that was not sampled here")
         new = self._written.roles(new)
 
         def go_on(new: Sequence[Message], tools: Tools) -> list[int] | None:
@@ -107,14 +107,14 @@ class PackagedRenderer(Renderer):
         try:
             ids = go_on(new, tools)
             if ids is None:
-                return Refusal(self._why(new))
+                return NoContinuation(self._why(new))
             self._written.check(new, tools, bridge=text)
         except PromptTooLong:
             raise
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError, RenderError) as error:
-            return Refusal(f"the {self.name} renderer cannot continue: {error}")
+            return NoContinuation(f"the {self.name} renderer cannot continue: {error}")
         if ids[: len(stored)] != stored:
-            return Refusal("the reply goes on behind its end token")
+            return NoContinuation("the reply goes on behind its end token")
         return ids[len(stored) :]
 
     def parser(self, prompt: Sequence[int], tools: Tools, stop: Sequence[str] = ()) -> Parser:

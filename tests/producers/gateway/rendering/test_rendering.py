@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from millrace.infra.errors import ConfigError
-from millrace.producers.gateway.rendering.base import Refusal, RenderError, ReplyDelta, ToolCall
+from millrace.producers.gateway.rendering.base import NoContinuation, RenderError, ReplyDelta, ToolCall
 from millrace.producers.gateway.rendering.stops import StopCutter
 from millrace.producers.gateway.rendering.template import TemplateRenderer
 from millrace.producers.gateway.rendering.tokenizer import ChatTokenizer
@@ -114,7 +114,7 @@ def test_a_template_that_rewrites_the_past_is_refused(tmp_path: Path):
     renderer = TemplateRenderer(ChatTokenizer(chat_tokenizer.write(tmp_path, chat_tokenizer.FORGETFUL)))
     stored = [*renderer.render([USER], None), renderer.tokenizer.eos_token_id or 0]
     refusal = renderer.bridge(stored, [USER, ASSISTANT], [TOOL], None)
-    assert refusal == Refusal("the template rewrites earlier messages")
+    assert refusal == NoContinuation("the template rewrites earlier messages")
 
 
 def test_another_end_token_is_refused(tmp_path: Path):
@@ -123,7 +123,7 @@ def test_another_end_token_is_refused(tmp_path: Path):
     renderer = TemplateRenderer(ChatTokenizer(folder))
     assert renderer.stop_ids == {0, 2}
     refusal = renderer.bridge([5, 0], [USER, ASSISTANT], [TOOL], None)
-    assert isinstance(refusal, Refusal)
+    assert isinstance(refusal, NoContinuation)
     assert "another token" in refusal.reason
 
 
