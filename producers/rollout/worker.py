@@ -63,7 +63,7 @@ class Names:
         return f"{self.namespace}.{self.policy}.rollout"
 
 
-class Tickets:
+class ResolvedTickets:
     """Which tickets are resolved, one bit each: tickets are dense."""
 
     def __init__(self) -> None:
@@ -101,7 +101,7 @@ class Worker:
         self.runner = runner
         self.loader = loader
         self.progress = GrantProgress()
-        self.resolved = Tickets()
+        self.resolved = ResolvedTickets()
         self._stop = threading.Event()
         self._running: dict[Key, Future[None]] = {}
         self._places: dict[Key, list[tuple[GrantProgress, int, int]]] = {}

@@ -22,7 +22,7 @@ from millrace.producers.rollout.agents import load_agent
 from millrace.producers.rollout.episodes import Runner
 from millrace.producers.rollout.progress import GrantProgress
 from millrace.producers.rollout.trouble import Trouble
-from millrace.producers.rollout.worker import Names, Tickets, Worker
+from millrace.producers.rollout.worker import Names, ResolvedTickets, Worker
 from millrace.schemas import codec
 from tests.support.gateway_world import POLICY, ScriptedEngine, World, world
 
@@ -266,7 +266,7 @@ def test_progress_never_passes_an_open_grant():
 
 
 def test_tickets_are_bits():
-    tickets = Tickets()
+    tickets = ResolvedTickets()
     for ticket in (0, 7, 8, 100_000):
         assert ticket not in tickets
         tickets.add(ticket)
