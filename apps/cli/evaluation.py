@@ -21,7 +21,7 @@ from millrace.infra.config import Settings
 from millrace.infra.connect import connect_now
 from millrace.infra.errors import ConfigError
 from millrace.infra.log.base import Place
-from millrace.producers.evaluation import Asked, ask, versions
+from millrace.producers.evaluation import JudgedAnswer, ask, versions
 from millrace.producers.rollout.agents import load_agent
 from millrace.producers.tasks.source import open_tasks
 from millrace.schemas import records
@@ -176,7 +176,7 @@ def recorded(found: Evaluation, policy: str, time: int, *, gateway: bool) -> rec
 
 def _here(
     settings: Settings, options: Options, tasks: Sequence[dict[str, Any]], judge: Verdicts
-) -> tuple[Answerer, list[Asked]]:
+) -> tuple[Answerer, list[JudgedAnswer]]:
     """Answers of a model that is loaded into this process."""
     path, found = options.model, None
     if path is None:
@@ -195,9 +195,9 @@ def _here(
         seed=options.seed,
     )
 
-    async def judged() -> list[Asked]:
+    async def judged() -> list[JudgedAnswer]:
         verdicts = await asyncio.gather(*(judge(a.question, a.text, a.finished) for a in answers))
-        return [Asked(a.question, a.finished, v) for a, v in zip(answers, verdicts, strict=True)]
+        return [JudgedAnswer(a.question, a.finished, v) for a, v in zip(answers, verdicts, strict=True)]
 
     place = Answerer(str(path), digest=digest) if found is None else _place(str(path), found)
     return place, asyncio.run(judged())
@@ -205,7 +205,7 @@ def _here(
 
 def _through_gateway(
     settings: Settings, options: Options, tasks: Sequence[dict[str, Any]], judge: Verdicts
-) -> tuple[Answerer, list[Asked]]:
+) -> tuple[Answerer, list[JudgedAnswer]]:
     """Answers of the engines behind the configured gateway, kept as evaluation traffic."""
     agent = load_agent(settings.rollout.agent, settings.rollout.concurrency) if settings.rollout.agent else None
     if agent is None and any("messages" not in task for task in tasks):
