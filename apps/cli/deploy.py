@@ -18,7 +18,7 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 
 from millrace.apps.agreement import check_agreement
-from millrace.apps.cli.context import Call, call, console, entry
+from millrace.apps.cli.context import CommandFlags, call, console, entry
 from millrace.consumers.status.health import awaited, wrong
 from millrace.consumers.status.tables import learning, processes, silent, workers
 from millrace.consumers.status.watch import Watch
@@ -56,7 +56,7 @@ def up(context: typer.Context) -> None:
     console.print(logs, highlight=False, soft_wrap=True)
 
 
-def _wanted(made: Call) -> None:
+def _wanted(made: CommandFlags) -> None:
     """Raises ConfigError where nobody said what to start: a typing error in a wrong folder starts no broker."""
     told = made.flags or any(name.upper().startswith(PREFIX) for name in os.environ)
     if made.path.exists() or told:
