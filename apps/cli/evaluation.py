@@ -70,7 +70,7 @@ class Answerer:
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluation(Answerer):
+class EvaluationRun(Answerer):
     """What was evaluated, on what, and what came out. unjudged: answers on which the verifier failed; they count
     nowhere."""
 
@@ -102,7 +102,7 @@ class Evaluation(Answerer):
         return json.dumps(whole, indent=2)
 
 
-def evaluate(settings: Settings, options: Options) -> Evaluation:
+def evaluate(settings: Settings, options: Options) -> EvaluationRun:
     """Sample, judge, estimate. Raises MillraceError or TrainerError for what cannot be evaluated."""
     if not options.k or min(options.k) < 1 or max(options.k) > options.samples:
         raise ConfigError(f"pass@{max(options.k, default=0)} needs as many samples: set --samples, or another --k")
@@ -114,7 +114,7 @@ def evaluate(settings: Settings, options: Options) -> Evaluation:
     for one in asked:
         rewards[one.question].append(one.reward)
     judged = [[reward for reward in some if reward is not None] for some in rewards]
-    return Evaluation(
+    return EvaluationRun(
         **asdict(place),
         tasks=options.tasks,
         verifier=verifier,
@@ -133,7 +133,7 @@ def evaluate(settings: Settings, options: Options) -> Evaluation:
     )
 
 
-def record(settings: Settings, found: Evaluation, *, gateway: bool) -> Place:
+def record(settings: Settings, found: EvaluationRun, *, gateway: bool) -> Place:
     """Keep an evaluation in the history of the configured policy; gives its place.
 
     Raises BusError, within seconds, where the log does not answer or has no topic for it."""
@@ -141,7 +141,7 @@ def record(settings: Settings, found: Evaluation, *, gateway: bool) -> Place:
         return scores.publish(settings, bus, recorded(found, settings.policy.name, now_micros(), gateway=gateway))
 
 
-def recorded(found: Evaluation, policy: str, time: int, *, gateway: bool) -> records.Evaluation:
+def recorded(found: EvaluationRun, policy: str, time: int, *, gateway: bool) -> records.Evaluation:
     """The record of an evaluation, not named yet. time: micros."""
     mean, error = scores.mean_of(found.scores)
     passed = {name.removeprefix("pass@"): it.value for name, it in found.estimates.items() if it.questions}
