@@ -36,7 +36,7 @@ SORT = "sort-digits"
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class EvaluationOptions:
     """tasks: a file, a dataset directory, or sort-digits. count: questions at most; 0: all (256 of sort-digits).
     success: the reward from which an answer is right. version: of the configured policy, where `model` is None; -1:
     the newest. gateway: ask the configured gateway's engines instead."""
@@ -102,7 +102,7 @@ class EvaluationRun(Answerer):
         return json.dumps(whole, indent=2)
 
 
-def evaluate(settings: Settings, options: Options) -> EvaluationRun:
+def evaluate(settings: Settings, options: EvaluationOptions) -> EvaluationRun:
     """Sample, judge, estimate. Raises MillraceError or TrainerError for what cannot be evaluated."""
     if not options.k or min(options.k) < 1 or max(options.k) > options.samples:
         raise ConfigError(f"pass@{max(options.k, default=0)} needs as many samples: set --samples, or another --k")
@@ -175,7 +175,7 @@ def recorded(found: EvaluationRun, policy: str, time: int, *, gateway: bool) -> 
 
 
 def _here(
-    settings: Settings, options: Options, tasks: Sequence[dict[str, Any]], judge: Verdicts
+    settings: Settings, options: EvaluationOptions, tasks: Sequence[dict[str, Any]], judge: Verdicts
 ) -> tuple[Answerer, list[JudgedAnswer]]:
     """Answers of a model that is loaded into this process."""
     path, found = options.model, None
@@ -204,7 +204,7 @@ def _here(
 
 
 def _through_gateway(
-    settings: Settings, options: Options, tasks: Sequence[dict[str, Any]], judge: Verdicts
+    settings: Settings, options: EvaluationOptions, tasks: Sequence[dict[str, Any]], judge: Verdicts
 ) -> tuple[Answerer, list[JudgedAnswer]]:
     """Answers of the engines behind the configured gateway, kept as evaluation traffic."""
     agent = load_agent(settings.rollout.agent, settings.rollout.concurrency) if settings.rollout.agent else None
@@ -241,7 +241,7 @@ def _place(model: str, found: Committed) -> Answerer:
     return Answerer(model, found.policy, found.version, [found.version], found.digest, found.ledger_hash)
 
 
-def questions(options: Options, *, asked: bool = True) -> list[dict[str, Any]]:
+def questions(options: EvaluationOptions, *, asked: bool = True) -> list[dict[str, Any]]:
     """The tasks that the options name. asked: the model is asked what they hold; else an agent asks as it likes."""
     if options.tasks == SORT:
         chosen = islice(sort_digits.prompts(options.seed, evaluation=True), options.count or 256)
