@@ -27,7 +27,7 @@ def line(entry: LedgerEntry, rate: float) -> str:
     )
 
 
-class Screen:
+class DemoScreen:
     """Draws the watch, the programs and the story so far."""
 
     def __init__(self, console: Console, target: int) -> None:
@@ -37,7 +37,7 @@ class Screen:
         self._started = time.monotonic()
         self._live = Live(console=console, refresh_per_second=2) if console.is_terminal else None
 
-    def __enter__(self) -> Screen:
+    def __enter__(self) -> DemoScreen:
         if self._live:
             self._live.start()
         return self

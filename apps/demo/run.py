@@ -22,7 +22,7 @@ from rich.console import Console
 
 from millrace.apps.demo import warm
 from millrace.apps.demo.fleet import BROKER, Fleet
-from millrace.apps.demo.live import Screen
+from millrace.apps.demo.live import DemoScreen
 from millrace.apps.demo.plan import FULL, NAMESPACE, SHORT, Fault, Plan, flags, gain
 from millrace.apps.demo.usage import Usage
 from millrace.consumers.status.tables import duration
@@ -50,7 +50,7 @@ def run(home: Path, *, seed: int = 0, short: bool = False, console: Console | No
     fleet = Fleet(settings, file)
     started = time.monotonic()
     try:
-        with Screen(console, plan.versions) as screen:
+        with DemoScreen(console, plan.versions) as screen:
             screen.tell("starting Kafka; warming up a 228k-parameter Qwen2 by SFT on 'sort six digits'")
             _prepare(settings, fleet, seed, screen)
             watch = Watch(connect(settings), settings.namespace, settings.policy.name)
@@ -102,7 +102,7 @@ def _configure(home: Path, seed: int) -> tuple[Settings, Path]:
     return load(file), file
 
 
-def _prepare(settings: Settings, fleet: Fleet, seed: int, screen: Screen) -> None:
+def _prepare(settings: Settings, fleet: Fleet, seed: int, screen: DemoScreen) -> None:
     """Kafka up, the model warm, version 0 written. Torch stays in a child process."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as child:
         warming = child.submit(warm.start, settings.home, seed)
@@ -114,7 +114,7 @@ def _prepare(settings: Settings, fleet: Fleet, seed: int, screen: Screen) -> Non
     screen.tell("version 0 is in the log")
 
 
-def _drive(plan: Plan, fleet: Fleet, watch: Watch, usage: Usage, screen: Screen, started: float) -> bool:
+def _drive(plan: Plan, fleet: Fleet, watch: Watch, usage: Usage, screen: DemoScreen, started: float) -> bool:
     """Until the plan's versions are there: watch, and let processes die and join on schedule."""
     todo = list(plan.faults)
     recoveries: list[Callable[[], bool]] = []
@@ -141,7 +141,7 @@ def _drive(plan: Plan, fleet: Fleet, watch: Watch, usage: Usage, screen: Screen,
             return False
 
 
-def _strike(fault: Fault, fleet: Fleet, watch: Watch, screen: Screen) -> Callable[[], bool]:
+def _strike(fault: Fault, fleet: Fleet, watch: Watch, screen: DemoScreen) -> Callable[[], bool]:
     """Do it; returns what tells, once, that its consequence is over."""
     at = time.monotonic()
     version, resolutions = watch.version, sum(watch.resolved.values())
