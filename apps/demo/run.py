@@ -24,7 +24,7 @@ from millrace.apps.demo import warm
 from millrace.apps.demo.fleet import BROKER, Fleet
 from millrace.apps.demo.live import DemoScreen
 from millrace.apps.demo.plan import FULL, NAMESPACE, SHORT, Fault, Plan, flags, gain
-from millrace.apps.demo.usage import Usage
+from millrace.apps.demo.usage import CpuUsage
 from millrace.consumers.status.tables import duration
 from millrace.consumers.status.watch import Watch
 from millrace.infra.config import FILE, Settings, load
@@ -54,7 +54,7 @@ def run(home: Path, *, seed: int = 0, short: bool = False, console: Console | No
             screen.tell("starting Kafka; warming up a 228k-parameter Qwen2 by SFT on 'sort six digits'")
             _prepare(settings, fleet, seed, screen)
             watch = Watch(connect(settings), settings.namespace, settings.policy.name)
-            usage = Usage(fleet.deployment)
+            usage = CpuUsage(fleet.deployment)
             screen.tell("starting vLLM, gateway, stages, learners, reloader and rollout workers")
             fleet.up()
             reached = _drive(plan, fleet, watch, usage, screen, started)
@@ -114,7 +114,7 @@ def _prepare(settings: Settings, fleet: Fleet, seed: int, screen: DemoScreen) ->
     screen.tell("version 0 is in the log")
 
 
-def _drive(plan: Plan, fleet: Fleet, watch: Watch, usage: Usage, screen: DemoScreen, started: float) -> bool:
+def _drive(plan: Plan, fleet: Fleet, watch: Watch, usage: CpuUsage, screen: DemoScreen, started: float) -> bool:
     """Until the plan's versions are there: watch, and let processes die and join on schedule."""
     todo = list(plan.faults)
     recoveries: list[Callable[[], bool]] = []
@@ -213,7 +213,7 @@ def summary(settings: Settings, watch: Watch, seconds: float, page: Path) -> lis
 
 
 def _finish(
-    settings: Settings, plan: Plan, watch: Watch, usage: Usage, console: Console, reached: bool, seconds: float
+    settings: Settings, plan: Plan, watch: Watch, usage: CpuUsage, console: Console, reached: bool, seconds: float
 ) -> int:
     from millrace.consumers import report
     from millrace.consumers.audit.command import render
