@@ -23,7 +23,7 @@ from rich.console import Console
 from millrace.apps.demo import warm
 from millrace.apps.demo.fleet import BROKER, Fleet
 from millrace.apps.demo.live import DemoScreen
-from millrace.apps.demo.plan import FULL, NAMESPACE, SHORT, Fault, Plan, flags, gain
+from millrace.apps.demo.plan import FULL, NAMESPACE, SHORT, DemoPlan, Fault, flags, gain
 from millrace.apps.demo.usage import CpuUsage
 from millrace.consumers.status.tables import duration
 from millrace.consumers.status.watch import Watch
@@ -114,7 +114,7 @@ def _prepare(settings: Settings, fleet: Fleet, seed: int, screen: DemoScreen) ->
     screen.tell("version 0 is in the log")
 
 
-def _drive(plan: Plan, fleet: Fleet, watch: Watch, usage: CpuUsage, screen: DemoScreen, started: float) -> bool:
+def _drive(plan: DemoPlan, fleet: Fleet, watch: Watch, usage: CpuUsage, screen: DemoScreen, started: float) -> bool:
     """Until the plan's versions are there: watch, and let processes die and join on schedule."""
     todo = list(plan.faults)
     recoveries: list[Callable[[], bool]] = []
@@ -213,7 +213,7 @@ def summary(settings: Settings, watch: Watch, seconds: float, page: Path) -> lis
 
 
 def _finish(
-    settings: Settings, plan: Plan, watch: Watch, usage: CpuUsage, console: Console, reached: bool, seconds: float
+    settings: Settings, plan: DemoPlan, watch: Watch, usage: CpuUsage, console: Console, reached: bool, seconds: float
 ) -> int:
     from millrace.consumers import report
     from millrace.consumers.audit.command import render
