@@ -23,7 +23,7 @@ from rich.console import Console
 from millrace.apps.demo import warm
 from millrace.apps.demo.fleet import BROKER, Fleet
 from millrace.apps.demo.live import DemoScreen
-from millrace.apps.demo.plan import FULL, NAMESPACE, SHORT, DemoPlan, Fault, flags, gain
+from millrace.apps.demo.plan import FULL, NAMESPACE, SHORT, DemoPlan, PlannedFault, flags, gain
 from millrace.apps.demo.usage import CpuUsage
 from millrace.consumers.status.tables import duration
 from millrace.consumers.status.watch import Watch
@@ -141,7 +141,7 @@ def _drive(plan: DemoPlan, fleet: Fleet, watch: Watch, usage: CpuUsage, screen: 
             return False
 
 
-def _strike(fault: Fault, fleet: Fleet, watch: Watch, screen: DemoScreen) -> Callable[[], bool]:
+def _strike(fault: PlannedFault, fleet: Fleet, watch: Watch, screen: DemoScreen) -> Callable[[], bool]:
     """Do it; returns what tells, once, that its consequence is over."""
     at = time.monotonic()
     version, resolutions = watch.version, sum(watch.resolved.values())
