@@ -18,7 +18,7 @@ from millrace.infra.machine.supervisor import Program, ProgramState, Supervisor
 __all__ = ["BROKER", "ENGINE", "Fleet"]
 
 
-class Fleet:
+class DemoFleet:
     """`file` is the settings file that every program reads; `environment` reaches every program."""
 
     def __init__(self, settings: Settings, file: Path, environment: Mapping[str, str] | None = None) -> None:

@@ -21,7 +21,7 @@ import tomlkit
 from rich.console import Console
 
 from millrace.apps.demo import warm
-from millrace.apps.demo.fleet import BROKER, Fleet
+from millrace.apps.demo.fleet import BROKER, DemoFleet
 from millrace.apps.demo.live import DemoScreen
 from millrace.apps.demo.plan import FULL, NAMESPACE, SHORT, DemoPlan, PlannedFault, flags, gain
 from millrace.apps.demo.usage import CpuUsage
@@ -47,7 +47,7 @@ def run(home: Path, *, seed: int = 0, short: bool = False, console: Console | No
     plan = SHORT if short else FULL
     empty(home)
     settings, file = _configure(home, seed)
-    fleet = Fleet(settings, file)
+    fleet = DemoFleet(settings, file)
     started = time.monotonic()
     try:
         with DemoScreen(console, plan.versions) as screen:
@@ -102,7 +102,7 @@ def _configure(home: Path, seed: int) -> tuple[Settings, Path]:
     return load(file), file
 
 
-def _prepare(settings: Settings, fleet: Fleet, seed: int, screen: DemoScreen) -> None:
+def _prepare(settings: Settings, fleet: DemoFleet, seed: int, screen: DemoScreen) -> None:
     """Kafka up, the model warm, version 0 written. Torch stays in a child process."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as child:
         warming = child.submit(warm.start, settings.home, seed)
@@ -114,7 +114,7 @@ def _prepare(settings: Settings, fleet: Fleet, seed: int, screen: DemoScreen) ->
     screen.tell("version 0 is in the log")
 
 
-def _drive(plan: DemoPlan, fleet: Fleet, watch: Watch, usage: CpuUsage, screen: DemoScreen, started: float) -> bool:
+def _drive(plan: DemoPlan, fleet: DemoFleet, watch: Watch, usage: CpuUsage, screen: DemoScreen, started: float) -> bool:
     """Until the plan's versions are there: watch, and let processes die and join on schedule."""
     todo = list(plan.faults)
     recoveries: list[Callable[[], bool]] = []
@@ -141,7 +141,7 @@ def _drive(plan: DemoPlan, fleet: Fleet, watch: Watch, usage: CpuUsage, screen: 
             return False
 
 
-def _strike(fault: PlannedFault, fleet: Fleet, watch: Watch, screen: DemoScreen) -> Callable[[], bool]:
+def _strike(fault: PlannedFault, fleet: DemoFleet, watch: Watch, screen: DemoScreen) -> Callable[[], bool]:
     """Do it; returns what tells, once, that its consequence is over."""
     at = time.monotonic()
     version, resolutions = watch.version, sum(watch.resolved.values())
