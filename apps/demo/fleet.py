@@ -15,7 +15,7 @@ from millrace.infra.machine.leftovers import deployment_id
 from millrace.infra.machine.programs import BROKER, ENGINE, programs
 from millrace.infra.machine.supervisor import Program, ProgramState, Supervisor
 
-__all__ = ["BROKER", "ENGINE", "Fleet"]
+__all__ = ["BROKER", "ENGINE", "DemoFleet"]
 
 
 class DemoFleet:

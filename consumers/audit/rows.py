@@ -13,7 +13,7 @@ from millrace.infra.log.base import Place
 from millrace.schemas.arrays import unpack
 from millrace.schemas.records import Event, Lineage, Trajectory
 
-__all__ = ["Floats", "Ints", "Mark", "Row", "Sample", "Trace", "place_of"]
+__all__ = ["Floats", "Ints", "Mark", "Row", "SealedSample", "SealedTrace", "place_of"]
 
 Ints = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]

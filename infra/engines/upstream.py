@@ -76,7 +76,7 @@ class TextUpstream:
         self._session: aiohttp.ClientSession | None = None
 
     async def chat(self, body: bytes) -> UpstreamReply:
-        """POST /chat/completions, whole. A refusal is a Reply too; raises EngineUnavailable and EngineTimeout."""
+        """POST /chat/completions, whole. A refusal is a reply too; raises EngineUnavailable and EngineTimeout."""
         return await self._whole("POST", "/chat/completions", body)
 
     async def models(self) -> UpstreamReply:

@@ -1,9 +1,9 @@
 """Block-diagonal causal attention for packed rows, registered with transformers as `millrace_packed`.
 
-Samples of equal length (a `SampleRun`) become one dense batch for PyTorch's scaled dot-product attention: no padding, no T x
-T mask, and each sample's arithmetic is that of the unpacked model. What samples add to a shared beginning attends to
-keys that are gathered along its path. Without `runs` (generation with a cache) the mask is the one that transformers
-makes for its own sdpa.
+Samples of equal length (a `SampleRun`) become one dense batch for PyTorch's scaled dot-product attention: no padding,
+no T x T mask, and each sample's arithmetic is that of the unpacked model. What samples add to a shared beginning
+attends to keys that are gathered along its path. Without `runs` (generation with a cache) the mask is the one that
+transformers makes for its own sdpa.
 
     scores = cap * tanh(q k^T * scaling / cap)        where the layer caps them
     weights = softmax([scores, sink])[..., :-1]       where a head has a sink: weight that falls on no token
