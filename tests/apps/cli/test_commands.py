@@ -23,6 +23,7 @@ from millrace.apps.cli.main import app
 from millrace.apps.cli.roles import ROLES
 from millrace.apps.cli.template import render
 from millrace.consumers.status.watch import Watch
+from millrace.infra import connect
 from millrace.infra.config import Settings, load
 from millrace.infra.errors import UnreachableError
 from millrace.infra.log.memory.bus import MemoryBus
@@ -323,6 +324,7 @@ def test_a_disk_that_takes_nothing_is_one_line(number: int, said: str, monkeypat
 def test_replay_says_what_is_missing(words: list[str], says: str, monkeypatch: pytest.MonkeyPatch) -> None:
     (port,) = free_ports(1)
     monkeypatch.setenv("MILLRACE_KAFKA__BOOTSTRAP", f"127.0.0.1:{port}")
+    monkeypatch.setattr(connect, "PATIENCE_S", 0.2)  # nothing will answer
     done = run(app, ["replay", *words])
     assert done.exit_code == 1
     assert says in done.stderr

@@ -129,6 +129,7 @@ def test_where_no_broker_answers_the_result_is_printed_and_said_not_to_be_record
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MILLRACE_KAFKA__BOOTSTRAP", "127.0.0.1:9")
+    monkeypatch.setattr("millrace.infra.connect.PATIENCE_S", 0.2)
     words = ["--model", str(model), "--tasks", "sort-digits", "--count", "4", "--max-tokens", "3", "--json"]
     done = CliRunner().invoke(app, ["evaluate", *words])
     assert done.exit_code == 0, done.output
