@@ -77,7 +77,7 @@ def gateway(port: int, engine_url: str, folder: Path, tokenizer: Path) -> None:
     from millrace.producers.capture.log import CaptureLog
     from millrace.producers.gateway.fleet import Fleet
     from millrace.producers.gateway.gateway import Gateway
-    from millrace.producers.gateway.options import Options
+    from millrace.producers.gateway.options import GatewayOptions
     from millrace.producers.gateway.recorder import Recorder
     from millrace.producers.gateway.rendering.template import TemplateRenderer
     from millrace.producers.gateway.rendering.tokenizer import ChatTokenizer
@@ -93,7 +93,7 @@ def gateway(port: int, engine_url: str, folder: Path, tokenizer: Path) -> None:
         forwarder.start()
         fleet = Fleet("policy", VllmEngine, (engine_url,))
         renderer = TemplateRenderer(ChatTokenizer(tokenizer))
-        served = Gateway(Options("policy"), Sessions(folder, "policy"), Recorder(log), fleet, renderer)
+        served = Gateway(GatewayOptions("policy"), Sessions(folder, "policy"), Recorder(log), fleet, renderer)
         await serve(served, "127.0.0.1", port, asyncio.Event())
 
     uvloop.run(run())

@@ -35,7 +35,7 @@ from typing import Any
 import tomlkit
 
 from millrace.apps.demo import warm
-from millrace.apps.demo.fleet import BROKER, Fleet
+from millrace.apps.demo.fleet import BROKER, DemoFleet
 from millrace.apps.demo.plan import flags
 from millrace.apps.demo.run import make_topics
 from millrace.consumers.status.watch import Watch
@@ -50,7 +50,7 @@ AIM_S = 3.0
 PATIENCE_S = 600.0
 
 
-class Timed(Fleet):
+class Timed(DemoFleet):
     """The demo's programs, with learners that write down where they are."""
 
     def __init__(self, settings: Settings, file: Path, times: Path) -> None:

@@ -24,11 +24,11 @@ import orjson
 from millrace.infra.config import Governance
 from millrace.infra.log.base import Bus, Outgoing, TopicSpec
 from millrace.infra.log.kafka.bus import KafkaBus
-from millrace.infra.log.topics import Layout, full_name
+from millrace.infra.log.topics import TopicSizes, full_name
 from millrace.infra.machine.broker import Broker
 from millrace.infra.stages.base import Stage
 from millrace.infra.stages.live import StageRunner
-from millrace.infra.stages.slot import Settings
+from millrace.infra.stages.slot import RunnerSettings
 from millrace.schemas import codec
 from millrace.schemas.ids import now_micros
 from millrace.streams.dispatch.stage import Dispatch, Terms
@@ -75,7 +75,7 @@ def traffic(groups: int, size: int) -> Iterator[Outgoing]:
                 yield Outgoing("", episode.key.encode(), codec.encode("Event", event), headers)
 
 
-def fill(bus: Bus, layout: Layout, records: Sequence[Outgoing]) -> int:
+def fill(bus: Bus, layout: TopicSizes, records: Sequence[Outgoing]) -> int:
     """Write the traffic into `raw`, so that every turn has its full size; returns its bytes."""
     raw = full_name(layout.namespace, "raw")
     with bus.publisher() as publisher:
@@ -85,7 +85,7 @@ def fill(bus: Bus, layout: Layout, records: Sequence[Outgoing]) -> int:
     return sum(len(out.value or b"") for out in records)
 
 
-def copy(bus: Bus, layout: Layout, count: int) -> float:
+def copy(bus: Bus, layout: TopicSizes, count: int) -> float:
     """Seconds to read `count` records of `raw` and write them to another topic, in transactions with their offsets."""
     raw, copied = full_name(layout.namespace, "raw"), full_name(layout.namespace, "copied")
     member = bus.member(f"{layout.namespace}.copy", raw)
@@ -113,9 +113,9 @@ def copy(bus: Bus, layout: Layout, count: int) -> float:
     return seconds
 
 
-def fold(bus: Bus, layout: Layout, stage: Stage, done: Callable[[], bool] = lambda: True) -> float:
+def fold(bus: Bus, layout: TopicSizes, stage: Stage, done: Callable[[], bool] = lambda: True) -> float:
     """Seconds until all that its primary topic holds was folded, and `done`, from when every slot was open."""
-    settings = Settings(layout.namespace, turn_records=TURN_RECORDS, turn_bytes=TURN_BYTES)
+    settings = RunnerSettings(layout.namespace, turn_records=TURN_RECORDS, turn_bytes=TURN_BYTES)
     runner = StageRunner(bus, stage, settings)
     topic = full_name(layout.namespace, stage.primary)
     ends = {p: max((r.offset + 1 for r in bus.read(topic, p)), default=0) for p in range(bus.partitions(topic))}
@@ -137,7 +137,7 @@ def written(bus: Bus, topic: str) -> int:
 
 def one_round(bus: Bus, number: int, size: int, records: int) -> dict[str, float]:
     """Seconds of the copy and of each stage for the same traffic, in a namespace of its own."""
-    layout = Layout(f"b{size}x{number}", POLICY, slots=2, shards=2)
+    layout = TopicSizes(f"b{size}x{number}", POLICY, slots=2, shards=2)
     copied = TopicSpec(full_name(layout.namespace, "copied"), layout.slots)
     bus.ensure_topics([*layout.specs(), copied])
     groups = max(1, records // PER_GROUP)
@@ -164,7 +164,7 @@ def one_round(bus: Bus, number: int, size: int, records: int) -> dict[str, float
     return seconds
 
 
-def seed_dispatch(bus: Bus, layout: Layout, groups: int) -> None:
+def seed_dispatch(bus: Bus, layout: TopicSizes, groups: int) -> None:
     """Version 0 with room for every group, their prompts, and a time for each slot, so that all are granted."""
     import random
 
@@ -185,7 +185,7 @@ def seed_dispatch(bus: Bus, layout: Layout, groups: int) -> None:
         publisher.flush(60)
 
 
-def _resolutions(bus: Bus, layout: Layout) -> Iterator[dict[str, Any]]:
+def _resolutions(bus: Bus, layout: TopicSizes) -> Iterator[dict[str, Any]]:
     for record in bus.read(full_name(layout.namespace, f"{POLICY}.resolutions"), 0):
         yield codec.decode_as("Resolution", record.value or b"")
 

@@ -27,7 +27,7 @@ Judge = Callable[[int, str, bool], Awaitable[float | None]]
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class JudgedAnswer:
     """One judged answer to a question."""
 
     question: int
@@ -47,21 +47,21 @@ async def ask(
     concurrency: int,
     sampling: Callable[[int, int], Mapping[str, Any]],
     agent: Agent | None = None,
-) -> list[Asked]:
+) -> list[JudgedAnswer]:
     """n answers to the `messages` of each task, in order. name: of this evaluation, part of every group's; sampling:
     of question and sample, fields of the chat request. With an
     `agent` it runs on each task as rollout workers run it, and asks what it likes; one that raises has answered nothing
     and did not finish. Raises GatewayError when the gateway does not answer."""
     free = asyncio.Semaphore(concurrency)
 
-    async def one(question: int, sample: int) -> Asked:
+    async def one(question: int, sample: int) -> JudgedAnswer:
         async with free:
             try:
                 return await _episode(question, sample)
             except openai.OpenAIError as error:
                 raise GatewayError(f"question {question} has no answer from {base_url}: {error}") from error
 
-    async def _episode(question: int, sample: int) -> Asked:
+    async def _episode(question: int, sample: int) -> JudgedAnswer:
         task = tasks[question]
         fields: dict[str, Any] = {
             "task_id": str(task.get("id", f"task-{question}")),
@@ -80,7 +80,7 @@ async def ask(
             reward = await judge(question, text, finished)
             await session.reward(reward, source=SOURCE, **({} if reward is not None else {"label": "unjudged"}))
             await session.end(output=text)
-        return Asked(question, finished, reward)
+        return JudgedAnswer(question, finished, reward)
 
     async def _reply(session: AsyncSession, question: int, sample: int) -> tuple[str, bool]:
         client = openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key, timeout=TIMEOUT_S)

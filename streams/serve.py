@@ -17,7 +17,7 @@ from millrace.infra.log.sweep import Sweeping
 from millrace.infra.log.topics import PARTS
 from millrace.infra.stages.base import Stage
 from millrace.infra.stages.live import run_stage
-from millrace.infra.stages.slot import Settings as RunnerSettings
+from millrace.infra.stages.slot import RunnerSettings
 from millrace.streams.dispatch import announce as asking
 from millrace.streams.dispatch.stage import Dispatch, Terms
 from millrace.streams.refine.detectors.guard import Guarded
@@ -25,7 +25,7 @@ from millrace.streams.refine.names import key_in
 from millrace.streams.refine.stage import Refine
 from millrace.streams.seal.policies import announce
 from millrace.streams.seal.stage import Seal
-from millrace.streams.watch import Watch
+from millrace.streams.watch import StageMetrics
 
 DETECTORS = (
     "millrace.streams.refine.detectors.vectorscan:Vectorscan",
@@ -112,7 +112,7 @@ def run(settings: Settings, stage: Stage, *, first: Sequence[Callable[[Settings,
 
     signal.signal(signal.SIGTERM, leave)
     signal.signal(signal.SIGINT, leave)
-    runner = RunnerSettings(settings.namespace, claims=ClaimStore(settings.claims), telemetry=Watch())
+    runner = RunnerSettings(settings.namespace, claims=ClaimStore(settings.claims), telemetry=StageMetrics())
     with connect(settings) as bus:
         for ask in first:
             ask(settings, bus)

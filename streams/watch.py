@@ -23,8 +23,8 @@ DISPOSITIONS = telemetry.counter(
 DROPPED = telemetry.counter("millrace.stage.dropped", "{turn}", "turns that were refused and folded again")
 
 
-class Watch:
-    """`millrace.infra.stages.telemetry.Telemetry` on OpenTelemetry."""
+class StageMetrics:
+    """`millrace.infra.stages.telemetry.RunnerHooks` on OpenTelemetry."""
 
     def turn(self, report: TurnReport) -> None:
         RECORDS.add(len(report.records) - report.duplicates, stage=report.stage, slot=report.slot)

@@ -25,7 +25,7 @@ from torch.distributed import BroadcastOptions, ProcessGroupGloo
 from torch.distributed.distributed_c10d import PrefixStore
 
 from millrace.trainers.errors import CorruptCheckpoint
-from millrace.trainers.tensorfile import Slot, open_file, slots
+from millrace.trainers.tensorfile import TensorSlot, open_file, slots
 
 CONNECT_S = 5.0
 """longest wait for the connection to a store that listens; torch asks a dead one again for up to three times as long"""
@@ -99,7 +99,7 @@ def pieces(size: int) -> Iterator[tuple[int, int]]:
         yield begin, min(begin + step, size)
 
 
-def _typed(part: torch.Tensor, slot: Slot) -> torch.Tensor:
+def _typed(part: torch.Tensor, slot: TensorSlot) -> torch.Tensor:
     dtype = DTYPES[slot.dtype]
     return (part.clone() if slot.begin % dtype.itemsize else part).view(dtype).reshape(slot.shape)
 

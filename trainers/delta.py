@@ -25,7 +25,7 @@ import xxhash
 from millrace.schemas import bounds
 from millrace.trainers.errors import CorruptCheckpoint
 from millrace.trainers.sealed import reading
-from millrace.trainers.tensorfile import SIZES, Bytes, Slot, Tensor, TensorFile, slots
+from millrace.trainers.tensorfile import SIZES, Bytes, Tensor, TensorFile, TensorSlot, slots
 
 MAGIC = b"MRDELTA1"
 LEVEL = 3
@@ -40,7 +40,7 @@ _WORTHWHILE = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class TensorChanges:
     """One tensor of a delta. width: bytes of a gap; count: changed elements; blocks: (begin, end) in the body;
     checksum: xxh3-128 hex of the whole resulting tensor."""
 
@@ -56,8 +56,8 @@ class Delta:
     """A delta whose bytes are whole. header: of the resulting file; slots: its tensors in order."""
 
     header: bytes
-    slots: Sequence[Slot]
-    entries: Mapping[str, Entry]
+    slots: Sequence[TensorSlot]
+    entries: Mapping[str, TensorChanges]
     body: memoryview
 
     @property
@@ -110,13 +110,13 @@ def _table(rest: memoryview) -> Delta:
     return Delta(header, found, entries, rest[end:])
 
 
-def _entry(form: Any, width: Any, count: Any, blocks: Any, checksum: Any) -> Entry:
+def _entry(form: Any, width: Any, count: Any, blocks: Any, checksum: Any) -> TensorChanges:
     if form not in BLOCKS or type(width) is not int or type(count) is not int or not isinstance(checksum, str):
         raise ValueError("an entry of impossible kinds")
-    return Entry(form, width, count, [(int(begin), int(stop)) for begin, stop in blocks], checksum)
+    return TensorChanges(form, width, count, [(int(begin), int(stop)) for begin, stop in blocks], checksum)
 
 
-def _check(entry: Entry, slot: Slot, body: int) -> None:
+def _check(entry: TensorChanges, slot: TensorSlot, body: int) -> None:
     """ValueError for an entry whose numbers are not of its tensor."""
     elements = math.prod(slot.shape)
     if len(entry.blocks) != BLOCKS[entry.form]:
@@ -169,7 +169,7 @@ def _encode(base: Tensor | None, tensor: Tensor) -> tuple[str, int, int, list[by
     return "sparse", width, int(places.size), sparse
 
 
-def _overlay(base: Tensor | None, deltas: Sequence[Delta], slot: Slot) -> Bytes:
+def _overlay(base: Tensor | None, deltas: Sequence[Delta], slot: TensorSlot) -> Bytes:
     steps = [(delta, delta.entries[slot.name]) for delta in deltas if slot.name in delta.entries]
     whole = max((at for at, (_, entry) in enumerate(steps) if entry.form == "dense"), default=-1)
     size = SIZES[slot.dtype]

@@ -30,7 +30,7 @@ _TEMPORARY = ".tmp-"
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WrittenDelta:
     """A durable delta. digest: sha256 hex of the file; size: its bytes; full: bytes of the version's weight files."""
 
     path: Path
@@ -44,7 +44,7 @@ def full_size(folder: Path) -> int:
     return sum((folder / name).stat().st_size for name in weight_files(folder))
 
 
-def write(parent: Path, folder: Path, *, fault: Callable[[str], None] = lambda _: None) -> Written | None:
+def write(parent: Path, folder: Path, *, fault: Callable[[str], None] = lambda _: None) -> WrittenDelta | None:
     """The delta from the version directory `parent` to `folder`, durable. None when it would be no smaller than the
     version itself, or when `folder` holds its weights in several files: then only the whole version is worth sending.
 
@@ -77,7 +77,7 @@ def write(parent: Path, folder: Path, *, fault: Callable[[str], None] = lambda _
     finally:
         with suppress(OSError):  # there is an error already, or nothing to remove
             temporary.unlink()
-    return Written(target, hashlib.sha256(data).hexdigest(), len(data), full)
+    return WrittenDelta(target, hashlib.sha256(data).hexdigest(), len(data), full)
 
 
 def read(path: Path, digest: str) -> Delta:

@@ -15,7 +15,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class SampledReply:
     """prompt: index into the prompts; tokens: the reply, its end token included when it `finished`; logprobs: one a
     token."""
 
@@ -35,7 +35,7 @@ def sample(
     end: int,
     generator: torch.Generator | None,
     temperature: float = 1.0,
-) -> list[Reply]:
+) -> list[SampledReply]:
     """n replies to each prompt, in prompt order. Without a generator it is greedy (the log-probabilities are then those
     of temperature)."""
     by_length: dict[int, list[int]] = {}
@@ -63,7 +63,7 @@ def _bucket(
     end: int,
     generator: torch.Generator | None,
     temperature: float,
-) -> list[Reply]:
+) -> list[SampledReply]:
     cache = DynamicCache(config=model.config)
     ids = torch.tensor([prompts[i] for i in indices], device=model.device)
     logits = model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1]
@@ -88,5 +88,5 @@ def _bucket(
         zip(torch.stack(tokens, 1).tolist(), torch.stack(logprobs, 1).tolist(), strict=True)
     ):
         length = ids_of.index(end) + 1 if end in ids_of else len(ids_of)
-        replies.append(Reply(indices[row // n], ids_of[:length], logprobs_of[:length], end in ids_of))
+        replies.append(SampledReply(indices[row // n], ids_of[:length], logprobs_of[:length], end in ids_of))
     return replies

@@ -44,7 +44,7 @@ class Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class TensorSlot:
     """Where a tensor lies: its bytes are [begin, end) after the header."""
 
     name: str
@@ -62,7 +62,7 @@ class TensorFile:
     tensors: Mapping[str, Tensor]
 
 
-def slots(header: bytes) -> list[Slot]:
+def slots(header: bytes) -> list[TensorSlot]:
     """The tensors that a file's first bytes (length and JSON) name, in file order. Raises CorruptCheckpoint when they
     do not tile what follows."""
     with reading("a safetensors header"):
@@ -72,7 +72,9 @@ def slots(header: bytes) -> list[Slot]:
         if length != len(header) - 8:
             raise ValueError("its length is wrong")
         found = [
-            Slot(name, str(about["dtype"]), tuple(int(n) for n in about["shape"]), *map(int, about["data_offsets"]))
+            TensorSlot(
+                name, str(about["dtype"]), tuple(int(n) for n in about["shape"]), *map(int, about["data_offsets"])
+            )
             for name, about in json.loads(header[8:]).items()
             if name != "__metadata__"
         ]
@@ -89,7 +91,7 @@ def slots(header: bytes) -> list[Slot]:
     return found
 
 
-def slots_of(path: Path) -> list[Slot]:
+def slots_of(path: Path) -> list[TensorSlot]:
     """The tensors of one file, of which its header alone is read. Raises CorruptCheckpoint, naming it, when it is
     missing or not whole."""
     with reading(f"{path} is no whole safetensors file: it"), path.open("rb") as file:

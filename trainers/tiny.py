@@ -25,7 +25,7 @@ from millrace.trainers.backends.fsdp import Adam, TorchBackend
 from millrace.trainers.batches.sample import Sample
 from millrace.trainers.errors import TrainerError
 from millrace.trainers.learning import Schedule, Trainer
-from millrace.trainers.sampling import Reply, sample
+from millrace.trainers.sampling import SampledReply, sample
 from millrace.trainers.state import State
 from millrace.trainers.tasks import sort_digits
 
@@ -128,7 +128,7 @@ def to_sample(
     )
 
 
-def reward(digits: str, reply: Reply) -> float:
+def reward(digits: str, reply: SampledReply) -> float:
     """1.0 for the sorted digits followed by EOS."""
     return sort_digits.verify(digits, decode(reply.tokens)) if reply.finished else 0.0
 

@@ -27,7 +27,7 @@ complain = Terminal(stderr=True)
 
 
 @dataclass(slots=True)
-class Call:
+class CommandFlags:
     """The flags before the command."""
 
     file: Path | None = None
@@ -48,10 +48,10 @@ class Call:
         return {**named, **variables(self.flags)}
 
 
-def call(context: typer.Context) -> Call:
+def call(context: typer.Context) -> CommandFlags:
     """The flags of this call."""
-    found = context.find_object(Call)
-    return found if found is not None else Call()
+    found = context.find_object(CommandFlags)
+    return found if found is not None else CommandFlags()
 
 
 def flags(pairs: list[str]) -> dict[str, str]:

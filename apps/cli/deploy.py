@@ -18,7 +18,7 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 
 from millrace.apps.agreement import check_agreement
-from millrace.apps.cli.context import Call, call, console, entry
+from millrace.apps.cli.context import CommandFlags, call, console, entry
 from millrace.consumers.status.health import awaited, wrong
 from millrace.consumers.status.tables import learning, processes, silent, workers
 from millrace.consumers.status.watch import Watch
@@ -27,7 +27,7 @@ from millrace.infra.connect import connect
 from millrace.infra.errors import ConfigError, TopicError, UnreachableError
 from millrace.infra.local_keys import kafka_options
 from millrace.infra.machine.deployment import Deployment
-from millrace.infra.machine.supervisor import State
+from millrace.infra.machine.supervisor import ProgramState
 from millrace.schemas.ids import now_micros
 from millrace.streams.dispatch.announce import asked_by
 
@@ -56,7 +56,7 @@ def up(context: typer.Context) -> None:
     console.print(logs, highlight=False, soft_wrap=True)
 
 
-def _wanted(made: Call) -> None:
+def _wanted(made: CommandFlags) -> None:
     """Raises ConfigError where nobody said what to start: a typing error in a wrong folder starts no broker."""
     told = made.flags or any(name.upper().startswith(PREFIX) for name in os.environ)
     if made.path.exists() or told:
@@ -98,7 +98,7 @@ def status(
 
 
 def _plainly(
-    deployment: Deployment, watch: Watch | str, states: Sequence[State], quiet: Mapping[str, float]
+    deployment: Deployment, watch: Watch | str, states: Sequence[ProgramState], quiet: Mapping[str, float]
 ) -> dict[str, Any]:
     """What `status` shows, for programs."""
     learning_of = None

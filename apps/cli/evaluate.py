@@ -54,7 +54,7 @@ def evaluate(
         ks = tuple(sorted({int(part) for part in k.split(",")}))
     except ValueError:
         raise ConfigError(f"--k {k}: write numbers, such as 1,4,8") from None
-    options = entry("millrace.apps.cli.evaluation:Options")(
+    options = entry("millrace.apps.cli.evaluation:EvaluationOptions")(
         tasks=tasks,
         model=model,
         version=version,

@@ -21,7 +21,7 @@ from millrace.infra.config import Settings
 from millrace.infra.connect import connect_now
 from millrace.infra.errors import ConfigError
 from millrace.infra.log.base import Place
-from millrace.producers.evaluation import Asked, ask, versions
+from millrace.producers.evaluation import JudgedAnswer, ask, versions
 from millrace.producers.rollout.agents import load_agent
 from millrace.producers.tasks.source import open_tasks
 from millrace.schemas import records
@@ -36,7 +36,7 @@ SORT = "sort-digits"
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class EvaluationOptions:
     """tasks: a file, a dataset directory, or sort-digits. count: questions at most; 0: all (256 of sort-digits).
     success: the reward from which an answer is right. version: of the configured policy, where `model` is None; -1:
     the newest. gateway: ask the configured gateway's engines instead."""
@@ -70,7 +70,7 @@ class Answerer:
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluation(Answerer):
+class EvaluationRun(Answerer):
     """What was evaluated, on what, and what came out. unjudged: answers on which the verifier failed; they count
     nowhere."""
 
@@ -102,7 +102,7 @@ class Evaluation(Answerer):
         return json.dumps(whole, indent=2)
 
 
-def evaluate(settings: Settings, options: Options) -> Evaluation:
+def evaluate(settings: Settings, options: EvaluationOptions) -> EvaluationRun:
     """Sample, judge, estimate. Raises MillraceError or TrainerError for what cannot be evaluated."""
     if not options.k or min(options.k) < 1 or max(options.k) > options.samples:
         raise ConfigError(f"pass@{max(options.k, default=0)} needs as many samples: set --samples, or another --k")
@@ -114,7 +114,7 @@ def evaluate(settings: Settings, options: Options) -> Evaluation:
     for one in asked:
         rewards[one.question].append(one.reward)
     judged = [[reward for reward in some if reward is not None] for some in rewards]
-    return Evaluation(
+    return EvaluationRun(
         **asdict(place),
         tasks=options.tasks,
         verifier=verifier,
@@ -133,7 +133,7 @@ def evaluate(settings: Settings, options: Options) -> Evaluation:
     )
 
 
-def record(settings: Settings, found: Evaluation, *, gateway: bool) -> Place:
+def record(settings: Settings, found: EvaluationRun, *, gateway: bool) -> Place:
     """Keep an evaluation in the history of the configured policy; gives its place.
 
     Raises BusError, within seconds, where the log does not answer or has no topic for it."""
@@ -141,7 +141,7 @@ def record(settings: Settings, found: Evaluation, *, gateway: bool) -> Place:
         return scores.publish(settings, bus, recorded(found, settings.policy.name, now_micros(), gateway=gateway))
 
 
-def recorded(found: Evaluation, policy: str, time: int, *, gateway: bool) -> records.Evaluation:
+def recorded(found: EvaluationRun, policy: str, time: int, *, gateway: bool) -> records.Evaluation:
     """The record of an evaluation, not named yet. time: micros."""
     mean, error = scores.mean_of(found.scores)
     passed = {name.removeprefix("pass@"): it.value for name, it in found.estimates.items() if it.questions}
@@ -175,8 +175,8 @@ def recorded(found: Evaluation, policy: str, time: int, *, gateway: bool) -> rec
 
 
 def _here(
-    settings: Settings, options: Options, tasks: Sequence[dict[str, Any]], judge: Verdicts
-) -> tuple[Answerer, list[Asked]]:
+    settings: Settings, options: EvaluationOptions, tasks: Sequence[dict[str, Any]], judge: Verdicts
+) -> tuple[Answerer, list[JudgedAnswer]]:
     """Answers of a model that is loaded into this process."""
     path, found = options.model, None
     if path is None:
@@ -195,17 +195,17 @@ def _here(
         seed=options.seed,
     )
 
-    async def judged() -> list[Asked]:
+    async def judged() -> list[JudgedAnswer]:
         verdicts = await asyncio.gather(*(judge(a.question, a.text, a.finished) for a in answers))
-        return [Asked(a.question, a.finished, v) for a, v in zip(answers, verdicts, strict=True)]
+        return [JudgedAnswer(a.question, a.finished, v) for a, v in zip(answers, verdicts, strict=True)]
 
     place = Answerer(str(path), digest=digest) if found is None else _place(str(path), found)
     return place, asyncio.run(judged())
 
 
 def _through_gateway(
-    settings: Settings, options: Options, tasks: Sequence[dict[str, Any]], judge: Verdicts
-) -> tuple[Answerer, list[Asked]]:
+    settings: Settings, options: EvaluationOptions, tasks: Sequence[dict[str, Any]], judge: Verdicts
+) -> tuple[Answerer, list[JudgedAnswer]]:
     """Answers of the engines behind the configured gateway, kept as evaluation traffic."""
     agent = load_agent(settings.rollout.agent, settings.rollout.concurrency) if settings.rollout.agent else None
     if agent is None and any("messages" not in task for task in tasks):
@@ -241,7 +241,7 @@ def _place(model: str, found: Committed) -> Answerer:
     return Answerer(model, found.policy, found.version, [found.version], found.digest, found.ledger_hash)
 
 
-def questions(options: Options, *, asked: bool = True) -> list[dict[str, Any]]:
+def questions(options: EvaluationOptions, *, asked: bool = True) -> list[dict[str, Any]]:
     """The tasks that the options name. asked: the model is asked what they hold; else an agent asks as it likes."""
     if options.tasks == SORT:
         chosen = islice(sort_digits.prompts(options.seed, evaluation=True), options.count or 256)

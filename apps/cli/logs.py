@@ -12,7 +12,7 @@ from rich.text import Text
 from millrace.apps.cli.context import call, console
 from millrace.infra.errors import ServiceError
 from millrace.infra.machine.deployment import Deployment
-from millrace.infra.machine.tails import Line, Tails
+from millrace.infra.machine.tails import LogLine, Tails
 
 LOOK_S = 0.5
 """between two looks at logs that are followed"""
@@ -47,7 +47,7 @@ def logs(
         return
 
 
-def show(found: Iterable[Line]) -> None:
+def show(found: Iterable[LogLine]) -> None:
     """One line of a terminal each, under the name of its process."""
     for line in found:
         console.print(Text.assemble((f"{line.process}  ", "cyan"), line.text), highlight=False, soft_wrap=True)

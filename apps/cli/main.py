@@ -27,7 +27,7 @@ from millrace.apps.cli import (
     trajectory,
     warehouse,
 )
-from millrace.apps.cli.context import Call, CommandGroup, console, flags
+from millrace.apps.cli.context import CommandFlags, CommandGroup, console, flags
 
 HELP = """Millrace trains LLM agents from the stream of their own experience, on Apache Kafka.
 
@@ -103,7 +103,7 @@ def root(
     ] = None,
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="show it")] = False,
 ) -> None:
-    context.obj = Call(config, flags(overrides or []))
+    context.obj = CommandFlags(config, flags(overrides or []))
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ def train(
     lora = Lora(rank, alpha or 2 * rank, publish="adapter" if alone else "merge") if rank else None
     job = Job(algorithm, lora=lora, **given)
     with ExitStack() as held:
-        screen = held.enter_context(Screen(algorithm, console, complain))
+        screen = held.enter_context(TrainingScreen(algorithm, console, complain))
         opened = [JsonlTracker(job.out), *open_trackers(trackers, job.out, job.out.absolute().name)]
         for tracker in opened:
             held.callback(tracker.close)
@@ -48,7 +48,7 @@ def train(
     console.print(f"wrote {written.path}", highlight=False, soft_wrap=True)
 
 
-class Screen(Listener):
+class TrainingScreen(Listener):
     """Shows a training. Use it as a context."""
 
     def __init__(self, algorithm: str, console: Console, complain: Console) -> None:
@@ -69,7 +69,7 @@ class Screen(Listener):
         )
         self._task = self._bar.add_task(algorithm, total=None, numbers="", start=False)
 
-    def __enter__(self) -> Screen:
+    def __enter__(self) -> TrainingScreen:
         self._bar.start()
         return self
 

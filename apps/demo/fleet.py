@@ -13,12 +13,12 @@ from millrace.infra.config import Settings
 from millrace.infra.local_keys import make
 from millrace.infra.machine.leftovers import deployment_id
 from millrace.infra.machine.programs import BROKER, ENGINE, programs
-from millrace.infra.machine.supervisor import Program, State, Supervisor
+from millrace.infra.machine.supervisor import Program, ProgramState, Supervisor
 
-__all__ = ["BROKER", "ENGINE", "Fleet"]
+__all__ = ["BROKER", "ENGINE", "DemoFleet"]
 
 
-class Fleet:
+class DemoFleet:
     """`file` is the settings file that every program reads; `environment` reaches every program."""
 
     def __init__(self, settings: Settings, file: Path, environment: Mapping[str, str] | None = None) -> None:
@@ -54,7 +54,7 @@ class Fleet:
     def program(self, name: str) -> Program:
         return self._programs[name]
 
-    def states(self) -> list[State]:
+    def states(self) -> list[ProgramState]:
         return self._supervisor.states()
 
     def pid(self, name: str) -> int | None:

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from millrace.consumers.status.tables import learning, processes
 from millrace.consumers.status.watch import Watch
-from millrace.infra.machine.supervisor import State
+from millrace.infra.machine.supervisor import ProgramState
 from millrace.schemas.records import LedgerEntry
 
 
@@ -27,7 +27,7 @@ def line(entry: LedgerEntry, rate: float) -> str:
     )
 
 
-class Screen:
+class DemoScreen:
     """Draws the watch, the programs and the story so far."""
 
     def __init__(self, console: Console, target: int) -> None:
@@ -37,7 +37,7 @@ class Screen:
         self._started = time.monotonic()
         self._live = Live(console=console, refresh_per_second=2) if console.is_terminal else None
 
-    def __enter__(self) -> Screen:
+    def __enter__(self) -> DemoScreen:
         if self._live:
             self._live.start()
         return self
@@ -58,12 +58,12 @@ class Screen:
         if not self._live:
             self._console.print(f"        {line(entry, rate)}", highlight=False, soft_wrap=True)
 
-    def show(self, watch: Watch, programs: Callable[[], Sequence[State]]) -> None:
+    def show(self, watch: Watch, programs: Callable[[], Sequence[ProgramState]]) -> None:
         """Redraw; `programs` is asked only when somebody looks."""
         if self._live:
             self._live.update(self._draw(watch, programs()))
 
-    def _draw(self, watch: Watch, programs: Sequence[State]) -> RenderableType:
+    def _draw(self, watch: Watch, programs: Sequence[ProgramState]) -> RenderableType:
         story = Text("\n".join(self._story[-10:]))
         return Group(
             Panel(learning(watch, self._target), title="learning"),

@@ -14,7 +14,7 @@ NAMESPACE = "demo"
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class PlannedFault:
     """At `version`: kill -9 the program `name`, or start it (it must be one that the fleet does not run yet)."""
 
     version: int
@@ -23,23 +23,27 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class DemoPlan:
     """One demo. `gain`: least rise of the mean reward, last ten versions over first ten; None asks for none; `minutes`:
     when it gives up, twice as long as two quiet cores take and more."""
 
     versions: int
-    faults: Sequence[Fault]
+    faults: Sequence[PlannedFault]
     gain: float | None
     minutes: float
 
 
-FULL = Plan(
+FULL = DemoPlan(
     versions=60,
-    faults=(Fault(12, "kill", "learn-1"), Fault(20, "join", "learn-2"), Fault(30, "kill", "dispatch")),
+    faults=(
+        PlannedFault(12, "kill", "learn-1"),
+        PlannedFault(20, "join", "learn-2"),
+        PlannedFault(30, "kill", "dispatch"),
+    ),
     gain=0.30,
     minutes=30,
 )
-SHORT = Plan(versions=10, faults=(Fault(4, "kill", "learn-1"),), gain=None, minutes=10)
+SHORT = DemoPlan(versions=10, faults=(PlannedFault(4, "kill", "learn-1"),), gain=None, minutes=10)
 
 
 def flags(home: Path, seed: int, ports: Sequence[int]) -> Mapping[str, Any]:

@@ -21,10 +21,10 @@ import tomlkit
 from rich.console import Console
 
 from millrace.apps.demo import warm
-from millrace.apps.demo.fleet import BROKER, Fleet
-from millrace.apps.demo.live import Screen
-from millrace.apps.demo.plan import FULL, NAMESPACE, SHORT, Fault, Plan, flags, gain
-from millrace.apps.demo.usage import Usage
+from millrace.apps.demo.fleet import BROKER, DemoFleet
+from millrace.apps.demo.live import DemoScreen
+from millrace.apps.demo.plan import FULL, NAMESPACE, SHORT, DemoPlan, PlannedFault, flags, gain
+from millrace.apps.demo.usage import CpuUsage
 from millrace.consumers.status.tables import duration
 from millrace.consumers.status.watch import Watch
 from millrace.infra.config import FILE, Settings, load
@@ -47,14 +47,14 @@ def run(home: Path, *, seed: int = 0, short: bool = False, console: Console | No
     plan = SHORT if short else FULL
     empty(home)
     settings, file = _configure(home, seed)
-    fleet = Fleet(settings, file)
+    fleet = DemoFleet(settings, file)
     started = time.monotonic()
     try:
-        with Screen(console, plan.versions) as screen:
+        with DemoScreen(console, plan.versions) as screen:
             screen.tell("starting Kafka; warming up a 228k-parameter Qwen2 by SFT on 'sort six digits'")
             _prepare(settings, fleet, seed, screen)
             watch = Watch(connect(settings), settings.namespace, settings.policy.name)
-            usage = Usage(fleet.deployment)
+            usage = CpuUsage(fleet.deployment)
             screen.tell("starting vLLM, gateway, stages, learners, reloader and rollout workers")
             fleet.up()
             reached = _drive(plan, fleet, watch, usage, screen, started)
@@ -102,7 +102,7 @@ def _configure(home: Path, seed: int) -> tuple[Settings, Path]:
     return load(file), file
 
 
-def _prepare(settings: Settings, fleet: Fleet, seed: int, screen: Screen) -> None:
+def _prepare(settings: Settings, fleet: DemoFleet, seed: int, screen: DemoScreen) -> None:
     """Kafka up, the model warm, version 0 written. Torch stays in a child process."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as child:
         warming = child.submit(warm.start, settings.home, seed)
@@ -114,7 +114,7 @@ def _prepare(settings: Settings, fleet: Fleet, seed: int, screen: Screen) -> Non
     screen.tell("version 0 is in the log")
 
 
-def _drive(plan: Plan, fleet: Fleet, watch: Watch, usage: Usage, screen: Screen, started: float) -> bool:
+def _drive(plan: DemoPlan, fleet: DemoFleet, watch: Watch, usage: CpuUsage, screen: DemoScreen, started: float) -> bool:
     """Until the plan's versions are there: watch, and let processes die and join on schedule."""
     todo = list(plan.faults)
     recoveries: list[Callable[[], bool]] = []
@@ -141,7 +141,7 @@ def _drive(plan: Plan, fleet: Fleet, watch: Watch, usage: Usage, screen: Screen,
             return False
 
 
-def _strike(fault: Fault, fleet: Fleet, watch: Watch, screen: Screen) -> Callable[[], bool]:
+def _strike(fault: PlannedFault, fleet: DemoFleet, watch: Watch, screen: DemoScreen) -> Callable[[], bool]:
     """Do it; returns what tells, once, that its consequence is over."""
     at = time.monotonic()
     version, resolutions = watch.version, sum(watch.resolved.values())
@@ -213,7 +213,7 @@ def summary(settings: Settings, watch: Watch, seconds: float, page: Path) -> lis
 
 
 def _finish(
-    settings: Settings, plan: Plan, watch: Watch, usage: Usage, console: Console, reached: bool, seconds: float
+    settings: Settings, plan: DemoPlan, watch: Watch, usage: CpuUsage, console: Console, reached: bool, seconds: float
 ) -> int:
     from millrace.consumers import report
     from millrace.consumers.audit.command import render

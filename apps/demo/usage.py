@@ -7,7 +7,7 @@ import psutil
 from millrace.infra.machine import leftovers
 
 
-class Usage:
+class CpuUsage:
     """Adds up user and system seconds by role. Call `sample` every second or two: what a process used between the last
     sample and its death is lost."""
 

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from millrace.consumers.audit.run import audit
 from millrace.consumers.audit.stages import production
-from millrace.consumers.audit.verdict import Finding, Report, Violation
+from millrace.consumers.audit.verdict import AuditReport, LawFinding, Violation
 from millrace.consumers.audit.walk import Watch
 from millrace.infra.config import Settings
 from millrace.infra.connect import claims, history
@@ -65,7 +65,7 @@ def progress(console: Terminal) -> Iterator[Watch]:
         yield lambda what, done, total: bar.update(task, description=what, completed=done, total=max(total, 1))
 
 
-def render(report: Report, width: int = WIDE) -> Group:
+def render(report: AuditReport, width: int = WIDE) -> Group:
     """The report for a terminal of `width` columns: the table (laws in full only where there is room), what could not
     be checked, the violations with their records."""
     wide = width >= WIDE
@@ -92,7 +92,7 @@ def render(report: Report, width: int = WIDE) -> Group:
     return Group(*parts, Text(*verdict))
 
 
-def _row(finding: Finding, *, wide: bool) -> tuple[Text | str, ...]:
+def _row(finding: LawFinding, *, wide: bool) -> tuple[Text | str, ...]:
     sign = Text("✓", "green") if finding.holds else Text("✗", "bold red")
     facts = [f"{value:,} {what}" for what, value in finding.facts.items()]
     broken = [f"{finding.broken:,} violations"] if finding.broken else []

@@ -12,7 +12,7 @@ from typing import Any
 
 from millrace.consumers.audit.facts import Facts, PlaceIndex
 from millrace.consumers.audit.law import Law
-from millrace.consumers.audit.rows import Mark, Row, Sample
+from millrace.consumers.audit.rows import Mark, Row, SealedSample
 from millrace.infra.log.base import Place
 from millrace.schemas.records import Completion, DeadLetter, Decision, Event, SealedReward, Trajectory
 
@@ -87,7 +87,7 @@ class Episodes(Law):
         if patience is not None:
             self._patience = max(self._patience, patience)
 
-    def trajectory(self, sample: Sample) -> None:
+    def trajectory(self, sample: SealedSample) -> None:
         row = sample.row
         self._sample(row)
         if row["tokens"] and row["status"] not in TRAINS:

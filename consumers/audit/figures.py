@@ -14,7 +14,7 @@ import numpy as np
 
 from millrace.consumers.audit.facts import Facts
 from millrace.consumers.audit.law import Law
-from millrace.consumers.audit.rows import Mark, Row, Sample
+from millrace.consumers.audit.rows import Mark, Row, SealedSample
 from millrace.schemas.records import LedgerEntry, RankShare, TrainedGroup
 
 AGES = 8
@@ -94,7 +94,7 @@ class Figures(Law):
         if not said <= (known if entry["config"] else {*known, -1}):
             self.fail(f"version {row['version']} names a cell that no rank is of", row, version=row["version"])
 
-    def trajectory(self, sample: Sample) -> None:
+    def trajectory(self, sample: SealedSample) -> None:
         for trained in self.facts.trained_in(sample.row.place):
             batch = self._batches.get(trained.version)
             if batch is None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import ClassVar
 
 from millrace.consumers.audit.facts import Facts
-from millrace.consumers.audit.rows import Mark, Row, Sample
-from millrace.consumers.audit.verdict import Finding, Violation
+from millrace.consumers.audit.rows import Mark, Row, SealedSample
+from millrace.consumers.audit.verdict import LawFinding, Violation
 from millrace.infra.log.base import Place, Record
 
 
@@ -22,7 +22,7 @@ class Law:
 
     def __init__(self, facts: Facts) -> None:
         self.facts = facts
-        self.finding = Finding(self.name, self.sentence, self.unit)
+        self.finding = LawFinding(self.name, self.sentence, self.unit)
 
     @classmethod
     def sees(cls, handler: str) -> bool:
@@ -64,7 +64,7 @@ class Law:
     def completion(self, row: Row) -> None:
         """A Completion."""
 
-    def trajectory(self, sample: Sample) -> None:
+    def trajectory(self, sample: SealedSample) -> None:
         """A Trajectory of the training topic with its model calls."""
 
     def evaluation(self, row: Row) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from millrace.consumers.audit.rows import Floats, Ints, Row, Sample, Trace
+from millrace.consumers.audit.rows import Floats, Ints, Row, SealedSample, SealedTrace
 from millrace.schemas.arrays import unpack
 
 CLEARED = frozenset({"tenant_only", "aggregate"})
@@ -31,7 +31,7 @@ class Built:
     error: str | None = None
 
 
-def rebuild(trace: Trace, calls: Sequence[Row | None]) -> Built:
+def rebuild(trace: SealedTrace, calls: Sequence[Row | None]) -> Built:
     """Apply the calls of this lineage in its own order."""
     by_response = {
         call.body["response_id"]: call for call in calls if call is not None and call.body["lineage"] == trace.id
@@ -57,7 +57,7 @@ def rebuild(trace: Trace, calls: Sequence[Row | None]) -> Built:
     return Built(tokens, logprobs, versions, made_by)
 
 
-def faults(sample: Sample) -> Iterator[tuple[str, list[Row]]]:
+def faults(sample: SealedSample) -> Iterator[tuple[str, list[Row]]]:
     """What is wrong with a sample's arrays and sums, each with the model calls that show it."""
     learned = _learned(sample)
     for trace in sample.traces:
@@ -68,7 +68,7 @@ def faults(sample: Sample) -> Iterator[tuple[str, list[Row]]]:
     yield from _sums(sample)
 
 
-def _learned(sample: Sample) -> frozenset[str]:
+def _learned(sample: SealedSample) -> frozenset[str]:
     """Response ids whose tokens may be learned from: trainable, cleared, of the sample's policy and not retried."""
     calls = [call for call in sample.calls if call is not None]
     retried = {call.body["supersedes"] for call in calls}
@@ -83,7 +83,7 @@ def _learned(sample: Sample) -> frozenset[str]:
     )
 
 
-def _left_out(sample: Sample, learned: frozenset[str]) -> Iterator[tuple[str, list[Row]]]:
+def _left_out(sample: SealedSample, learned: frozenset[str]) -> Iterator[tuple[str, list[Row]]]:
     """Replies that could train and are neither in a lineage nor excluded with a reason."""
     kept = {response for trace in sample.traces for response in trace.calls}
     excused = {entry.rpartition(":")[0] for entry in sample.row["excluded"]}
@@ -97,7 +97,7 @@ def _left_out(sample: Sample, learned: frozenset[str]) -> Iterator[tuple[str, li
             yield f"reply {response} is in no lineage, and nothing says why", [call]
 
 
-def _alone(trace: Trace) -> Iterator[tuple[str, list[Row]]]:
+def _alone(trace: SealedTrace) -> Iterator[tuple[str, list[Row]]]:
     """What the arrays say without the calls."""
     if not trace.even:
         sizes = (len(trace.tokens), len(trace.mask), len(trace.logprobs), len(trace.versions))
@@ -109,7 +109,9 @@ def _alone(trace: Trace) -> Iterator[tuple[str, list[Row]]]:
         yield f"lineage {trace.id} trains on a token without a version", []
 
 
-def _against(trace: Trace, calls: Sequence[Row | None], learned: frozenset[str]) -> Iterator[tuple[str, list[Row]]]:
+def _against(
+    trace: SealedTrace, calls: Sequence[Row | None], learned: frozenset[str]
+) -> Iterator[tuple[str, list[Row]]]:
     """What the calls say otherwise."""
     rows = [call for call in calls if call is not None and call.body["response_id"] in trace.calls]
     built = rebuild(trace, calls)
@@ -133,7 +135,7 @@ def _against(trace: Trace, calls: Sequence[Row | None], learned: frozenset[str])
             yield f"lineage {trace.id} differs from its calls: the {what} at {at}", rows
 
 
-def _sums(sample: Sample) -> Iterator[tuple[str, list[Row]]]:
+def _sums(sample: SealedSample) -> Iterator[tuple[str, list[Row]]]:
     """What the trajectory says of its lineages."""
     row, versions = sample.row, sample.trained_versions
     length = sum(len(trace.tokens) for trace in sample.traces)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from millrace.consumers.audit.facts import Facts, PlaceIndex
 from millrace.consumers.audit.law import Law
-from millrace.consumers.audit.rows import Mark, Row, Sample
+from millrace.consumers.audit.rows import Mark, Row, SealedSample
 from millrace.infra.log.base import Place
 from millrace.infra.log.topics import partition_of
 from millrace.schemas.records import Completion, LedgerEntry, Resolution
@@ -78,7 +78,7 @@ class Places(Law):
             self._index.add(place, len(self._named))
             self._named.append(named)
 
-    def trajectory(self, sample: Sample) -> None:
+    def trajectory(self, sample: SealedSample) -> None:
         row = sample.row
         count = len(self.facts.starts["trajectories"])
         if row.place.partition != partition_of(row["group"], count):

@@ -13,13 +13,13 @@ from millrace.infra.log.base import Place
 from millrace.schemas.arrays import unpack
 from millrace.schemas.records import Event, Lineage, Trajectory
 
-__all__ = ["Floats", "Ints", "Mark", "Row", "Sample", "Trace", "place_of"]
+__all__ = ["Floats", "Ints", "Mark", "Row", "SealedSample", "SealedTrace", "place_of"]
 
 Ints = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]
 
 
-class Trace:
+class SealedTrace:
     """The arrays of one lineage. All of length T when they are consistent."""
 
     def __init__(self, lineage: Lineage) -> None:
@@ -42,7 +42,7 @@ class Trace:
         return self.versions[:size][self.mask[:size]]
 
 
-class Sample:
+class SealedSample:
     """A sealed trajectory and the model calls it names (None where an event is gone)."""
 
     def __init__(self, row: Row[Trajectory], places: Sequence[Place], calls: Sequence[Row[Event] | None]) -> None:
@@ -51,9 +51,9 @@ class Sample:
         self.calls = calls
 
     @cached_property
-    def traces(self) -> list[Trace]:
+    def traces(self) -> list[SealedTrace]:
         """Its lineages. Raises CorruptRecord for arrays that are none."""
-        return [Trace(lineage) for lineage in self.row["lineages"]]
+        return [SealedTrace(lineage) for lineage in self.row["lineages"]]
 
     @cached_property
     def trained_versions(self) -> Ints:

@@ -22,7 +22,7 @@ from millrace.consumers.audit.scores import Scores
 from millrace.consumers.audit.settings import Settings as SettingsLaw
 from millrace.consumers.audit.times import Times
 from millrace.consumers.audit.turns import Turns
-from millrace.consumers.audit.verdict import Report
+from millrace.consumers.audit.verdict import AuditReport
 from millrace.consumers.audit.versions import LedgerChain, Tiles, Versions
 from millrace.consumers.audit.walk import Walk, Watch
 from millrace.consumers.audit.weights import Weights
@@ -71,7 +71,7 @@ def audit(
     makers: Makers | None = None,
     root: str = "",
     watch: Watch = lambda *_: None,
-) -> Report:
+) -> AuditReport:
     """Read every topic of a policy and judge every law.
 
     release: the policy's first release policy (later ones are in `resolutions`); resolve: reads claims of large records
@@ -91,4 +91,4 @@ def audit(
             " `millrace policy create`, or check [policy] name and the namespace"
         )
     findings = tuple(law.finding for law in laws)
-    return Report(namespace, policy, release, findings, tuple(walk.notes), dict(walk.counts))
+    return AuditReport(namespace, policy, release, findings, tuple(walk.notes), dict(walk.counts))

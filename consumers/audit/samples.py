@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from millrace.consumers.audit.facts import HARD, Facts
 from millrace.consumers.audit.law import Law
 from millrace.consumers.audit.lineages import faults, rebuild
-from millrace.consumers.audit.rows import Mark, Row, Sample
+from millrace.consumers.audit.rows import Mark, Row, SealedSample
 from millrace.schemas.records import Event, LedgerEntry, Trajectory
 
 BARRED = frozenset({"denied", "audit_only"})
@@ -27,7 +27,7 @@ class Tokens(Law):
         super().__init__(facts)
         self._gone = 0
 
-    def trajectory(self, sample: Sample) -> None:
+    def trajectory(self, sample: SealedSample) -> None:
         row = sample.row
         self.finding.checked += sum(len(trace.tokens) for trace in sample.traces)
         for place, call in zip(sample.events, sample.calls, strict=True):
@@ -68,7 +68,7 @@ class Staleness(Law):
         if any(group["lost"] for group in row["groups"]):
             self._unread.add(row["version"])
 
-    def trajectory(self, sample: Sample) -> None:
+    def trajectory(self, sample: SealedSample) -> None:
         for trained in self.facts.trained_in(sample.row.place):
             if trained.lost is not None:
                 continue
@@ -103,7 +103,7 @@ class Staleness(Law):
         mark = self._marks.get(version)
         return mark["eta"] if mark else None
 
-    def _deadline(self, sample: Sample) -> None:
+    def _deadline(self, sample: SealedSample) -> None:
         for trained in self.facts.trained_in(sample.row.place):
             terms = self.facts.ready.get(trained.seq)
             reserved = self.facts.release.at(trained.seq) == "reserve"
@@ -132,7 +132,7 @@ class MinVersion(Law):
     sentence = "no trainable token of a ready group is older than its grant's min_version"
     unit = "trained tokens"
 
-    def trajectory(self, sample: Sample) -> None:
+    def trajectory(self, sample: SealedSample) -> None:
         for trained in self.facts.trained_in(sample.row.place):
             terms = self.facts.ready.get(trained.seq)
             versions = sample.trained_versions
@@ -163,7 +163,7 @@ class Eligible(Law):
                     message = f"version {row['version']} trained on an evaluation"
                     self.fail(message, row, version=row["version"], group=group["group"])
 
-    def trajectory(self, sample: Sample) -> None:
+    def trajectory(self, sample: SealedSample) -> None:
         row = sample.row
         self.finding.checked += 1
         if row["split"] != "train":

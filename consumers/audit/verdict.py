@@ -37,7 +37,7 @@ class Violation:
 
 
 @dataclass(slots=True)
-class Finding:
+class LawFinding:
     """What one law came to. `checked` counts `unit`s; `notes` say what could not be looked at and why."""
 
     law: str
@@ -75,13 +75,13 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class AuditReport:
     """The whole audit of one policy."""
 
     namespace: str
     policy: str
     release: str
-    findings: tuple[Finding, ...]
+    findings: tuple[LawFinding, ...]
     notes: tuple[str, ...]
     records: Mapping[str, int]
     """records read by topic"""
@@ -95,7 +95,7 @@ class Report:
         """Every kept violation, the first in time first; at the same time, in the order of the laws."""
         return sorted((v for finding in self.findings for v in finding.violations), key=lambda v: v.time)
 
-    def finding(self, law: str) -> Finding:
+    def finding(self, law: str) -> LawFinding:
         """The finding of a law by name. Raises KeyError for a law that was not audited."""
         for finding in self.findings:
             if finding.law == law:

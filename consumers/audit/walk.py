@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
-from millrace.consumers.audit.rows import Row, Sample
+from millrace.consumers.audit.rows import Row, SealedSample
 from millrace.consumers.history.extent import Extent
 from millrace.consumers.history.kinds import TURNS
 from millrace.consumers.history.reader import History, Stretch, Unreadable, left_out
@@ -153,14 +153,14 @@ class Walk:
                 for sample in self._with_calls(batch, laws):
                     tell(takers, "trajectory", sample)
 
-    def _with_calls(self, rows: Sequence[Row], laws: Sequence[Law]) -> Iterator[Sample]:
+    def _with_calls(self, rows: Sequence[Row], laws: Sequence[Law]) -> Iterator[SealedSample]:
         """Samples with the events they name; None stands where nothing (readable) lies."""
         wanted = [row.places("events") for row in rows]
         there = [place for places in wanted for place in places if self._exists(place)]
         found = dict(zip(there, self.bus.fetch(there), strict=True))
         for row, places in zip(rows, wanted, strict=True):
             calls = [self._call(record) if (record := found.get(place)) else None for place in places]
-            sample = Sample(row, places, calls)
+            sample = SealedSample(row, places, calls)
             try:
                 _ = sample.traces
             except SchemaError as error:
@@ -196,13 +196,13 @@ def unreadable_to(laws: Sequence[Law]) -> Unreadable:
     return told
 
 
-def tell(laws: Sequence[Law], method: str, row: Row | Sample) -> None:
+def tell(laws: Sequence[Law], method: str, row: Row | SealedSample) -> None:
     """Show a row to each of these laws. One that cannot judge it, for what was forged may hold anything, says so."""
     for law in laws:
         try:
             getattr(law, method)(row)
         except (ArithmeticError, AttributeError, LookupError, SchemaError, TypeError, ValueError) as error:
-            shown = row.row if isinstance(row, Sample) else row
+            shown = row.row if isinstance(row, SealedSample) else row
             law.fail(f"a {shown.name} holds what cannot be judged: {type(error).__name__}: {error}", shown)
 
 

@@ -33,7 +33,7 @@ from millrace.trainers.backends import fits
 from millrace.trainers.backends.adam import Adam
 from millrace.trainers.backends.base import ACTOR, CRITIC, FROZEN
 from millrace.trainers.backends.layout import Layout
-from millrace.trainers.backends.places import Place
+from millrace.trainers.backends.places import RolePlace
 from millrace.trainers.backends.stores import own_store
 from millrace.trainers.batches.sample import Sample
 from millrace.trainers.errors import BadConfiguration, CheckpointError
@@ -166,7 +166,7 @@ def rehearse(learner: config.Learner, weights: WeightVersion) -> None:
                 fits.check(place.layout, found)
     except BadConfiguration as error:
         raise ConfigError(f"[learner] backend: {error}") from None
-    alone = layouts.made(learner, [Place((ACTOR,), Layout(actor.layout.backend))], _adam(learner))
+    alone = layouts.made(learner, [RolePlace((ACTOR,), Layout(actor.layout.backend))], _adam(learner))
     alone.form(0, 1, None, 60.0)
     trainer = Trainer(alone, algorithm("grpo", minibatches=1), Schedule(learner.lr))
     trainer.load(tiny.random_state(0))

@@ -11,7 +11,7 @@ from millrace.consumers.learner.agreement import Roster
 from millrace.consumers.learner.identity import Identity
 from millrace.consumers.learner.order import Batch
 from millrace.schemas.records import LedgerEntry, RankShare, TrainedGroup, WeightVersion
-from millrace.trainers.delta_files import Written as WrittenDelta
+from millrace.trainers.delta_files import WrittenDelta
 from millrace.trainers.learning import Report, Share
 
 ADAPTER = "adapter_config.json"
@@ -30,7 +30,7 @@ class Machine:
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WrittenVersion:
     """A durable weight directory. files: name -> sha256 hex; full: bytes of its weight files; delta: what changed since
     the parent, where that is sent; broadcast: where engines ask for it, where it is sent to them."""
 
@@ -42,7 +42,7 @@ class Written:
     broadcast: str | None = None
 
 
-def weight_event(head: Head, batch: Batch, written: Written, time: int) -> WeightVersion:
+def weight_event(head: Head, batch: Batch, written: WrittenVersion, time: int) -> WeightVersion:
     """The event that makes `written` the version after `head`."""
     return {
         **head.weights,
@@ -76,7 +76,7 @@ def weight_event(head: Head, batch: Batch, written: Written, time: int) -> Weigh
 def ledger_entry(
     head: Head,
     batch: Batch,
-    written: Written,
+    written: WrittenVersion,
     report: Report,
     lost: Mapping[int, str],
     roster: Roster,

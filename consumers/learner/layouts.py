@@ -15,7 +15,7 @@ from millrace.infra import config
 from millrace.infra.errors import ConfigError
 from millrace.trainers.backends.layout import DEEPSPEED, TORCH, Allocation, parse_allocation
 from millrace.trainers.backends.names import ACTOR
-from millrace.trainers.backends.places import Place, places_of, written
+from millrace.trainers.backends.places import RolePlace, places_of, written
 from millrace.trainers.errors import BadConfiguration
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ OF: Mapping[str, tuple[str, ...]] = {
 """setting -> the backends that have it"""
 
 
-def chosen(learner: config.Learner) -> list[Place]:
+def chosen(learner: config.Learner) -> list[RolePlace]:
     """What `[learner] backend` names: who plays what on which ranks, the actor first; as many learners as there are
     decide the d of its layout. ConfigError, with the reason, where it is none."""
     text = learner.backend if ":" in learner.backend else f"{learner.backend}:d1"
@@ -61,7 +61,7 @@ def canonical(learner: config.Learner) -> str:
     return written([replace(actor, layout=layout), *others]) if others else str(layout)
 
 
-def check(learner: config.Learner, shards: int) -> list[Place]:
+def check(learner: config.Learner, shards: int) -> list[RolePlace]:
     """The places, after all that can be said without a model. ConfigError for what cannot be.
 
     shards: partitions of the trajectories, one a learner at least."""
@@ -84,7 +84,7 @@ def check(learner: config.Learner, shards: int) -> list[Place]:
     return [actor, *others]
 
 
-def suits(places: Sequence[Place], roles: Sequence[str], algorithm: str) -> None:
+def suits(places: Sequence[RolePlace], roles: Sequence[str], algorithm: str) -> None:
     """ConfigError where somebody would play a role that the algorithm, which has these, does not."""
     for role in (role for place in places for role in place.roles):
         if role not in roles:
@@ -94,7 +94,7 @@ def suits(places: Sequence[Place], roles: Sequence[str], algorithm: str) -> None
             )
 
 
-def made(learner: config.Learner, places: Sequence[Place], adam: Adam) -> Backend:
+def made(learner: config.Learner, places: Sequence[RolePlace], adam: Adam) -> Backend:
     """An unformed backend for `places`, with the options of `learner`."""
     layout = places[0].layout
     if layout.backend == DEEPSPEED:
@@ -145,7 +145,7 @@ def spare(learner: config.Learner, here: int) -> str:
     return f"{_learners(here)} here, {learner.backend} trains with {many}: this one waits as a spare"
 
 
-def _serving(others: Sequence[Place]) -> str:
+def _serving(others: Sequence[RolePlace]) -> str:
     return ", ".join(f"{'|'.join(place.roles)} {place.layout.world}" for place in others)
 
 

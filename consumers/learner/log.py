@@ -25,7 +25,7 @@ from millrace.schemas.errors import SchemaError
 from millrace.schemas.records import Place, Resolution, WeightVersion
 
 
-class Log:
+class PolicyLog:
     """Follows the policy's one-partition topics. `catch_up` reads everything that is new."""
 
     def __init__(self, bus: Bus, topics: Mapping[str, str], release: str, claims: ClaimStore | None = None) -> None:

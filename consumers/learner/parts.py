@@ -10,7 +10,7 @@ from torch.distributed.distributed_c10d import Store
 
 from millrace.consumers.history.places import PlaceReader
 from millrace.consumers.learner.identity import Identity
-from millrace.consumers.learner.log import Log
+from millrace.consumers.learner.log import PolicyLog
 from millrace.consumers.learner.membership import Membership
 from millrace.consumers.learner.sender import Sender
 from millrace.infra.config import Settings
@@ -48,7 +48,7 @@ class Parts:
     said: Callable[[LedgerEntry], None]
     holds: Callable[[int], None]
     waits: Callable[[str], None]
-    log: Log | None = None
+    log: PolicyLog | None = None
     sender: Sender | None = None
 
     @property

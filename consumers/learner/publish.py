@@ -17,8 +17,8 @@ from millrace.consumers.history.newest import Head
 from millrace.consumers.learner.agreement import Roster
 from millrace.consumers.learner.collect import collect, serving_versions
 from millrace.consumers.learner.commit import checkpoint_fault, commit_version
-from millrace.consumers.learner.entry import Machine, Written, ledger_entry, rank_shares, weight_event
-from millrace.consumers.learner.log import Log
+from millrace.consumers.learner.entry import Machine, WrittenVersion, ledger_entry, rank_shares, weight_event
+from millrace.consumers.learner.log import PolicyLog
 from millrace.consumers.learner.order import Batch
 from millrace.consumers.learner.parts import Parts
 from millrace.infra import faults
@@ -67,7 +67,7 @@ class Leader:
         self.failure: str | None = None
         """why the last commit did not happen"""
         self.head = self._fence()
-        self.log = parts.log = parts.log or Log(
+        self.log = parts.log = parts.log or PolicyLog(
             parts.bus, parts.topics, parts.settings.policy.release, ClaimStore(parts.settings.claims)
         )
         self.log.committed(self.head.seq_hi)
@@ -122,7 +122,7 @@ class Leader:
             p.said(entry)
             self._collect()
 
-    def _written(self, saved: Checkpoint, report: Report) -> Written:
+    def _written(self, saved: Checkpoint, report: Report) -> WrittenVersion:
         """The directory, and the other ways that lead to it: what changed since its parent, where this version is not
         an anchor, and a broadcast, where engines take them."""
         p, full = self._parts, delta_files.full_size(saved.path)
@@ -139,7 +139,7 @@ class Leader:
         if p.sender is not None and checkpoint.WEIGHTS in saved.files:  # an adapter alone is read from its directory
             p.sender.hold(self.head.version + 1, saved.digest, saved.path / checkpoint.WEIGHTS)
             offered = p.sender.url  # before the event: who reads that asks at once
-        return Written(str(saved.path), saved.digest, saved.files, full, delta, offered)
+        return WrittenVersion(str(saved.path), saved.digest, saved.files, full, delta, offered)
 
     def _fence(self) -> Head:
         p = self._parts

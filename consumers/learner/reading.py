@@ -25,7 +25,7 @@ REASONS = ("", GONE, CLAIM, CORRUPT, IMPOSSIBLE, EMPTY)
 
 
 @dataclass(slots=True)
-class Share:
+class RankBatch:
     """What a rank trains on. lost: code by seq; details: the same in words, for this process's own log."""
 
     samples: list[Sample] = field(default_factory=list)
@@ -33,10 +33,10 @@ class Share:
     details: list[str] = field(default_factory=list)
 
 
-def read(reader: PlaceReader, parts: Sequence[Part], *, vocabulary: int, longest: int) -> Share:
+def read(reader: PlaceReader, parts: Sequence[Part], *, vocabulary: int, longest: int) -> RankBatch:
     """Fetch and check the groups of one rank. Raises UnreachableError when the log does not answer."""
     found = iter(reader.trajectories([Place(*place) for part in parts for place in part.places]))
-    share = Share()
+    share = RankBatch()
     for part in parts:
         group = [next(found) for _ in part.places]
         samples: list[Sample] = []

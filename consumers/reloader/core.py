@@ -58,7 +58,7 @@ class _Trouble:
 
 
 @dataclass(slots=True)
-class Machine:
+class ReloaderState:
     """The state of one reloader. `served` is the version that the present incarnation was last seen to serve; it is
     `clean` when this reloader put it there and nothing has touched it since, `trusted` also when a label said so."""
 

@@ -16,7 +16,7 @@ from millrace.consumers.history.kinds import WEIGHTS
 from millrace.consumers.history.reader import History
 from millrace.consumers.history.rows import Row
 from millrace.consumers.reloader import adapter
-from millrace.consumers.reloader.core import Condemn, Idle, Machine, Swap, fault_of
+from millrace.consumers.reloader.core import Condemn, Idle, ReloaderState, Swap, fault_of
 from millrace.consumers.reloader.directory import Signature, check
 from millrace.consumers.reloader.status import ADAPTER, Status
 from millrace.consumers.reloader.swap import freeze, swap
@@ -68,7 +68,7 @@ class Reloader:
         self._keep = keep
         self._interrupt: PauseMode = interrupt
         self._adapters: Signature | None = None
-        self._machine = Machine(policy)
+        self._machine = ReloaderState(policy)
         self._status = Status(bus, self._machine, namespace=namespace, worker=worker, url=control.url)
         self._reference: Signature | None = None
         self._alive = False

@@ -14,7 +14,7 @@ from typing import Any
 
 from millrace.consumers.history.kinds import WORKERS
 from millrace.consumers.history.reader import History, left_out
-from millrace.consumers.reloader.core import Machine
+from millrace.consumers.reloader.core import ReloaderState
 from millrace.infra.errors import UnreachableError
 from millrace.infra.log.base import Bus, Outgoing, Publisher
 from millrace.infra.workers import key_of, status
@@ -33,7 +33,7 @@ ACKNOWLEDGE_S = 2.0
 class Status:
     """The status of the engine at `url`, whose stable name is `worker`, as `machine` knows it."""
 
-    def __init__(self, bus: Bus, machine: Machine, *, namespace: str, worker: str, url: str) -> None:
+    def __init__(self, bus: Bus, machine: ReloaderState, *, namespace: str, worker: str, url: str) -> None:
         self._history = History(bus, namespace, machine.policy)
         self._machine = machine
         self._workers = self._history.names[WORKERS]

@@ -26,7 +26,7 @@ BACKEND = "gloo"
 
 
 @dataclass
-class Group(WeightTransferInitInfo):
+class TransferGroup(WeightTransferInitInfo):
     """Where the sender's store listens, and how many workers of this engine join (ranks 1 to `ranks`)."""
 
     host: str
@@ -43,14 +43,14 @@ class Announced(WeightTransferUpdateInfo):
     digest: str
 
 
-class Receiver(WeightTransferEngine[Group, Announced]):
+class Receiver(WeightTransferEngine[TransferGroup, Announced]):
     """Joins the group that was named last, once for each update."""
 
-    init_info_cls = Group
+    init_info_cls = TransferGroup
     update_info_cls = Announced
-    _group: Group | None = None
+    _group: TransferGroup | None = None
 
-    def init_transfer_engine(self, init_info: Group) -> None:
+    def init_transfer_engine(self, init_info: TransferGroup) -> None:
         """Remember the group; it is joined when there is something to receive."""
         self._group = init_info
 

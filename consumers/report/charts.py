@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from matplotlib.axes import Axes
 
-from millrace.consumers.report.summary import SECOND, Stage, Step, Summary
+from millrace.consumers.report.summary import SECOND, CommittedVersion, FunnelStage, Summary
 from millrace.consumers.report.svg import COLOUR, SERIES, Drawing
 
 WIDE, HALF = 11.0, 5.4
@@ -129,7 +129,7 @@ def _stack(axes: Axes, versions: Sequence[int], rows: Sequence[Sequence[float]])
         base = top
 
 
-def _share(step: Step, member: str) -> float:
+def _share(step: CommittedVersion, member: str) -> float:
     total = sum(tokens for _, _, tokens in step.shares)
     return 100 * sum(tokens for name, _, tokens in step.shares if name == member) / total if total else 0.0
 
@@ -180,7 +180,7 @@ def funnel(found: Summary) -> Chart:
     return Chart(drawing.svg)
 
 
-def _left(stage: Stage) -> str:
+def _left(stage: FunnelStage) -> str:
     """Where the groups are that did not come to a stage, those of few kinds by name."""
     known = [(name, count) for name, count in stage.left if count > 0]
     parts = [f"{count:,} {name}" for name, count in known[:NAMED]]

@@ -25,7 +25,7 @@ SLOW = 2.5
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class LearnerChange:
     """Between two versions the learners changed."""
 
     version: int
@@ -42,7 +42,7 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True)
-class Silence:
+class QuietStages:
     """Slots of stages wrote nothing at the same time. Times in micros."""
 
     slots: tuple[str, ...]
@@ -54,7 +54,7 @@ class Silence:
         return (self.until - self.since) / SECOND
 
 
-def changes(ledger: Sequence[LedgerEntry]) -> tuple[Fault, ...]:
+def changes(ledger: Sequence[LedgerEntry]) -> tuple[LearnerChange, ...]:
     """Every change of generation, and every version that took far longer than most."""
     steps = [entry for entry in ledger if entry["version"] > 0]
     gaps = [(b["time"] - a["time"]) / SECOND for a, b in pairwise(steps)]
@@ -65,7 +65,7 @@ def changes(ledger: Sequence[LedgerEntry]) -> tuple[Fault, ...]:
         if moved or (usual and gap > SLOW * usual and gap > 1):
             what = _what(before, after) if moved else "took long, with the same learners"
             ranks = len(before["ranks"]), len(after["ranks"])
-            faults.append(Fault(after["version"], after["time"], after["generation"], *ranks, what, gap, usual))
+            faults.append(LearnerChange(after["version"], after["time"], after["generation"], *ranks, what, gap, usual))
     return tuple(faults)
 
 
@@ -83,7 +83,7 @@ def _what(before: LedgerEntry, after: LedgerEntry) -> str:
     return ", ".join(parts) or "the same learners regrouped"
 
 
-def silences(found: Reading) -> tuple[Silence, ...]:
+def silences(found: Reading) -> tuple[QuietStages, ...]:
     """Gaps between the turns of slots, the first in time first; slots that fall silent together count as one. What was
     over before the first version was trained is the start of the deployment, in which nobody hurries."""
     began = next((entry["time"] for entry in found.ledger if entry["version"] > 0), 0)
@@ -93,11 +93,11 @@ def silences(found: Reading) -> tuple[Silence, ...]:
         for since, until in pairwise(times)
         if until - since > SILENT_S * SECOND and until > began
     )
-    out: list[Silence] = []
+    out: list[QuietStages] = []
     for since, until, slot in gaps:
         near = [s for s in out[-NEAR_SLOTS:] if abs(s.since - since) < NEAR and abs(s.until - until) < NEAR]
         if near:
             out[out.index(near[0])] = replace(near[0], slots=tuple(sorted({*near[0].slots, slot})))
         else:
-            out.append(Silence((slot,), since, until))
+            out.append(QuietStages((slot,), since, until))
     return tuple(out)

@@ -12,7 +12,7 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from millrace.consumers.audit import Report, audit
+from millrace.consumers.audit import AuditReport, audit
 from millrace.consumers.audit.command import spot
 from millrace.consumers.history.rows import Resolve, as_stored
 from millrace.consumers.report.charts import drawn, shortened
@@ -28,7 +28,7 @@ SHOWN = 300
 """newest versions listed one by one"""
 
 
-def write(settings: Settings, out: Path, *, files: bool = False) -> Report:
+def write(settings: Settings, out: Path, *, files: bool = False) -> AuditReport:
     """Write the page of the configured policy to `out`, computed from topics alone; gives the audit that is in it.
 
     files: also hash every kept checkpoint. Raises AuditError when the policy has no topics, BusError when the log
@@ -49,7 +49,7 @@ def write_from(
     *,
     files: bool = False,
     root: str = "",
-) -> Report:
+) -> AuditReport:
     """The same for any bus. release: the policy's first release policy; resolve: reads claims of large records; root:
     where the policy's versions lie now."""
     report = audit(bus, namespace, policy, release=release, resolve=resolve, files=files, root=root)
@@ -58,7 +58,7 @@ def write_from(
     return report
 
 
-def render(found: Summary, report: Report) -> str:
+def render(found: Summary, report: AuditReport) -> str:
     """The whole page."""
     folder = Path(__file__).parent
     environment = Environment(

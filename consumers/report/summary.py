@@ -18,7 +18,7 @@ from statistics import fmean
 import numpy as np
 
 from millrace.consumers.history.rows import Resolve, as_stored
-from millrace.consumers.report.faults import Fault, Silence, changes, silences
+from millrace.consumers.report.faults import LearnerChange, QuietStages, changes, silences
 from millrace.consumers.report.reading import Reading, read
 from millrace.infra.log.base import Bus
 from millrace.schemas.ids import now_micros
@@ -30,7 +30,7 @@ EDGE = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class CommittedVersion:
     """One committed version."""
 
     version: int
@@ -70,7 +70,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class FunnelStage:
     """One width of the funnel: so many groups came to it, and where those are that did not, the most first."""
 
     name: str
@@ -79,7 +79,7 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
-class Worker:
+class LastStatus:
     """The last thing that one incarnation said."""
 
     name: str
@@ -131,7 +131,7 @@ class Summary:
     batch: int | None
     eta: int | None
     group_size: int | None
-    steps: tuple[Step, ...]
+    steps: tuple[CommittedVersion, ...]
     granted: int
     resolved: dict[str, int]
     """resolutions by kind, settings left out"""
@@ -142,9 +142,9 @@ class Summary:
     refused: tuple[tuple[str, str, int], ...]
     """(stage, reason, dead letters)"""
     flow: Flow
-    faults: tuple[Fault, ...]
-    silences: tuple[Silence, ...]
-    workers: tuple[Worker, ...]
+    faults: tuple[LearnerChange, ...]
+    silences: tuple[QuietStages, ...]
+    workers: tuple[LastStatus, ...]
     evaluations: tuple[Scored, ...] = ()
 
     @property
@@ -200,16 +200,16 @@ class Summary:
         return self.granted - sum(self.resolved.values()) + self.resolved.get("declined", 0)
 
     @property
-    def funnel(self) -> tuple[Stage, ...]:
+    def funnel(self) -> tuple[FunnelStage, ...]:
         """From every group that was granted, or came unasked, to those that trained."""
         resolved, ready = sum(self.resolved.values()), self.resolved.get("ready", 0)
         trained = sum(step.groups for step in self.steps)
         negative = [(kind, count) for kind, count in self.resolved.items() if kind != "ready"]
         return (
-            Stage("granted or came unasked", resolved + self.outstanding),
-            Stage("came to an end", resolved, (("outstanding", self.outstanding),)),
-            Stage("ready", ready, tuple(sorted(negative, key=lambda one: -one[1]))),
-            Stage("trained", trained, (("waiting for a batch", ready - trained),)),
+            FunnelStage("granted or came unasked", resolved + self.outstanding),
+            FunnelStage("came to an end", resolved, (("outstanding", self.outstanding),)),
+            FunnelStage("ready", ready, tuple(sorted(negative, key=lambda one: -one[1]))),
+            FunnelStage("trained", trained, (("waiting for a batch", ready - trained),)),
         )
 
     def rate(self, field: str) -> float:
@@ -261,9 +261,9 @@ def summed(found: Reading) -> Summary:
     )
 
 
-def _steps(found: Reading) -> tuple[Step, ...]:
+def _steps(found: Reading) -> tuple[CommittedVersion, ...]:
     ready = {row["seq"]: row for row in found.resolutions if row["kind"] == "ready"}
-    steps: list[Step] = []
+    steps: list[CommittedVersion] = []
     before: LedgerEntry | None = None
     for entry in found.ledger:
         if entry["version"] > 0:
@@ -273,7 +273,7 @@ def _steps(found: Reading) -> tuple[Step, ...]:
     return tuple(steps)
 
 
-def _step(entry: LedgerEntry, batch: Sequence[Resolution], before: LedgerEntry | None) -> Step:
+def _step(entry: LedgerEntry, batch: Sequence[Resolution], before: LedgerEntry | None) -> CommittedVersion:
     """`before` is the entry of the version it was trained from; version 0's time says nothing of a step's length."""
     parent = entry["version"] - 1
     means = [fmean(known) for row in batch if (known := [r for r in row["rewards"] if r == r])]
@@ -281,7 +281,7 @@ def _step(entry: LedgerEntry, batch: Sequence[Resolution], before: LedgerEntry |
     low, high = np.percentile(means, [10, 90]).tolist() if means else (float("nan"), float("nan"))
     metrics = entry["metrics"]
     timed = [(name.removeprefix("timings_"), value) for name, value in sorted(metrics.items()) if _is_phase(name)]
-    return Step(
+    return CommittedVersion(
         version=entry["version"],
         time=entry["time"],
         seconds=(entry["time"] - before["time"]) / SECOND if before and before["version"] else 0.0,
@@ -353,12 +353,12 @@ def _flow(found: Reading, groups: Sequence[Resolution]) -> Flow:
     return Flow(tuple(int(t) for t in times), counts(granted), counts(ready), counts(negative), counts(trained))
 
 
-def _workers(found: Reading) -> tuple[Worker, ...]:
+def _workers(found: Reading) -> tuple[LastStatus, ...]:
     newest: dict[tuple[str, str], WorkerStatus] = {}
     for row in found.workers:
         newest[row["worker"], row["incarnation"]] = row
     workers = [
-        Worker(
+        LastStatus(
             row["worker"],
             row["role"],
             row["state"],

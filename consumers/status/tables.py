@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from millrace.consumers.status.watch import Watch
-from millrace.infra.machine.supervisor import State
+from millrace.infra.machine.supervisor import ProgramState
 from millrace.schemas.ids import Micros
 from millrace.schemas.records import LedgerEntry
 
@@ -23,7 +23,7 @@ WIDE = 60
 """newest versions in the line of rewards"""
 
 
-def processes(states: Sequence[State]) -> Table:
+def processes(states: Sequence[ProgramState]) -> Table:
     """One row a program of this machine."""
     table = Table("process", "state", "pid", "up", "ended", "says", box=None, pad_edge=False)
     for one in states:
@@ -79,7 +79,7 @@ def _learners(entry: LedgerEntry) -> str:
     return f"{len(ranks)}{layout} ({shares} samples)" + (f", {spares:.0f} spare" if spares else "")
 
 
-def silent(watch: Watch, now: Micros, states: Sequence[State]) -> dict[str, float]:
+def silent(watch: Watch, now: Micros, states: Sequence[ProgramState]) -> dict[str, float]:
     """Workers whose word has lapsed although their process runs on this machine, and for how many seconds: their
     client of the log hears nothing, or they are frozen."""
     running = {one.pid: one.up_s for one in states if one.pid and one.state == "RUNNING"}
@@ -93,7 +93,7 @@ def silent(watch: Watch, now: Micros, states: Sequence[State]) -> dict[str, floa
     }
 
 
-def workers(watch: Watch, now: Micros, states: Sequence[State] = ()) -> Table:
+def workers(watch: Watch, now: Micros, states: Sequence[ProgramState] = ()) -> Table:
     """One row a worker, on any machine, whose word still holds at `now`, or whose process runs here without a word."""
     table = Table("worker", "state", "version", "host", "pid", "url", box=None, pad_edge=False)
     lapsed = silent(watch, now, states)

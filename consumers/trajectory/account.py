@@ -14,7 +14,7 @@ from typing import Any
 
 from millrace.consumers.audit.command import spot
 from millrace.consumers.history.rows import Row, place_of
-from millrace.consumers.trajectory.find import Found
+from millrace.consumers.trajectory.find import FoundTrajectory
 from millrace.consumers.trajectory.tokens import Traced, traced
 from millrace.consumers.why.render import event_line
 from millrace.consumers.why.spoken import spoken
@@ -28,7 +28,7 @@ BATCH = ("kl", "clip", "ratio", "rejected", "importance", "entropy", "prox")
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class EventAccount:
     """One event. said: (who or what, text) of all that it says; notes: what is out of the ordinary."""
 
     step: int | None
@@ -42,12 +42,12 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
-class Branch:
+class TraceAccount:
     """The events of one trace of the episode: the root's, or a sub-agent's with the trace that spawned it."""
 
     id: str
     parent: str | None
-    turns: tuple[Turn, ...]
+    turns: tuple[EventAccount, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Judged:
 
 
 @dataclass(frozen=True, slots=True)
-class Trained:
+class TrainedIn:
     """The version that its group trained. advantage: its reward over the mean of its group, before any scale; batch:
     how the tokens of the whole batch were weighed, as far as the ledger says."""
 
@@ -99,10 +99,10 @@ class Account:
     excluded: tuple[str, ...]
     place: str | None
     """where it was sealed"""
-    branches: tuple[Branch, ...]
+    branches: tuple[TraceAccount, ...]
     rewards: tuple[Judged, ...]
     lineages: tuple[Traced, ...]
-    trained: tuple[Trained, ...]
+    trained: tuple[TrainedIn, ...]
 
     def as_json(self) -> dict[str, Any]:
         """For programs; what is no number of JSON is null."""
@@ -111,7 +111,7 @@ class Account:
         return found
 
 
-def account(story: Story, found: Found) -> Account:
+def account(story: Story, found: FoundTrajectory) -> Account:
     """The account of one trajectory out of the story of its group."""
     own = [p for p in story.passages if p.row is not None and p.row["root_trajectory"] == found.id]
     sealed = next((row for row in story.samples if row["id"] == found.id and row["tenant"] == found.tenant), None)
@@ -156,8 +156,8 @@ def _task(own: list[Passage]) -> str | None:
     return None
 
 
-def _branches(own: list[Passage]) -> tuple[Branch, ...]:
-    turns: dict[str, list[Turn]] = {}
+def _branches(own: list[Passage]) -> tuple[TraceAccount, ...]:
+    turns: dict[str, list[EventAccount]] = {}
     parents: dict[str, str | None] = {}
     told: set[str] = set()
     for passage in own:
@@ -167,10 +167,10 @@ def _branches(own: list[Passage]) -> tuple[Branch, ...]:
         told.add(row["id"])
         turns.setdefault(row["trajectory"], []).append(_turn(passage, row))
         parents.setdefault(row["trajectory"], row["parent_trajectory"])
-    return tuple(Branch(id, parents[id], tuple(found)) for id, found in turns.items())
+    return tuple(TraceAccount(id, parents[id], tuple(found)) for id, found in turns.items())
 
 
-def _turn(passage: Passage, row: Row[Event]) -> Turn:
+def _turn(passage: Passage, row: Row[Event]) -> EventAccount:
     notes = [f"{letter['stage']}: {letter['reason']} ({letter['detail']})" for letter in passage.letters]
     if passage.event is None and not passage.letters:
         notes.append("not refined yet")
@@ -181,7 +181,9 @@ def _turn(passage: Passage, row: Row[Event]) -> Turn:
         notes.append(f"redaction {governance['redaction']}")
     said = spoken(passage.event) if passage.event is not None else []
     step = row["step"] if row["source_seq"] is not None else None
-    return Turn(step, row["kind"], event_line(row), row["event_time"], spot(row.place), tuple(said), tuple(notes))
+    return EventAccount(
+        step, row["kind"], event_line(row), row["event_time"], spot(row.place), tuple(said), tuple(notes)
+    )
 
 
 def _rewards(story: Story, own: list[Passage], sealed: Row[Trajectory] | None) -> tuple[Judged, ...]:
@@ -226,7 +228,7 @@ def _fate(passage: Passage, body: Reward, counted: set[tuple[str, str]], *, seal
     )
 
 
-def _trained(story: Story, row: Row[LedgerEntry], group: TrainedGroup, sealed: Row[Trajectory] | None) -> Trained:
+def _trained(story: Story, row: Row[LedgerEntry], group: TrainedGroup, sealed: Row[Trajectory] | None) -> TrainedIn:
     places = {place_of(place) for place in group["trajectories"]}
     rewards = [one["reward"] for one in story.samples if one.place in places and one["reward"] is not None]
     own = sealed["reward"] if sealed is not None else None
@@ -238,7 +240,7 @@ def _trained(story: Story, row: Row[LedgerEntry], group: TrainedGroup, sealed: R
     }
     place = spot(row.place)
     masked, eta = row["masked_tokens"], row["eta"]
-    return Trained(row["version"], group["seq"], place, group["lost"], eta, masked, advantage, batch)
+    return TrainedIn(row["version"], group["seq"], place, group["lost"], eta, masked, advantage, batch)
 
 
 def finite(value: Any) -> Any:

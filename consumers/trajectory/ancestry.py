@@ -12,8 +12,8 @@ from typing import Any
 
 from millrace.consumers.history.kinds import EVALUATIONS, EVENTS, GRANTS, LEDGER, RESOLUTIONS, TRAJECTORIES, WEIGHTS
 from millrace.consumers.history.rows import Row, place_of
-from millrace.consumers.trajectory.find import Found
-from millrace.consumers.why.read import Topics
+from millrace.consumers.trajectory.find import FoundTrajectory
+from millrace.consumers.why.read import PolicyTopics
 from millrace.infra.log.base import Place
 from millrace.schemas.arrays import unpack
 from millrace.schemas.errors import SchemaError
@@ -39,7 +39,7 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class LineageGroup:
     """One trained group. gone: how many of its samples cannot be read any more."""
 
     seq: int
@@ -59,7 +59,7 @@ class VersionLineage:
     version: int
     digest: str
     parents: tuple[int, ...]
-    groups: tuple[Group, ...]
+    groups: tuple[LineageGroup, ...]
     children: tuple[int, ...]
     reached: dict[int, int]
     """version -> groups that trained it with tokens from around this version"""
@@ -95,7 +95,7 @@ class TaskLineage:
 
 
 @dataclass(slots=True)
-class Records:
+class PolicyRecords:
     """The small topics of a policy."""
 
     weights: dict[int, Row[WeightVersion]] = field(default_factory=dict)
@@ -103,7 +103,7 @@ class Records:
     resolutions: list[Row[Resolution]] = field(default_factory=list)
 
     @classmethod
-    def read(cls, topics: Topics) -> Records:
+    def read(cls, topics: PolicyTopics) -> PolicyRecords:
         """Read them."""
         return cls(
             {row["version"]: row for row in topics.rows(WEIGHTS)},
@@ -140,9 +140,9 @@ class Records:
         return tuple(sorted(found - {version}))
 
 
-def of_version(topics: Topics, policy: str, version: int) -> VersionLineage | None:
+def of_version(topics: PolicyTopics, policy: str, version: int) -> VersionLineage | None:
     """The lineage of a version, None where no topic knows it."""
-    records = Records.read(topics)
+    records = PolicyRecords.read(topics)
     entry = records.ledger.get(version)
     if entry is None and version not in records.weights:
         return None
@@ -152,7 +152,7 @@ def of_version(topics: Topics, policy: str, version: int) -> VersionLineage | No
         rows = [row for row in topics.fetch(TRAJECTORIES, places) if row is not None]
         made = tuple(_members(topics, rows, dict.fromkeys(places, version)))
         groups.append(
-            Group(group["seq"], group["ticket"], group["group"], group["lost"], made, len(places) - len(made))
+            LineageGroup(group["seq"], group["ticket"], group["group"], group["lost"], made, len(places) - len(made))
         )
     by_seq = {group["seq"]: number for number, row in records.ledger.items() for group in row["groups"]}
     reached: Counter[int] = Counter()
@@ -169,9 +169,9 @@ def of_version(topics: Topics, policy: str, version: int) -> VersionLineage | No
     return VersionLineage(policy, version, digest, records.parents(version), tuple(groups), children, found, waiting)
 
 
-def of_trajectory(topics: Topics, found: Found) -> TrajectoryLineage | None:
+def of_trajectory(topics: PolicyTopics, found: FoundTrajectory) -> TrajectoryLineage | None:
     """The lineage of a sealed trajectory, None where it is not sealed."""
-    records = Records.read(topics)
+    records = PolicyRecords.read(topics)
     for kind in (TRAJECTORIES, EVALUATIONS):
         for row in topics.rows(kind):
             if (row["tenant"], row["id"]) == (found.tenant, found.id):
@@ -183,9 +183,9 @@ def of_trajectory(topics: Topics, found: Found) -> TrajectoryLineage | None:
     return None
 
 
-def of_task(topics: Topics, task: str) -> TaskLineage | None:
+def of_task(topics: PolicyTopics, task: str) -> TaskLineage | None:
     """The lineage of a task by its id, None where no topic knows it."""
-    records = Records.read(topics)
+    records = PolicyRecords.read(topics)
     tickets = {row["ticket"] for row in topics.rows(GRANTS) if row["prompt_id"] == task}
     trained = records.trained()
     members: list[Member] = []
@@ -205,7 +205,7 @@ def of_task(topics: Topics, task: str) -> TaskLineage | None:
     return TaskLineage(task, tuple(sorted(tickets)), tuple(members), unfinished)
 
 
-def _members(topics: Topics, rows: Sequence[Row[Trajectory]], trained: dict[Place, int]) -> Iterator[Member]:
+def _members(topics: PolicyTopics, rows: Sequence[Row[Trajectory]], trained: dict[Place, int]) -> Iterator[Member]:
     """Sealed trajectories with the engines of their calls, which are fetched together."""
     calls = iter(topics.fetch(EVENTS, [place for row in rows for place in row.places("events")]))
     for row in rows:

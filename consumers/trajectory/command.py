@@ -16,10 +16,10 @@ from millrace.consumers.trajectory import page, tree
 from millrace.consumers.trajectory.account import Account, account, finite
 from millrace.consumers.trajectory.ancestry import of_task, of_trajectory, of_version
 from millrace.consumers.trajectory.branches import task_tree, trajectory_tree, version_tree
-from millrace.consumers.trajectory.find import Found, candidates
+from millrace.consumers.trajectory.find import FoundTrajectory, candidates
 from millrace.consumers.trajectory.tokens import Spell
 from millrace.consumers.why.find import Subject
-from millrace.consumers.why.read import Topics
+from millrace.consumers.why.read import PolicyTopics
 from millrace.consumers.why.story import tell
 from millrace.infra import durable
 from millrace.infra.config import Settings
@@ -49,7 +49,7 @@ def show(
     Raises LookError where nothing or several things are meant, BusError when the log cannot be read."""
     with history(settings) as bus:
         resolve = claims(settings).resolve
-        topics = Topics(bus, settings.namespace, settings.policy.name, resolve)
+        topics = PolicyTopics(bus, settings.namespace, settings.policy.name, resolve)
         told = told_of(topics, wanted)
         needed = tokens or out is not None
         spell = speller(tokenizer, topics) if needed else None
@@ -58,14 +58,14 @@ def show(
     return Shown(tree.tree(told, tokens=tokens, spell=spell), told.as_json())
 
 
-def told_of(topics: Topics, wanted: str) -> Account:
+def told_of(topics: PolicyTopics, wanted: str) -> Account:
     """The account of the one trajectory that is meant. Raises LookError."""
     found = one_of(candidates(topics, wanted), wanted, topics)
     subject = Subject(found.id, "trajectory", found.group, found.key, None, found.id)
     return account(tell(topics, subject), found)
 
 
-def one_of(found: Sequence[Found], wanted: str, topics: Topics) -> Found:
+def one_of(found: Sequence[FoundTrajectory], wanted: str, topics: PolicyTopics) -> FoundTrajectory:
     """The one candidate. Raises LookError for none or several, which it names."""
     if len(found) == 1:
         return found[0]
@@ -97,7 +97,7 @@ def lineage_in(
     bus: Bus, namespace: str, policy: str, wanted: str, resolve: Resolve = as_stored, *, task: bool = False
 ) -> Shown:
     """The same for any bus."""
-    topics = Topics(bus, namespace, policy, resolve)
+    topics = PolicyTopics(bus, namespace, policy, resolve)
     named = _VERSION.fullmatch(wanted)
     version = int(named["number"]) if named and named["policy"] in (None, policy) else None
     if not task and version is not None and (found := of_version(topics, policy, version)) is not None:
@@ -121,7 +121,7 @@ def _json(kind: str, found: dict[str, Any]) -> dict[str, Any]:
     return {"kind": kind, **finite(found)}
 
 
-def speller(directory: Path | None, topics: Topics) -> Spell | None:
+def speller(directory: Path | None, topics: PolicyTopics) -> Spell | None:
     """What spells tokens: the tokenizer of a directory, else that of the newest version whose files are here; None
     where there is none. Raises ConfigError for a directory without a tokenizer."""
     from millrace.producers.gateway.rendering.tokenizer import ChatTokenizer

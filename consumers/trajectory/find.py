@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from millrace.consumers.history.kinds import EVALUATIONS, EVENTS, TRAJECTORIES
 from millrace.consumers.history.rows import Row
 from millrace.consumers.why.find import find
-from millrace.consumers.why.read import Topics
+from millrace.consumers.why.read import PolicyTopics
 from millrace.infra.log.base import Place, Record
 from millrace.infra.log.topics import partition_of
 from millrace.schemas.records import Event
@@ -22,7 +22,7 @@ SEALED = (TRAJECTORIES, EVALUATIONS)
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Found:
+class FoundTrajectory:
     """A trajectory: its tenant, group and id (that of the root), and which attempt it is."""
 
     tenant: str
@@ -42,7 +42,7 @@ def place_in(text: str) -> Place | None:
     return Place(found["topic"], int(found["one"] or found["two"]), int(found["offset"])) if found else None
 
 
-def candidates(topics: Topics, wanted: str) -> list[Found]:
+def candidates(topics: PolicyTopics, wanted: str) -> list[FoundTrajectory]:
     """The trajectories that are named, sorted; nothing for what nobody knows."""
     place = place_in(wanted)
     if place is not None:
@@ -59,21 +59,21 @@ def candidates(topics: Topics, wanted: str) -> list[Found]:
     return sorted(named or group)
 
 
-def _of(row: Row[Event]) -> Found:
-    return Found(row["tenant"], row["group"], row["root_trajectory"], row["attempt"])
+def _of(row: Row[Event]) -> FoundTrajectory:
+    return FoundTrajectory(row["tenant"], row["group"], row["root_trajectory"], row["attempt"])
 
 
-def _at(topics: Topics, place: Place) -> Iterator[Found]:
+def _at(topics: PolicyTopics, place: Place) -> Iterator[FoundTrajectory]:
     for event in topics.fetch(EVENTS, [place]):
         if event is not None and event.name == "Event":
             yield _of(event)
     for kind in SEALED:
         for row in topics.fetch(kind, [place]):
             if row is not None:
-                yield Found(row["tenant"], row["group"], row["id"], row["attempt"])
+                yield FoundTrajectory(row["tenant"], row["group"], row["id"], row["attempt"])
 
 
-def _by_header(topics: Topics, wanted: str) -> Iterator[Found]:
+def _by_header(topics: PolicyTopics, wanted: str) -> Iterator[FoundTrajectory]:
     """By what the headers of events say, without decoding the others."""
     value = wanted.encode()
 
@@ -83,18 +83,18 @@ def _by_header(topics: Topics, wanted: str) -> Iterator[Found]:
     yield from (_of(row) for row in topics.rows(EVENTS, only=named) if row.name == "Event")
 
 
-def _sealed(topics: Topics, wanted: str) -> Iterator[Found]:
+def _sealed(topics: PolicyTopics, wanted: str) -> Iterator[FoundTrajectory]:
     for kind in SEALED:
         for row in topics.rows(kind):
             if wanted in (row["id"], row["attempt"]):
-                yield Found(row["tenant"], row["group"], row["id"], row["attempt"])
+                yield FoundTrajectory(row["tenant"], row["group"], row["id"], row["attempt"])
 
 
-def _by_attempt(topics: Topics, wanted: str) -> Iterator[Found]:
+def _by_attempt(topics: PolicyTopics, wanted: str) -> Iterator[FoundTrajectory]:
     yield from (_of(row) for row in topics.rows(EVENTS) if row.name == "Event" and row["attempt"] == wanted)
 
 
-def _of_group(topics: Topics, key: str | None, group: str | None) -> Iterator[Found]:
+def _of_group(topics: PolicyTopics, key: str | None, group: str | None) -> Iterator[FoundTrajectory]:
     if key is not None and (count := topics.count(EVENTS)):
         wanted = key.encode()
         own = topics.rows(EVENTS, partition_of(wanted, count), lambda record: record.key == wanted)
@@ -104,4 +104,4 @@ def _of_group(topics: Topics, key: str | None, group: str | None) -> Iterator[Fo
             if count := topics.count(kind):
                 for row in topics.rows(kind, partition_of(group, count)):
                     if row["group"] == group:
-                        yield Found(row["tenant"], row["group"], row["id"], row["attempt"])
+                        yield FoundTrajectory(row["tenant"], row["group"], row["id"], row["attempt"])

@@ -14,7 +14,7 @@ from markupsafe import Markup, escape
 
 from millrace.consumers.report.page import decimal, moment
 from millrace.consumers.trajectory.account import Account
-from millrace.consumers.trajectory.tokens import Run, Spell, spelled
+from millrace.consumers.trajectory.tokens import Spell, TokenRun, spelled
 from millrace.consumers.trajectory.tree import facts, trained
 from millrace.infra.terminal import clean
 
@@ -36,7 +36,7 @@ def render(account: Account, spell: Spell | None = None) -> str:
     filters: dict[str, Callable[..., Any]] = {"moment": moment, "decimal": decimal}
     environment.filters.update(filters)
 
-    def tokens(run: Run) -> list[tuple[str, str]]:
+    def tokens(run: TokenRun) -> list[tuple[str, str]]:
         """(text, what the mouse tells) of each token."""
         made = "read" if run.version is None else f"version {run.version}"
         logprobs = [*(f", logprob {one:.3f}" for one in run.logprobs), *[""] * len(run.tokens)]
@@ -51,7 +51,7 @@ def render(account: Account, spell: Spell | None = None) -> str:
     )
 
 
-def series(run: Run) -> str:
+def series(run: TokenRun) -> str:
     """The classes of a run's tokens: its weight, and the colour of its version."""
     colour = "" if run.version is None else f" c{run.version % SERIES + 1}"
     return f"{run.weight.replace(' ', '-')}{colour}"

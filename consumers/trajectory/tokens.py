@@ -24,7 +24,7 @@ Spell = Callable[[int], str]
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class TokenRun:
     """Tokens [start, end) of a lineage. version: that sampled them, None for context; logprob: their mean
     log-probability, None where none is kept."""
 
@@ -42,7 +42,7 @@ class Traced:
     """One lineage: its runs, and how many of its tokens have which weight."""
 
     id: str
-    runs: tuple[Run, ...]
+    runs: tuple[TokenRun, ...]
     calls: tuple[str, ...]
 
     @property
@@ -74,7 +74,7 @@ def traced(lineage: Lineage, entry: Row[LedgerEntry] | None, *, lost: bool = Fal
         at = list(members)
         own = [logprobs[one] for one in at] if mask[at[0]] else []
         runs.append(
-            Run(
+            TokenRun(
                 at[0],
                 at[-1] + 1,
                 version if version >= 0 else None,
@@ -95,6 +95,6 @@ def _weight(mask: bool, version: int, *, trained: bool, oldest: int | None) -> W
     return "stale" if oldest is not None and version < oldest else "trained"
 
 
-def spelled(run: Run, spell: Spell | None) -> Sequence[str]:
+def spelled(run: TokenRun, spell: Spell | None) -> Sequence[str]:
     """Each token's text, or its number where no tokenizer is known."""
     return [spell(token) if spell is not None else str(token) for token in run.tokens]

@@ -8,8 +8,8 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 from rich.tree import Tree
 
-from millrace.consumers.trajectory.account import Account, Branch, Judged, Turn
-from millrace.consumers.trajectory.tokens import Run, Spell, Traced, spelled
+from millrace.consumers.trajectory.account import Account, EventAccount, Judged, TraceAccount
+from millrace.consumers.trajectory.tokens import Spell, TokenRun, Traced, spelled
 
 COLOURS = ("cyan", "yellow", "green", "magenta", "blue", "bright_red")
 """of versions, in turn"""
@@ -76,17 +76,17 @@ def legend() -> Text:
     return Text.assemble(("tokens: ", "dim"), *samples, ("colours: versions", "dim"))
 
 
-def _title(branch: Branch) -> Text:
+def _title(branch: TraceAccount) -> Text:
     parent = f", spawned by {branch.parent}" if branch.parent else ""
     return Text(f"trace {branch.id}{parent}", "bold")
 
 
-def _branch(parent: Tree, branch: Branch) -> None:
+def _branch(parent: Tree, branch: TraceAccount) -> None:
     for turn in branch.turns:
         _turn(parent, turn)
 
 
-def _turn(parent: Tree, turn: Turn) -> None:
+def _turn(parent: Tree, turn: EventAccount) -> None:
     step = f"{turn.step:>3} " if turn.step is not None else "  - "
     node = parent.add(Text.assemble((step, "dim"), turn.line, (f"  {turn.place}", "dim")))
     for who, said in turn.said:
@@ -122,7 +122,7 @@ def _lineage(parent: Tree, lineage: Traced, *, tokens: bool, spell: Spell | None
         node.add(Text(f"{run.start}..{run.end - 1}  {made}, {run.weight}{mean}", style_of(run)))
 
 
-def style_of(run: Run) -> str:
+def style_of(run: TokenRun) -> str:
     """How a terminal shows the tokens of a run."""
     colour = "" if run.version is None else f" {COLOURS[run.version % len(COLOURS)]}"
     return f"{WEIGHTS[run.weight]}{colour}"

@@ -10,7 +10,7 @@ from rich.console import RenderableType
 
 from millrace.consumers.history.rows import Resolve, as_stored
 from millrace.consumers.why.find import find
-from millrace.consumers.why.read import Topics
+from millrace.consumers.why.read import PolicyTopics
 from millrace.consumers.why.render import render
 from millrace.consumers.why.story import tell
 from millrace.infra.config import Settings
@@ -23,14 +23,14 @@ MOST_TICKETS = 5
 """tickets of one prompt that are told"""
 
 
-class Answer(NamedTuple):
+class WhyAnswer(NamedTuple):
     """What became of something, as text for a terminal; `known`: whether anything is known of it."""
 
     text: str
     known: bool
 
 
-def explain(settings: Settings, wanted: str, *, text: bool = False) -> Answer:
+def explain(settings: Settings, wanted: str, *, text: bool = False) -> WhyAnswer:
     """What became of an event, reply, call, session, group, ticket, prompt or reward. `text`: with what was said.
 
     Raises BusError when the log cannot be read."""
@@ -48,9 +48,9 @@ def explain_in(
     *,
     text: bool = False,
     colour: bool = False,
-) -> Answer:
+) -> WhyAnswer:
     """The same for any bus. `resolve` reads claims of large records."""
-    topics = Topics(bus, namespace, policy, resolve)
+    topics = PolicyTopics(bus, namespace, policy, resolve)
     wanted = wanted.strip()
     subject = find(topics, wanted) if wanted else None
     if subject is None:
@@ -70,12 +70,12 @@ def explain_in(
             parts.append(render(tell(topics, replace(found, kind="ticket")), text=text))
     if len(subject.tickets) > MOST_TICKETS:
         rest = ", ".join(map(str, subject.tickets[MOST_TICKETS:]))
-        return Answer(_text(parts, colour) + f"\nand tickets {rest}: ask for one of them", known=True)
-    return Answer(_text(parts, colour), known=True)
+        return WhyAnswer(_text(parts, colour) + f"\nand tickets {rest}: ask for one of them", known=True)
+    return WhyAnswer(_text(parts, colour), known=True)
 
 
-def _unknown(text: str) -> Answer:
-    return Answer(clean(text), known=False)
+def _unknown(text: str) -> WhyAnswer:
+    return WhyAnswer(clean(text), known=False)
 
 
 def _text(parts: list[RenderableType], colour: bool) -> str:

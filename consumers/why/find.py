@@ -19,7 +19,7 @@ from millrace.consumers.history.kinds import (
     TRAJECTORIES,
 )
 from millrace.consumers.history.rows import Row
-from millrace.consumers.why.read import Topics
+from millrace.consumers.why.read import PolicyTopics
 from millrace.infra.log.base import Record
 from millrace.schemas.errors import SchemaError
 from millrace.schemas.records import Event, ModelCall
@@ -49,14 +49,14 @@ class Subject:
     tickets: tuple[int, ...] = ()
 
 
-def find(topics: Topics, wanted: str) -> Subject | None:
+def find(topics: PolicyTopics, wanted: str) -> Subject | None:
     """The subject of an id, None when no topic knows it."""
     if wanted.isdigit():
         return _ticket(topics, int(wanted))
     return _by_header(topics, wanted) or _by_group(topics, wanted) or _by_body(topics, wanted)
 
 
-def _ticket(topics: Topics, ticket: int) -> Subject | None:
+def _ticket(topics: PolicyTopics, ticket: int) -> Subject | None:
     """A ticket and the group that answered it, if any did."""
     groups: list[str | None] = [None for grant in topics.rows(GRANTS) if grant["ticket"] == ticket]
     groups += [completion["group"] for completion in topics.rows(COMPLETIONS) if completion["ticket"] == ticket]
@@ -67,7 +67,7 @@ def _ticket(topics: Topics, ticket: int) -> Subject | None:
     return Subject(str(ticket), "ticket", group, key=_key(topics, group or str(ticket)), ticket=ticket)
 
 
-def _key(topics: Topics, group: str) -> str | None:
+def _key(topics: PolicyTopics, group: str) -> str | None:
     """The key of a group's events."""
     wanted = group.encode()
     for kind in (EVENTS, RAW):
@@ -77,7 +77,7 @@ def _key(topics: Topics, group: str) -> str | None:
     return None
 
 
-def _by_header(topics: Topics, wanted: str) -> Subject | None:
+def _by_header(topics: PolicyTopics, wanted: str) -> Subject | None:
     """An event, trajectory or group by the headers of events and raw events."""
     value = wanted.encode()
     for kind in (EVENTS, RAW):
@@ -95,7 +95,7 @@ def _from_event(wanted: str, what: str, record: Record) -> Subject:
     return Subject(wanted, what, headers.get("group"), record.key.decode(), None, trajectory, event)
 
 
-def _by_group(topics: Topics, wanted: str) -> Subject | None:
+def _by_group(topics: PolicyTopics, wanted: str) -> Subject | None:
     """A group that is resolved, a prompt, or what a dead letter names."""
     for ticket in _tickets(topics, wanted):
         return Subject(wanted, "group", wanted, _key(topics, wanted), ticket)
@@ -109,7 +109,7 @@ def _by_group(topics: Topics, wanted: str) -> Subject | None:
     return None
 
 
-def _tickets(topics: Topics, group: str) -> Iterator[int | None]:
+def _tickets(topics: PolicyTopics, group: str) -> Iterator[int | None]:
     """The ticket of each record about a group, None in those of a group that nobody asked for."""
     yield from (row["ticket"] for row in topics.rows(RESOLUTIONS) if row["group"] == group)
     yield from (row["ticket"] for row in topics.rows(COMPLETIONS) if row["group"] == group)
@@ -117,7 +117,7 @@ def _tickets(topics: Topics, group: str) -> Iterator[int | None]:
         yield from (row["ticket"] for row in topics.rows(kind) if row["group"] == group)
 
 
-def _by_body(topics: Topics, wanted: str) -> Subject | None:
+def _by_body(topics: PolicyTopics, wanted: str) -> Subject | None:
     """A reply, call, lineage, tool call, reward or attempt, inside events."""
     for kind in (EVENTS, RAW):
         for row in topics.rows(kind):

@@ -16,7 +16,7 @@ from millrace.infra.log.base import Bus, Place, Record
 from millrace.schemas.records import Event
 
 
-class Topics:
+class PolicyTopics:
     """The topics of one policy; a topic that does not exist reads as empty."""
 
     def __init__(self, bus: Bus, namespace: str, policy: str, resolve: Resolve) -> None:

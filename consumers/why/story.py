@@ -21,7 +21,7 @@ from millrace.consumers.history.kinds import (
 )
 from millrace.consumers.history.rows import Row, place_of
 from millrace.consumers.why.find import Subject
-from millrace.consumers.why.read import Topics
+from millrace.consumers.why.read import PolicyTopics
 from millrace.infra.log.base import Place, Record
 from millrace.infra.log.topics import partition_of
 from millrace.schemas.records import (
@@ -88,7 +88,7 @@ class Story:
         return group["group"] == self.subject.group if self.subject.group else group["ticket"] == self.ticket
 
 
-def tell(topics: Topics, subject: Subject) -> Story:
+def tell(topics: PolicyTopics, subject: Subject) -> Story:
     """Collect the story of a subject."""
     story = Story(subject)
     if subject.key is not None:
@@ -117,7 +117,7 @@ def _with_ticket(subject: Subject, ticket: int) -> Subject:
     return replace(subject, ticket=ticket)
 
 
-def _passages(topics: Topics, key: str) -> list[Passage]:
+def _passages(topics: PolicyTopics, key: str) -> list[Passage]:
     """Raw and governed events of a key, matched by the place that the governed one names."""
     wanted = key.encode()
 
@@ -139,7 +139,7 @@ def _passages(topics: Topics, key: str) -> list[Passage]:
     return [passages[place] for place in sorted(passages)]
 
 
-def _letters(topics: Topics, story: Story) -> None:
+def _letters(topics: PolicyTopics, story: Story) -> None:
     """Dead letters to the event they are about, or to the story when they are about another record of the group."""
     by_place: dict[Place, Passage] = {}
     for passage in story.passages:

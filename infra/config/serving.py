@@ -20,7 +20,7 @@ def _hermes(given: Any) -> Any:
     return given
 
 
-class Key(Section):
+class GatewayKey(Section):
     """One static key of the gateway."""
 
     key: Annotated[SecretStr, Field(min_length=1)]
@@ -35,7 +35,7 @@ class Gateway(Section):
 
     host: str = Field(default="127.0.0.1", description="address to listen on; beyond this machine only with keys")
     port: Annotated[int, Field(ge=0, le=65535)] = Field(default=8900, description="port to listen on")
-    keys: dict[str, Key] = Field(
+    keys: dict[str, GatewayKey] = Field(
         default={},
         description='static keys by name: { laptop = { key = "...", tenant = "local" } }; judges = ["verifier"] lets a '
         "key record rewards of that verifier",

@@ -18,7 +18,7 @@ from millrace.infra.config.masking import in_arguments, in_text
 from millrace.infra.config.serving import Engine, Gateway, Warehouse
 from millrace.infra.config.training import Learner
 from millrace.infra.config.wire import Archive, Kafka, Telemetry, Topics
-from millrace.infra.log.topics import Layout
+from millrace.infra.log.topics import TopicSizes
 
 PREFIX = "MILLRACE_"
 
@@ -121,10 +121,10 @@ class Settings(BaseSettings):
         return self.learner.lora.rank > 0 and self.learner.lora.publish == "adapter"
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> TopicSizes:
         """What sizes the topics."""
         t = self.topics
-        return Layout(self.namespace, self.policy.name, t.slots, t.shards, t.short_hours, t.long_hours)
+        return TopicSizes(self.namespace, self.policy.name, t.slots, t.shards, t.short_hours, t.long_hours)
 
     @property
     def weights(self) -> str:

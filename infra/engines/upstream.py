@@ -22,7 +22,7 @@ PASSED_ON = ("content-type", "retry-after", "x-request-id", "openai-processing-m
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class UpstreamReply:
     """What the upstream answered, refusals included: status, headers worth passing on, the whole body."""
 
     status: int
@@ -75,11 +75,11 @@ class TextUpstream:
         self._idle_s = idle_s
         self._session: aiohttp.ClientSession | None = None
 
-    async def chat(self, body: bytes) -> Reply:
-        """POST /chat/completions, whole. A refusal is a Reply too; raises EngineUnavailable and EngineTimeout."""
+    async def chat(self, body: bytes) -> UpstreamReply:
+        """POST /chat/completions, whole. A refusal is a reply too; raises EngineUnavailable and EngineTimeout."""
         return await self._whole("POST", "/chat/completions", body)
 
-    async def models(self) -> Reply:
+    async def models(self) -> UpstreamReply:
         """GET /models."""
         return await self._whole("GET", "/models", None)
 
@@ -99,10 +99,10 @@ class TextUpstream:
         if self._session is not None:
             await self._session.close()
 
-    async def _whole(self, method: str, path: str, body: bytes | None) -> Reply:
+    async def _whole(self, method: str, path: str, body: bytes | None) -> UpstreamReply:
         answer = await self._send(method, path, body)
         try:
-            return Reply(answer.status, _headers(answer), await answer.read())
+            return UpstreamReply(answer.status, _headers(answer), await answer.read())
         except TimeoutError as error:
             raise EngineTimeout(f"{self.base_url} sent nothing for {self._idle_s} s") from error
         except aiohttp.ClientError as error:

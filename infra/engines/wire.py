@@ -18,7 +18,7 @@ from millrace.schemas.labels import MIXED, is_base
 LARGEST_ID = 2**31 - 1
 
 
-class Candidate(msgspec.Struct, gc=False):
+class LikelyToken(msgspec.Struct, gc=False):
     """One token with its log-probability; rank 1 is the most likely."""
 
     token_id: int
@@ -36,7 +36,7 @@ class PositionWithTop(msgspec.Struct, gc=False):
     """The sampled token of one position and its rivals."""
 
     logprob: float
-    top_logprobs: list[Candidate] = []
+    top_logprobs: list[LikelyToken] = []
 
 
 class Logprobs(msgspec.Struct, gc=False):
@@ -187,7 +187,7 @@ def to_usage(usage: WireUsage) -> Usage:
     return Usage(usage.prompt_tokens, usage.completion_tokens, (details and details.cached_tokens) or 0)
 
 
-def _rivals(candidates: list[Candidate], top: int) -> list[tuple[int, float]]:
+def _rivals(candidates: list[LikelyToken], top: int) -> list[tuple[int, float]]:
     known = [candidate for candidate in candidates if 0 <= candidate.token_id <= LARGEST_ID]
     best = sorted(known, key=lambda candidate: -candidate.logprob)[:top]
     return [(candidate.token_id, candidate.logprob) for candidate in best]

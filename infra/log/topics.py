@@ -59,7 +59,7 @@ name is also that of its group and of its transactional ids, so one that belongs
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class TopicSizes:
     """What sizes a deployment's topics: N slots, S shards, and how many hours short and long topics are kept."""
 
     namespace: str

@@ -104,7 +104,7 @@ def _plain(value: Any) -> str:
     return str(value.get_secret_value()) if isinstance(value, SecretStr) else str(value)
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=64)  # each costs a twentieth of a second, and a deployment has one for each of its programs
 def _slow_digest(text: str, salt: str) -> str:
     """It stands in files and environments: whoever reads it there must not get far by guessing."""
     return hashlib.scrypt(text.encode(), salt=salt.encode(), n=1 << 14, r=8, p=1, dklen=8).hex()

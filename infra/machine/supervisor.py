@@ -56,7 +56,7 @@ class Program:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class ProgramState:
     """One program as the supervisor sees it. `state` is supervisord's word: RUNNING, STARTING, BACKOFF, STOPPED, ...
 
     `ended`: how often it ended unasked of late; `failing`: whether it keeps ending, and then `said` is its error."""
@@ -174,7 +174,7 @@ class Supervisor:
             raise ServiceError(f"the supervisor at {self.socket} does not answer: {error}. Try again.") from None
         return [row["pid"] for row in rows if row["pid"]]
 
-    def states(self) -> list[State]:
+    def states(self) -> list[ProgramState]:
         """Every program, sorted by name; empty when no supervisor runs."""
         try:
             rows = cast(list[dict[str, Any]], self._call("supervisor.getAllProcessInfo"))
@@ -186,13 +186,13 @@ class Supervisor:
             for row in sorted(rows, key=lambda row: row["name"])
         ]
 
-    def _state(self, row: Mapping[str, Any], ends: Sequence[End]) -> State:
+    def _state(self, row: Mapping[str, Any], ends: Sequence[End]) -> ProgramState:
         up_s = max(0.0, row["now"] - row["start"]) if row["pid"] else 0.0
         bad = failing(row["statename"], up_s, ends, row["now"])
         said = row["spawnerr"] or row["description"]
         if bad:
             said = last_error(self.log_tail(row["name"], SAID_BYTES)) or said
-        return State(row["name"], row["statename"], row["pid"] or None, up_s, said, len(ends), bad)
+        return ProgramState(row["name"], row["statename"], row["pid"] or None, up_s, said, len(ends), bad)
 
     def pid(self, name: str) -> int | None:
         """Process id of a program, None while it does not run."""

@@ -15,7 +15,7 @@ MOST = 1 << 20
 """bytes at the end of a log in which its newest lines are looked for"""
 
 
-class Line(NamedTuple):
+class LogLine(NamedTuple):
     """One line of the log of a process."""
 
     process: str
@@ -36,18 +36,18 @@ class Tails:
         found = sorted(path.name.removesuffix(ENDING) for path in self._folder.glob(f"*{ENDING}"))
         return [name for name in found if not self._names or {name, role_of(name)} & {*self._names}]
 
-    def last(self, lines: int) -> Iterator[Line]:
+    def last(self, lines: int) -> Iterator[LogLine]:
         """The newest whole lines of each."""
         for process in self.processes():
             found = list(self._new(process, newest=True))
             yield from found[max(0, len(found) - lines) :]
 
-    def new(self) -> Iterator[Line]:
+    def new(self) -> Iterator[LogLine]:
         """What was written since the last look, of processes that are new as well."""
         for process in self.processes():
             yield from self._new(process)
 
-    def _new(self, process: str, *, newest: bool = False) -> Iterator[Line]:
+    def _new(self, process: str, *, newest: bool = False) -> Iterator[LogLine]:
         try:
             file = (self._folder / f"{process}{ENDING}").open("rb")
         except FileNotFoundError:
@@ -66,7 +66,7 @@ class Tails:
         self._read[process] = (number, start + len(whole) + len(ended))
         texts = whole.decode("utf-8", "replace").split("\n") if ended else []
         for text in texts[1:] if cut else texts:
-            yield Line(process, text.rstrip("\r"))
+            yield LogLine(process, text.rstrip("\r"))
 
 
 def role_of(process: str) -> str:

@@ -16,7 +16,7 @@ from millrace.infra.errors import BusError, RefusedError, StorageError, TooLarge
 from millrace.infra.log.base import LATEST, Bus, MemberToken, Record
 from millrace.infra.log.topics import full_name
 from millrace.infra.stages.base import Stage
-from millrace.infra.stages.slot import Settings, Slot
+from millrace.infra.stages.slot import RunnerSettings, Slot
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ class StageRunner:
     """Runs the slots of a stage that the group gives this process. Not thread-safe: one thread steps it."""
 
     def __init__(
-        self, bus: Bus, stage: Stage, settings: Settings, *, client_id: str = "", backoff_s: float = 0.2
+        self, bus: Bus, stage: Stage, settings: RunnerSettings, *, client_id: str = "", backoff_s: float = 0.2
     ) -> None:
         """Joins the group `<ns>.<stage>`. A slot that failed is opened again after `backoff_s`."""
         self._bus, self._stage, self._settings, self._backoff_s = bus, stage, settings, backoff_s
@@ -128,7 +128,7 @@ class StageRunner:
             log.warning("%s cannot look after its log: %s", self._stage.name, error)
 
 
-def run_stage(bus: Bus, stage: Stage, settings: Settings, stop: Event, *, client_id: str = "") -> None:
+def run_stage(bus: Bus, stage: Stage, settings: RunnerSettings, stop: Event, *, client_id: str = "") -> None:
     """Run a stage until `stop` is set, then leave the group. Raises what `StageRunner.step` raises."""
     runner = StageRunner(bus, stage, settings, client_id=client_id)
     try:

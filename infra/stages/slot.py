@@ -27,7 +27,7 @@ from millrace.infra.stages.base import Stage
 from millrace.infra.stages.fold import Fold, Folded
 from millrace.infra.stages.outbox import Outbox
 from millrace.infra.stages.state import State
-from millrace.infra.stages.telemetry import Silent, Telemetry, TurnReport
+from millrace.infra.stages.telemetry import RunnerHooks, Silent, TurnReport
 from millrace.schemas import codec
 from millrace.schemas.ids import now_micros
 from millrace.schemas.records import Turn
@@ -36,12 +36,12 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Settings:
+class RunnerSettings:
     """What a runner is told. The last three are for tests."""
 
     namespace: str
     claims: ClaimStore | None = None
-    telemetry: Telemetry = field(default_factory=Silent)
+    telemetry: RunnerHooks = field(default_factory=Silent)
     clock: Callable[[], int] = now_micros
     """micros; asked once a turn, by clock stages alone"""
     turn_records: int = 500
@@ -56,7 +56,7 @@ class Settings:
 class Slot:
     """An open slot. Use it from the thread that polls `member`."""
 
-    def __init__(self, bus: Bus, stage: Stage, number: int, member: Member, settings: Settings) -> None:
+    def __init__(self, bus: Bus, stage: Stage, number: int, member: Member, settings: RunnerSettings) -> None:
         """Fences, restores and seeks the member. Raises BusError and ClaimError; nothing is left open then."""
         self._bus, self._stage, self.number, self._settings = bus, stage, number, settings
         self._primary = full_name(settings.namespace, stage.primary)
@@ -214,7 +214,7 @@ def _ends(folded: Folded) -> Counter[tuple[str, str]]:
     return Counter((topic, end) for topic, end in said if end)
 
 
-def _cut(records: Sequence[Record], settings: Settings) -> list[Sequence[Record]]:
+def _cut(records: Sequence[Record], settings: RunnerSettings) -> list[Sequence[Record]]:
     """Records in turns of bounded count and size; one empty turn, for timers, when there are none."""
     if not records:
         return [records]

@@ -1,4 +1,4 @@
-"""What the runner tells about itself. Exporters implement `Telemetry`; the default listens to nothing."""
+"""What the runner tells about itself. Exporters implement `RunnerHooks`; the default listens to nothing."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class TurnReport:
     commit_s: float
 
 
-class Telemetry(Protocol):
+class RunnerHooks(Protocol):
     """Hooks of the runner, called between turns on its thread: return soon."""
 
     def turn(self, report: TurnReport) -> None:

@@ -15,7 +15,7 @@ import msgspec
 
 from millrace.infra.errors import GatewayError
 from millrace.producers.capture.entry import Kept, decode
-from millrace.producers.capture.segments import BLOCK, HEAD, Segment, segments, sound
+from millrace.producers.capture.segments import BLOCK, HEAD, SegmentFile, segments, sound
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ class Cursor:
         self.seq = seq
         self.skipped = 0
         self._end = end
-        self._segment: Segment | None = None
+        self._segment: SegmentFile | None = None
         self._file: BinaryIO | None = None
         self._position = 0
 

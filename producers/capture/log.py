@@ -35,7 +35,7 @@ from millrace.infra.errors import GatewayError
 from millrace.producers.capture.cursor import Cursor
 from millrace.producers.capture.entry import LONG, Entry, Kept, encode_into, head_into
 from millrace.producers.capture.recent import Recent
-from millrace.producers.capture.segments import HEAD, Segment, cut, path_of, scan, seal, segments
+from millrace.producers.capture.segments import HEAD, SegmentFile, cut, path_of, scan, seal, segments
 from millrace.schemas.ids import new_id
 
 SEGMENT_BYTES = 64 << 20
@@ -91,7 +91,7 @@ class CaptureLog:
         self._appended = self._released = 0
         self._ragged = False
         files = segments(folder)
-        last = files[-1] if files else Segment(path_of(folder, self.acked), self.acked)
+        last = files[-1] if files else SegmentFile(path_of(folder, self.acked), self.acked)
         self._file = os.open(last.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         found = scan(last.path)
         self.torn = cut(last.path, found.length)

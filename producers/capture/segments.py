@@ -19,7 +19,7 @@ SUFFIX = ".log"
 BLOCK = 1 << 20
 
 
-class Segment(NamedTuple):
+class SegmentFile(NamedTuple):
     """One file: entries from number `first` on."""
 
     path: Path
@@ -38,9 +38,9 @@ def path_of(folder: Path, first: int) -> Path:
     return folder / f"{first:020d}{SUFFIX}"
 
 
-def segments(folder: Path) -> list[Segment]:
+def segments(folder: Path) -> list[SegmentFile]:
     """The files of a folder, oldest first."""
-    return [Segment(path, int(path.stem)) for path in sorted(folder.glob(f"*{SUFFIX}"))]
+    return [SegmentFile(path, int(path.stem)) for path in sorted(folder.glob(f"*{SUFFIX}"))]
 
 
 def frame(payload: bytes) -> bytes:

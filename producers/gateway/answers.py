@@ -26,7 +26,7 @@ class Said(NamedTuple):
     finish: str | None
 
 
-class Answer(NamedTuple):
+class WholeAnswer(NamedTuple):
     """A whole response: its id, its choices, and its tokens as the server counted them (prompt, completion, cached)."""
 
     id: str
@@ -34,7 +34,7 @@ class Answer(NamedTuple):
     usage: tuple[int, int, int]
 
 
-def read_answer(body: bytes) -> Answer:
+def read_answer(body: bytes) -> WholeAnswer:
     """The answer in a response's body. Raises ValueError for what is no JSON object."""
     try:
         found = orjson.loads(body)
@@ -45,7 +45,7 @@ def read_answer(body: bytes) -> Answer:
     return understood(found)
 
 
-def understood(found: Mapping[str, Any]) -> Answer:
+def understood(found: Mapping[str, Any]) -> WholeAnswer:
     """The answer in a response's fields."""
     usage, details = mapping(found.get("usage")), mapping(mapping(found.get("usage")).get("prompt_tokens_details"))
     counts = (usage.get("prompt_tokens"), usage.get("completion_tokens"), details.get("cached_tokens"))
@@ -55,7 +55,7 @@ def understood(found: Mapping[str, Any]) -> Answer:
         for at, choice in enumerate(choices)
     ]
     prompt, completion, cached = (number(count) for count in counts)
-    return Answer(name(found.get("id")) or new_id(), said, (prompt, completion, cached))
+    return WholeAnswer(name(found.get("id")) or new_id(), said, (prompt, completion, cached))
 
 
 def reply(message: Mapping[str, Any]) -> Message:

@@ -18,7 +18,7 @@ LARGEST = 8 << 20
 FIELDS = ("content", "reasoning_content")
 
 
-class Parts:
+class ChoiceParts:
     """One choice while its pieces arrive."""
 
     def __init__(self) -> None:
@@ -84,7 +84,7 @@ class Assembled:
         self.size = 0
         self._rest: list[bytes] = []
         self._head: dict[str, Any] = {}
-        self._choices: dict[int, Parts] = {}
+        self._choices: dict[int, ChoiceParts] = {}
 
     def feed(self, part: bytes) -> None:
         """More bytes of the event stream."""
@@ -121,7 +121,7 @@ class Assembled:
             if parts is None:
                 if len(self._choices) >= bounds.CHOICES:
                     return False
-                parts = self._choices[index] = Parts()
+                parts = self._choices[index] = ChoiceParts()
             good &= parts.take(mapping(choice.get("delta")))
             parts.finish = text(choice.get("finish_reason")) or parts.finish
         return good

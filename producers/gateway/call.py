@@ -17,8 +17,8 @@ import orjson
 
 from millrace.infra.engines.base import Chunk, Sampling, Span, Usage, token_versions
 from millrace.producers.gateway.fleet import Target
-from millrace.producers.gateway.lineage import ABORT, Plan
-from millrace.producers.gateway.rendering.base import Delta, Parser, Renderer
+from millrace.producers.gateway.lineage import ABORT, CallStart
+from millrace.producers.gateway.rendering.base import Parser, Renderer, ReplyDelta
 from millrace.producers.gateway.session import Session
 from millrace.producers.gateway.wire import ChatRequest
 from millrace.schemas.arrays import pack
@@ -66,7 +66,7 @@ class Choice:
     calls: list[dict[str, Any]] = field(default_factory=list)
     begun: bool = False
 
-    def feed(self, chunk: Chunk) -> list[Delta]:
+    def feed(self, chunk: Chunk) -> list[ReplyDelta]:
         """Take what the engine sampled; returns what can be said of it."""
         at_once = not self.ids and chunk.finish_reason is not None
         self.ids += chunk.token_ids
@@ -79,7 +79,7 @@ class Choice:
                 deltas += self.parser.finish()
         return [delta if delta.call is None else self._mint(delta) for delta in deltas]
 
-    def _mint(self, delta: Delta) -> Delta:
+    def _mint(self, delta: ReplyDelta) -> ReplyDelta:
         assert delta.call is not None
         function = {"name": delta.call.name, "arguments": delta.call.arguments}
         self.calls.append({"id": f"call_{os.urandom(12).hex()}", "type": "function", "function": function})
@@ -110,7 +110,7 @@ class Call:
     session: Session
     request: ChatRequest
     body: bytes
-    plan: Plan
+    plan: CallStart
     sampling: Sampling
     renderer: Renderer
     target: Target
@@ -131,7 +131,7 @@ class Call:
             Choice(index, self.renderer.parser(self.plan.prompt, tools, stop)) for index in range(self.sampling.n)
         ]
 
-    def take(self, chunk: Chunk) -> tuple[Choice, list[Delta]]:
+    def take(self, chunk: Chunk) -> tuple[Choice, list[ReplyDelta]]:
         """A chunk of the engine: the choice it belongs to, and what can be said of it."""
         if self.first is None:
             self.first = time.perf_counter()

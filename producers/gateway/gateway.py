@@ -24,9 +24,9 @@ from millrace.producers.gateway.call import SLICE, Call, Choice, slices
 from millrace.producers.gateway.errors import ApiError, bad_request, of_engine
 from millrace.producers.gateway.fleet import Fleet
 from millrace.producers.gateway.lineage import ABORT
-from millrace.producers.gateway.options import Options
+from millrace.producers.gateway.options import GatewayOptions
 from millrace.producers.gateway.recorder import LARGE, Recorder
-from millrace.producers.gateway.rendering.base import Delta, Message, PromptTooLong, Renderer, RenderError
+from millrace.producers.gateway.rendering.base import Message, PromptTooLong, Renderer, RenderError, ReplyDelta
 from millrace.producers.gateway.session import Session, to_reply
 from millrace.producers.gateway.sessions import KEY_PREFIX, Sessions
 from millrace.producers.gateway.stream import chunks_of, first_chunk, last_chunks
@@ -80,7 +80,7 @@ class Gateway:
     `millrace.producers.gateway.passthrough` answers the calls."""
 
     def __init__(
-        self, options: Options, sessions: Sessions, recorder: Recorder, fleet: Fleet, renderer: Renderer | None
+        self, options: GatewayOptions, sessions: Sessions, recorder: Recorder, fleet: Fleet, renderer: Renderer | None
     ) -> None:
         self.options = options
         # By digest, so that how long a look-up takes tells nothing about a key.
@@ -343,7 +343,7 @@ class Gateway:
             if call.first is None:
                 call.session.lineages.withdraw(call.plan)
 
-    async def _taken(self, call: Call, chunk: Chunk) -> AsyncGenerator[tuple[Choice, list[Delta], int], None]:
+    async def _taken(self, call: Call, chunk: Chunk) -> AsyncGenerator[tuple[Choice, list[ReplyDelta], int], None]:
         """What a chunk adds to a call, and with how many tokens. Others have their turn after each `SLICE` of them.
         Raises ApiError like `_take`."""
         for piece in slices(chunk):
@@ -359,7 +359,7 @@ class Gateway:
             call.unshared = 0
             await asyncio.sleep(0)
 
-    def _take(self, call: Call, chunk: Chunk) -> tuple[Choice, list[Delta]]:
+    def _take(self, call: Call, chunk: Chunk) -> tuple[Choice, list[ReplyDelta]]:
         """What a chunk adds to a call. Raises ApiError for what no engine should send."""
         try:
             return call.take(chunk)

@@ -19,13 +19,13 @@ from starlette.types import Receive
 from millrace.infra.config import is_local
 from millrace.producers.gateway.errors import ApiError
 from millrace.producers.gateway.gateway import Caller
-from millrace.producers.gateway.options import Options
+from millrace.producers.gateway.options import GatewayOptions
 
 
 class Intake:
     """The counts of one gateway."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: GatewayOptions) -> None:
         self.options = options
         self.held = 0
         """bytes of bodies"""

@@ -22,7 +22,7 @@ import numpy as np
 
 from millrace.infra.errors import GatewayError
 from millrace.producers.gateway import keys
-from millrace.producers.gateway.rendering.base import Message, Refusal, Renderer, Tools
+from millrace.producers.gateway.rendering.base import Message, NoContinuation, Renderer, Tools
 from millrace.schemas.arrays import unpack
 from millrace.schemas.ids import new_id
 from millrace.schemas.records import ModelCall
@@ -37,7 +37,7 @@ class Node:
 
     `before` is the node that the call of this reply went on from."""
 
-    lineage: Lineage
+    lineage: KnownLineage
     length: int
     count: int
     text: str
@@ -46,7 +46,7 @@ class Node:
 
 
 @dataclass(slots=True, eq=False)
-class Lineage:
+class KnownLineage:
     """One token trace and the messages behind it, as this gateway knows them."""
 
     id: str
@@ -56,7 +56,7 @@ class Lineage:
 
 
 @dataclass(slots=True, eq=False)
-class Asked:
+class ServedCall:
     """A request that was served: its newest response, where its prompt ends, and the node behind its reply, if any."""
 
     response: str
@@ -66,7 +66,7 @@ class Asked:
 
 
 @dataclass(slots=True)
-class Plan:
+class CallStart:
     """How a call begins. `keep` tokens of `lineage` are its prefix; `prompt` is the whole prompt, once it is written.
 
     `stored` and `past` are the tokens and messages that `write` may go on from, behind `tip`; `known` are those that it
@@ -78,11 +78,11 @@ class Plan:
     turn: int
     prompt: list[int]
     keep: int = 0
-    lineage: Lineage | None = None
+    lineage: KnownLineage | None = None
     tip: Node | None = None
     opened: str | None = None
     supersedes: str | None = None
-    former: Asked | None = None
+    former: ServedCall | None = None
     stored: list[int] = field(default_factory=list)
     past: list[Message] = field(default_factory=list)
     known: list[Message] | None = None
@@ -102,10 +102,10 @@ class Lineages:
     """The token traces of one session."""
 
     def __init__(self) -> None:
-        self._lineages: dict[str, Lineage] = {}
+        self._lineages: dict[str, KnownLineage] = {}
         self._nodes: dict[bytes, Node] = {}
-        self._asked: dict[bytes, Asked] = {}
-        self._newest: Lineage | None = None
+        self._asked: dict[bytes, ServedCall] = {}
+        self._newest: KnownLineage | None = None
         self.turns = 0
         self.folded = 0
         """calls that `apply` was given"""
@@ -116,19 +116,21 @@ class Lineages:
 
     def open(
         self, messages: list[Message], digests: list[bytes], hash: bytes, response: str, *, proven: bool = True
-    ) -> Plan:
+    ) -> CallStart:
         """Where a call with these messages begins. Notes that `response` will answer it.
 
         `proven`: whether the caller is known to be the one whose replies are kept here."""
         former = self._asked.get(hash)
         turn = former.turn if former else self.turns
-        plan = Plan(messages, digests, hash, turn, [], supersedes=former.response if former else None, former=former)
+        plan = CallStart(
+            messages, digests, hash, turn, [], supersedes=former.response if former else None, former=former
+        )
         self._place(plan, former, proven)
-        self._asked[hash] = Asked(response, turn)
+        self._asked[hash] = ServedCall(response, turn)
         self.turns += former is None
         return plan
 
-    def _place(self, plan: Plan, former: Asked | None, proven: bool) -> None:
+    def _place(self, plan: CallStart, former: ServedCall | None, proven: bool) -> None:
         if former is not None and former.node is not None and former.node.lineage.tip is former.node:
             plan.lineage, plan.tip, plan.keep = former.node.lineage, former.node, former.length
             plan.prompt = plan.lineage.tokens[: plan.keep].tolist()
@@ -147,33 +149,33 @@ class Lineages:
             plan.past = node.lineage.messages[: node.count]
 
     @staticmethod
-    def write(plan: Plan, tools: Tools, renderer: Renderer) -> None:
+    def write(plan: CallStart, tools: Tools, renderer: Renderer) -> None:
         """Make the prompt of a plan. Raises RenderError; the plan is to be withdrawn then."""
         if not plan.prompt:
             Lineages._write(plan, tools, renderer)
         plan.packed = array("i", plan.prompt).tobytes()
 
     @staticmethod
-    def _write(plan: Plan, tools: Tools, renderer: Renderer) -> None:
+    def _write(plan: CallStart, tools: Tools, renderer: Renderer) -> None:
         if plan.known is not None:
             plan.opened = plan.opened or _why(plan.known, plan.messages)
         if plan.tip is not None:
             between = renderer.bridge(plan.stored, plan.past, plan.messages[plan.tip.count :], tools)
-            if not isinstance(between, Refusal):
+            if not isinstance(between, NoContinuation):
                 plan.lineage, plan.keep = plan.tip.lineage, plan.tip.length
                 plan.prompt = plan.stored + between
                 return
             plan.tip, plan.opened = None, between.reason
         plan.prompt = renderer.render(plan.messages, tools)
 
-    def withdraw(self, plan: Plan) -> None:
+    def withdraw(self, plan: CallStart) -> None:
         """The call failed before it had a single token: as if it had never been made."""
         if plan.former is not None:
             self._asked[plan.hash] = plan.former
         else:
             self._asked.pop(plan.hash, None)
 
-    def placed(self, plan: Plan, choice: int, n: int) -> Placed:
+    def placed(self, plan: CallStart, choice: int, n: int) -> Placed:
         """Where a choice of a call, which has its reply now, stands."""
         lineage, opened = plan.lineage, plan.opened
         if choice:
@@ -197,7 +199,7 @@ class Lineages:
     ) -> bytes | None:
         """Fold a recorded ModelCall. Returns the digest under which the conversation goes on, if it can."""
         self.folded += 1
-        lineage = self._lineages.setdefault(call["lineage"], Lineage(call["lineage"]))
+        lineage = self._lineages.setdefault(call["lineage"], KnownLineage(call["lineage"]))
         tokens, keep = lineage.tokens, call["prefix_len"]
         if not 0 <= keep <= len(tokens):
             raise GatewayError(f"{call['response_id']} goes on from {keep} tokens, of which {len(tokens)} are known")
@@ -210,7 +212,7 @@ class Lineages:
         if asked is None or asked.response != call["response_id"]:
             turn = call["turn"]
             self.turns = max(self.turns, turn + 1)
-            asked = self._asked[hash] = Asked(call["response_id"], turn)
+            asked = self._asked[hash] = ServedCall(call["response_id"], turn)
         self._newest = lineage
         if call["finish_reason"] == ABORT:
             return None

@@ -9,7 +9,7 @@ from millrace.infra.config import Settings
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class GatewayOptions:
     """`keys` maps static keys to tenants; without any, every caller is `tenant` and may take grants. `rollout_key` is
     the one whose callers may. `reserved` are the sources of deployed verifiers, `judges` those of them that a static
     key may speak for. `public_url` is where clients reach the gateway, empty where it listens."""
@@ -35,7 +35,7 @@ class Options:
     public_url: str = ""
 
     @classmethod
-    def of(cls, settings: Settings, context: int) -> Options:
+    def of(cls, settings: Settings, context: int) -> GatewayOptions:
         """What a deployment's settings say; `context` is the longest sequence that the model takes."""
         gateway = settings.gateway
         return cls(

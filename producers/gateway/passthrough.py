@@ -20,7 +20,7 @@ from starlette.responses import Response
 from millrace.infra.engines.upstream import UNTRAINABLE, StreamedReply, TextUpstream
 from millrace.infra.errors import EngineError
 from millrace.producers.gateway import keys
-from millrace.producers.gateway.answers import Answer, Said, number, read_answer, understood
+from millrace.producers.gateway.answers import Said, WholeAnswer, number, read_answer, understood
 from millrace.producers.gateway.aside import Step, aside, by_turns
 from millrace.producers.gateway.assembled import LARGEST, Assembled
 from millrace.producers.gateway.errors import ApiError, of_engine
@@ -65,7 +65,7 @@ class Read:
     """What an answer says, and the digest of the conversation with each of its choices, from `before`, that of
     the request."""
 
-    def __init__(self, answer: Answer, before: bytes) -> None:
+    def __init__(self, answer: WholeAnswer, before: bytes) -> None:
         self.answer = answer
         self.digests = [keys.extend(before, said.message) for said in answer.choices]
 
@@ -207,7 +207,7 @@ class Passthrough:
             recorder.missed(session, "model_call", reason)
         session.touch()
 
-    def _body(self, call: Passed, response: bytes, answer: Answer, said: Said, turn: int) -> ModelCall:
+    def _body(self, call: Passed, response: bytes, answer: WholeAnswer, said: Said, turn: int) -> ModelCall:
         now = time.perf_counter()
         prompt, completion, cached = answer.usage
         return {

@@ -46,7 +46,7 @@ from millrace.producers.capture.log import CaptureLog
 from millrace.producers.gateway.app import make_app
 from millrace.producers.gateway.fleet import Fleet
 from millrace.producers.gateway.gateway import Gateway
-from millrace.producers.gateway.options import Options
+from millrace.producers.gateway.options import GatewayOptions
 from millrace.producers.gateway.recorder import Recorder
 from millrace.producers.gateway.rendering.base import Renderer
 from millrace.producers.gateway.rendering.choose import check, choose
@@ -79,13 +79,13 @@ async def _run(settings: Settings, bus: Bus) -> None:
     renderer: Renderer | None = None
     urls: tuple[str, ...] = ()
     upstream = _make_upstream(settings)
-    options = Options.of(settings, ANY)
+    options = GatewayOptions.of(settings, ANY)
     if upstream is None:
         model = await asyncio.to_thread(find_model, settings, bus, stop)
         if model is None:
             return
         renderer = make_renderer(settings, model)
-        options = Options.of(settings, context_of(Path(model["uri"])))
+        options = GatewayOptions.of(settings, context_of(Path(model["uri"])))
         urls = (settings.gateway.engine_url.rstrip("/"),)
     log, forwarder = capture(settings, bus)
     secret = settings.gateway.session_secret.get_secret_value()

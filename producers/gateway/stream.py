@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 
 from millrace.producers.gateway.call import Call, Choice
-from millrace.producers.gateway.rendering.base import Delta
+from millrace.producers.gateway.rendering.base import ReplyDelta
 
 DONE = b"data: [DONE]\n\n"
 
@@ -18,7 +18,7 @@ def first_chunk(call: Call, choice: Choice) -> bytes:
     return _event(call, choice, {"role": "assistant", "content": ""})
 
 
-def chunks_of(call: Call, choice: Choice, deltas: Sequence[Delta], tokens: int) -> list[bytes]:
+def chunks_of(call: Call, choice: Choice, deltas: Sequence[ReplyDelta], tokens: int) -> list[bytes]:
     """What the last `tokens` tokens added; their log-probabilities go with the first chunk."""
     out: list[bytes] = []
     made = len(choice.calls) - sum(delta.call is not None for delta in deltas)

@@ -5,7 +5,7 @@ Invariant: the position never passes a grant that has not finished, so whoever t
 from __future__ import annotations
 
 
-class Progress:
+class GrantProgress:
     """Grants by partition, in the order they were read."""
 
     def __init__(self) -> None:

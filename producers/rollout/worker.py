@@ -23,7 +23,7 @@ from millrace.infra.log.blobs import ClaimStore
 from millrace.infra.log.topics import full_name
 from millrace.infra.reading import passed_over, readable
 from millrace.producers.rollout.episodes import Runner
-from millrace.producers.rollout.progress import Progress
+from millrace.producers.rollout.progress import GrantProgress
 from millrace.producers.tasks.loader import LoaderThread
 from millrace.schemas.records import Grant, Resolution
 
@@ -63,7 +63,7 @@ class Names:
         return f"{self.namespace}.{self.policy}.rollout"
 
 
-class Tickets:
+class ResolvedTickets:
     """Which tickets are resolved, one bit each: tickets are dense."""
 
     def __init__(self) -> None:
@@ -100,11 +100,11 @@ class Worker:
         self.names = names
         self.runner = runner
         self.loader = loader
-        self.progress = Progress()
-        self.resolved = Tickets()
+        self.progress = GrantProgress()
+        self.resolved = ResolvedTickets()
         self._stop = threading.Event()
         self._running: dict[Key, Future[None]] = {}
-        self._places: dict[Key, list[tuple[Progress, int, int]]] = {}
+        self._places: dict[Key, list[tuple[GrantProgress, int, int]]] = {}
         """where the grants lie that end with each; one more after a membership that was lost"""
         self._samples = 0
         self._largest = 1
@@ -141,7 +141,7 @@ class Worker:
 
     def _session(self, loop: asyncio.AbstractEventLoop, grace_s: float) -> None:
         """One membership, until it fails or the worker stops."""
-        self.progress, self._committed = Progress(), {}
+        self.progress, self._committed = GrantProgress(), {}
         with (
             self.bus.tail({(self.names.resolutions, 0): EARLIEST}) as tail,
             self.bus.transactor(f"{self.names.group}.{self.names.worker}") as transactor,

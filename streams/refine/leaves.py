@@ -33,7 +33,7 @@ class TooMuch(Exception):
         self.code = code
 
 
-class Kind(Enum):
+class LeafKind(Enum):
     """What a leaf is, and so what becomes of it when something in it has to go."""
 
     NAME = "name"
@@ -50,13 +50,13 @@ class Kind(Enum):
     """a list or map under a key of SPELLED; taken out as a whole"""
 
 
-_KINDS = {KEY: Kind.KEY, STRING: Kind.STRING, NUMBER: Kind.NUMBER}
+_KINDS = {KEY: LeafKind.KEY, STRING: LeafKind.STRING, NUMBER: LeafKind.NUMBER}
 
 
 class Leaf(NamedTuple):
     """Bytes [start, end) of the buffer, which are bytes [lo, hi) of string number `source`."""
 
-    kind: Kind
+    kind: LeafKind
     start: int
     end: int
     source: int
@@ -96,12 +96,12 @@ class Buffer:
             self.sources.append(string)
             data = string.value.encode() if isinstance(string.value, str) else string.value
             if not string.text:
-                self._leaf(Kind.NAME, source, 0, len(data), data)
+                self._leaf(LeafKind.NAME, source, 0, len(data), data)
             elif (found := _document(data)) is not None:
                 self.documents[source] = found
                 self._document(source, found)
             elif data:
-                self._leaf(Kind.TEXT, source, 0, len(data), _utf8(string.value, data))
+                self._leaf(LeafKind.TEXT, source, 0, len(data), _utf8(string.value, data))
 
     def _document(self, source: int, document: Document) -> None:
         ahead: list[tuple[int, int]] = []
@@ -112,18 +112,18 @@ class Buffer:
                 continue
             kind = _KINDS[token.kind]
             self._leaf(kind, source, token.lo, token.hi, token.value, token.beside)
-            if kind is Kind.KEY and token.value in SPELLED and source not in self.spelled:
+            if kind is LeafKind.KEY and token.value in SPELLED and source not in self.spelled:
                 self.spelled[source] = document.values_of(SPELLED)
                 ahead = self.spelled[source][::-1]
         for lo, hi in self.spelled.get(source, ()):
-            self._leaf(Kind.SPELLED, source, lo, hi, _as_text(document.data[lo:hi]))
+            self._leaf(LeafKind.SPELLED, source, lo, hi, _as_text(document.data[lo:hi]))
 
-    def _leaf(self, kind: Kind, source: int, lo: int, hi: int, text: bytes, beside: bool = False) -> None:
+    def _leaf(self, kind: LeafKind, source: int, lo: int, hi: int, text: bytes, beside: bool = False) -> None:
         if len(self.leaves) >= bounds.LEAVES:
             raise TooMuch("too_many_leaves")
         after = SEPARATOR
         if beside:
-            quoted = kind is Kind.STRING
+            quoted = kind is LeafKind.STRING
             self._parts[-1] = b': "' if quoted else b": "
             self._at += len(self._parts[-1]) - len(SEPARATOR)
             after = b'"' + SEPARATOR if quoted else SEPARATOR

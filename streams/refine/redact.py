@@ -19,10 +19,10 @@ from millrace.schemas import arrays, bounds
 from millrace.schemas.records import Body, Event, Finding, ModelCall, RedactionStatus
 from millrace.streams.refine import strings
 from millrace.streams.refine.detectors.base import Detector, Hit
-from millrace.streams.refine.leaves import Buffer, Kind, TooMuch
+from millrace.streams.refine.leaves import Buffer, LeafKind, TooMuch
 from millrace.streams.refine.names import Replacements, is_plain
 from millrace.streams.refine.strings import Path, String
-from millrace.streams.refine.sweep import Span, cuts, places
+from millrace.streams.refine.sweep import FoundSpan, cuts, places
 
 MOST_FINDINGS = 256
 """findings recorded an event; `counts` has them all"""
@@ -34,7 +34,7 @@ class UnreadNames(Exception):
     """The detectors failed on the names of an event alone, so that not even an event without its text can be kept."""
 
 
-class Parts:
+class EventParts:
     """An event in the parts that it is scanned in. The path of a string begins with the part that it is of."""
 
     def __init__(self, event: Event, body: Body | None, headers: Mapping[str, str]) -> None:
@@ -84,7 +84,7 @@ class Redactor:
         self._clean: set[str] = set()
         self.version = "+".join(detector.version() for detector in detectors) or "none"
 
-    def govern(self, parts: Parts, also: Collection[str] = ()) -> Governed:
+    def govern(self, parts: EventParts, also: Collection[str] = ()) -> Governed:
         """Scan an event and take out what blocks, and hits of the kinds in `also`. Raises UnreadNames."""
         if not self._detectors:
             return Governed(parts.event, parts.body, parts.headers, "none_needed")
@@ -125,7 +125,7 @@ class Redactor:
             raise TooMuch("too_many_hits")
         return sorted(hits)
 
-    def _govern(self, parts: Parts, given: Iterable[String], also: Collection[str]) -> Governed:
+    def _govern(self, parts: EventParts, given: Iterable[String], also: Collection[str]) -> Governed:
         buffer = Buffer()
         buffer.add(string for string in given if string.text or not is_plain(str(string.value)))
         hits = self._scan(buffer.text)
@@ -145,11 +145,11 @@ class Redactor:
             self._clean.clear()
         touched = cuts(hits, buffer.leaves) if hits else {}
         for number, leaf in enumerate(buffer.leaves):
-            if leaf.kind is Kind.NAME and number not in touched:
+            if leaf.kind is LeafKind.NAME and number not in touched:
                 self._clean.add(str(buffer.sources[leaf.source].value))
 
     def _values(
-        self, tenant: str, buffer: Buffer, found: Mapping[int, Sequence[Span]]
+        self, tenant: str, buffer: Buffer, found: Mapping[int, Sequence[FoundSpan]]
     ) -> tuple[dict[Path, str | bytes], bool]:
         """What the strings read once spans are cut out of leaves, and whether any of them is text."""
         edits: dict[int, list[tuple[int, int, bytes]]] = {}
@@ -158,20 +158,20 @@ class Redactor:
             leaf = buffer.leaves[number]
             text = buffer.text_of(leaf)
             match leaf.kind:
-                case Kind.NAME:
+                case LeafKind.NAME:
                     new = self._names.of(tenant, text.decode()).encode()
-                case Kind.SPELLED:
+                case LeafKind.SPELLED:
                     continue
-                case Kind.TEXT:
+                case LeafKind.TEXT:
                     new = _without(text, spans).encode()
-                case Kind.KEY:
+                case LeafKind.KEY:
                     # Two keys of one map must not become the same.
                     keys += 1
                     new = orjson.dumps(_without(text, spans) + (f" {keys}" if keys > 1 else ""))
                 case _:
                     new = orjson.dumps(_without(text, spans))
             edits.setdefault(leaf.source, []).append((leaf.lo, leaf.hi, new))
-        text_changed = any(buffer.leaves[number].kind is not Kind.NAME for number in found)
+        text_changed = any(buffer.leaves[number].kind is not LeafKind.NAME for number in found)
         if text_changed:
             for source, spelled in buffer.spelled.items():
                 edits[source] = [(lo, hi, b"null") for lo, hi in spelled] + edits.get(source, [])
@@ -203,7 +203,7 @@ def blanked(kind: str, body: Body, mark: str) -> Body:
     return cast(Body, strings.changed(body, values))
 
 
-def _without(text: bytes, spans: Sequence[Span]) -> str:
+def _without(text: bytes, spans: Sequence[FoundSpan]) -> str:
     out, at = [], 0
     for start, end, kind in spans:
         if end <= at:
@@ -225,7 +225,7 @@ def _edited(value: str | bytes, pieces: Sequence[tuple[int, int, bytes]]) -> str
     return done.decode() if isinstance(value, str) else done
 
 
-def _findings(hits: Sequence[Hit], buffer: Buffer, found: Mapping[int, Sequence[Span]]) -> list[Finding]:
+def _findings(hits: Sequence[Hit], buffer: Buffer, found: Mapping[int, Sequence[FoundSpan]]) -> list[Finding]:
     """The first MOST_FINDINGS places of hits in leaves."""
     starts = [leaf.start for leaf in buffer.leaves]
     rows = []
@@ -241,7 +241,7 @@ def _findings(hits: Sequence[Hit], buffer: Buffer, found: Mapping[int, Sequence[
     ]
 
 
-def _paths(buffer: Buffer, wanted: Collection[int], found: Mapping[int, Sequence[Span]]) -> dict[int, str]:
+def _paths(buffer: Buffer, wanted: Collection[int], found: Mapping[int, Sequence[FoundSpan]]) -> dict[int, str]:
     """Leaf number -> where it stands in the event."""
     by_source: dict[int, dict[int, int]] = {}
     for number in wanted:
@@ -250,7 +250,7 @@ def _paths(buffer: Buffer, wanted: Collection[int], found: Mapping[int, Sequence
     hidden: dict[int, set[int]] = {}
     for number in found:
         leaf = buffer.leaves[number]
-        if leaf.kind is Kind.KEY:
+        if leaf.kind is LeafKind.KEY:
             hidden.setdefault(leaf.source, set()).add(leaf.lo)
     out: dict[int, str] = {}
     for source, numbers in by_source.items():

@@ -27,8 +27,8 @@ from millrace.schemas.records import Body, Event, EventKind, ModelCall, Progress
 from millrace.streams.refine import custody as chain
 from millrace.streams.refine.detectors.base import Detector
 from millrace.streams.refine.names import Replacements
-from millrace.streams.refine.redact import Governed, Parts, Redactor, UnreadNames, blanked, withheld
-from millrace.streams.refine.tenancy import Tenancy, Verdict
+from millrace.streams.refine.redact import EventParts, Governed, Redactor, UnreadNames, blanked, withheld
+from millrace.streams.refine.tenancy import ContentUse, Tenancy
 from millrace.streams.refine.validate import (
     Refusal,
     check_link,
@@ -108,7 +108,7 @@ class Refine(Stage):
 
     def _read(self, came: Event, body: Body | None, headers: Mapping[str, str]) -> Governed:
         """The event as detectors leave it. Raises Refusal for one that cannot even be kept without its text."""
-        parts = Parts(came, body, headers)
+        parts = EventParts(came, body, headers)
         redact, remove = self._tenancy.redacts(came["tenant"])
         if not redact:
             return Governed(came, body, headers, "none_needed")
@@ -194,7 +194,7 @@ class Refine(Stage):
             return "withheld_context"
         return None
 
-    def _record(self, verdict: Verdict, governed: Governed, flagged: str | None) -> records.Governance:
+    def _record(self, verdict: ContentUse, governed: Governed, flagged: str | None) -> records.Governance:
         allowed = verdict.eligibility in ("tenant_only", "aggregate")
         return {
             "eligibility": "audit_only" if flagged and allowed else verdict.eligibility,

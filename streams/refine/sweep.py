@@ -9,10 +9,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from millrace.streams.refine.detectors.base import Hit
-from millrace.streams.refine.leaves import Kind, Leaf
+from millrace.streams.refine.leaves import Leaf, LeafKind
 
 
-class Span(NamedTuple):
+class FoundSpan(NamedTuple):
     """Bytes [start, end), and what was found there."""
 
     start: int
@@ -20,26 +20,26 @@ class Span(NamedTuple):
     kind: str
 
 
-def cuts(hits: Iterable[Hit], leaves: Sequence[Leaf]) -> dict[int, list[Span]]:
+def cuts(hits: Iterable[Hit], leaves: Sequence[Leaf]) -> dict[int, list[FoundSpan]]:
     """Leaf number -> spans of the leaf to take out, ascending.
 
     A hit that begins in a key and reaches into its value is about the value: the key stays."""
     starts = [leaf.start for leaf in leaves]
-    in_keys: list[Span] = []
-    others: list[Span] = []
+    in_keys: list[FoundSpan] = []
+    others: list[FoundSpan] = []
     for hit in hits:
         first = _first(starts, leaves, hit.start)
         if first == len(leaves):
             continue
         beyond = starts[first + 1] if first + 1 < len(leaves) else hit.end
-        alone = leaves[first].kind is Kind.KEY and hit.end <= beyond
-        (in_keys if alone else others).append(Span(hit.start, hit.end, hit.kind))
-    found: dict[int, list[Span]] = {}
+        alone = leaves[first].kind is LeafKind.KEY and hit.end <= beyond
+        (in_keys if alone else others).append(FoundSpan(hit.start, hit.end, hit.kind))
+    found: dict[int, list[FoundSpan]] = {}
     for span in _merged(in_keys):
         _cut(found, span, _first(starts, leaves, span.start), leaves)
     for span in _merged(others):
         touched = list(_touched(starts, leaves, span.start, span.end))
-        values = [number for number in touched if leaves[number].kind is not Kind.KEY]
+        values = [number for number in touched if leaves[number].kind is not LeafKind.KEY]
         for number in values or touched:
             _cut(found, span, number, leaves)
     return {number: sorted(spans) for number, spans in found.items()}
@@ -49,7 +49,7 @@ def places(hit: Hit, starts: Sequence[int], leaves: Sequence[Leaf]) -> Iterator[
     """(leaf number, start, end) of the parts of a hit that lie in leaves, as offsets of the leaf; keys that name a
     value that the hit reaches are left out."""
     touched = list(_touched(starts, leaves, hit.start, hit.end))
-    values = [number for number in touched if leaves[number].kind is not Kind.KEY]
+    values = [number for number in touched if leaves[number].kind is not LeafKind.KEY]
     for number in values or touched:
         leaf = leaves[number]
         yield number, max(hit.start, leaf.start) - leaf.start, min(hit.end, leaf.end) - leaf.start
@@ -68,16 +68,16 @@ def _touched(starts: Sequence[int], leaves: Sequence[Leaf], start: int, end: int
         number += 1
 
 
-def _cut(found: dict[int, list[Span]], span: Span, number: int, leaves: Sequence[Leaf]) -> None:
+def _cut(found: dict[int, list[FoundSpan]], span: FoundSpan, number: int, leaves: Sequence[Leaf]) -> None:
     leaf = leaves[number]
     start, end = max(span.start, leaf.start) - leaf.start, min(span.end, leaf.end) - leaf.start
     if start < end:
-        found.setdefault(number, []).append(Span(start, end, span.kind))
+        found.setdefault(number, []).append(FoundSpan(start, end, span.kind))
 
 
-def _merged(spans: Iterable[Span]) -> list[Span]:
+def _merged(spans: Iterable[FoundSpan]) -> list[FoundSpan]:
     """Overlapping spans as one, which is called as the first of them."""
-    out: list[Span] = []
+    out: list[FoundSpan] = []
     for span in sorted(spans):
         if out and span.start < out[-1].end:
             out[-1] = out[-1]._replace(end=max(out[-1].end, span.end))

@@ -22,7 +22,7 @@ TRAINING_SCOPE = "train"
 """when a trajectory states scopes at all, this one must be among them"""
 
 
-class Verdict(NamedTuple):
+class ContentUse(NamedTuple):
     """What an event's content may be used for, before anything is known about the content itself."""
 
     eligibility: Eligibility
@@ -47,19 +47,19 @@ class Tenancy:
     def _rule(self, tenant: str) -> Tenant | None:
         return self._rules.tenants.get(tenant if tenant in self._rules.tenants else DEFAULT)
 
-    def decide(self, tenant: str, policy: str, split: str, labels: SecurityLabels | None) -> Verdict:
+    def decide(self, tenant: str, policy: str, split: str, labels: SecurityLabels | None) -> ContentUse:
         """The verdict for an event of a tenant that one policy is to learn from; `labels` is the newest SecurityLabels
         of its trajectory."""
         stated = labels["classification"] if labels else None
         named = tenant if tenant in self._rules.tenants else DEFAULT
         rule = self._rule(tenant)
         if rule is None:
-            return Verdict("audit_only", "unknown_tenant", "restricted" if stated is None else stated, None)
+            return ContentUse("audit_only", "unknown_tenant", "restricted" if stated is None else stated, None)
         classification = stated or rule.classification
         eligibility, reason = self._judge(rule, named, split, labels, classification)
         if eligibility == "tenant_only" and self._owners.get(policy) != tenant:
             eligibility, reason = "audit_only", "other_tenants_policy"
-        return Verdict(eligibility, reason, classification, rule.residency or None)
+        return ContentUse(eligibility, reason, classification, rule.residency or None)
 
     def _judge(
         self, rule: Tenant, named: str, split: str, known: SecurityLabels | None, classification: str

@@ -18,7 +18,7 @@ from millrace.schemas.errors import CorruptRecord
 from millrace.schemas.records import Array, Lineage, Place
 
 
-class Call(TypedDict):
+class TracedCall(TypedDict):
     """What assembly needs of a model call."""
 
     response: str
@@ -92,7 +92,7 @@ class Assembled:
     """tokens in all lineages"""
 
 
-def assemble(calls: Sequence[Call]) -> Assembled:
+def assemble(calls: Sequence[TracedCall]) -> Assembled:
     """The traces of one sample's calls, in the order of the log."""
     superseded = {call["supersedes"] for call in calls if call["supersedes"]}
     traces: dict[str, _Trace] = {}
@@ -129,7 +129,7 @@ def assemble(calls: Sequence[Call]) -> Assembled:
     return Assembled(lineages, excluded, min(heads, default=-1), max(tails, default=-1), trainable, length)
 
 
-def _add(trace: _Trace, call: Call, superseded: bool) -> str | None:
+def _add(trace: _Trace, call: TracedCall, superseded: bool) -> str | None:
     """Append a call; the reason why nothing of it may train, else None."""
     try:
         prompt, output = _unpacked(call["prompt"], "int32"), _unpacked(call["output"], "int32")

@@ -13,7 +13,7 @@ from typing import TypedDict
 from millrace.infra.stages.base import Key, Table
 from millrace.schemas import bounds
 from millrace.schemas.records import EpisodeStarted, EpisodeStatus, Event, ModelCall, Place, Split
-from millrace.streams.seal.assemble import Call
+from millrace.streams.seal.assemble import TracedCall
 from millrace.streams.seal.rewards import Counted
 
 TRAINABLE = ("tenant_only", "aggregate")
@@ -49,7 +49,7 @@ class Attempt(TypedDict):
     rewards: Counted
 
 
-class Group(TypedDict):
+class OpenGroup(TypedDict):
     """A group that is not sealed."""
 
     policy: str
@@ -69,27 +69,27 @@ class Group(TypedDict):
 
 
 ATTEMPTS = Table[Attempt]("t/")
-CALLS = Table[Call]("c/")
-GROUPS = Table[Group]("g/")
+CALLS = Table[TracedCall]("c/")
+GROUPS = Table[OpenGroup]("g/")
 TOMBSTONES = Table[bool]("z/")
 
 
-def group_key(of: Event | Attempt) -> Key[Group]:
+def group_key(of: Event | Attempt) -> Key[OpenGroup]:
     """The state key of an event's or attempt's group."""
     return GROUPS.key(f"{of['policy']}/{of['tenant']}/{of['group']}")
 
 
-def attempt_key(of: Event | Attempt | Group, root: str) -> Key[Attempt]:
+def attempt_key(of: Event | Attempt | OpenGroup, root: str) -> Key[Attempt]:
     """The state key of an attempt. Tenants never see each other's ids."""
     return ATTEMPTS.key(f"{of['tenant']}/{root}")
 
 
-def calls_key(of: Attempt | Group, root: str) -> Key[Call]:
+def calls_key(of: Attempt | OpenGroup, root: str) -> Key[TracedCall]:
     """The state key of an attempt's calls."""
     return CALLS.key(f"{of['tenant']}/{root}")
 
 
-def tombstone_key(group: Key[Group]) -> Key[bool]:
+def tombstone_key(group: Key[OpenGroup]) -> Key[bool]:
     """The state key that a sealed group leaves behind."""
     return TOMBSTONES.key(group.removeprefix(GROUPS.prefix))
 
@@ -116,7 +116,7 @@ def attempt_of(event: Event, body: EpisodeStarted, place: Place, trace: str | No
     }
 
 
-def group_of(event: Event, body: EpisodeStarted) -> Group:
+def group_of(event: Event, body: EpisodeStarted) -> OpenGroup:
     """A new group, from the start of its first attempt. A root trajectory alone is a group of one."""
     alone = body["ticket"] is None and event["group"] == event["root_trajectory"]
     return {
@@ -134,7 +134,7 @@ def group_of(event: Event, body: EpisodeStarted) -> Group:
     }
 
 
-def refused(group: Group, event: Event, body: EpisodeStarted) -> str | None:
+def refused(group: OpenGroup, event: Event, body: EpisodeStarted) -> str | None:
     """Why an attempt cannot belong to its group, None when it can."""
     if group["size"] > bounds.GROUP_SIZE:
         return "out_of_bounds"
@@ -157,7 +157,7 @@ def flaw_of(event: Event) -> str | None:
     return "gap" if event["kind"] == "gap" else None
 
 
-def call_of(event: Event, body: ModelCall, policy: str, place: Place) -> Call:
+def call_of(event: Event, body: ModelCall, policy: str, place: Place) -> TracedCall:
     """What assembly needs of a model call."""
     why: str | None = None
     governance = event["governance"]
@@ -183,11 +183,11 @@ def call_of(event: Event, body: ModelCall, policy: str, place: Place) -> Call:
     }
 
 
-def is_complete(group: Group) -> bool:
+def is_complete(group: OpenGroup) -> bool:
     """Whether every sample has ended and been judged, or waited for in vain."""
     return len(group["settled"]) >= group["size"]
 
 
-def settled(group: Group, sample: int) -> Group:
+def settled(group: OpenGroup, sample: int) -> OpenGroup:
     """The group once nothing more is awaited for a sample."""
     return {**group, "settled": sorted({*group["settled"], sample})}

@@ -13,8 +13,8 @@ from typing import Literal, cast
 
 from millrace.infra.stages.base import later
 from millrace.schemas.records import Completion, CompletionKind, EpisodeStatus, Trajectory
-from millrace.streams.seal.assemble import Call, assemble
-from millrace.streams.seal.attempts import Attempt, Group
+from millrace.streams.seal.assemble import TracedCall, assemble
+from millrace.streams.seal.attempts import Attempt, OpenGroup
 from millrace.streams.seal.rewards import combined, sealed, silent
 
 Short = Literal["drop", "train", "top-up"]
@@ -24,7 +24,7 @@ MINIMUM = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class ClosingRules:
     """How groups are closed. Times in micros of log time."""
 
     short: Short = "drop"
@@ -39,7 +39,7 @@ class Rules:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class EndedSample:
     """One ended sample, ready to be written."""
 
     number: int
@@ -55,11 +55,11 @@ class Sample:
 def sample_of(
     number: int,
     attempt: Attempt,
-    calls: Sequence[Call],
-    group: Group,
-    rules: Rules,
+    calls: Sequence[TracedCall],
+    group: OpenGroup,
+    rules: ClosingRules,
     now: int,
-) -> Sample:
+) -> EndedSample:
     """The Trajectory record of an attempt that won its sample, and whether it may train."""
     made = assemble(calls)
     counted = (attempt["rewards"], group["rewards"])
@@ -96,10 +96,10 @@ def sample_of(
         "sealed_at": now,
     }
     good = flaw is None and made.tokens > 0 and reward is not None and math.isfinite(reward)
-    return Sample(number, record, good, attempt["trace"])
+    return EndedSample(number, record, good, attempt["trace"])
 
 
-def verdict(group: Group, samples: Sequence[Sample], rules: Rules) -> CompletionKind | None:
+def verdict(group: OpenGroup, samples: Sequence[EndedSample], rules: ClosingRules) -> CompletionKind | None:
     """The kind of the group's completion; None when there is nothing to say about it (evaluation, unfit traffic)."""
     good = sum(sample.good for sample in samples)
     whole = good == group["size"]
@@ -113,7 +113,9 @@ def verdict(group: Group, samples: Sequence[Sample], rules: Rules) -> Completion
     return "top_up" if rules.short == "top-up" and group["round"] < rules.rounds else "short"
 
 
-def completion(kind: CompletionKind, group: Group, samples: Sequence[Sample], slot: int, now: int) -> Completion:
+def completion(
+    kind: CompletionKind, group: OpenGroup, samples: Sequence[EndedSample], slot: int, now: int
+) -> Completion:
     """The Completion record about a group; the places of its samples are those of their emits."""
     good = [sample for sample in samples if sample.good]
     there = {sample.number for sample in good}
@@ -137,7 +139,7 @@ def completion(kind: CompletionKind, group: Group, samples: Sequence[Sample], sl
     }
 
 
-def why_short(samples: Sequence[Sample], group: Group) -> str:
+def why_short(samples: Sequence[EndedSample], group: OpenGroup) -> str:
     """Which samples are missing and why, in words."""
     ended = {sample.number: sample for sample in samples}
     parts = []
@@ -150,7 +152,7 @@ def why_short(samples: Sequence[Sample], group: Group) -> str:
     return "; ".join(parts)
 
 
-def why_bad(sample: Sample) -> str:
+def why_bad(sample: EndedSample) -> str:
     """Why an ended sample may not train, in one word."""
     record = sample.record
     if not record["lineages"]:

@@ -21,20 +21,20 @@ from millrace.infra.stages.decisions import outgoing, setting
 from millrace.schemas import bounds
 from millrace.schemas.ids import now_micros
 from millrace.schemas.records import Decision
-from millrace.streams.seal.closing import Rules, Short
+from millrace.streams.seal.closing import ClosingRules, Short
 
 SETTING = "sealing"
 """name of the setting; its value is {"short_groups": "drop" | "train" | "top-up", "patience_ms": whole milliseconds}"""
 
 
-class Terms(TypedDict):
+class PolicyTerms(TypedDict):
     """How the groups of a policy are closed."""
 
     short_groups: Short
     patience_ms: int
 
 
-POLICIES = Table[Terms]("p/")
+POLICIES = Table[PolicyTerms]("p/")
 
 
 def policies(view: View) -> list[str]:
@@ -42,12 +42,12 @@ def policies(view: View) -> list[str]:
     return [key.removeprefix(POLICIES.prefix) for key in POLICIES.keys(view)]
 
 
-def policy_key(policy: str) -> Key[Terms]:
+def policy_key(policy: str) -> Key[PolicyTerms]:
     """The state key of a policy's terms."""
     return POLICIES.key(policy)
 
 
-def parse(text: str) -> Terms | None:
+def parse(text: str) -> PolicyTerms | None:
     """The terms in a decision's value, None when they are none."""
     try:
         value = json.loads(text)
@@ -57,15 +57,15 @@ def parse(text: str) -> Terms | None:
         return None
     patience = value["patience_ms"]
     fit = isinstance(patience, int) and not isinstance(patience, bool) and 0 < patience <= bounds.WAIT_MS
-    return cast(Terms, value) if fit and value["short_groups"] in get_args(Short) else None
+    return cast(PolicyTerms, value) if fit and value["short_groups"] in get_args(Short) else None
 
 
-def rules_of(terms: Terms, rules: Rules) -> Rules:
+def rules_of(terms: PolicyTerms, rules: ClosingRules) -> ClosingRules:
     """`rules` with a policy's own terms."""
     return replace(rules, short=terms["short_groups"], patience=terms["patience_ms"] * 1000)
 
 
-def terms_of(settings: Settings) -> Terms:
+def terms_of(settings: Settings) -> PolicyTerms:
     """What the settings ask for."""
     return {"short_groups": settings.policy.short_groups, "patience_ms": max(1, int(settings.policy.lease_s * 1000))}
 

@@ -14,7 +14,7 @@ from millrace.schemas import bounds
 from millrace.schemas.records import Place, Reward, SealedReward
 
 
-class Entry(TypedDict):
+class Judgement(TypedDict):
     """What is kept of one judgement."""
 
     reward_id: str
@@ -25,7 +25,7 @@ class Entry(TypedDict):
     place: Place
 
 
-Counted = dict[str, Entry]
+Counted = dict[str, Judgement]
 """identity -> judgement"""
 OUT_OF_BOUNDS = "value out of bounds"
 """the failure of a judgement whose value is not finite or larger than any reward may be"""
@@ -37,7 +37,7 @@ class Taken(NamedTuple):
     counted: Counted
     refused: str | None
     """why it does not count"""
-    replaced: Entry | None
+    replaced: Judgement | None
     """the entry that it corrects"""
 
 
@@ -103,7 +103,7 @@ def combined(awaits: Collection[str], *maps: Counted, partial: bool = False) -> 
     return sum(values) if values else None
 
 
-def _entry(body: Reward, place: Place) -> Entry:
+def _entry(body: Reward, place: Place) -> Judgement:
     value = body["value"]
     failure = body["failure"] or (None if value is not None else "no value")
     if value is not None and not -bounds.REWARD <= value <= bounds.REWARD:

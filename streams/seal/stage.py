@@ -38,8 +38,8 @@ from millrace.schemas.records import (
     Reward,
 )
 from millrace.streams.seal import attempts as state
-from millrace.streams.seal.attempts import ATTEMPTS, CALLS, GROUPS, TOMBSTONES, Attempt, Group
-from millrace.streams.seal.closing import Rules, Sample, completion, sample_of, verdict, why_bad
+from millrace.streams.seal.attempts import ATTEMPTS, CALLS, GROUPS, TOMBSTONES, Attempt, OpenGroup
+from millrace.streams.seal.closing import ClosingRules, EndedSample, completion, sample_of, verdict, why_bad
 from millrace.streams.seal.policies import POLICIES, SETTING, parse, policies, policy_key, rules_of
 from millrace.streams.seal.rewards import silent, take
 from millrace.streams.words import Decoder, Unreadable, dead_letter, place_of
@@ -66,10 +66,10 @@ class Seal(Stage):
     sides = ("decisions",)
 
     def __init__(
-        self, policies: Sequence[str] = (), rules: Rules | None = None, claims: ClaimStore | None = None
+        self, policies: Sequence[str] = (), rules: ClosingRules | None = None, claims: ClaimStore | None = None
     ) -> None:
         self._policies = frozenset(policies)
-        self._rules = rules or Rules()
+        self._rules = rules or ClosingRules()
         self._decode = Decoder(claims)
 
     def time_of(self, view: View, record: Record) -> Micros | None:
@@ -155,7 +155,7 @@ class Seal(Stage):
     def _serves(self, view: View, policy: str) -> bool:
         return policy in self._policies or view.get(policy_key(policy)) is not None
 
-    def _rules_of(self, view: View, policy: str) -> Rules:
+    def _rules_of(self, view: View, policy: str) -> ClosingRules:
         terms = view.get(policy_key(policy))
         return self._rules if terms is None else rules_of(terms, self._rules)
 
@@ -347,7 +347,7 @@ class Seal(Stage):
         if state.is_complete(group):
             yield from self._close(view, key, now)
 
-    def _close(self, view: View, key: Key[Group], now: Micros) -> Iterator[Op]:
+    def _close(self, view: View, key: Key[OpenGroup], now: Micros) -> Iterator[Op]:
         group = view.get(key)
         if group is None:
             return
@@ -377,7 +377,7 @@ class Seal(Stage):
         yield from self._forget(view, group, winners, now, "superseded", "its group was closed without it")
         yield from self._bury(view, key, group["policy"], now)
 
-    def _bury(self, view: View, key: Key[Group], policy: str, now: Micros) -> Iterator[Op]:
+    def _bury(self, view: View, key: Key[OpenGroup], policy: str, now: Micros) -> Iterator[Op]:
         """Forget a group that is closed, but for its tombstone."""
         yield Clear(key)
         tombstone = state.tombstone_key(key)
@@ -385,7 +385,7 @@ class Seal(Stage):
         yield Wake(tombstone, now + self._rules_of(view, policy).memory)
 
     def _top_up(
-        self, view: View, key: Key[Group], group: Group, samples: Sequence[Sample], now: Micros
+        self, view: View, key: Key[OpenGroup], group: OpenGroup, samples: Sequence[EndedSample], now: Micros
     ) -> Iterator[Op]:
         good = {str(sample.number): group["winners"][str(sample.number)] for sample in samples if sample.good}
         for sample in samples:
@@ -401,7 +401,7 @@ class Seal(Stage):
         yield Wake(key, now + self._rules_of(view, group["policy"]).patience)
 
     def _completion(
-        self, view: View, kind: CompletionKind, group: Group, samples: Sequence[Sample], now: Micros
+        self, view: View, kind: CompletionKind, group: OpenGroup, samples: Sequence[EndedSample], now: Micros
     ) -> Emit:
         headers = {"group": group["group"], "kind": kind, "policy": group["policy"]}
         traces = ",".join([sample.trace for sample in samples if sample.trace][:TRACES])
@@ -413,7 +413,9 @@ class Seal(Stage):
             headers=headers | ({telemetry.MANY: traces} if traces else {}),
         )
 
-    def _forget(self, view: View, group: Group, winners: set[str], now: Micros, code: str, detail: str) -> Iterator[Op]:
+    def _forget(
+        self, view: View, group: OpenGroup, winners: set[str], now: Micros, code: str, detail: str
+    ) -> Iterator[Op]:
         """Clear every attempt of a group; winners aside, one that has no end yet ends here."""
         for root in group["attempts"]:
             attempt = view.get(state.attempt_key(group, root))
@@ -446,7 +448,7 @@ def _trace_of(record: Record) -> str | None:
     return trace.decode("ascii", "replace") if trace and len(trace) <= CONTEXT_BYTES else None
 
 
-def _headers(group: Group, sample: Sample) -> dict[str, str]:
+def _headers(group: OpenGroup, sample: EndedSample) -> dict[str, str]:
     headers = {
         "id": sample.record["id"],
         "policy": group["policy"],

@@ -18,7 +18,7 @@ from typing import Any
 
 import tomlkit
 
-from millrace.apps.demo.fleet import Fleet
+from millrace.apps.demo.fleet import DemoFleet
 from millrace.consumers.status.watch import Watch
 from millrace.infra.config import Settings, load
 from millrace.infra.connect import connect
@@ -197,11 +197,11 @@ class Arena:
         return next((s.name for s in self.fleet.states() if s.pid and client == f"{name}-{s.pid}"), None)
 
 
-def fleet_of(home: Path) -> Fleet:
+def fleet_of(home: Path) -> DemoFleet:
     """The programs of the deployment in `home`, each of which a point in `home/kill` may end."""
     points, file = home / "kill", home / "millrace.toml"
     points.mkdir(parents=True, exist_ok=True)
-    return Fleet(load(file), file, {"MILLRACE_KILL_DIR": str(points)})
+    return DemoFleet(load(file), file, {"MILLRACE_KILL_DIR": str(points)})
 
 
 def write_settings(home: Path, values: dict[str, Any]) -> Path:

@@ -9,6 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from millrace.apps.cli.main import app
+from millrace.infra import connect
+from millrace.infra.process.net import LOCALHOST, free_ports
 from millrace.trainers import checkpoint, manifest
 from millrace.trainers.tasks import sort_digits
 from tests.support import lessons
@@ -34,6 +36,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def _there(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(home)
+    monkeypatch.setenv("MILLRACE_KAFKA__BOOTSTRAP", f"{LOCALHOST}:{free_ports(1)[0]}")  # no broker runs there
+    monkeypatch.setattr(connect, "PATIENCE_S", 0.2)
 
 
 def test_a_step_takes_thirty_lines_and_writes_weights(home: Path) -> None:

@@ -21,7 +21,7 @@ from millrace.schemas.chain import event_hash
 from millrace.streams.dispatch.stage import Dispatch
 from millrace.streams.refine.detectors.base import Detector, Hit
 from millrace.streams.refine.stage import Refine
-from millrace.streams.seal.closing import Rules
+from millrace.streams.seal.closing import ClosingRules
 from millrace.streams.seal.stage import Seal
 from tests.support.events import Episode
 from tests.support.odd import records
@@ -122,7 +122,7 @@ def play(happened: list[tuple[str, Any]], folder: str) -> None:
     store = ClaimStore(folder)
     stages = [
         lambda: Refine(Governance(), [Tokens()], slots=SLOTS, claims=store),
-        lambda: Seal(["p"], Rules(), store),
+        lambda: Seal(["p"], ClosingRules(), store),
         lambda: Dispatch("p", SLOTS, claims=store),
     ]
     with World(0, TOPICS, stages, workers=1, chances=CALM, isolate=True, claims=store) as world:

@@ -18,7 +18,7 @@ import pytest
 
 from millrace.infra.log.base import Outgoing
 from millrace.infra.log.kafka.bus import KafkaBus
-from millrace.infra.log.topics import Layout
+from millrace.infra.log.topics import TopicSizes
 from millrace.infra.process.net import free_ports
 from millrace.producers.gateway.rendering.tokenizer import ChatTokenizer
 from millrace.schemas import codec
@@ -57,7 +57,7 @@ class Deployment:
             "MILLRACE_ROLLOUT__TASKS": str(tasks),
             "MILLRACE_ROLLOUT__AHEAD": "4",
         }
-        bus.ensure_topics(Layout(NS, "policy").specs())
+        bus.ensure_topics(TopicSizes(NS, "policy").specs())
         version = {
             "policy": "policy", "version": 0, "parent": None, "mode": "full", "uri": str(tokenizer), "digest": "",
             "files": {}, "tokenizer_hash": "tok", "template_hash": "tem", "seq_lo": 0, "seq_hi": 0, "batch": 1,

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millrace.schemas import codec
@@ -75,6 +75,7 @@ def linked(event: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", FIELDS)
+@settings(max_examples=25)  # of each field, so that there are some hundred whole events in all
 @given(data=st.data())
 def test_no_field_of_an_event_can_be_altered_unseen(name: str, data: st.DataObject) -> None:
     event = linked(data.draw(EVENTS))

@@ -33,7 +33,7 @@ from millrace.schemas.records import WeightVersion
 from millrace.trainers import checkpoint, tiny
 from millrace.trainers.backends.fsdp import Adam, TorchBackend
 from millrace.trainers.checkpoint import Checkpoint
-from millrace.trainers.sampling import Reply, sample
+from millrace.trainers.sampling import SampledReply, sample
 from millrace.trainers.tasks import sort_digits
 from tests.support.feed import feed
 
@@ -69,7 +69,7 @@ def play(
         replies = sample(backend.model, prompts, n=size, max_tokens=tiny.REPLY, end=tiny.EOS, generator=draw)
     finally:
         backend.tear_down()
-    by_group: dict[int, list[Reply]] = {}
+    by_group: dict[int, list[SampledReply]] = {}
     for reply in replies:
         by_group.setdefault(reply.prompt, []).append(reply)
 

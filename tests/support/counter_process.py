@@ -9,7 +9,7 @@ import threading
 from millrace.infra.log.blobs import ClaimStore
 from millrace.infra.log.kafka.bus import KafkaBus
 from millrace.infra.stages.live import run_stage
-from millrace.infra.stages.slot import Settings
+from millrace.infra.stages.slot import RunnerSettings
 from tests.support.counter import Counter
 
 
@@ -19,7 +19,7 @@ def main() -> None:
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     with KafkaBus(bootstrap, session_timeout_s=1.0) as bus:
-        run_stage(bus, Counter(int(pad)), Settings(namespace, claims=store, turn_records=20, isolate=False), stop)
+        run_stage(bus, Counter(int(pad)), RunnerSettings(namespace, claims=store, turn_records=20, isolate=False), stop)
 
 
 if __name__ == "__main__":

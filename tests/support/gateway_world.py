@@ -21,7 +21,7 @@ from millrace.producers.capture.forwarder import Forwarder
 from millrace.producers.capture.log import CaptureLog
 from millrace.producers.gateway.fleet import Fleet
 from millrace.producers.gateway.gateway import Gateway
-from millrace.producers.gateway.options import Options
+from millrace.producers.gateway.options import GatewayOptions
 from millrace.producers.gateway.recorder import Recorder
 from millrace.producers.gateway.rendering.base import Renderer
 from millrace.producers.gateway.serve import serve
@@ -202,7 +202,7 @@ async def world(
     sessions = Sessions(log.folder, POLICY)
     sessions.rebuild(log)
     fleet = Fleet(POLICY, lambda url: engine, (ENGINE,))
-    gateway = Gateway(Options(**{"policy": POLICY, **options}), sessions, Recorder(log), fleet, renderer)
+    gateway = Gateway(GatewayOptions(**{"policy": POLICY, **options}), sessions, Recorder(log), fleet, renderer)
     forwarder = Forwarder(log, bus, RAW, ClaimStore(str(folder / "claims")))
     forwarder.start()
     stop, (port,) = asyncio.Event(), free_ports(1)

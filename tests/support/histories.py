@@ -13,7 +13,7 @@ from millrace.infra.log.topics import stages_of
 from millrace.streams.dispatch.stage import Terms
 from millrace.streams.refine.detectors.base import Detector
 from millrace.streams.refine.stage import Refine
-from millrace.streams.seal.closing import Rules
+from millrace.streams.seal.closing import ClosingRules
 from millrace.streams.seal.policies import SETTING
 from millrace.streams.seal.stage import Seal
 from tests.support import laws
@@ -120,7 +120,7 @@ def make_world(
     sizes = {"prompts": 1, "grants": slots, "trajectories": 2, "evaluations": slots, "completions": 1}
     sizes |= {"resolutions": 1, "weights": 1, "ledger": 1, "scores": 1}
     topics |= {f"{plan.policy}.{name}": count for plan in plans for name, count in sizes.items()}
-    rules = Rules(memory=300 * SECOND)
+    rules = ClosingRules(memory=300 * SECOND)
     return World(
         random.Random(f"{seed} world"),
         topics,

@@ -13,7 +13,7 @@ from millrace.consumers.history.ledger import chained
 from millrace.consumers.history.scores import named
 from millrace.infra.log.base import NO_HEADERS, Outgoing, Place, Record
 from millrace.infra.log.memory.bus import MemoryBus
-from millrace.infra.log.topics import Layout, full_name, stages_of, turns_of
+from millrace.infra.log.topics import TopicSizes, full_name, stages_of, turns_of
 from millrace.schemas import codec
 from millrace.schemas.chain import START, event_hash
 from tests.support.history_records import POLICY
@@ -33,7 +33,7 @@ class Log:
         self.rng = random.Random(seed)
         self.now = 1_700_000_000 * SECOND
         self.bus = MemoryBus(clock=lambda: self.now)
-        self.bus.ensure_topics(Layout(NS, POLICY, SLOTS, SHARDS).specs())
+        self.bus.ensure_topics(TopicSizes(NS, POLICY, SLOTS, SHARDS).specs())
 
     # -- names
 

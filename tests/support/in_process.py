@@ -20,7 +20,7 @@ from millrace.producers.capture.log import CaptureLog
 from millrace.producers.gateway.app import make_app
 from millrace.producers.gateway.fleet import Fleet
 from millrace.producers.gateway.gateway import Gateway
-from millrace.producers.gateway.options import Options
+from millrace.producers.gateway.options import GatewayOptions
 from millrace.producers.gateway.recorder import Recorder
 from millrace.producers.gateway.rendering.base import Renderer
 from millrace.producers.gateway.sessions import Sessions
@@ -114,7 +114,7 @@ class InProcess:
         self.engine = PlayedEngine(ENGINE, patience_s=0)
         self.engine.script = script
         fleet = Fleet("policy", lambda url: self.engine, (ENGINE,))
-        settings = Options(**{"policy": "policy", "patience_s": 0.0, **options})
+        settings = GatewayOptions(**{"policy": "policy", "patience_s": 0.0, **options})
         self.gateway = Gateway(settings, self.sessions, Recorder(self.log), fleet, None if upstream else renderer)
         self.upstream = PlayedUpstream(f"{ENGINE}/v1")
         self.upstream.script = script

@@ -12,7 +12,7 @@ from rich.terminal_theme import MONOKAI
 from millrace.consumers.history.rows import as_stored
 from millrace.consumers.trajectory import tree
 from millrace.consumers.trajectory.command import told_of
-from millrace.consumers.why.read import Topics
+from millrace.consumers.why.read import PolicyTopics
 from millrace.infra.terminal import Terminal
 from tests.support.conversations import Conversations
 from tests.support.history_log import NS
@@ -35,7 +35,7 @@ def withheld(source: Conversations) -> str:
 def picture() -> str:
     """The SVG. It loads nothing: a browser takes the monospaced font that it has."""
     source = world()
-    told = told_of(Topics(source.bus, NS, POLICY, as_stored), withheld(source))
+    told = told_of(PolicyTopics(source.bus, NS, POLICY, as_stored), withheld(source))
     console = Terminal(file=StringIO(), record=True, width=WIDTH, force_terminal=True, color_system="truecolor")
     console.print(tree.tree(told), highlight=False)
     svg = console.export_svg(title="millrace trajectory ID", theme=MONOKAI, unique_id="trajectory")

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from millrace.producers.gateway.rendering.base import Refusal
+from millrace.producers.gateway.rendering.base import NoContinuation
 from millrace.producers.gateway.rendering.template import TemplateRenderer
 from millrace.producers.gateway.rendering.tokenizer import ChatTokenizer
 from millrace.producers.gateway.session import to_reply
@@ -52,7 +52,7 @@ def conversation(renderer: TemplateRenderer) -> tuple[list[int], list[int]]:
             messages.append(to_reply({"content": parser.reply.content, "tool_calls": [call]}))
             new = [{"role": "tool", "tool_call_id": "c", "content": tool_result(turn)}]
             between = renderer.bridge(tokens, messages, new, TOOLS)
-            assert not isinstance(between, Refusal), between
+            assert not isinstance(between, NoContinuation), between
             messages += new
             tokens, mask = [*tokens, *between], [*mask, *[0] * len(between)]
     return tokens, mask

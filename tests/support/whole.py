@@ -16,7 +16,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from millrace.consumers.audit import Report, audit
+from millrace.consumers.audit import AuditReport, audit
 from millrace.consumers.audit.facts import Facts
 from millrace.consumers.history import ledger
 from millrace.consumers.learner.agreement import client_id
@@ -86,7 +86,7 @@ class Whole:
                 log.entries, log.start = list(mine.entries), mine.start
         return other
 
-    def audit(self, *, quick: bool = False) -> Report:
+    def audit(self, *, quick: bool = False) -> AuditReport:
         """The audit, with every turn folded again unless `quick`."""
         makers: dict[str, Callable[[Facts], Stage]] = {role: lambda _, s=s: s for role, s in self.stages.items()}
         return audit(self.bus, NAMESPACE, POLICY, makers=None if quick else makers)

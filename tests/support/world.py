@@ -36,7 +36,7 @@ from millrace.infra.log.topics import changelog_of, full_name, turns_of
 from millrace.infra.stages.base import Stage
 from millrace.infra.stages.live import StageRunner
 from millrace.infra.stages.replay import verify
-from millrace.infra.stages.slot import Settings
+from millrace.infra.stages.slot import RunnerSettings
 from millrace.infra.stages.state import State
 from millrace.schemas import codec
 
@@ -188,7 +188,7 @@ class World:
             for name in (changelog_of(stage.name), turns_of(stage.name)):
                 counts[full_name(NAMESPACE, name)] = topics[stage.primary]
         self.bus = MemoryBus(counts, fencing=fencing, clock=lambda: self.now, max_bytes=1 << 40)
-        self.settings = Settings(
+        self.settings = RunnerSettings(
             NAMESPACE,
             clock=lambda: self.now,
             turn_records=turn_records,

@@ -22,7 +22,7 @@ from millrace.trainers.backends.parallel.grid import CP, EDP, FS, PP, TP, Groups
 from millrace.trainers.backends.parallel.regions import Held
 from millrace.trainers.backends.parallel.schedules import ONE_F_ONE_B
 from millrace.trainers.backends.parallel.split import split
-from millrace.trainers.backends.parallel.stages import Stage, name_of
+from millrace.trainers.backends.parallel.stages import PipelineStage, name_of
 from millrace.trainers.backends.rows import has_rows
 from millrace.trainers.clock import Clock
 from millrace.trainers.errors import BadConfiguration
@@ -51,7 +51,7 @@ class Home:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Chunk:
+class ModelChunk:
     """model: with this rank's parameters. held: which part of the whole model's each one is that learns, in order.
     masters: their fp32 values where the model computes with copies, else empty."""
 
@@ -60,7 +60,7 @@ class Chunk:
     masters: Sequence[torch.Tensor]
 
 
-def make(state: State, stage: Stage, place: Home, learns: bool) -> Chunk:
+def make(state: State, stage: PipelineStage, place: Home, learns: bool) -> ModelChunk:
     """One stage of the model of `state`. Needs no collective. BadConfiguration for an adapter in a layout that cuts
     more than the data."""
     model = build(state.assets, state.weights, stage)
@@ -89,7 +89,7 @@ def make(state: State, stage: Stage, place: Home, learns: bool) -> Chunk:
         if place.copies:
             masters = [p.data for p in model.parameters() if p.requires_grad]
         place.compute.narrow(model)
-    return Chunk(model, held, masters)
+    return ModelChunk(model, held, masters)
 
 
 def _undivided(model: PreTrainedModel, layout: Layout) -> None:

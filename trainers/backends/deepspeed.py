@@ -25,9 +25,9 @@ from transformers import PreTrainedModel
 from millrace.trainers.algorithms.base import Algorithm
 from millrace.trainers.backends.adam import Adam
 from millrace.trainers.backends.base import ACTOR, CRITIC, TEACHER, Backend, StepResult
-from millrace.trainers.backends.deepspeed_engine import Engine, Zero
+from millrace.trainers.backends.deepspeed_engine import Zero, ZeroEngine
 from millrace.trainers.backends.forward import ForwardPass
-from millrace.trainers.backends.group import Group, check
+from millrace.trainers.backends.group import RankGroup, check
 from millrace.trainers.backends.layout import DEEPSPEED, Layout
 from millrace.trainers.backends.models import at_rest, build
 from millrace.trainers.backends.rows import has_rows
@@ -67,8 +67,8 @@ class DeepSpeedBackend(Backend):
         self.device = torch.device("cpu")
         self._deepspeed = _import(self.cuda)
         self._deterministic = deterministic
-        self._group = Group(self.clock, cuda=self.cuda)
-        self._engines: dict[str, Engine] = {}
+        self._group = RankGroup(self.clock, cuda=self.cuda)
+        self._engines: dict[str, ZeroEngine] = {}
         self._frozen: dict[str, PreTrainedModel] = {}
 
     # ---- the group
@@ -131,10 +131,10 @@ class DeepSpeedBackend(Backend):
         model.train(False)
         self._frozen[role] = model
 
-    def _engine(self, state: State) -> Engine:
-        return Engine(state, self.adam, self.zero, self._group, self.device, self.clock, self._deepspeed)
+    def _engine(self, state: State) -> ZeroEngine:
+        return ZeroEngine(state, self.adam, self.zero, self._group, self.device, self.clock, self._deepspeed)
 
-    def _learner(self, role: str) -> Engine:
+    def _learner(self, role: str) -> ZeroEngine:
         if role in self._frozen:
             raise NotFormed("this model is frozen: hold it only to score, load what shall learn")
         if role not in self._engines:

@@ -27,7 +27,7 @@ from millrace.trainers.backends.base import StepResult
 from millrace.trainers.backends.comms import COLLECTIVES
 from millrace.trainers.backends.deepspeed_shards import WEIGHT, Shards
 from millrace.trainers.backends.forward import ForwardPass
-from millrace.trainers.backends.group import Group
+from millrace.trainers.backends.group import RankGroup
 from millrace.trainers.backends.models import build
 from millrace.trainers.backends.seeding import reseed
 from millrace.trainers.batches.packing import Packed
@@ -106,11 +106,11 @@ class _Whole(torch.nn.Module):
         return self._run[0](**given)
 
 
-class Engine:
+class ZeroEngine:
     """A model of `state` that learns. Building it needs no collective; its first use does."""
 
     def __init__(
-        self, state: State, adam: Adam, zero: Zero, group: Group, device: torch.device, clock: Clock, deepspeed: Any
+        self, state: State, adam: Adam, zero: Zero, group: RankGroup, device: torch.device, clock: Clock, deepspeed: Any
     ) -> None:
         self._adam, self._zero, self._group, self._device, self._clock = adam, zero, group, device, clock
         self._deepspeed = deepspeed

@@ -21,9 +21,9 @@ from millrace.trainers.backends.adam import Adam
 from millrace.trainers.backends.base import ACTOR, CRITIC, ROLES, TEACHER, Backend, StepResult
 from millrace.trainers.backends.chunk import Home
 from millrace.trainers.backends.compute import Compute
-from millrace.trainers.backends.group import Group, check, collect
+from millrace.trainers.backends.group import RankGroup, check, collect
 from millrace.trainers.backends.layout import TORCH, Layout
-from millrace.trainers.backends.offload import Shelf, check_roles
+from millrace.trainers.backends.offload import TensorShelf, check_roles
 from millrace.trainers.backends.parallel.grid import DP, Grid, Groups
 from millrace.trainers.backends.parallel.schedules import ONE_F_ONE_B, chunks_of
 from millrace.trainers.backends.rows import has_rows
@@ -77,13 +77,13 @@ class TorchBackend(Backend):
         self.compute = compute or Compute()
         check_roles(offload, ROLES)
         self.offload = frozenset(offload)
-        self._group = Group(self.clock, cuda=self.cuda)
+        self._group = RankGroup(self.clock, cuda=self.cuda)
         self._groups = Groups(Grid(), 0)
         self._forget()
 
     def _forget(self) -> None:
         self._roles: dict[str, Trainee] = {}
-        self._shelves: dict[str, Shelf] = {}
+        self._shelves: dict[str, TensorShelf] = {}
 
     # ---- the group
 
@@ -146,7 +146,7 @@ class TorchBackend(Backend):
     def _play(self, role: str, trainee: Trainee) -> None:
         self._roles[role] = trainee
         if role in self.offload:
-            self._shelves[role] = Shelf(self.device)
+            self._shelves[role] = TensorShelf(self.device)
             self._shelves[role].put(trainee.resident())
 
     @contextmanager

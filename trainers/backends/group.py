@@ -27,7 +27,7 @@ FORM_S = 10.0
 """longest that ranks wait for each other to form, all of them being on their way: one of them may have died since"""
 
 
-class Group:
+class RankGroup:
     """The ranks of one backend, over gloo and, on CUDA, NCCL. Not thread-safe, except `abort`."""
 
     def __init__(self, clock: Clock, *, cuda: bool) -> None:

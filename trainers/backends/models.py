@@ -23,7 +23,7 @@ from transformers import (
 )
 from transformers.initialization import no_init_weights
 
-from millrace.trainers.backends.parallel.stages import WHOLE, Stage, cut, name_of
+from millrace.trainers.backends.parallel.stages import WHOLE, PipelineStage, cut, name_of
 from millrace.trainers.backends.probe import settle
 from millrace.trainers.backends.rows import EAGER
 from millrace.trainers.batches.attention import NAME
@@ -34,7 +34,9 @@ HEAD, SCORE = "lm_head.weight", "score.weight"
 CAUSAL, SCALAR = "ForCausalLM", "ForSequenceClassification"
 
 
-def build(assets: Mapping[str, bytes], weights: Mapping[str, torch.Tensor], stage: Stage = WHOLE) -> PreTrainedModel:
+def build(
+    assets: Mapping[str, bytes], weights: Mapping[str, torch.Tensor], stage: PipelineStage = WHOLE
+) -> PreTrainedModel:
     """The model that config.json describes, in fp32 with `weights`; CheckpointError where they differ. stage: the part
     of it that is left, of the whole model's `weights`."""
     if "config.json" not in assets:

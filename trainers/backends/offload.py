@@ -37,7 +37,7 @@ class _Kept:
     pinned: torch.Tensor | None
 
 
-class Shelf:
+class TensorShelf:
     """Keeps one model's tensors while nobody uses them. Not thread-safe."""
 
     def __init__(self, device: torch.device) -> None:

@@ -11,7 +11,7 @@ from millrace.trainers.errors import BadConfiguration
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RolePlace:
     """Ranks `first` to `first + world - 1` play these roles. cells: those ranks by the cell that they belong to; what a
     cell knows its first rank tells."""
 
@@ -32,7 +32,7 @@ class Place:
         return [[m for m in range(count) if (cell * count + m) % cells == index] for index in range(cells)]
 
 
-def places_of(allocation: Allocation) -> list[Place]:
+def places_of(allocation: Allocation) -> list[RolePlace]:
     """The actor's place first, with every role that has no other. BadConfiguration for an allocation that no learner
     can have."""
     places = []
@@ -47,7 +47,7 @@ def places_of(allocation: Allocation) -> list[Place]:
                 raise BadConfiguration(
                     f"{components[0]}|{component}: roles that share ranks share a layout; make it one"
                 )
-        places.append(Place(tuple(component.name for component in components), layout))
+        places.append(RolePlace(tuple(component.name for component in components), layout))
     other = [place.layout.backend for place in places if place.layout.backend != TORCH]
     if other and len(places) > 1:
         raise BadConfiguration(f"{allocation}: roles with ranks of their own run on torch, not on {other[0]}")
@@ -57,7 +57,7 @@ def places_of(allocation: Allocation) -> list[Place]:
     return [*mine, *(place for place in places if ACTOR not in place.roles)]
 
 
-def written(places: Sequence[Place]) -> str:
+def written(places: Sequence[RolePlace]) -> str:
     """The allocation that these places are, in its grammar."""
     return str(Allocation(tuple(tuple(Component(role, place.layout) for role in place.roles) for place in places)))
 

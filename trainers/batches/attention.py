@@ -1,9 +1,9 @@
 """Block-diagonal causal attention for packed rows, registered with transformers as `millrace_packed`.
 
-Samples of equal length (a `Run`) become one dense batch for PyTorch's scaled dot-product attention: no padding, no T x
-T mask, and each sample's arithmetic is that of the unpacked model. What samples add to a shared beginning attends to
-keys that are gathered along its path. Without `runs` (generation with a cache) the mask is the one that transformers
-makes for its own sdpa.
+Samples of equal length (a `SampleRun`) become one dense batch for PyTorch's scaled dot-product attention: no padding,
+no T x T mask, and each sample's arithmetic is that of the unpacked model. What samples add to a shared beginning
+attends to keys that are gathered along its path. Without `runs` (generation with a cache) the mask is the one that
+transformers makes for its own sdpa.
 
     scores = cap * tanh(q k^T * scaling / cap)        where the layer caps them
     weights = softmax([scores, sink])[..., :-1]       where a head has a sink: weight that falls on no token
@@ -23,7 +23,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from millrace.trainers.batches.packing import Run
+from millrace.trainers.batches.packing import SampleRun
 from millrace.trainers.errors import BadConfiguration
 
 NAME = "millrace_packed"
@@ -50,7 +50,7 @@ def packed_attention(
     attention_mask: torch.Tensor | None,
     scaling: float | None = None,
     dropout: float = 0.0,
-    runs: tuple[Run, ...] | None = None,
+    runs: tuple[SampleRun, ...] | None = None,
     paths: torch.Tensor | None = None,
     sliding_window: int | None = None,
     is_causal: bool | None = None,
@@ -173,7 +173,7 @@ def _stretches(rows: torch.Tensor, start: int, count: int, length: int) -> torch
     return rows[start : start + count * length].view(count, length, *rows.shape[1:]).transpose(1, 2)
 
 
-def _mask(run: Run, window: int | None, device: torch.device) -> torch.Tensor | None:
+def _mask(run: SampleRun, window: int | None, device: torch.device) -> torch.Tensor | None:
     """bool[length, prefix + length], or None where it is plainly causal."""
     width = run.prefix + run.length
     narrow = window is not None and width > window

@@ -1,7 +1,7 @@
 """Packs samples into 1-D micro-batches with block-diagonal causal attention, without padding.
 
 A micro-batch is one row of concatenated samples; positions restart at each. Samples of equal length lie side by side as
-a `Run`, which attention folds into a dense batch (`attention.py`), so no token attends across samples and no mask
+a `SampleRun`, which attention folds into a dense batch (`attention.py`), so no token attends across samples and no mask
 matrix exists. Only positions that predict a trainable token get logits: `at` are those positions, `labels` the tokens
 they predict, and every per-token column (behaviour log-probability, version, advantage, scores ...) is indexed alike.
 So nothing is ever rolled.
@@ -40,7 +40,7 @@ VALUES, RETURNS, SIDE = "values", "returns", "side"
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class SampleRun:
     """`count` stretches of `length` tokens each, from `start` on in the packed row: samples, or what they add to a
     beginning of `prefix` tokens that they share with others."""
 
@@ -65,7 +65,7 @@ class Packed:
     members: tuple[Sample, ...]
     tokens: torch.Tensor
     positions: torch.Tensor
-    runs: tuple[Run, ...]
+    runs: tuple[SampleRun, ...]
     at: torch.Tensor
     labels: torch.Tensor
     behaviour: torch.Tensor
@@ -237,7 +237,7 @@ class _Row:
     """places: where each sample's tokens lie."""
 
     places: Sequence[NDArray[np.int64]]
-    runs: list[Run]
+    runs: list[SampleRun]
     paths: NDArray[np.int64] | None = None
 
 
@@ -253,19 +253,19 @@ def _tree(samples: Sequence[NDArray[np.int32]]) -> _Row:
     return _Row(found.places, runs, np.concatenate(paths) if paths else None)
 
 
-def _runs(shapes: Sequence[tuple[int, int]]) -> list[Run]:
+def _runs(shapes: Sequence[tuple[int, int]]) -> list[SampleRun]:
     """(prefix, length) of each stretch of the row."""
-    runs: list[Run] = []
+    runs: list[SampleRun] = []
     start = 0
     for prefix, length in shapes:
         if runs and (runs[-1].prefix, runs[-1].length) == (prefix, length):
             runs[-1] = replace(runs[-1], count=runs[-1].count + 1)
         else:
-            runs.append(Run(start, 1, length, prefix))
+            runs.append(SampleRun(start, 1, length, prefix))
         start += length
     return runs
 
 
 def _idle() -> Packed:
     zero, none = torch.zeros((1, 1), dtype=torch.int64), torch.zeros(0, dtype=torch.int64)
-    return Packed((), zero, zero.clone(), (Run(0, 1, 1),), none, none, torch.zeros(0), none, none, none, none)
+    return Packed((), zero, zero.clone(), (SampleRun(0, 1, 1),), none, none, torch.zeros(0), none, none, none, none)

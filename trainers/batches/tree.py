@@ -34,7 +34,7 @@ class Branch:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class TreeLayout:
     """branches: in the order of the row, those of one shape side by side. places[i]: where each token of sample i lies,
     int64[its length]."""
 
@@ -67,7 +67,7 @@ def size(samples: Tokens) -> int:
     return sum(len(samples[index]) - start for index, start in zip(ordered, shared, strict=True))
 
 
-def layout(samples: Tokens) -> Layout:
+def layout(samples: Tokens) -> TreeLayout:
     """Where each token of each sample lies."""
     ordered, shared = branched(samples)
     fresh = [(start, len(samples[i]) - start, at) for at, (i, start) in enumerate(zip(ordered, shared, strict=True))]
@@ -83,7 +83,7 @@ def layout(samples: Tokens) -> Layout:
     for at, (prefix, length, _) in enumerate(fresh):
         path = np.concatenate([path[:prefix], np.arange(starts[at], starts[at] + length)])
         places[ordered[at]] = path
-    return Layout(tuple(branches), tuple(places))
+    return TreeLayout(tuple(branches), tuple(places))
 
 
 def pieces(samples: Tokens, budget: int) -> list[list[int]]:

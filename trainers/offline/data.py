@@ -21,14 +21,14 @@ from numpy.typing import NDArray
 
 from millrace.trainers.batches.sample import Sample
 from millrace.trainers.errors import BadData
-from millrace.trainers.offline.rows import Row
+from millrace.trainers.offline.rows import DataRow
 from millrace.trainers.offline.text import Encoder, Marked, is_messages, is_tokens
 
 Make = Callable[[Mapping[str, Any], Encoder], list[Marked]]
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class TokenSequence:
     """One sequence: tokens int32[T], mask uint8[T], 1 where it trains."""
 
     tokens: NDArray[np.int32]
@@ -40,7 +40,7 @@ class Item:
     """What one row became: one sequence, or the chosen and the rejected one of a pair."""
 
     where: str
-    readings: tuple[Reading, ...]
+    readings: tuple[TokenSequence, ...]
 
     def samples(self, seq: int, version: int = 0) -> list[Sample]:
         """The item as samples of one group; of a pair the chosen one has the higher reward."""
@@ -79,7 +79,7 @@ class Data:
 
 
 def load(
-    rows: Iterable[Row],
+    rows: Iterable[DataRow],
     make: Make,
     encoder: Encoder,
     *,
@@ -110,13 +110,13 @@ def load(
     return data
 
 
-def _reading(marked: Marked, vocabulary: int, longest: int) -> Reading:
+def _reading(marked: Marked, vocabulary: int, longest: int) -> TokenSequence:
     tokens, mask = np.array(marked[0], np.int64), np.array(marked[1], np.uint8)
     if len(tokens) > longest:
         raise BadData(f"too long: {len(tokens)} tokens, at most {longest} fit")
     if tokens.min() < 0 or tokens.max() >= vocabulary:
         raise BadData(f"a token id outside the vocabulary: it goes from 0 to {vocabulary - 1}")
-    return Reading(tokens.astype(np.int32), mask)
+    return TokenSequence(tokens.astype(np.int32), mask)
 
 
 def demonstration(row: Mapping[str, Any], encoder: Encoder) -> list[Marked]:

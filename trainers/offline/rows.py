@@ -15,7 +15,7 @@ SAVED = ("state.json", "dataset_dict.json")
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class DataRow:
     """where: file:line, or directory:row. content: its columns, without those that are null. problem: why it has
     none."""
 
@@ -24,7 +24,7 @@ class Row:
     problem: str | None = None
 
 
-def read(path: Path) -> Iterator[Row]:
+def read(path: Path) -> Iterator[DataRow]:
     """All rows at `path`, in order. Raises BadData when there is nothing to read."""
     if path.is_file():
         yield from _parquet(path) if path.suffix == ".parquet" else _lines(path)
@@ -41,7 +41,7 @@ def read(path: Path) -> Iterator[Row]:
             yield from read(file)
 
 
-def _lines(path: Path) -> Iterator[Row]:
+def _lines(path: Path) -> Iterator[DataRow]:
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             if not line.strip():
@@ -50,29 +50,29 @@ def _lines(path: Path) -> Iterator[Row]:
             try:
                 content = json.loads(line)
             except ValueError as error:
-                yield Row(where, {}, f"not JSON: {error}")
+                yield DataRow(where, {}, f"not JSON: {error}")
                 continue
             except RecursionError:
-                yield Row(where, {}, "nested too deeply")
+                yield DataRow(where, {}, "nested too deeply")
                 continue
             if isinstance(content, dict):
-                yield Row(where, _present(content))
+                yield DataRow(where, _present(content))
             else:
-                yield Row(where, {}, "not a JSON object")
+                yield DataRow(where, {}, "not a JSON object")
 
 
-def _parquet(path: Path) -> Iterator[Row]:
+def _parquet(path: Path) -> Iterator[DataRow]:
     from pyarrow.parquet import ParquetFile
 
     number = 0
     with ParquetFile(path) as file:
         for batch in file.iter_batches():
             for content in batch.to_pylist():
-                yield Row(f"{path}:{number}", _present(content))
+                yield DataRow(f"{path}:{number}", _present(content))
                 number += 1
 
 
-def _saved(path: Path) -> Iterator[Row]:
+def _saved(path: Path) -> Iterator[DataRow]:
     import datasets
 
     found = datasets.load_from_disk(str(path))
@@ -81,7 +81,7 @@ def _saved(path: Path) -> Iterator[Row]:
             raise BadData(f"{path} has the splits {', '.join(found)}: name the directory of one of them")
         found = found["train"]
     for number, content in enumerate(found):
-        yield Row(f"{path}:{number}", _present(content))
+        yield DataRow(f"{path}:{number}", _present(content))
 
 
 def _present(content: Mapping[str, Any]) -> dict[str, Any]:

@@ -30,7 +30,7 @@ class Row:
     labels: list[tuple[str, int]] = field(default_factory=list)
 
 
-class Batch:
+class RunningRows:
     """The rows in flight. `logits` [rows, vocabulary] are those of each row's next token, of the loaded weights."""
 
     def __init__(self, model: Any) -> None:

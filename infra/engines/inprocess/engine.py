@@ -23,7 +23,7 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
 from millrace.infra.engines.base import Chunk, Engine, Sampling, Span, Usage
-from millrace.infra.engines.inprocess.batch import Batch, Row, draw
+from millrace.infra.engines.inprocess.batch import Row, RunningRows, draw
 from millrace.infra.errors import EngineError, EngineRejected, EngineUnavailable
 
 T = TypeVar("T")
@@ -70,7 +70,7 @@ class InprocessEngine(Engine):
             self._shared.seed()
         else:
             self._shared.manual_seed(seed)
-        self._batch = Batch(self._model)
+        self._batch = RunningRows(self._model)
         self._waiting: deque[Row] = deque()
         self._label = label
         self._paused = False

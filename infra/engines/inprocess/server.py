@@ -36,9 +36,9 @@ from millrace.infra.engines.inprocess.engine import PAUSE_MODES, InprocessEngine
 from millrace.infra.engines.inprocess.wire import (
     Abort,
     Body,
-    Group,
     NewVersion,
     Rpc,
+    TransferGroup,
     Update,
     choice,
     counted,
@@ -57,7 +57,7 @@ _body = msgspec.json.Decoder(Body)
 _rpc = msgspec.json.Decoder(Rpc)
 _new_version = msgspec.json.Decoder(NewVersion)
 _abort = msgspec.json.Decoder(Abort)
-_group = msgspec.json.Decoder(Group)
+_group = msgspec.json.Decoder(TransferGroup)
 _update = msgspec.json.Decoder(Update)
 
 

@@ -49,7 +49,7 @@ class Abort(msgspec.Struct):
     request_ids: list[str] = []
 
 
-class Group(msgspec.Struct):
+class TransferGroup(msgspec.Struct):
     """Where weights will come from."""
 
     init_info: dict[str, Any]

@@ -46,7 +46,7 @@ from millrace.infra.log.kafka.common import (
 from millrace.infra.log.kafka.entry import Listener, contact, greet, made
 from millrace.infra.log.kafka.mend import Mender, Trail
 from millrace.infra.log.kafka.read import KafkaMember, KafkaTail, take
-from millrace.infra.log.kafka.wire import Line, Where
+from millrace.infra.log.kafka.wire import BrokerConnection, Where
 from millrace.infra.log.kafka.write import KafkaPublisher, KafkaTransactor
 from millrace.infra.log.specs import alterations, compare
 
@@ -441,7 +441,7 @@ class KafkaBus(Bus):
             return False
         with self._asking(f"describing group {group}"):
             found = self.admin.describe_consumer_groups([group], request_timeout=WAIT_S)[group].result(WAIT_S)
-        line = Line(found.coordinator.host, found.coordinator.port, self._login())
+        line = BrokerConnection(found.coordinator.host, found.coordinator.port, self._login())
         try:
             return line.leave_group(group, member_id)
         finally:

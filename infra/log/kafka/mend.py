@@ -29,8 +29,8 @@ from millrace.infra.log.kafka.wire import (
     DESCRIBE_PRODUCERS,
     DESCRIBE_TRANSACTIONS,
     WRITE_MARKERS,
+    BrokerConnection,
     Encoded,
-    Line,
     Open,
     Where,
 )
@@ -89,7 +89,7 @@ class Mender:
         self._cluster, self._unsettled, self._states, self._prefix = cluster, unsettled, states, prefix
         self._login = login
         self._stuck: dict[Where, int] = {}
-        self._lines: dict[Address, Line] = {}
+        self._lines: dict[Address, BrokerConnection] = {}
         self._leaders: dict[Where, Address] = {}
         self._able: bool | None = None
         self._lock = threading.Lock()
@@ -209,9 +209,9 @@ class Mender:
                         self._leaders[name, number] = (broker.host, broker.port)
         return self._leaders.get(where)
 
-    def _line(self, address: Address) -> Line:
+    def _line(self, address: Address) -> BrokerConnection:
         if address not in self._lines:
-            self._lines[address] = Line(*address, self._login)
+            self._lines[address] = BrokerConnection(*address, self._login)
         return self._lines[address]
 
 

@@ -40,7 +40,7 @@ class Open:
     start: int
 
 
-class Line:
+class BrokerConnection:
     """A connection to one broker, opened when it is needed and again after an error. Use it from one thread. `login`:
     user and password of a broker that asks for them."""
 

@@ -32,7 +32,7 @@ from millrace.infra.log.base import (
     Transactor,
 )
 from millrace.infra.log.memory.read import MemoryMember, MemoryTail
-from millrace.infra.log.memory.state import Log, MemoryGroup
+from millrace.infra.log.memory.state import MemoryGroup, PartitionLog
 from millrace.infra.log.memory.write import MemoryPublisher, MemoryTransactor
 from millrace.infra.log.specs import alterations, compare
 from millrace.infra.log.topics import partition_of
@@ -56,7 +56,7 @@ class MemoryBus(Bus):
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
         self.specs: dict[str, TopicSpec] = {}
-        self.logs: dict[str, list[Log]] = {}
+        self.logs: dict[str, list[PartitionLog]] = {}
         self.groups: dict[str, MemoryGroup] = {}
         self.owners: dict[str, MemoryTransactor] = {}
         self._ids = 0
@@ -69,7 +69,7 @@ class MemoryBus(Bus):
             for spec in specs:
                 if spec.name not in self.specs:
                     self.specs[spec.name] = spec
-                    self.logs[spec.name] = [Log(spec.name) for _ in range(spec.partitions)]
+                    self.logs[spec.name] = [PartitionLog(spec.name) for _ in range(spec.partitions)]
             for name, changed in alterations(specs, self.specs).items():
                 self.specs[name] = replace(self.specs[name], config={**self.specs[name].config, **changed})
         self.check_topics(specs)
@@ -77,7 +77,7 @@ class MemoryBus(Bus):
     def check_topics(self, specs: Sequence[TopicSpec]) -> None:
         compare(specs, self.specs)
 
-    def of(self, topic: str) -> list[Log]:
+    def of(self, topic: str) -> list[PartitionLog]:
         """The partitions of a topic. Raises TopicError."""
         logs = self.logs.get(topic)
         if logs is None:
@@ -97,7 +97,7 @@ class MemoryBus(Bus):
         return {p: log.stable for p, log in enumerate(self.of(topic))}
 
     def since(self, topic: str, moment: int) -> dict[int, int]:
-        def first(log: Log) -> int:
+        def first(log: PartitionLog) -> int:
             late = (record.offset for record in log.entries if record is not None and record.timestamp >= moment)
             return next(late, len(log.entries))
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from millrace.infra.log.memory.write import MemoryTransactor
 
 
-class Log:
+class PartitionLog:
     """One partition. `entries[i]` is offset `i`; None is a marker, an aborted record or a deleted one."""
 
     __slots__ = ("entries", "open", "start", "topic")

@@ -26,7 +26,7 @@ class PromptTooLong(RenderError):
     """The messages are certain to be longer than the model's context."""
 
 
-class Refusal(NamedTuple):
+class NoContinuation(NamedTuple):
     """Why stored ids cannot be continued with these messages."""
 
     reason: str
@@ -39,7 +39,7 @@ class ToolCall(NamedTuple):
     arguments: str
 
 
-class Delta(NamedTuple):
+class ReplyDelta(NamedTuple):
     """What new tokens added to the reply: text, reasoning text, or one whole tool call."""
 
     content: str = ""
@@ -60,14 +60,14 @@ class Parser(ABC):
     """Turns the sampled ids of one choice into a reply while they arrive."""
 
     @abstractmethod
-    def feed(self, ids: Sequence[int]) -> list[Delta]:
+    def feed(self, ids: Sequence[int]) -> list[ReplyDelta]:
         """What can be said already; text that may yet turn out to be something else is held back."""
 
     @abstractmethod
-    def finish(self) -> list[Delta]:
+    def finish(self) -> list[ReplyDelta]:
         """What was held back."""
 
-    def whole(self, ids: Sequence[int]) -> list[Delta]:
+    def whole(self, ids: Sequence[int]) -> list[ReplyDelta]:
         """`feed` and `finish` of a reply that came all at once."""
         return [*self.feed(ids), *self.finish()]
 
@@ -98,7 +98,7 @@ class Renderer(ABC):
     @abstractmethod
     def bridge(
         self, stored: Sequence[int], past: Sequence[Message], new: Sequence[Message], tools: Tools
-    ) -> list[int] | Refusal:
+    ) -> list[int] | NoContinuation:
         """The ids between `stored` (a prompt and its reply, as sampled) and the next reply.
 
         `past` are the messages behind `stored`, the reply last; `new` what the client added."""

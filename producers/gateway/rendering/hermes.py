@@ -20,7 +20,7 @@ from renderers.parsing import parse_qwen3
 from renderers.reasoning import prompt_ends_in_reasoning
 from tokenizers.decoders import DecodeStream
 
-from millrace.producers.gateway.rendering.base import Delta, Parser, Reply, ToolCall
+from millrace.producers.gateway.rendering.base import Parser, Reply, ReplyDelta, ToolCall
 from millrace.producers.gateway.rendering.stops import StopCutter
 from millrace.producers.gateway.rendering.tokenizer import ChatTokenizer
 from millrace.schemas import bounds
@@ -94,8 +94,8 @@ class HermesParser(Parser):
     def reply(self) -> Reply:
         return self._reply
 
-    def feed(self, ids: Sequence[int]) -> list[Delta]:
-        out: list[Delta] = []
+    def feed(self, ids: Sequence[int]) -> list[ReplyDelta]:
+        out: list[ReplyDelta] = []
         for id in ids:
             if self._state is DONE or id in self._stop_ids:
                 self._close(out)
@@ -105,8 +105,8 @@ class HermesParser(Parser):
             self._token(id, out)
         return self._note(out)
 
-    def finish(self) -> list[Delta]:
-        out: list[Delta] = []
+    def finish(self) -> list[ReplyDelta]:
+        out: list[ReplyDelta] = []
         self._close(out)
         self._state = DONE
         self._note(out)
@@ -114,7 +114,7 @@ class HermesParser(Parser):
             out += self._settle()
         return out
 
-    def whole(self, ids: Sequence[int]) -> list[Delta]:
+    def whole(self, ids: Sequence[int]) -> list[ReplyDelta]:
         markers = self._markers
         if self._thought or markers.think in ids or (self._tools and markers.call in ids):
             return super().whole(ids)
@@ -126,9 +126,9 @@ class HermesParser(Parser):
         elif self._tools:
             text = text.lstrip()
         self._state = DONE
-        return self._note([Delta(content=text)] if text else [])
+        return self._note([ReplyDelta(content=text)] if text else [])
 
-    def _token(self, id: int, out: list[Delta]) -> None:
+    def _token(self, id: int, out: list[ReplyDelta]) -> None:
         markers = self._markers
         if self._state is CALL:
             self._ids.append(id)
@@ -166,7 +166,7 @@ class HermesParser(Parser):
         """Whether nothing but white space came, bytes of unfinished characters included."""
         return self._fresh and not self._tokenizer.decode(self._ids).strip()
 
-    def _say(self, piece: str, out: list[Delta]) -> None:
+    def _say(self, piece: str, out: list[ReplyDelta]) -> None:
         if self._state is THINK:
             self._think(piece, out)
             return
@@ -182,9 +182,9 @@ class HermesParser(Parser):
             piece, self._held = piece[:cut], piece[cut:]
         if piece:
             self._begun = True
-            out.append(Delta(content=piece))
+            out.append(ReplyDelta(content=piece))
 
-    def _think(self, piece: str, out: list[Delta]) -> None:
+    def _think(self, piece: str, out: list[ReplyDelta]) -> None:
         if self._trim:
             piece = self._held + piece
             piece = piece if self._begun else piece.lstrip()
@@ -192,13 +192,13 @@ class HermesParser(Parser):
             piece, self._held = piece[:cut], piece[cut:]
         if piece:
             self._begun = True
-            out.append(Delta(reasoning=piece))
+            out.append(ReplyDelta(reasoning=piece))
 
     def _drop_held(self) -> None:
         """Thoughts end: what was held of them belongs to the form, and the content has not begun."""
         self._held, self._begun = "", False
 
-    def _text_ends(self, out: list[Delta], *, before_call: bool = False) -> None:
+    def _text_ends(self, out: list[ReplyDelta], *, before_call: bool = False) -> None:
         """Say what the byte decoder and the holds still keep, then begin a new stretch of text."""
         rest = self._tokenizer.decode(self._ids, skip_special_tokens=True)[self._said :] if self._ids else ""
         if rest:
@@ -210,28 +210,28 @@ class HermesParser(Parser):
             if not before_call and self._begun and (tail or not self._trim):
                 tail = self._held + tail
             if tail:
-                out.append(Delta(content=tail))
+                out.append(ReplyDelta(content=tail))
             self._held = ""
         self._restart()
 
     def _restart(self) -> None:
         self._stream, self._ids, self._said = DecodeStream(skip_special_tokens=True), [], 0
 
-    def _block(self, out: list[Delta]) -> None:
+    def _block(self, out: list[ReplyDelta]) -> None:
         _, found = reading(self._markers.parser.extract, self._ids) or (None, ())
         call = as_call(found[0]) if found else None
         if call is not None and len(self._reply.calls) < bounds.CALLS:
-            out.append(Delta(call=call))
+            out.append(ReplyDelta(call=call))
         else:
             self._as_text(out)
         self._state, self._fresh = TEXT, False
         self._restart()
 
-    def _as_text(self, out: list[Delta]) -> None:
+    def _as_text(self, out: list[ReplyDelta]) -> None:
         self._begun = True
-        out.append(Delta(content=self._tokenizer.decode(self._ids)))
+        out.append(ReplyDelta(content=self._tokenizer.decode(self._ids)))
 
-    def _close(self, out: list[Delta]) -> None:
+    def _close(self, out: list[ReplyDelta]) -> None:
         if self._state is DRAFT:
             # Thoughts that never end are ended by the call in them.
             draft, self._draft, self._state = self._draft, [], TEXT
@@ -256,7 +256,7 @@ class HermesParser(Parser):
             prefilled_thinking=self._prefilled,
         )
 
-    def _settle(self) -> list[Delta]:
+    def _settle(self) -> list[ReplyDelta]:
         """Compare what was said with the package's reading; where they differ, the package's is what is recorded."""
         parsed = reading(self._read, self._all)
         if parsed is None:
@@ -267,11 +267,11 @@ class HermesParser(Parser):
         if calls == reply.calls and thought == bool((parsed.reasoning_content or "").strip()):
             return []
         logger.warning("a reply was split otherwise than it reads as a whole: %d tokens", len(self._all))
-        missed = [Delta(call=call) for call in calls if call not in reply.calls]
+        missed = [ReplyDelta(call=call) for call in calls if call not in reply.calls]
         self._reply = Reply(parsed.content or None, parsed.reasoning_content, calls)
         return missed
 
-    def _note(self, deltas: list[Delta]) -> list[Delta]:
+    def _note(self, deltas: list[ReplyDelta]) -> list[ReplyDelta]:
         reply = self._reply
         for delta in deltas:
             if delta.call is not None:

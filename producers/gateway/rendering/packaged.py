@@ -16,14 +16,14 @@ from renderers import config_from_name, create_renderer
 
 from millrace.infra.errors import ConfigError
 from millrace.producers.gateway.rendering.base import (
-    Delta,
     Message,
+    NoContinuation,
     Parser,
     PromptTooLong,
-    Refusal,
     Renderer,
     RenderError,
     Reply,
+    ReplyDelta,
     Tools,
 )
 from millrace.producers.gateway.rendering.hermes import HermesParser, Markers, as_call, opens_thoughts, reading
@@ -88,13 +88,13 @@ class PackagedRenderer(Renderer):
 
     def bridge(
         self, stored: Sequence[int], past: Sequence[Message], new: Sequence[Message], tools: Tools
-    ) -> list[int] | Refusal:
+    ) -> list[int] | NoContinuation:
         stored = list(stored)
         at = max((_after_last(stored, opening) for opening in self._prompts), default=0)
         if not at:
-            return Refusal("the stored tokens do not show where the reply begins")
+            return NoContinuation("the stored tokens do not show where the reply begins")
         if any(message["role"] == "assistant" for message in new):
-            return Refusal("the new messages hold a reply that was not sampled here")
+            return NoContinuation("the new messages hold a reply that was not sampled here")
         new = self._written.roles(new)
 
         def go_on(new: Sequence[Message], tools: Tools) -> list[int] | None:
@@ -107,14 +107,14 @@ class PackagedRenderer(Renderer):
         try:
             ids = go_on(new, tools)
             if ids is None:
-                return Refusal(self._why(new))
+                return NoContinuation(self._why(new))
             self._written.check(new, tools, bridge=text)
         except PromptTooLong:
             raise
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError, RenderError) as error:
-            return Refusal(f"the {self.name} renderer cannot continue: {error}")
+            return NoContinuation(f"the {self.name} renderer cannot continue: {error}")
         if ids[: len(stored)] != stored:
-            return Refusal("the reply goes on behind its end token")
+            return NoContinuation("the reply goes on behind its end token")
         return ids[len(stored) :]
 
     def parser(self, prompt: Sequence[int], tools: Tools, stop: Sequence[str] = ()) -> Parser:
@@ -191,16 +191,16 @@ class WholeParser(Parser):
     def reply(self) -> Reply:
         return self._reply
 
-    def feed(self, ids: Sequence[int]) -> list[Delta]:
+    def feed(self, ids: Sequence[int]) -> list[ReplyDelta]:
         self._ids += ids
         return []
 
-    def finish(self) -> list[Delta]:
+    def finish(self) -> list[ReplyDelta]:
         end = next((at for at, id in enumerate(self._ids) if id in self._stop_ids), len(self._ids))
         parsed = reading(self._read, self._ids[:end])
         if parsed is None:
             self._reply.content = self._tokenizer.decode(self._ids[:end], skip_special_tokens=True) or None
-            return [Delta(content=self._reply.content)] if self._reply.content else []
+            return [ReplyDelta(content=self._reply.content)] if self._reply.content else []
         content = parsed.content
         for attempt in parsed.tool_calls:
             call = as_call(attempt) if self._tools else None
@@ -211,9 +211,9 @@ class WholeParser(Parser):
                 content += attempt.raw if span is None else self._tokenizer.decode(self._ids[span[0] : span[1]])
         self._reply.content = (self._stops.feed(content) + self._stops.finish()) or None
         self._reply.reasoning = parsed.reasoning_content or None
-        said = [Delta(reasoning=self._reply.reasoning)] if self._reply.reasoning else []
-        said += [Delta(content=self._reply.content)] if self._reply.content else []
-        return said + [Delta(call=call) for call in self._reply.calls]
+        said = [ReplyDelta(reasoning=self._reply.reasoning)] if self._reply.reasoning else []
+        said += [ReplyDelta(content=self._reply.content)] if self._reply.content else []
+        return said + [ReplyDelta(call=call) for call in self._reply.calls]
 
 
 def _listed(tools: Tools) -> list[Any] | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from millrace.producers.gateway.rendering.base import Message, Parser, Refusal, Renderer, RenderError, Tools
+from millrace.producers.gateway.rendering.base import Message, NoContinuation, Parser, Renderer, RenderError, Tools
 from millrace.producers.gateway.rendering.hermes import HermesParser, Markers, opens_thoughts
 from millrace.producers.gateway.rendering.messages import decoded
 from millrace.producers.gateway.rendering.tokenizer import ChatTokenizer
@@ -44,36 +44,36 @@ class TemplateRenderer(Renderer):
 
     def bridge(
         self, stored: Sequence[int], past: Sequence[Message], new: Sequence[Message], tools: Tools
-    ) -> list[int] | Refusal:
+    ) -> list[int] | NoContinuation:
         if not stored:
-            return Refusal("nothing is stored")
+            return NoContinuation("nothing is stored")
         close = self.tokenizer.eos_token
         if close is None or self.tokenizer.eos_token_id is None:
-            return Refusal("the tokenizer names no end token")
+            return NoContinuation("the tokenizer names no end token")
         ended = bool(stored) and stored[-1] in self.stop_ids
         if ended and stored[-1] != self.tokenizer.eos_token_id:
-            return Refusal("the reply ended with another token than the template writes")
+            return NoContinuation("the reply ended with another token than the template writes")
         past, new = self._written.roles(past), self._written.roles(new)
         try:
             prompt = self._text(past[:-1], tools, generate=True)
             before = self._text(past, tools, generate=False)
             after = self._text([*past, *new], tools, generate=True)
         except RenderError as error:
-            return Refusal(f"the template cannot continue: {error}")
+            return NoContinuation(f"the template cannot continue: {error}")
         if not before.startswith(prompt):
-            return Refusal("the template writes replies in another way than it asks for them")
+            return NoContinuation("the template writes replies in another way than it asks for them")
         if not after.startswith(before):
-            return Refusal("the template rewrites earlier messages")
+            return NoContinuation("the template rewrites earlier messages")
         try:
             self._written.check([USER, *past[-1:], *new], tools, since=2)
         except RenderError as error:
-            return Refusal(str(error))
+            return NoContinuation(str(error))
         at = before.rfind(close, len(prompt))
         if at < 0:
-            return Refusal("the template does not end replies with the end token")
+            return NoContinuation("the template does not end replies with the end token")
         first, *rest = self.tokenizer.encode(close + before[at + len(close) :] + after[len(before) :])
         if first != self.tokenizer.eos_token_id:
-            return Refusal("the tokenizer does not keep the end token apart")
+            return NoContinuation("the tokenizer does not keep the end token apart")
         return rest if ended else [first, *rest]
 
     def parser(self, prompt: Sequence[int], tools: Tools, stop: Sequence[str] = ()) -> Parser:

@@ -23,10 +23,11 @@ from millrace.apps.cli.main import app
 from millrace.apps.cli.roles import ROLES
 from millrace.apps.cli.template import render
 from millrace.consumers.status.watch import Watch
+from millrace.infra import connect
 from millrace.infra.config import Settings, load
 from millrace.infra.errors import UnreachableError
 from millrace.infra.log.memory.bus import MemoryBus
-from millrace.infra.machine.supervisor import State
+from millrace.infra.machine.supervisor import ProgramState
 from millrace.infra.process.net import free_ports
 
 run = CliRunner().invoke
@@ -249,7 +250,7 @@ def test_status_of_nothing() -> None:
 
 def test_status_of_a_deployment_without_a_version_says_what_is_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
     bus = MemoryBus({"dev.policy.ledger": 1, "dev.policy.resolutions": 1, "dev.policy.weights": 1, "dev.workers": 1})
-    running = [State("broker", "RUNNING", 5, 30.0, ""), State("learn-0", "STARTING", 6, 1.0, "")]
+    running = [ProgramState("broker", "RUNNING", 5, 30.0, ""), ProgramState("learn-0", "STARTING", 6, 1.0, "")]
     monkeypatch.setattr("millrace.apps.cli.deploy._watch", lambda *_: Watch(bus, "dev", "policy"))
     monkeypatch.setattr("millrace.infra.machine.supervisor.Supervisor.states", lambda _: running)
     result = run(app, ["status"])
@@ -336,6 +337,7 @@ def test_a_disk_that_takes_nothing_is_one_line(number: int, said: str, monkeypat
 def test_replay_says_what_is_missing(words: list[str], says: str, monkeypatch: pytest.MonkeyPatch) -> None:
     (port,) = free_ports(1)
     monkeypatch.setenv("MILLRACE_KAFKA__BOOTSTRAP", f"127.0.0.1:{port}")
+    monkeypatch.setattr(connect, "PATIENCE_S", 0.2)  # nothing will answer
     done = run(app, ["replay", *words])
     assert done.exit_code == 1
     assert says in done.stderr

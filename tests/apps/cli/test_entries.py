@@ -23,7 +23,7 @@ CALLS = {
     "millrace.consumers.warehouse.questions.asked:values": ["question", {}],
     "millrace.consumers.warehouse.asking:open_asking": ["settings"],
     "millrace.apps.cli.training:train": ["sft", {}, [], "console", "complain"],
-    "millrace.apps.cli.evaluation:Options": ["sort-digits"],
+    "millrace.apps.cli.evaluation:EvaluationOptions": ["sort-digits"],
     "millrace.apps.cli.evaluation:evaluate": ["settings", "options"],
     "millrace.apps.cli.evaluation:record": ["settings", "found"],
     "millrace.consumers.replay.command:Options": ["all"],

@@ -129,6 +129,7 @@ def test_where_no_broker_answers_the_result_is_printed_and_said_not_to_be_record
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MILLRACE_KAFKA__BOOTSTRAP", "127.0.0.1:9")
+    monkeypatch.setattr("millrace.infra.connect.PATIENCE_S", 0.2)
     words = ["--model", str(model), "--tasks", "sort-digits", "--count", "4", "--max-tokens", "3", "--json"]
     done = CliRunner().invoke(app, ["evaluate", *words])
     assert done.exit_code == 0, done.output
@@ -143,7 +144,7 @@ def test_what_a_version_came_to_is_kept_with_every_reward_and_the_audit_believes
     settings, bus = world
     monkeypatch.setattr(evaluation, "connect_now", lambda _: nullcontext(bus))
     monkeypatch.setattr(evaluation, "committed", lambda settings, version: find(settings, bus, version))
-    options = evaluation.Options("sort-digits", samples=4, k=(1, 4), count=16, max_tokens=7, seed=3)
+    options = evaluation.EvaluationOptions("sort-digits", samples=4, k=(1, 4), count=16, max_tokens=7, seed=3)
     found = evaluation.evaluate(settings, options)
     place = evaluation.record(settings, found, gateway=False)
     (row,) = History(bus, settings.namespace, settings.policy.name).rows(SCORES)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from millrace.apps.cli import evaluation
-from millrace.apps.cli.evaluation import Options, evaluate, questions
+from millrace.apps.cli.evaluation import EvaluationOptions, evaluate, questions
 from millrace.consumers.evaluation import Committed
 from millrace.infra.config import Settings, load
 from millrace.infra.errors import ConfigError, GatewayError
@@ -40,7 +40,7 @@ def run(task, base_url, api_key):
 """
 """asks in its own words, and fails where the model gives up"""
 
-OPTIONS = Options("sort-digits", samples=2, k=(1, 2), count=12, max_tokens=16, gateway=True)
+OPTIONS = EvaluationOptions("sort-digits", samples=2, k=(1, 2), count=12, max_tokens=16, gateway=True)
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +107,7 @@ async def test_an_answer_that_no_verifier_could_judge_counts_nowhere(
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "failing_check.py").write_text("def check(task, output, episode):\n    raise ValueError\n")
     sort_digits.write_tasks(tmp_path / "tasks.jsonl", 2, seed=0)
-    options = Options("tasks.jsonl", count=2, max_tokens=16, verifier="failing_check:check", gateway=True)
+    options = EvaluationOptions("tasks.jsonl", count=2, max_tokens=16, verifier="failing_check:check", gateway=True)
     found = await asyncio.to_thread(evaluate, settings_for(served, tmp_path), options)
     assert found.unjudged == 2
     assert found.estimates["mean"].questions == 0
@@ -125,7 +125,7 @@ async def test_the_configured_agent_is_what_is_scored(
     rows = [{"id": str(n), "digits": digits, "answer": "right"} for n, digits in enumerate(("246802", "135791"))]
     path = lessons.write(tmp_path / "own.jsonl", rows)
     flags = {"gateway.port": served.url.rpartition(":")[2], "home": str(tmp_path), "rollout.agent": "scored_agent:run"}
-    found = await asyncio.to_thread(evaluate, load(flags=flags), Options(str(path), count=2, gateway=True))
+    found = await asyncio.to_thread(evaluate, load(flags=flags), EvaluationOptions(str(path), count=2, gateway=True))
     assert found.agent == "scored_agent:run"
     assert (found.estimates["mean"].value, found.unfinished) == (0.5, 1)
     ended = [event["data"]["output"] for event in served.events() if event["kind"] == "episode_ended"]
@@ -147,4 +147,4 @@ def test_without_a_gateway_it_says_so(tmp_path: Path) -> None:
         evaluate(settings, OPTIONS)
     path = lessons.write(tmp_path / "texts.jsonl", [{"prompt": "1", "answer": "1"}])
     with pytest.raises(ConfigError, match="asked by messages"):
-        evaluate(settings, Options(str(path), gateway=True))
+        evaluate(settings, EvaluationOptions(str(path), gateway=True))

@@ -17,10 +17,10 @@ from millrace.consumers.export.select import Selection
 from millrace.consumers.history.reader import History
 from millrace.consumers.history.rows import as_stored
 from millrace.consumers.trajectory.command import lineage_in, told_of
-from millrace.consumers.why.read import Topics
+from millrace.consumers.why.read import PolicyTopics
 from millrace.infra.log.base import Outgoing, Place
 from millrace.infra.log.kafka.bus import KafkaBus
-from millrace.infra.log.topics import Layout
+from millrace.infra.log.topics import TopicSizes
 from millrace.schemas import codec
 from tests.support.conversations import Conversations
 from tests.support.history_log import NS, SHARDS, SLOTS
@@ -44,7 +44,7 @@ def copied(broker: str) -> Iterator[None]:
         return moved[Place(**place)]._asdict()
 
     with KafkaBus(broker) as bus:
-        bus.ensure_topics(Layout(HERE, POLICY, SLOTS, SHARDS).specs())
+        bus.ensure_topics(TopicSizes(HERE, POLICY, SLOTS, SHARDS).specs())
         with bus.publisher() as publisher:
             for kind in KINDS:
                 for record, row in WORLD.rows(kind):
@@ -99,7 +99,7 @@ def test_a_lineage_is_the_same_from_kafka() -> None:
 
 def test_a_trajectory_is_the_same_from_kafka() -> None:
     _, sample = WORLD.rows("trajectories")[4]
-    expected = told_of(Topics(WORLD.bus, NS, POLICY, as_stored), sample["id"]).as_json()
+    expected = told_of(PolicyTopics(WORLD.bus, NS, POLICY, as_stored), sample["id"]).as_json()
     found = json.loads(typed("trajectory", sample["id"], "--json"))
     assert found["lineages"] == json.loads(json.dumps(expected["lineages"]))
     assert found["verdict"] == expected["verdict"]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from millrace.consumers.audit import Finding, audit
+from millrace.consumers.audit import LawFinding, audit
 from millrace.consumers.audit import files as audit_files
 from millrace.trainers.manifest import NAME, Manifest
 from tests.support.history import History
@@ -47,7 +47,7 @@ def world(tmp_path: Path) -> History:
     return h
 
 
-def files(h: History) -> Finding:
+def files(h: History) -> LawFinding:
     return audit(h.bus, NS, POLICY, files=True).finding("files")
 
 

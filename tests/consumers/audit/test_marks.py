@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from millrace.consumers.audit import Report, audit
+from millrace.consumers.audit import AuditReport, audit
 from millrace.infra.log.base import Outgoing
 from millrace.infra.log.topics import full_name
 from millrace.schemas import codec
@@ -28,7 +28,7 @@ def put(world: World, episode: Episode, number: int, event: Mapping[str, Any]) -
         publisher.publish(out).result()
 
 
-def history(forged: int | None, sent: int) -> Report:
+def history(forged: int | None, sent: int) -> AuditReport:
     """An episode of a start and `sent` calls under the numbers from 0 on. After its start somebody else goes on with
     the chain of a copy, under the number `forged`."""
     plan = plan_of(0)

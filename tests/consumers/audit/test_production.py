@@ -6,15 +6,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from millrace.consumers.audit import Report, audit
+from millrace.consumers.audit import AuditReport, audit
 from tests.support import histories, laws
 from tests.support.players import POLICY, Plan
 from tests.support.world import NAMESPACE, World
 
 
-def reports(seeds: range, **mutation: bool) -> list[Report]:
+def reports(seeds: range, **mutation: bool) -> list[AuditReport]:
     """The audit of every history of these seeds."""
-    found: list[Report] = []
+    found: list[AuditReport] = []
 
     def inspect(world: World, plan: Plan) -> None:
         found.append(audit(world.bus, NAMESPACE, POLICY, release=plan.release))

@@ -38,6 +38,7 @@ def refine_with(history: Whole, **how: Any) -> Any:
     return audit(history.bus, NAMESPACE, POLICY, makers=makers)
 
 
+@pytest.mark.slow  # it starts refine's detectors
 def test_refine_is_folded_with_the_keys_that_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given: dict[str, Any] = {}
     monkeypatch.setattr(serve, "Refine", lambda rules, detectors, **how: given.update(how))

@@ -20,7 +20,7 @@ from millrace.infra.errors import ClaimError, StorageError, TopicError
 from millrace.infra.log.base import Bus, Outgoing, Place, Record, TopicSpec
 from millrace.infra.log.blobs import ClaimStore
 from millrace.infra.log.memory.bus import MemoryBus
-from millrace.infra.log.topics import Layout
+from millrace.infra.log.topics import TopicSizes
 from millrace.schemas import codec
 from millrace.schemas.errors import SchemaError
 
@@ -49,7 +49,7 @@ def ids(rows: list[Row] | list[Row[Any]]) -> list[str]:
 
 
 def test_the_kinds_are_the_topics_of_the_one_table() -> None:
-    table = {spec.name for spec in Layout("n", "p").specs() if ".changelog." not in spec.name}
+    table = {spec.name for spec in TopicSizes("n", "p").specs() if ".changelog." not in spec.name}
     assert set(topics_of("n", "p").values()) == table
     assert topics_of("n", "p").keys() == HOLDS.keys()
 

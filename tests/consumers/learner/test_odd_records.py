@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millrace.consumers.history.places import GONE, Lost, PlaceReader
-from millrace.consumers.learner.log import Log
+from millrace.consumers.learner.log import PolicyLog
 from millrace.consumers.learner.reading import EMPTY, REASONS, read
 from millrace.consumers.learner.verdict import Part
 from millrace.infra.log.base import Outgoing, Place
@@ -21,11 +21,11 @@ from tests.support.players import Plan, version_zero
 TOPICS = {name: f"n.p.{name}" for name in ("weights", "ledger", "trajectories", "resolutions", "completions")}
 
 
-def begun() -> tuple[MemoryBus, Log]:
+def begun() -> tuple[MemoryBus, PolicyLog]:
     bus = MemoryBus(dict.fromkeys(TOPICS.values(), 1))
     plan = Plan(None, 2, 1, 1, 1, "reserve", 0.0, "drop")  # type: ignore[arg-type]
     put(bus, "weights", codec.encode("WeightVersion", version_zero(plan)[0]))
-    return bus, Log(bus, TOPICS, "reserve")
+    return bus, PolicyLog(bus, TOPICS, "reserve")
 
 
 def put(bus: MemoryBus, name: str, value: bytes, **headers: str) -> None:

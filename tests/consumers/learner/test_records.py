@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from millrace.consumers.audit import Finding, audit
+from millrace.consumers.audit import LawFinding, audit
 from millrace.consumers.evaluation import find
 from millrace.consumers.policy import topics, weights_root
 from millrace.schemas import codec
@@ -22,7 +22,7 @@ from tests.support.learners import Place, entries
 Make = Callable[..., Place]
 
 
-def law(it: Place, name: str, *, files: bool = False, root: str = "") -> Finding:
+def law(it: Place, name: str, *, files: bool = False, root: str = "") -> LawFinding:
     """What the audit finds by one law. Others miss the turns of stages that never ran."""
     report = audit(it.bus, it.settings.namespace, it.settings.policy.name, files=files, root=root)
     return report.finding(name)

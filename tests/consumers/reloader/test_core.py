@@ -8,25 +8,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.consumers.reloader.core import Condemn, Idle, Machine, Swap
+from millrace.consumers.reloader.core import Condemn, Idle, ReloaderState, Swap
 from millrace.infra.engines.control import EngineState
 
 
-def machine(*versions: int, label: str = "default", paused: bool = False) -> Machine:
-    made = Machine("policy")
+def machine(*versions: int, label: str = "default", paused: bool = False) -> ReloaderState:
+    made = ReloaderState("policy")
     learn(made, *versions)
     made.see(EngineState("1", label, paused))
     return made
 
 
-def learn(made: Machine, *versions: int) -> None:
+def learn(made: ReloaderState, *versions: int) -> None:
     for version in versions:
         event: Any = {"version": version}
         made.learn(event)
 
 
 def test_nothing_is_done_before_engine_and_event() -> None:
-    made = Machine("policy")
+    made = ReloaderState("policy")
     assert made.next(0) == Idle()
     learn(made, 0)
     assert made.next(0) == Idle()

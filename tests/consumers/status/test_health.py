@@ -9,7 +9,7 @@ import pytest
 from millrace.consumers.status.health import awaited, wrong
 from millrace.consumers.status.watch import Watch
 from millrace.infra.log.memory.bus import MemoryBus
-from millrace.infra.machine.supervisor import State
+from millrace.infra.machine.supervisor import ProgramState
 
 UNREACHED = "no broker answers at 127.0.0.1:9"
 
@@ -21,8 +21,8 @@ def watch() -> Iterator[Watch]:
     found.close()
 
 
-def states(**words: str) -> list[State]:
-    return [State(name, word, 5, 3.0, "") for name, word in words.items()]
+def states(**words: str) -> list[ProgramState]:
+    return [ProgramState(name, word, 5, 3.0, "") for name, word in words.items()]
 
 
 def test_a_deployment_without_a_version_waits_and_is_well(watch: Watch) -> None:
@@ -47,7 +47,7 @@ def test_a_broker_has_the_time_to_start_and_no_more() -> None:
 @pytest.mark.parametrize("word", ["BACKOFF", "FATAL", "STOPPED"])
 def test_waiting_excuses_nothing_that_is_wrong(watch: Watch, word: str) -> None:
     assert wrong(watch, states(broker="RUNNING", refine=word), {})
-    assert wrong(watch, [State("refine", "STARTING", 5, 3.0, "KeyError", 7, failing=True)], {})
+    assert wrong(watch, [ProgramState("refine", "STARTING", 5, 3.0, "KeyError", 7, failing=True)], {})
     assert wrong(watch, states(broker="RUNNING"), {"refine": 40.0})
     assert awaited(watch, []) == []
     assert wrong(watch, [], {})

@@ -13,7 +13,7 @@ from rich.table import Table
 from millrace.consumers.status.tables import learning, processes, silent, spark, workers
 from millrace.consumers.status.watch import Watch
 from millrace.infra.log.memory.bus import MemoryBus
-from millrace.infra.machine.supervisor import State
+from millrace.infra.machine.supervisor import ProgramState
 
 SECOND = 1_000_000
 
@@ -94,7 +94,10 @@ def test_only_those_whose_word_holds_are_alive(watch: Watch) -> None:
 
 
 def test_processes_that_fail_say_why() -> None:
-    states = [State("a", "RUNNING", 5, 3661.0, "pid 5"), State("b", "FATAL", None, 0.0, "[exited] too quickly")]
+    states = [
+        ProgramState("a", "RUNNING", 5, 3661.0, "pid 5"),
+        ProgramState("b", "FATAL", None, 0.0, "[exited] too quickly"),
+    ]
     text = shown(processes(states))
     assert "1:01:01" in text
     assert "[exited] too quickly" in text
@@ -106,7 +109,7 @@ def test_a_spark_stays_within_its_blocks() -> None:
 
 
 def test_a_program_that_keeps_ending_is_failing_and_says_why() -> None:
-    states = [State("a", "RUNNING", 5, 3.0, "KeyError: 'grppo'", 7, failing=True)]
+    states = [ProgramState("a", "RUNNING", 5, 3.0, "KeyError: 'grppo'", 7, failing=True)]
     text = shown(processes(states))
     for part in ("failing", "7 times", "KeyError: 'grppo'"):
         assert part in text
@@ -124,7 +127,7 @@ def test_a_worker_that_runs_without_a_word_in_the_log_is_shown_as_silent(watch: 
         "former": {**here, "pid": 3, "expires_at": lapsed},
         "ended": {**here, "pid": 1, "expires_at": lapsed, "state": "stopped"},
     }
-    states = [State(str(pid), "RUNNING", pid, up, "") for pid, up in ((1, 500.0), (2, 500.0), (3, 10.0))]
+    states = [ProgramState(str(pid), "RUNNING", pid, up, "") for pid, up in ((1, 500.0), (2, 500.0), (3, 10.0))]
     assert silent(watch, now, states) == {"frozen": 40.0}
     text = shown(workers(watch, now, states))
     assert "silent for 40 s" in text

@@ -14,7 +14,7 @@ from millrace.consumers.history.rows import Row, as_stored
 from millrace.consumers.trajectory.account import Account
 from millrace.consumers.trajectory.command import told_of
 from millrace.consumers.trajectory.tokens import traced
-from millrace.consumers.why.read import Topics
+from millrace.consumers.why.read import PolicyTopics
 from millrace.schemas import codec
 from millrace.schemas.arrays import pack, unpack
 from tests.support.conversations import Conversations
@@ -28,7 +28,7 @@ def world() -> Conversations:
 
 
 def told(wanted: str, source: Conversations | None = None) -> Account:
-    return told_of(Topics((source or world()).bus, NS, POLICY, as_stored), wanted)
+    return told_of(PolicyTopics((source or world()).bus, NS, POLICY, as_stored), wanted)
 
 
 def samples() -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ import pytest
 from millrace.consumers.history.rows import as_stored
 from millrace.consumers.trajectory.command import one_of, told_of
 from millrace.consumers.trajectory.find import candidates, place_in
-from millrace.consumers.why.read import Topics
+from millrace.consumers.why.read import PolicyTopics
 from millrace.infra.errors import LookError
 from millrace.infra.log.base import Place
 from millrace.schemas import codec
@@ -24,8 +24,8 @@ def world() -> Conversations:
     return Conversations(5)
 
 
-def topics(source: Conversations | None = None) -> Topics:
-    return Topics((source or world()).bus, NS, POLICY, as_stored)
+def topics(source: Conversations | None = None) -> PolicyTopics:
+    return PolicyTopics((source or world()).bus, NS, POLICY, as_stored)
 
 
 def named(wanted: str) -> list[str]:

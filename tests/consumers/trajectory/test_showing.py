@@ -16,7 +16,7 @@ from millrace.consumers.history.rows import as_stored
 from millrace.consumers.trajectory import page, tree
 from millrace.consumers.trajectory.account import Account
 from millrace.consumers.trajectory.command import told_of
-from millrace.consumers.why.read import Topics
+from millrace.consumers.why.read import PolicyTopics
 from millrace.infra.terminal import Terminal, clean
 from tests.support.conversations import Conversations
 from tests.support.history_log import NS
@@ -39,7 +39,7 @@ HOSTILE = (
 def base() -> Account:
     source = Conversations(5)
     wanted = source.rows("trajectories")[6][1]["id"]
-    return told_of(Topics(source.bus, NS, POLICY, as_stored), wanted)
+    return told_of(PolicyTopics(source.bus, NS, POLICY, as_stored), wanted)
 
 
 def with_text(text: str) -> Account:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millrace.infra.errors import ConfigError
-from millrace.infra.log.topics import Layout, full_name, logical_name, murmur2, partition_of, stages_of
+from millrace.infra.log.topics import TopicSizes, full_name, logical_name, murmur2, partition_of, stages_of
 
 # From Kafka's own UtilsTest.testMurmur2, as signed 32-bit integers.
 KNOWN = {
@@ -34,7 +34,7 @@ def test_a_key_has_one_partition_as_text_or_bytes(key: str, count: int) -> None:
 
 
 def test_sizes_and_cleanup_of_a_deployment() -> None:
-    specs = {spec.name: spec for spec in Layout("dev", "sorter", slots=3, shards=5).specs()}
+    specs = {spec.name: spec for spec in TopicSizes("dev", "sorter", slots=3, shards=5).specs()}
     assert specs["dev.raw"].partitions == 3
     assert specs["dev.sorter.trajectories"].partitions == 5
     assert specs["dev.sorter.ledger"].partitions == 1
@@ -46,16 +46,16 @@ def test_sizes_and_cleanup_of_a_deployment() -> None:
 
 
 def test_two_policies_share_no_stage_but_refine_and_seal() -> None:
-    one, two = ({spec.name for spec in Layout("dev", policy).specs()} for policy in ("one", "two"))
+    one, two = ({spec.name for spec in TopicSizes("dev", policy).specs()} for policy in ("one", "two"))
     shared = {"raw", "events", "dead-letters", "workers", "decisions"}
     shared |= {f"{kind}.{stage}" for kind in ("changelog", "turns") for stage in ("refine", "seal")}
     assert one & two == {f"dev.{name}" for name in shared}
     assert stages_of("one") == {"refine": "refine", "seal": "seal", "dispatch": "one.dispatch"}
-    assert not any("{" in spec.name + row.what for row, spec in Layout("dev", "one").topics())
+    assert not any("{" in spec.name + row.what for row, spec in TopicSizes("dev", "one").topics())
 
 
 def test_what_is_pointed_at_is_kept_as_long_as_the_pointer() -> None:
-    kept = {s.name: int(s.config.get("retention.ms", -1)) for s in Layout("dev", "p").specs()}
+    kept = {s.name: int(s.config.get("retention.ms", -1)) for s in TopicSizes("dev", "p").specs()}
     events, trajectories, resolutions = kept["dev.events"], kept["dev.p.trajectories"], kept["dev.p.resolutions"]
     assert kept["dev.raw"] < events == trajectories == resolutions
 

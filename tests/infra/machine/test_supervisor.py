@@ -16,7 +16,7 @@ import pytest
 
 from millrace.infra.errors import ServiceError
 from millrace.infra.machine import leftovers
-from millrace.infra.machine.supervisor import Program, State, Supervisor
+from millrace.infra.machine.supervisor import Program, ProgramState, Supervisor
 from millrace.infra.process.net import wait_until
 
 SLEEP = 'import time; print("hello %s", flush=True); time.sleep(600)'
@@ -37,7 +37,7 @@ def supervisor(tmp_path: Path) -> Iterator[Supervisor]:
     one.down()
 
 
-def state(supervisor: Supervisor, name: str) -> State:
+def state(supervisor: Supervisor, name: str) -> ProgramState:
     return next(state for state in supervisor.states() if state.name == name)
 
 

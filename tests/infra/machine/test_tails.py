@@ -8,19 +8,24 @@ from pathlib import Path
 import pytest
 
 from millrace.infra.machine import tails
-from millrace.infra.machine.tails import Line, Tails
+from millrace.infra.machine.tails import LogLine, Tails
 
 
 def test_the_newest_lines_come_first_and_then_what_is_new(tmp_path: Path) -> None:
     log = tmp_path / "seal.log"
     log.write_text("one\ntwo\nthr")
     found = Tails(tmp_path)
-    assert list(found.last(1)) == [Line("seal", "two")], "a line is given when it is whole"
+    assert list(found.last(1)) == [LogLine("seal", "two")], "a line is given when it is whole"
     assert list(found.new()) == []
     with log.open("a") as file:
         file.write("ee\n\nfour\n")
     (tmp_path / "refine.log").write_text("new\n")
-    assert list(found.new()) == [Line("refine", "new"), Line("seal", "three"), Line("seal", ""), Line("seal", "four")]
+    assert list(found.new()) == [
+        LogLine("refine", "new"),
+        LogLine("seal", "three"),
+        LogLine("seal", ""),
+        LogLine("seal", "four"),
+    ]
     assert list(found.new()) == []
 
 

@@ -13,7 +13,7 @@ from millrace.infra.errors import RefusedError, StorageError, TopicError, Unreac
 from millrace.infra.log.base import MemberToken, Outgoing, Tail, Transactor
 from millrace.infra.log.memory.bus import MemoryBus
 from millrace.infra.stages.live import StageRunner, run_stage
-from millrace.infra.stages.slot import Settings
+from millrace.infra.stages.slot import RunnerSettings
 from millrace.infra.stages.telemetry import TurnReport
 from millrace.schemas import codec
 from tests.support.counter import Counter
@@ -57,7 +57,7 @@ def test_slots_open_fold_and_tell() -> None:
     bus, told = MemoryBus(TOPICS), Listener()
     put(bus, 8)
     put(bus, 2, "n.side")
-    runner = StageRunner(bus, Counter(), Settings("n", telemetry=told))
+    runner = StageRunner(bus, Counter(), RunnerSettings("n", telemetry=told))
     assert [runner.step(0), runner.step(0), runner.step(0)] == [0, 12, 0]
     assert told.openings == [(0, 0), (1, 0)]
     assert [(t.slot, t.number, len(t.records), t.duplicates, t.emitted["out"]) for t in told.turns] == [
@@ -82,11 +82,11 @@ def test_what_the_sides_held_at_opening_comes_before_the_primary() -> None:
     bus, told = Slow(TOPICS), Listener()
     put(bus, 8)
     put(bus, 2, "n.side")
-    runner = StageRunner(bus, Counter(), Settings("n", telemetry=told))
+    runner = StageRunner(bus, Counter(), RunnerSettings("n", telemetry=told))
     assert [runner.step(0), runner.step(0)] == [0, 12]
     assert [[record.topic for record in turn.records][:3] for turn in told.turns] == [["n.side", "n.side", "n.in"]] * 2
     runner.close()
-    again = StageRunner(bus, Counter(), Settings("n", telemetry=told))
+    again = StageRunner(bus, Counter(), RunnerSettings("n", telemetry=told))
     put(bus, 1, "n.side")
     assert [again.step(0), again.step(0)] == [0, 2]
     again.close()
@@ -97,7 +97,7 @@ def test_large_batches_are_cut() -> None:
     with bus.publisher() as publisher:
         for _ in range(10):
             publisher.publish(Outgoing("n.in", b"k", b"x" * 100, partition=0)).result()
-    runner = StageRunner(bus, Counter(), Settings("n", telemetry=told, turn_bytes=250))
+    runner = StageRunner(bus, Counter(), RunnerSettings("n", telemetry=told, turn_bytes=250))
     runner.step(0)
     assert runner.step(0) == 10
     assert [len(turn.records) for turn in told.turns] == [2] * 5
@@ -134,7 +134,7 @@ def test_a_slot_that_lost_its_turn_is_restored_and_nothing_counts_twice(where: s
     bus, told = Failing(), Listener()
     put(bus, 8)
     bus.errors = [(where, error), (where, error)]
-    runner = StageRunner(bus, Counter(), Settings("n", telemetry=told), backoff_s=0)
+    runner = StageRunner(bus, Counter(), RunnerSettings("n", telemetry=told), backoff_s=0)
     for _ in range(12):
         runner.step(0)
     assert told.drops == [error, error]
@@ -144,7 +144,7 @@ def test_a_slot_that_lost_its_turn_is_restored_and_nothing_counts_twice(where: s
 def test_what_was_polled_without_membership_is_polled_again(monkeypatch: pytest.MonkeyPatch) -> None:
     bus, told = MemoryBus(TOPICS), Listener()
     put(bus, 4)
-    runner = StageRunner(bus, Counter(), Settings("n", telemetry=told), backoff_s=0)
+    runner = StageRunner(bus, Counter(), RunnerSettings("n", telemetry=told), backoff_s=0)
     runner.step(0)
 
     def expelled() -> MemberToken:
@@ -162,7 +162,7 @@ def test_what_was_polled_without_membership_is_polled_again(monkeypatch: pytest.
 def test_a_failed_slot_waits_before_it_tries_again() -> None:
     bus, told = Failing(), Listener()
     bus.errors = [("fence", UnreachableError("away"))] * 50
-    runner = StageRunner(bus, Counter(), Settings("n", telemetry=told), backoff_s=60)
+    runner = StageRunner(bus, Counter(), RunnerSettings("n", telemetry=told), backoff_s=60)
     for _ in range(10):
         runner.step(0)
     assert len(told.drops) == 2  # once for each slot
@@ -171,12 +171,12 @@ def test_a_failed_slot_waits_before_it_tries_again() -> None:
 def test_records_deleted_unread_are_an_error_not_a_jump() -> None:
     bus = MemoryBus(TOPICS)
     put(bus, 20)
-    runner = StageRunner(bus, Counter(), Settings("n", turn_records=4))
+    runner = StageRunner(bus, Counter(), RunnerSettings("n", turn_records=4))
     runner.step(0)
     runner.step(0)
     runner.close()
     bus.delete_before("n.in", 0, 9)
-    runner = StageRunner(bus, Counter(), Settings("n"))
+    runner = StageRunner(bus, Counter(), RunnerSettings("n"))
     with pytest.raises(TopicError, match="deleted unread"):
         runner.step(0)
 
@@ -193,7 +193,7 @@ class Broken(Counter):
 def test_bugs_are_not_retried() -> None:
     bus = MemoryBus(TOPICS)
     put(bus, 2)
-    runner = StageRunner(bus, Broken(), Settings("n", isolate=False))
+    runner = StageRunner(bus, Broken(), RunnerSettings("n", isolate=False))
     runner.step(0)
     with pytest.raises(ZeroDivisionError):
         runner.step(0)
@@ -204,7 +204,7 @@ def test_what_cannot_be_folded_is_a_dead_letter_and_the_log_of_the_process_says_
 ) -> None:
     bus = MemoryBus({**TOPICS, "n.dead-letters": 2})
     put(bus, 2)
-    runner = StageRunner(bus, Broken(), Settings("n"))
+    runner = StageRunner(bus, Broken(), RunnerSettings("n"))
     assert [runner.step(0), runner.step(0), runner.step(0)] == [0, 2, 0]
     letters = [codec.decode_as("DeadLetter", r.value or b"") for p in (0, 1) for r in bus.read("n.dead-letters", p)]
     assert [(letter["reason"], letter["detail"]) for letter in letters] == [
@@ -224,7 +224,7 @@ def test_storage_that_does_not_answer_is_asked_again_and_blames_no_record() -> N
 
     bus, told = MemoryBus({**TOPICS, "n.dead-letters": 2}), Listener()
     put(bus, 8)
-    runner = StageRunner(bus, Away(), Settings("n", telemetry=told), backoff_s=0)
+    runner = StageRunner(bus, Away(), RunnerSettings("n", telemetry=told), backoff_s=0)
     for _ in range(12):
         runner.step(0)
     assert len(told.drops) == 2
@@ -234,7 +234,7 @@ def test_storage_that_does_not_answer_is_asked_again_and_blames_no_record() -> N
 
 def test_it_runs_until_it_is_stopped() -> None:
     bus, stop = MemoryBus(TOPICS), threading.Event()
-    thread = threading.Thread(target=run_stage, args=(bus, Counter(), Settings("n"), stop))
+    thread = threading.Thread(target=run_stage, args=(bus, Counter(), RunnerSettings("n"), stop))
     thread.start()
     try:
         deadline = time.monotonic() + 20

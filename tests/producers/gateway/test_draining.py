@@ -14,7 +14,7 @@ from millrace.infra.process.net import free_ports
 from millrace.producers.capture.log import CaptureLog
 from millrace.producers.gateway.fleet import Fleet
 from millrace.producers.gateway.gateway import Gateway
-from millrace.producers.gateway.options import Options
+from millrace.producers.gateway.options import GatewayOptions
 from millrace.producers.gateway.recorder import Recorder
 from millrace.producers.gateway.rendering.template import TemplateRenderer
 from millrace.producers.gateway.serve import serve
@@ -36,7 +36,7 @@ async def test_calls_under_way_are_answered_and_recorded(tmp_path: Path, rendere
     engine.gate = asyncio.Semaphore(0)
     log = CaptureLog(tmp_path / "capture")
     fleet = Fleet("policy", lambda url: engine, (ENGINE,))
-    gateway = Gateway(Options("policy"), Sessions(log.folder, "policy"), Recorder(log), fleet, renderer)
+    gateway = Gateway(GatewayOptions("policy"), Sessions(log.folder, "policy"), Recorder(log), fleet, renderer)
     stop, (port,) = asyncio.Event(), free_ports(1)
     serving = asyncio.create_task(serve(gateway, "127.0.0.1", port, stop))
     url, body = "/v1/chat/completions", {"model": "m", "messages": [{"role": "user", "content": "hi"}]}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from millrace.infra.config.serving import Gateway
-from millrace.producers.gateway.options import Options
+from millrace.producers.gateway.options import GatewayOptions
 from millrace.schemas import bounds
 from tests.support.documents import ROOT
 
@@ -23,6 +23,6 @@ def test_every_limit_of_the_gateway_is_on_the_page_with_its_default() -> None:
     limits = {name for name in ROWS if name.islower()}
     assert limits == {name for name in fields if name.startswith(("max_", "body_", "capture_max"))}
     assert {name: float(ROWS[name]) for name in limits} == {name: float(fields[name]) for name in limits}
-    options = Options("policy")
+    options = GatewayOptions("policy")
     for name in limits - {"capture_max_bytes"}:
         assert float(ROWS[name]) == float(getattr(options, name))

@@ -26,7 +26,7 @@ from millrace.producers.gateway.call import Call
 from millrace.producers.gateway.fleet import Fleet
 from millrace.producers.gateway.gateway import Gateway
 from millrace.producers.gateway.lineage import Lineages
-from millrace.producers.gateway.options import Options
+from millrace.producers.gateway.options import GatewayOptions
 from millrace.producers.gateway.recorder import Recorder
 from millrace.producers.gateway.rendering.template import TemplateRenderer
 from millrace.producers.gateway.sessions import Sessions
@@ -258,7 +258,7 @@ class Stage:
         sessions = Sessions(self.folder, POLICY)
         sessions.rebuild(self.log)
         fleet = Fleet(POLICY, lambda url: self.engine, (ENGINE,))
-        self.gateway = Gateway(Options(POLICY), sessions, Recorder(self.log), fleet, self.renderer)
+        self.gateway = Gateway(GatewayOptions(POLICY), sessions, Recorder(self.log), fleet, self.renderer)
 
     async def say(self, body: dict[str, Any], headers: dict[str, str]) -> dict[str, Any]:
         asked = Headers(headers)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from millrace.infra.log.base import Record
 from millrace.infra.log.memory.bus import MemoryBus
-from millrace.producers.rollout.worker import FAR, Names, Tickets, Worker
+from millrace.producers.rollout.worker import FAR, Names, ResolvedTickets, Worker
 from millrace.schemas import codec
 from tests.producers.rollout.test_worker import grant
 from tests.support.odd import DEEP, records
@@ -53,7 +53,7 @@ def test_any_grant_is_taken_or_passed_over(data: st.DataObject) -> None:
 
 
 def test_a_ticket_far_beyond_all_others_takes_no_memory() -> None:
-    tickets = Tickets()
+    tickets = ResolvedTickets()
     assert tickets.add(9)
     assert not tickets.add(8 * FAR * 8)
     assert 9 in tickets

@@ -20,9 +20,9 @@ from millrace.producers.examples import sort_agent
 from millrace.producers.gateway.rendering.template import TemplateRenderer
 from millrace.producers.rollout.agents import load_agent
 from millrace.producers.rollout.episodes import Runner
-from millrace.producers.rollout.progress import Progress
+from millrace.producers.rollout.progress import GrantProgress
 from millrace.producers.rollout.trouble import Trouble
-from millrace.producers.rollout.worker import Names, Tickets, Worker
+from millrace.producers.rollout.worker import Names, ResolvedTickets, Worker
 from millrace.schemas import codec
 from tests.support.gateway_world import POLICY, ScriptedEngine, World, world
 
@@ -251,7 +251,7 @@ def test_bad_agents_are_refused(name: str):
 
 
 def test_progress_never_passes_an_open_grant():
-    progress = Progress()
+    progress = GrantProgress()
     assert progress.position(0) is None
     for offset in (3, 5, 9):
         progress.began(0, offset)
@@ -266,7 +266,7 @@ def test_progress_never_passes_an_open_grant():
 
 
 def test_tickets_are_bits():
-    tickets = Tickets()
+    tickets = ResolvedTickets()
     for ticket in (0, 7, 8, 100_000):
         assert ticket not in tickets
         tickets.add(ticket)

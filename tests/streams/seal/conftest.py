@@ -9,7 +9,7 @@ import pytest
 
 from millrace.infra.stages.base import Emit
 from millrace.schemas.chain import START
-from millrace.streams.seal.closing import Rules
+from millrace.streams.seal.closing import ClosingRules
 from millrace.streams.seal.stage import Seal
 from tests.support.events import Episode
 from tests.support.folding import Bench, of
@@ -33,7 +33,7 @@ GOVERNED = {
 class Sealed:
     """One slot of seal. `now` is the log time of the next event."""
 
-    def __init__(self, rules: Rules | None = None, policies: tuple[str, ...] = ("p",)) -> None:
+    def __init__(self, rules: ClosingRules | None = None, policies: tuple[str, ...] = ("p",)) -> None:
         self.bench = Bench(Seal(policies, rules))
         self.now = NOW
 

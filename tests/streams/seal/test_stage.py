@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millrace.infra.stages.base import Later
-from millrace.streams.seal.closing import Rules
+from millrace.streams.seal.closing import ClosingRules
 from tests.streams.seal.conftest import Sealed
 from tests.support.events import Episode
 from tests.support.folding import of
@@ -44,7 +44,7 @@ def test_a_sealed_group_leaves_only_a_tombstone_for_a_while(seal, group):
     for episode in group(2):
         s.run(episode)
     assert s.bench.state.keys() == ["z/p/local/7"]
-    s.tick(Rules().memory / SECOND + 1)
+    s.tick(ClosingRules().memory / SECOND + 1)
     assert s.bench.state.keys() == []
 
 
@@ -288,7 +288,7 @@ def test_a_withheld_call_is_left_out_and_the_rest_trains(seal, group):
 
 
 def test_group_that_never_ends_is_closed_when_its_patience_ends(seal, group):
-    s, episodes = seal(Rules(patience=60 * SECOND)), group(2)
+    s, episodes = seal(ClosingRules(patience=60 * SECOND)), group(2)
     s.run(episodes[0])
     s.feed(episodes[1], episodes[1].start())
     (completion,) = said(s.tick(61))
@@ -297,7 +297,7 @@ def test_group_that_never_ends_is_closed_when_its_patience_ends(seal, group):
 
 
 def test_short_groups_may_train_as_they_are(seal, group):
-    s, episodes = seal(Rules(short="train")), group(3)
+    s, episodes = seal(ClosingRules(short="train")), group(3)
     for episode in episodes[:2]:
         s.run(episode)
     (completion,) = said(s.run(episodes[2], status="failed"))
@@ -307,13 +307,13 @@ def test_short_groups_may_train_as_they_are(seal, group):
 
 
 def test_one_sample_is_no_group_to_train(seal, group):
-    s, episodes = seal(Rules(short="train")), group(2)
+    s, episodes = seal(ClosingRules(short="train")), group(2)
     s.run(episodes[0])
     assert said(s.run(episodes[1], status="failed"))[0]["kind"] == "short"
 
 
 def test_a_top_up_asks_for_the_missing_samples_and_keeps_the_others(seal, group):
-    s, episodes = seal(Rules(short="top-up", rounds=1)), group(2)
+    s, episodes = seal(ClosingRules(short="top-up", rounds=1)), group(2)
     s.run(episodes[0])
     out = s.run(episodes[1], status="failed")
     (asked,) = said(out)
@@ -326,7 +326,7 @@ def test_a_top_up_asks_for_the_missing_samples_and_keeps_the_others(seal, group)
 
 
 def test_top_ups_end(seal, group):
-    s, (episode,) = seal(Rules(short="top-up", rounds=1)), group(1)
+    s, (episode,) = seal(ClosingRules(short="top-up", rounds=1)), group(1)
     s.run(episode, status="failed")
     again = Episode("again", ticket=7, size=1, sample=0, attempt="a1", source="gateway-9")
     assert [c["kind"] for c in said(s.run(again, status="failed"))] == ["short"]

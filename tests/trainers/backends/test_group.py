@@ -10,19 +10,19 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 from torch.distributed.distributed_c10d import _world
 
-from millrace.trainers.backends.group import FORM_S, Group
+from millrace.trainers.backends.group import FORM_S, RankGroup
 from millrace.trainers.clock import Clock
 from millrace.trainers.errors import BadConfiguration
 
 
 @pytest.fixture
-def group() -> Iterator[Group]:
-    made = Group(Clock(), cuda=False)
+def group() -> Iterator[RankGroup]:
+    made = RankGroup(Clock(), cuda=False)
     yield made
     made.leave()
 
 
-def test_one_rank_needs_no_store_and_adds_up_alone(group: Group) -> None:
+def test_one_rank_needs_no_store_and_adds_up_alone(group: RankGroup) -> None:
     group.join(0, 1, None, 5.0)
     assert (group.rank, group.world, group.formed) == (0, 1, True)
     assert group.sum([1.5, 2.0]) == [1.5, 2.0]
@@ -35,20 +35,20 @@ def test_one_rank_needs_no_store_and_adds_up_alone(group: Group) -> None:
 
 
 @pytest.mark.parametrize(("rank", "world"), [(2, 2), (-1, 2), (0, 2)])
-def test_what_cannot_form_is_refused_before_anything_is_touched(group: Group, rank: int, world: int) -> None:
+def test_what_cannot_form_is_refused_before_anything_is_touched(group: RankGroup, rank: int, world: int) -> None:
     with pytest.raises(BadConfiguration):
         group.join(rank, world, HashStore() if rank else None, 5.0)
     assert not dist.is_initialized()
 
 
 @pytest.mark.parametrize("timeout", [5.0, 500.0])
-def test_groups_inside_are_made_while_nobody_waits_long(group: Group, timeout: float) -> None:
+def test_groups_inside_are_made_while_nobody_waits_long(group: RankGroup, timeout: float) -> None:
     waits: list[timedelta] = []
     group.join(0, 1, None, timeout, waits.append)
     assert waits == [timedelta(seconds=min(timeout, FORM_S))]
 
 
-def test_a_group_that_fails_inside_leaves_nothing_and_the_next_has_its_first_name(group: Group) -> None:
+def test_a_group_that_fails_inside_leaves_nothing_and_the_next_has_its_first_name(group: RankGroup) -> None:
     def within(_: timedelta) -> None:
         dist.new_group([0])
         raise ValueError("a peer died")

@@ -20,7 +20,7 @@ from millrace.trainers.backends.base import ACTOR, CRITIC, REFERENCE, ROLES
 from millrace.trainers.backends.compute import Compute
 from millrace.trainers.backends.factory import make_backend
 from millrace.trainers.backends.fsdp import TorchBackend
-from millrace.trainers.backends.offload import Shelf
+from millrace.trainers.backends.offload import TensorShelf
 from millrace.trainers.batches.packing import pack
 from millrace.trainers.errors import BadConfiguration
 from millrace.trainers.learning import Schedule, Trainer
@@ -132,7 +132,7 @@ def test_what_measures_the_policy_finds_it_on_the_device() -> None:
 def test_views_and_empty_tensors_come_back() -> None:
     whole, empty = torch.arange(1000.0), torch.zeros(0)
     view, other = whole[10:20], torch.full((3, 3), 7, dtype=torch.int8)
-    shelf = Shelf(torch.device("cpu"))
+    shelf = TensorShelf(torch.device("cpu"))
     for _ in range(2):
         shelf.put([whole, view, empty, other])
         assert whole.untyped_storage().nbytes() == 0

@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 from millrace.trainers import tiny
 from millrace.trainers.errors import BadConfiguration, BadData
 from millrace.trainers.offline.data import Data, Make, demonstration, load, pair, prompt
-from millrace.trainers.offline.rows import Row, read
+from millrace.trainers.offline.rows import DataRow, read
 from millrace.trainers.offline.text import Encoder
 from tests.support import lessons
 
@@ -22,7 +22,7 @@ USER, REPLY = {"role": "user", "content": "21"}, {"role": "assistant", "content"
 
 
 def items(row: dict[str, Any], make: Make, encoder: Encoder) -> list[tuple[list[int], list[int]]]:
-    data = load([Row("x:1", row)], make, encoder, vocabulary=32, longest=64, strict=True)
+    data = load([DataRow("x:1", row)], make, encoder, vocabulary=32, longest=64, strict=True)
     return [(reading.tokens.tolist(), reading.mask.tolist()) for reading in data.items[0].readings]
 
 
@@ -54,7 +54,7 @@ def test_pairs_of_every_shape_are_equal(row: dict[str, Any], encoder: Encoder) -
     worse = [*tiny.encode("21")[2:-1], tiny.EOS]
     marks = [0] * len(PROMPT) + [1] * len(ANSWER)
     assert items(row, pair, encoder) == [(PROMPT + ANSWER, marks), (PROMPT + worse, marks)]
-    data = load([Row("x:1", row)], pair, encoder, vocabulary=32, longest=64)
+    data = load([DataRow("x:1", row)], pair, encoder, vocabulary=32, longest=64)
     assert [sample.reward for sample in data.items[0].samples(seq=3)] == [1.0, 0.0]
 
 
@@ -145,13 +145,13 @@ def test_refused_rows_are_counted_and_named(tmp_path: Path, encoder: Encoder) ->
     with pytest.raises(BadData, match=rf"{path}:2: no known shape"):
         load(read(path), demonstration, encoder, vocabulary=32, longest=64, strict=True)
     with pytest.raises(BadData, match="no row to learn from"):
-        load([Row("x:1", {})], demonstration, encoder, vocabulary=32, longest=64)
+        load([DataRow("x:1", {})], demonstration, encoder, vocabulary=32, longest=64)
 
 
 def test_the_digest_tells_data_apart(encoder: Encoder) -> None:
     def digest(*rows: dict[str, Any]) -> str:
         data: Data = load(
-            [Row("x", row) for row in rows], demonstration, encoder, vocabulary=32, longest=64, strict=True
+            [DataRow("x", row) for row in rows], demonstration, encoder, vocabulary=32, longest=64, strict=True
         )
         return data.digest
 
@@ -165,7 +165,7 @@ def test_a_model_without_tokenizer_is_refused(tmp_path: Path) -> None:
 
 
 def test_masks_are_bytes(encoder: Encoder) -> None:
-    data = load([Row("x", {"messages": [USER, REPLY]})], demonstration, encoder, vocabulary=32, longest=64)
+    data = load([DataRow("x", {"messages": [USER, REPLY]})], demonstration, encoder, vocabulary=32, longest=64)
     reading = data.items[0].readings[0]
     assert (reading.tokens.dtype, reading.mask.dtype) == (np.int32, np.uint8)
 
@@ -173,9 +173,9 @@ def test_masks_are_bytes(encoder: Encoder) -> None:
 @pytest.mark.parametrize("content", [None, 3, {"type": "text"}, ["x"]])
 def test_content_that_a_template_cannot_join_refuses_its_row_alone(content: Any, encoder: Encoder) -> None:
     heard: list[tuple[str, str]] = []
-    odd = Row("x:1", {"messages": [{"role": "user", "content": content}, REPLY]})
+    odd = DataRow("x:1", {"messages": [{"role": "user", "content": content}, REPLY]})
     data = load(
-        [odd, Row("x:2", {"messages": [USER, REPLY]})],
+        [odd, DataRow("x:2", {"messages": [USER, REPLY]})],
         demonstration,
         encoder,
         vocabulary=32,

@@ -19,7 +19,7 @@ from millrace.trainers.algorithms.base import Algorithm
 from millrace.trainers.backends.adam import Adam
 from millrace.trainers.backends.base import ACTOR, CRITIC, TEACHER, Backend, StepResult
 from millrace.trainers.backends.comms import COLLECTIVES
-from millrace.trainers.backends.group import Group, check
+from millrace.trainers.backends.group import RankGroup, check
 from millrace.trainers.backends.head import LOGITS
 from millrace.trainers.backends.layout import MEGATRON, Layout
 from millrace.trainers.backends.megatron.groups import EXTRA, Groups, close_groups, open_groups
@@ -30,7 +30,7 @@ from millrace.trainers.errors import BadConfiguration, NotFormed
 from millrace.trainers.state import State
 
 if TYPE_CHECKING:
-    from millrace.trainers.backends.megatron.forward import Outcome
+    from millrace.trainers.backends.megatron.forward import MicroBatchRun
     from millrace.trainers.backends.megatron.trainee import MegatronHome, MegatronTrainee
 
 
@@ -52,7 +52,7 @@ class MegatronBackend(Backend):
         self.device = torch.device("cpu")
         self._deterministic = deterministic
         self._logits = logits
-        self._group = Group(self.clock, cuda=False)
+        self._group = RankGroup(self.clock, cuda=False)
         self._groups: Groups | None = None
         self._roles: dict[str, MegatronTrainee] = {}
 
@@ -65,7 +65,7 @@ class MegatronBackend(Backend):
         self.device = _device(self.first + rank)
         self.clock = Clock(torch.cuda.synchronize) if self.device.type == "cuda" else Clock()
         repeatable(self._deterministic)
-        self._group = Group(self.clock, cuda=self.device.type == "cuda")
+        self._group = RankGroup(self.clock, cuda=self.device.type == "cuda")
         self._group.join(rank, world, store, timeout, partial(self._split, layout, timeout))
         self.rank, self.world, self.layout = rank, world, str(layout)
 
@@ -158,7 +158,7 @@ class MegatronBackend(Backend):
         return self._ask(role, micros, lambda run: run.values(), [micro.tokens.shape[1] for micro in micros])
 
     def _ask(
-        self, role: str, micros: Sequence[Packed], what: Callable[[Outcome], torch.Tensor], sizes: Sequence[int]
+        self, role: str, micros: Sequence[Packed], what: Callable[[MicroBatchRun], torch.Tensor], sizes: Sequence[int]
     ) -> list[torch.Tensor]:
         from millrace.trainers.backends.megatron.transfer import tell
 

@@ -83,7 +83,7 @@ class _Parts(torch.autograd.Function):
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class MicroBatchRun:
     """The `Run` of a micro-batch whose layers are done. output: what the head gets of this part's labels, [m, H]; of
     scalar models the values [T/c]. head: [n, H] -> logits [n, V]; limit: logits that exist at once at most; group: of
     context parallelism, None without; taught: the same of a teacher, its rows [m, H] and its head."""

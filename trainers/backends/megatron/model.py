@@ -32,10 +32,10 @@ from megatron.core.transformer.transformer_layer import TransformerLayer, Transf
 from millrace.trainers.backends.layout import Layout
 from millrace.trainers.backends.megatron.config import Architecture, transformer_config
 from millrace.trainers.batches.attention import packed_attention
-from millrace.trainers.batches.packing import Run
+from millrace.trainers.batches.packing import SampleRun
 
 
-class Norm(torch.nn.RMSNorm):
+class SplitNorm(torch.nn.RMSNorm):
     """RMSNorm whose gradient Megatron sums over the ranks that split a sequence."""
 
     def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-6, **_: Any) -> None:
@@ -64,7 +64,7 @@ class PackedAttention(torch.nn.Module):
             q, k, v = (x.permute(1, 2, 0, 3) for x in (query, key, value))
             out = F.scaled_dot_product_attention(q, k, v, attn_mask=attention_mask, scale=self.scale)
             return out.permute(2, 0, 1, 3).flatten(2)
-        runs = tuple(Run(*bounds) for bounds in attention_mask.tolist())
+        runs = tuple(SampleRun(*bounds) for bounds in attention_mask.tolist())
         q, k, v = (x.permute(1, 2, 0, 3) for x in (query, key, value))
         packed, _none = packed_attention(self, q, k, v, None, scaling=self.scale, runs=runs)
         return packed.transpose(0, 1).flatten(2)
@@ -183,8 +183,8 @@ def _block(arch: Architecture, config: TransformerConfig) -> TransformerBlockSub
             linear_qkv=ColumnParallelLinear,
             core_attention=PackedAttention,
             linear_proj=RowParallelLinear,
-            q_layernorm=Norm if arch.qk_norm else IdentityOp,
-            k_layernorm=Norm if arch.qk_norm else IdentityOp,
+            q_layernorm=SplitNorm if arch.qk_norm else IdentityOp,
+            k_layernorm=SplitNorm if arch.qk_norm else IdentityOp,
         ),
     )
     if arch.experts:
@@ -196,12 +196,12 @@ def _block(arch: Architecture, config: TransformerConfig) -> TransformerBlockSub
     layer = ModuleSpec(
         module=TransformerLayer,
         submodules=TransformerLayerSubmodules(
-            input_layernorm=Norm,
+            input_layernorm=SplitNorm,
             self_attention=attention,
             self_attn_bda=get_bias_dropout_add,
-            pre_mlp_layernorm=Norm,
+            pre_mlp_layernorm=SplitNorm,
             mlp=mlp,
             mlp_bda=get_bias_dropout_add,
         ),
     )
-    return TransformerBlockSubmodules(layer_specs=[layer] * get_num_layers_to_build(config), layer_norm=Norm)
+    return TransformerBlockSubmodules(layer_specs=[layer] * get_num_layers_to_build(config), layer_norm=SplitNorm)

@@ -26,7 +26,7 @@ from millrace.trainers.backends.adam import Adam
 from millrace.trainers.backends.base import StepResult
 from millrace.trainers.backends.head import LOGITS, Rows
 from millrace.trainers.backends.megatron.config import architecture, check
-from millrace.trainers.backends.megatron.forward import Feed, Outcome, feed
+from millrace.trainers.backends.megatron.forward import Feed, MicroBatchRun, feed
 from millrace.trainers.backends.megatron.groups import Groups
 from millrace.trainers.backends.megatron.model import PackedGPT
 from millrace.trainers.backends.megatron.optimizer import Optimizer
@@ -102,7 +102,7 @@ class MegatronTrainee:
 
     # ---- forward passes
 
-    def score(self, micros: Sequence[Packed], what: Callable[[Outcome], torch.Tensor]) -> list[torch.Tensor]:
+    def score(self, micros: Sequence[Packed], what: Callable[[MicroBatchRun], torch.Tensor]) -> list[torch.Tensor]:
         """What each micro-batch's run says, on the last pipeline stage; empty elsewhere. No gradient."""
         found: list[torch.Tensor] = []
 
@@ -116,9 +116,11 @@ class MegatronTrainee:
 
     def _outcome(
         self, fed: Feed, output: torch.Tensor, taught: Callable[[], tuple[torch.Tensor, Rows]] | None
-    ) -> Outcome:
+    ) -> MicroBatchRun:
         group, limit = self._place.groups.context, self._place.logits
-        return Outcome(fed.batch, output, self.model.logits, limit, fed.counts, group, self.arch.vocabulary, taught)
+        return MicroBatchRun(
+            fed.batch, output, self.model.logits, limit, fed.counts, group, self.arch.vocabulary, taught
+        )
 
     def _flow(self, micros: Sequence[Packed], end: Callable[..., Any], *, forward_only: bool) -> None:
         """Megatron's schedule over `micros`; `end(fed, output)` closes each on the last stage."""

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from millrace.trainers.backends.comms import COLLECTIVES
 from millrace.trainers.backends.parallel.grid import PP, Groups
 from millrace.trainers.backends.parallel.schedules import actions, chunks_of, forwards
-from millrace.trainers.backends.parallel.stages import Stage
+from millrace.trainers.backends.parallel.stages import PipelineStage
 from millrace.trainers.clock import Clock
 
 Forward = Callable[[int, int, torch.Tensor | None], torch.Tensor]
@@ -38,16 +38,16 @@ class Pipe:
         """Of all ranks together."""
         return self.size * chunks_of(self.schedule)
 
-    def stage(self, chunk: int) -> Stage:
+    def stage(self, chunk: int) -> PipelineStage:
         """The stage of this rank's chunk."""
-        return Stage(chunk * self.size + self.rank, self.stages)
+        return PipelineStage(chunk * self.size + self.rank, self.stages)
 
     def missing(self, micros: int) -> int:
         """Idle micro-batches that fill `micros` up to what the schedule takes."""
         return -micros % self.size if chunks_of(self.schedule) > 1 else 0
 
     @property
-    def mine(self) -> list[Stage]:
+    def mine(self) -> list[PipelineStage]:
         """The stages of this rank, by chunk."""
         return [self.stage(chunk) for chunk in range(chunks_of(self.schedule))]
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 import torch.nn.functional as F
 
-from millrace.trainers.batches.packing import Packed, Run
+from millrace.trainers.batches.packing import Packed, SampleRun
 
 
 def padded(batch: Packed, multiple: int) -> Packed:
@@ -28,7 +28,7 @@ def padded(batch: Packed, multiple: int) -> Packed:
         batch,
         tokens=F.pad(batch.tokens, (0, more)),
         positions=F.pad(batch.positions, (0, more)),
-        runs=(*batch.runs, Run(length, more, 1)),
+        runs=(*batch.runs, SampleRun(length, more, 1)),
     )
 
 

@@ -25,7 +25,7 @@ _HEADS = ("lm_head", "score")
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class PipelineStage:
     """One of `count`."""
 
     index: int = 0
@@ -48,7 +48,7 @@ class Stage:
         return range(start, start + each + (self.index < more))
 
 
-WHOLE = Stage()
+WHOLE = PipelineStage()
 _FIRST = "first_layer"
 """attribute of a stage: the number of its layer 0 in the whole model"""
 
@@ -58,7 +58,7 @@ def stage_of(name: str, total: int, count: int) -> int:
     match = _LAYER.fullmatch(name)
     if match is not None:
         layer = int(match[2])
-        return next(index for index in range(count) if layer in Stage(index, count).layers(total))
+        return next(index for index in range(count) if layer in PipelineStage(index, count).layers(total))
     return 0 if ".embed_tokens." in name else count - 1
 
 
@@ -80,7 +80,7 @@ def check(config: PretrainedConfig, count: int) -> None:
         )
 
 
-def cut(model: PreTrainedModel, stage: Stage) -> None:
+def cut(model: PreTrainedModel, stage: PipelineStage) -> None:
     """Leaves of a whole model what `stage` has, in place. BadConfiguration, with the reason, where it cannot be cut."""
     if stage.count == 1:
         return

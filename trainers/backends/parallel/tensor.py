@@ -67,11 +67,11 @@ def apply(model: PreTrainedModel, team: Team) -> None:
     if isinstance(words, nn.Embedding):
         if type(words) is not nn.Embedding:
             raise BadConfiguration(f"{type(words).__name__} does more than look words up; choose t1 for this model")
-        base.embed_tokens = Words(words, team)
+        base.embed_tokens = SplitWords(words, team)
     head = model.get_output_embeddings()
     if isinstance(head, nn.Linear):
         base.norm.register_forward_hook(lambda _module, _arguments, rows: gather_rows(rows, team))
-        model.set_output_embeddings(Head(head, team))
+        model.set_output_embeddings(SplitHead(head, team))
     score = getattr(model, "score", None)
     if isinstance(score, nn.Linear):
         model.score = Score(score, team)
@@ -124,7 +124,7 @@ class Rowwise(_Part):
         return rows if self.bias is None else rows + self.bias
 
 
-class Words(_Part):
+class SplitWords(_Part):
     """Ids int64[1, T] -> [1, T/n, H]: each rank looks its own words up."""
 
     def __init__(self, of: nn.Embedding, team: Team) -> None:
@@ -140,7 +140,7 @@ class Words(_Part):
         return scatter_rows(torch.where(mine[..., None], found, 0.0), self.team)
 
 
-class Head(_Part):
+class SplitHead(_Part):
     """[1, M, H] -> logits [1, M, V], each rank its own words'."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

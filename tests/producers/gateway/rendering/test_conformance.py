@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from millrace.producers.gateway.rendering.base import Delta, Refusal, Renderer, RenderError, ToolCall
+from millrace.producers.gateway.rendering.base import NoContinuation, Renderer, RenderError, ReplyDelta, ToolCall
 
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
 USER = {"role": "user", "content": "What is 3 + 4? Zürich ☂"}
@@ -62,7 +62,7 @@ def test_a_canonical_tool_turn_bridges_to_what_a_full_rendering_gives(either: Re
 def test_a_reply_that_was_cut_off_is_closed(either: Renderer, cut: str):
     stored = [*either.render([USER], TOOLS), *ids(either, cut)]
     added = either.bridge(stored, [USER, {"role": "assistant", "content": "unfinished"}], [TOOL], TOOLS)
-    if isinstance(added, Refusal):
+    if isinstance(added, NoContinuation):
         assert added.reason
     else:
         assert last(either) in added[:2]
@@ -70,7 +70,7 @@ def test_a_reply_that_was_cut_off_is_closed(either: Renderer, cut: str):
 
 def test_what_cannot_be_bridged_is_refused_with_a_reason(either: Renderer):
     refused = either.bridge([], [USER, ASSISTANT], [TOOL], TOOLS)
-    assert isinstance(refused, Refusal)
+    assert isinstance(refused, NoContinuation)
     assert refused.reason
 
 
@@ -119,7 +119,7 @@ def test_streams_say_what_whole_replies_are(
             sampled.insert(draw.randrange(len(sampled) + 1), draw.randrange(3, 256))
         whole = either.parser(prompt, tools, stop)
         whole.whole(sampled)
-        split, said = either.parser(prompt, tools, stop), list[Delta]()
+        split, said = either.parser(prompt, tools, stop), list[ReplyDelta]()
         rest = list(sampled)
         while rest:
             size = draw.randrange(1, 4)

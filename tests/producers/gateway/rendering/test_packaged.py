@@ -13,7 +13,7 @@ import pytest
 from renderers.base import ParsedResponse, ParsedToolCall
 
 from millrace.infra.errors import ConfigError
-from millrace.producers.gateway.rendering.base import Refusal, Reply, ToolCall
+from millrace.producers.gateway.rendering.base import NoContinuation, Reply, ToolCall
 from millrace.producers.gateway.rendering.choose import PROBES, TOOLS, choose
 from millrace.producers.gateway.rendering.hermes import HermesParser
 from millrace.producers.gateway.rendering.packaged import PackagedRenderer, known
@@ -69,11 +69,11 @@ def test_a_new_user_turn_is_refused_as_the_family_drops_thoughts(renderer: Packa
     stored = [*renderer.render([USER], None), *renderer.tokenizer.encode("Yes.<|im_end|>")]
     past = [USER, {"role": "assistant", "content": "Yes."}]
     refused = renderer.bridge(stored, past, [USER], None)
-    assert refused == Refusal("the model's form drops earlier thoughts when the user speaks again")
+    assert refused == NoContinuation("the model's form drops earlier thoughts when the user speaks again")
     refused = renderer.bridge([*stored, 5], past, [{"role": "tool", "content": "7"}], None)
-    assert refused == Refusal("the reply goes on behind its end token")
+    assert refused == NoContinuation("the reply goes on behind its end token")
     refused = renderer.bridge(stored, past[:1], past[1:], None)
-    assert refused == Refusal("the new messages hold a reply that was not sampled here")
+    assert refused == NoContinuation("the new messages hold a reply that was not sampled here")
 
 
 def test_replies_equal_the_packages_own_reading(renderer: PackagedRenderer):

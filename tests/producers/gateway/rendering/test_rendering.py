@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from millrace.infra.errors import ConfigError
-from millrace.producers.gateway.rendering.base import Delta, Refusal, RenderError, ToolCall
+from millrace.producers.gateway.rendering.base import NoContinuation, RenderError, ReplyDelta, ToolCall
 from millrace.producers.gateway.rendering.stops import StopCutter
 from millrace.producers.gateway.rendering.template import TemplateRenderer
 from millrace.producers.gateway.rendering.tokenizer import ChatTokenizer
@@ -114,7 +114,7 @@ def test_a_template_that_rewrites_the_past_is_refused(tmp_path: Path):
     renderer = TemplateRenderer(ChatTokenizer(chat_tokenizer.write(tmp_path, chat_tokenizer.FORGETFUL)))
     stored = [*renderer.render([USER], None), renderer.tokenizer.eos_token_id or 0]
     refusal = renderer.bridge(stored, [USER, ASSISTANT], [TOOL], None)
-    assert refusal == Refusal("the template rewrites earlier messages")
+    assert refusal == NoContinuation("the template rewrites earlier messages")
 
 
 def test_another_end_token_is_refused(tmp_path: Path):
@@ -123,7 +123,7 @@ def test_another_end_token_is_refused(tmp_path: Path):
     renderer = TemplateRenderer(ChatTokenizer(folder))
     assert renderer.stop_ids == {0, 2}
     refusal = renderer.bridge([5, 0], [USER, ASSISTANT], [TOOL], None)
-    assert isinstance(refusal, Refusal)
+    assert isinstance(refusal, NoContinuation)
     assert "another token" in refusal.reason
 
 
@@ -174,7 +174,7 @@ def test_tool_calls_are_text_where_none_were_offered(renderer: TemplateRenderer)
     assert parser.reply.content == text
 
 
-def gather(deltas: list[Delta]) -> tuple[str, str, list[ToolCall]]:
+def gather(deltas: list[ReplyDelta]) -> tuple[str, str, list[ToolCall]]:
     return (
         "".join(d.content for d in deltas),
         "".join(d.reasoning for d in deltas),
@@ -196,7 +196,7 @@ def test_streaming_says_what_whole_parsing_says(renderer: TemplateRenderer, seed
     whole = renderer.parser([], tools, stop)
     said = gather(whole.whole(sampled))
     split = renderer.parser([], tools, stop)
-    deltas: list[Delta] = []
+    deltas: list[ReplyDelta] = []
     while sampled:
         size = draw.randrange(1, 4)
         deltas += split.feed(sampled[:size])

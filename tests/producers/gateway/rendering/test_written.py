@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from millrace.producers.gateway.rendering.base import Refusal, RenderError
+from millrace.producers.gateway.rendering.base import NoContinuation, RenderError
 from millrace.producers.gateway.rendering.packaged import PackagedRenderer
 from millrace.producers.gateway.rendering.template import TemplateRenderer
 from millrace.producers.gateway.rendering.tokenizer import ChatTokenizer
@@ -88,7 +88,7 @@ def test_a_bridge_leaves_nothing_out(tmp_path: Path):
     stored = [*renderer.render([USER], None), *renderer.tokenizer.encode("It is 7.<|im_end|>")]
     assert isinstance(renderer.bridge(stored, [USER, REPLY], [USER], None), list)
     refused = renderer.bridge(stored, [USER, REPLY], [SYSTEM, USER], None)
-    assert isinstance(refused, Refusal)
+    assert isinstance(refused, NoContinuation)
     assert "message 2 (system) would be left out" in refused.reason
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
 from millrace.trainers.backends.models import build
-from millrace.trainers.backends.parallel.stages import Stage, name_of, stage_of
+from millrace.trainers.backends.parallel.stages import PipelineStage, name_of, stage_of
 from millrace.trainers.batches.packing import Packed, pack
 from millrace.trainers.errors import BadConfiguration
 from millrace.trainers.state import State
@@ -18,7 +18,7 @@ from tests.support.samples import random_samples, small_state
 
 @given(st.integers(1, 30), st.integers(1, 8))
 def test_layers_are_shared_out_in_order(total: int, count: int) -> None:
-    shares = [list(Stage(index, count).layers(total)) for index in range(count)]
+    shares = [list(PipelineStage(index, count).layers(total)) for index in range(count)]
     assert [layer for share in shares for layer in share] == list(range(total))
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
@@ -26,7 +26,7 @@ def test_layers_are_shared_out_in_order(total: int, count: int) -> None:
 def stages(state: State, count: int) -> list[PreTrainedModel]:
     made = []
     for index in range(count):
-        made.append(build(state.assets, state.weights, Stage(index, count)))
+        made.append(build(state.assets, state.weights, PipelineStage(index, count)))
     return made
 
 
