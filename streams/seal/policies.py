@@ -91,7 +91,7 @@ def check_announced(settings: Settings, bus: Bus) -> None:
         raise PolicyError(f"there is no policy {name} here: create it with `millrace policy create --model DIR` first")
 
 
-def _announced(settings: Settings, bus: Bus) -> Terms | None:
+def _announced(settings: Settings, bus: Bus) -> PolicyTerms | None:
     """The newest terms of the configured policy in the log."""
     known = None
     for record in bus.read(full_name(settings.namespace, "decisions"), 0):
