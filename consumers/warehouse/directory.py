@@ -85,7 +85,7 @@ class Directory(Store):
         finally:
             os.close(file)
 
-    def settle(self, query_ids: str) -> None:
+    def settle(self, query_ids: Sequence[str]) -> None:
         """Nothing to wait for: an insert ends with the process that holds the directory."""
 
     def close(self) -> None:

@@ -1,6 +1,7 @@
 """The store on a ClickHouse server or cluster, by URL. The same code and SQL as in a directory.
 
-Invariant: an insert that may still run is waited for before anybody asks how far the tables are."""
+Invariant: an insert that may still run is waited for before anybody asks how far the tables are. An insert is sent
+once: what became of one whose answer is lost, only the tables say."""
 
 from __future__ import annotations
 
@@ -24,6 +25,8 @@ PATIENCE_S = 60.0
 class Server(Store):
     """A server by URL, such as `http://user:password@host:8123`. Raises WarehouseError where none answers."""
 
+    shared = True
+
     def __init__(self, url: str) -> None:
         self._url = url
         self.where = url.rpartition("@")[2]
@@ -40,17 +43,21 @@ class Server(Store):
         sql = f"{into.sql(f'input({text(into.structure)})')} FORMAT Avro"
         with self.client("default") as client:
             try:
-                client.command(sql, data=b"".join(data), settings={"query_id": query_id})
+                client.command(sql, data=b"".join(data), settings={"query_id": query_id, "log_comment": query_id})
             except DriverError as error:
                 raise failure(f"{self.where} refuses rows of {into.target}", error) from error
 
-    def settle(self, query_ids: str) -> None:
-        until = time.monotonic() + PATIENCE_S
-        while self.rows(f"SELECT 1 FROM system.processes WHERE startsWith(query_id, {text(query_ids)}) LIMIT 1"):
+    def settle(self, query_ids: Sequence[str]) -> None:
+        until, wanted = time.monotonic() + PATIENCE_S, tuple(query_ids)
+        while True:
+            running = self.rows("SELECT query_id, Settings['log_comment'] FROM system.processes")
+            found = [name for names in running for name in names if name.startswith(wanted)]
+            if not found:
+                return
             if time.monotonic() > until:
                 raise WarehouseError(
                     f"an insert of a former warehouse process runs on at {self.where}: end it there (KILL QUERY WHERE "
-                    f"startsWith(query_id, {text(query_ids)})), then start again"
+                    f"query_id = {text(found[0])}), or wait"
                 )
             time.sleep(LOOK_S)
 
