@@ -10,6 +10,7 @@ from millrace.consumers.warehouse.ingest import Ingest
 from millrace.consumers.warehouse.migrations import migrate
 from millrace.consumers.warehouse.opened import open_store
 from millrace.consumers.warehouse.retention import keep
+from millrace.consumers.warehouse.sharing import group_of
 from millrace.consumers.warehouse.store import Store
 from millrace.consumers.warehouse.tables import LOG
 from millrace.infra.config import Settings
@@ -26,8 +27,10 @@ COMPACTED = "workers"
 def rebuild(settings: Settings, *, forget: bool = False) -> dict[str, tuple[int, int]]:
     """Make every table anew; gives its rows before and after. forget: rows that the log no longer has may go.
 
-    Raises WarehouseHeld while another process holds the directory, WarehouseError where rows would be lost."""
+    Raises WarehouseHeld while another process holds the directory, WarehouseError while some bring rows into a server,
+    and where rows would be lost."""
     with connect_now(settings) as bus, open_store(settings) as store:
+        alone(bus, store, settings.namespace)
         store.prepare()
         before = counts(store, settings.namespace)
         if not forget and (lost := irrecoverable(bus, store, settings.namespace)):
@@ -41,6 +44,14 @@ def rebuild(settings: Settings, *, forget: bool = False) -> dict[str, tuple[int,
         Ingest(bus, store, settings.namespace, ClaimStore(settings.claims).behind).catch_up()
         after = counts(store, settings.namespace)
     return {name: (before.get(name, 0), after.get(name, 0)) for name in sorted({*before, *after})}
+
+
+def alone(bus: Bus, store: Store, namespace: str) -> None:
+    """Raises WarehouseError while warehouse processes of the namespace bring rows into a server."""
+    members = bus.group(group_of(namespace)).members if store.shared else ()
+    if members:
+        names = ", ".join(sorted(f"{member.client_id} ({member.host})" for member in members))
+        raise WarehouseError(f"warehouse processes bring rows into {store.where}: {names}; end them, then rebuild")
 
 
 def counts(store: Store, namespace: str) -> dict[str, int]:

@@ -5,8 +5,10 @@ once: what became of one whose answer is lost, only the tables say."""
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import clickhouse_connect
 from clickhouse_connect.driver.client import Client
@@ -29,6 +31,8 @@ class Server(Store):
 
     def __init__(self, url: str) -> None:
         self._url = url
+        self._lock = threading.Lock()
+        self._kept: dict[str, Client] = {}
         self.where = url.rpartition("@")[2]
         try:
             with clickhouse_connect.get_client(dsn=url) as client:
@@ -37,11 +41,21 @@ class Server(Store):
             raise WarehouseError(f"no ClickHouse answers at {self.where}: {error}. It is [warehouse] url.") from error
 
     def client(self, database: str = VIEWS) -> Client:
-        return clickhouse_connect.get_client(dsn=self._url, database=database, autogenerate_session_id=False)
+        try:
+            return clickhouse_connect.get_client(dsn=self._url, database=database, autogenerate_session_id=False)
+        except DriverError as error:
+            raise failure(f"{self.where} does not answer", error) from error
+
+    def borrowed(self, database: str = VIEWS) -> AbstractContextManager[Client]:
+        """One of a database for all: a new one asks the server for every setting that it has."""
+        with self._lock:
+            if database not in self._kept:
+                self._kept[database] = self.client(database)
+            return nullcontext(self._kept[database])
 
     def insert(self, into: Insertion, data: Sequence[bytes], query_id: str) -> None:
         sql = f"{into.sql(f'input({text(into.structure)})')} FORMAT Avro"
-        with self.client("default") as client:
+        with self.borrowed("default") as client:
             try:
                 client.command(sql, data=b"".join(data), settings={"query_id": query_id, "log_comment": query_id})
             except DriverError as error:
@@ -62,4 +76,6 @@ class Server(Store):
             time.sleep(LOOK_S)
 
     def close(self) -> None:
-        """Nothing is held: each handle is closed by its user."""
+        for client in self._kept.values():
+            client.close()
+        self._kept.clear()

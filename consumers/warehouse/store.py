@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, cast
@@ -91,9 +92,13 @@ class Store(ABC):
     def close(self) -> None:
         """Let go of it. Idempotent."""
 
+    def borrowed(self, database: str = VIEWS) -> AbstractContextManager[Client]:
+        """A handle for one call, which it may share with others."""
+        return self.client(database)
+
     def rows(self, sql: str, parameters: Mapping[str, Any] | None = None, database: str = LOG) -> list[tuple[Any, ...]]:
         """Rows of a query. Raises WarehouseError."""
-        with self.client(database) as client:
+        with self.borrowed(database) as client:
             try:
                 found = client.query(sql, parameters=dict(parameters or {}))
                 return cast("list[tuple[Any, ...]]", found.result_rows)
@@ -102,7 +107,7 @@ class Store(ABC):
 
     def run(self, sql: str, database: str = "default") -> None:
         """Run a statement without an answer. Raises WarehouseError."""
-        with self.client(database) as client:
+        with self.borrowed(database) as client:
             try:
                 client.command(sql)
             except DriverError as error:
@@ -121,6 +126,7 @@ class Store(ABC):
 
 
 CODE = re.compile(r"[Cc]ode: (\d+)")
+FULL = re.compile(r"No space left on device|[Cc]ode: 243\b")
 
 
 def failure(what: str, error: Exception) -> WarehouseError:
@@ -128,5 +134,7 @@ def failure(what: str, error: Exception) -> WarehouseError:
     # What the engine quotes of a record need not be text.
     said = error.object.decode(errors="replace") if isinstance(error, UnicodeDecodeError) else str(error)
     found = CODE.search(said)
+    if FULL.search(said):
+        what = f"{what}, as its disk is full: make room, then it goes on"
     kind = WarehouseTaken if REFUSED in said else WarehouseError
     return kind(f"{what}: {said[:MOST]}", int(found.group(1)) if found else 0)
