@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack
-from pathlib import Path
 
 import pytest
 
@@ -20,21 +19,27 @@ URL = os.environ.get("MILLRACE_CLICKHOUSE_URL", "")
 
 
 @pytest.fixture(
+    scope="module",
     params=[
         "directory",
         pytest.param("endpoint", marks=pytest.mark.slow),
         pytest.param("server", marks=pytest.mark.skipif(not URL, reason="no MILLRACE_CLICKHOUSE_URL")),
-    ]
+    ],
 )
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
-    """An empty one, with every table."""
+def opened(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    """One for all tests of a module: an engine takes a second to start."""
+    folder = tmp_path_factory.mktemp("warehouse")
     with ExitStack() as held:
-        made: Store
         if request.param == "directory":
-            made = held.enter_context(Directory(tmp_path / "warehouse", memory_mb=512))
+            yield held.enter_context(Directory(folder / "warehouse", memory_mb=512))
         else:
-            url = held.enter_context(clickhouse_server(tmp_path / "tables")) if request.param == "endpoint" else URL
-            made = held.enter_context(Server(url))
-        made.run(f"DROP DATABASE IF EXISTS {LOG} SYNC")
-        migrate(made)
-        yield made
+            url = held.enter_context(clickhouse_server(folder / "tables")) if request.param == "endpoint" else URL
+            yield held.enter_context(Server(url))
+
+
+@pytest.fixture
+def store(opened: Store) -> Store:
+    """An empty one, with every table."""
+    opened.run(f"DROP DATABASE IF EXISTS {LOG} SYNC")
+    migrate(opened)
+    return opened
