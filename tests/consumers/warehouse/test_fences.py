@@ -138,6 +138,7 @@ def anything(chance: random.Random, server: Server) -> None:
             process.kill()
 
 
+@pytest.mark.slow
 @settings(max_examples=100)
 @given(st.randoms(use_true_random=False))
 def test_no_schedule_doubles_or_loses_a_row(chance: random.Random) -> None:
