@@ -16,9 +16,10 @@ import os
 import re
 import shutil
 import tempfile
+import threading
 import weakref
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import escape
@@ -51,6 +52,7 @@ class Directory(Store):
         self._lock = _hold(self._path, url)
         self._former = tempfile.tempdir
         self._clients: weakref.WeakSet[Client] = weakref.WeakSet()
+        self._kept = threading.local()
         try:
             self._refuse_newer()
             self._options = {"config-file": str(self._configure(memory_mb))}
@@ -83,6 +85,13 @@ class Directory(Store):
         self._clients.add(found)
         return found
 
+    def borrowed(self, database: str = VIEWS) -> AbstractContextManager[Client]:
+        """One of this thread and a database: a new one asks the engine for every setting that it has."""
+        kept = self._kept.__dict__
+        if database not in kept:
+            kept[database] = self.client(database)
+        return nullcontext(kept[database])
+
     def insert(self, into: Insertion, data: Sequence[bytes], query_id: str) -> None:
         file = os.memfd_create("block")
         try:
@@ -105,6 +114,7 @@ class Directory(Store):
         for client in list(self._clients):
             with suppress(Exception):
                 client.close()
+        self._kept = threading.local()
         self._anchor.close()
         self._anchor = None
         tempfile.tempdir = self._former
