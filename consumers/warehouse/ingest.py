@@ -66,6 +66,8 @@ class Ingest:
         self._have: dict[tuple[str, str, int], int] = {}
         """the greatest offset by table and partition"""
         self._proofs: list[Proof] = []
+        self._mine: list[Where] = []
+        """this process's partitions, of which it has asked how far they are"""
         self._fences: dict[Where, Fence] = {}
         self._id = new_id()
         self._doubtful: set[Where] = set()
@@ -81,16 +83,16 @@ class Ingest:
         """Take in what the log holds when each partition's turn comes, one after the other; gives the rows written."""
         before = self.rows
         self.resume()
-        for where in self._partitions():
+        for where in self._mine:
             self._read(where)
         self._prove()
         return self.rows - before
 
     def resume(self) -> None:
         """Make sure of this process's partitions, then learn from the tables how far they are."""
-        mine = list(self._partitions())
+        self._mine = list(self._partitions())
         if self._store.shared:
-            self._fence(mine)
+            self._fence(self._mine)
         self._proofs.clear()
         self._have.clear()
         for name in (*(table.name for table in TABLES), UNREADABLE):
@@ -167,7 +169,7 @@ class Ingest:
 
     def _follow(self, over: threading.Event) -> None:
         """Take in what comes, until `over` or until there are partitions that are new: policies come meanwhile."""
-        cutters = {where: Cutter(*where) for where in self._partitions()}
+        cutters = {where: Cutter(*where) for where in self._mine}
         since: dict[Where, float] = {}
         looked = time.monotonic()
         with self._bus.tail({where: self._position(where) for where in cutters}) as tail:
