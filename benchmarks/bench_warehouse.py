@@ -38,7 +38,7 @@ def large(count: int) -> Iterator[bytes]:
         call |= {"prompt_ids": arrays.pack(ids[:half]), "output_ids": arrays.pack(ids[half:])}
         call |= {"output_logprobs": arrays.pack(-random.random(half, dtype=np.float32)), "response_id": new_id()}
         call |= {"output_versions": arrays.pack(np.full(half, 7, np.int32))}
-        yield codec.encode("Event", event(codec.encode_body("model_call", call)))  # type: ignore[typeddict-item]
+        yield codec.encode_named("Event", event(codec.encode_body("model_call", call)))
 
 
 def rewards(count: int) -> Iterator[bytes]:
@@ -49,7 +49,7 @@ def rewards(count: int) -> Iterator[bytes]:
     body |= {"confidence": None, "observed_at": 1}
     for _ in range(count):
         whole = event(codec.encode_named("Reward", body | {"reward_id": new_id()})) | {"kind": "reward"}
-        yield codec.encode("Event", whole)  # type: ignore[typeddict-item]
+        yield codec.encode_named("Event", whole)
 
 
 def completions(count: int) -> Iterator[bytes]:

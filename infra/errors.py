@@ -41,7 +41,8 @@
     ├── WarehouseError           the warehouse refused rows or a query, or cannot be reached
     │   ├── QueryError           it refused a query, or the query failed; in ClickHouse's own words
     │   ├── QuestionError        no such question, another parameter is needed, or a query selects nothing
-    │   └── WarehouseHeld        another process holds its directory
+    │   ├── WarehouseHeld        another process holds its directory
+    │   └── WarehouseTaken       another process has taken over the partition of these rows; none of them came in
     ├── ServiceError             a local process (broker, engine, supervisor) did not come up or go down
     ├── AuditError               the topics cannot be audited at all
     ├── ExportError              nothing can be exported so: what is asked for, or where to, makes no sense
@@ -211,6 +212,10 @@ class WarehouseError(MillraceError):
 class QuestionError(WarehouseError):
     """There is no such question, a parameter of it is missing, unknown or of another kind, or a query that should
     select trajectories does not say where they lie."""
+
+
+class WarehouseTaken(WarehouseError):
+    """Another process has taken over the partition of these rows, of which none came in. Ask again what is to do."""
 
 
 class WarehouseHeld(WarehouseError):

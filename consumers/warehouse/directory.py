@@ -1,9 +1,11 @@
 """The store in a directory of this machine, opened by this process (chdb).
 
     data/  the engine's   lock  who holds it   engine.xml, users.xml  its limits and roles   tmp/  emptied at each start
+    engine  its version
 
 Invariants: one process holds a directory, for as long as it lives, and the lock says which and where it answers; the
-lock is taken before the engine opens anything; a process opens one directory at a time, since the engine can no more.
+lock is taken before the engine opens anything; a process opens one directory at a time, since the engine can no more;
+an engine never opens what a newer one wrote (it would put aside whatever it cannot read, as broken).
 """
 
 from __future__ import annotations
@@ -11,11 +13,13 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import shutil
 import tempfile
+import threading
 import weakref
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import escape
@@ -33,6 +37,8 @@ from millrace.infra import durable
 from millrace.infra.errors import WarehouseError, WarehouseHeld
 
 MB = 1 << 20
+LITTLE = MB
+"""bytes that an engine needs to start"""
 
 
 class Directory(Store):
@@ -46,7 +52,9 @@ class Directory(Store):
         self._lock = _hold(self._path, url)
         self._former = tempfile.tempdir
         self._clients: weakref.WeakSet[Client] = weakref.WeakSet()
+        self._kept = threading.local()
         try:
+            self._refuse_newer()
             self._options = {"config-file": str(self._configure(memory_mb))}
             # The engine stays open as long as one handle does.
             self._anchor: Connection | None = self.handle()
@@ -54,12 +62,17 @@ class Directory(Store):
             os.close(self._lock)
             raise
         self.prepare()
+        durable.write(self._path / "engine", chdb.engine_version)
 
     def handle(self) -> Connection:
         """A fresh handle of the engine itself (0.2 ms). Whoever asks for it closes it."""
         try:
             return chdb.connect(f"{self._path / 'data'}?config-file={self._options['config-file']}")
         except RuntimeError as error:
+            if shutil.disk_usage(self._path).free < LITTLE:
+                raise WarehouseError(
+                    f"the disk of the tables in {self.where} is full: make room, then start again"
+                ) from error
             raise WarehouseError(
                 f"the tables in {self.where} cannot be opened: {str(error)[:500]}. One process opens one directory; if "
                 "nothing else here is open, `millrace warehouse rebuild` makes them anew from the log"
@@ -71,6 +84,13 @@ class Directory(Store):
         )
         self._clients.add(found)
         return found
+
+    def borrowed(self, database: str = VIEWS) -> AbstractContextManager[Client]:
+        """One of this thread and a database: a new one asks the engine for every setting that it has."""
+        kept = self._kept.__dict__
+        if database not in kept:
+            kept[database] = self.client(database)
+        return nullcontext(kept[database])
 
     def insert(self, into: Insertion, data: Sequence[bytes], query_id: str) -> None:
         file = os.memfd_create("block")
@@ -85,7 +105,7 @@ class Directory(Store):
         finally:
             os.close(file)
 
-    def settle(self, query_ids: str) -> None:
+    def settle(self, query_ids: Sequence[str]) -> None:
         """Nothing to wait for: an insert ends with the process that holds the directory."""
 
     def close(self) -> None:
@@ -94,10 +114,21 @@ class Directory(Store):
         for client in list(self._clients):
             with suppress(Exception):
                 client.close()
+        self._kept = threading.local()
         self._anchor.close()
         self._anchor = None
         tempfile.tempdir = self._former
         os.close(self._lock)
+
+    def _refuse_newer(self) -> None:
+        """Raises WarehouseError for tables of a newer engine."""
+        with suppress(FileNotFoundError):
+            found = (self._path / "engine").read_text()
+            if _numbers(found) > _numbers(chdb.engine_version):
+                raise WarehouseError(
+                    f"the tables in {self.where} were written by ClickHouse {found}, and this one is "
+                    f"{chdb.engine_version}: upgrade chdb-core, or give this release a [warehouse] home of its own"
+                )
 
     def _configure(self, memory_mb: int) -> Path:
         """Write the engine's limits; gives the file."""
@@ -164,6 +195,11 @@ def _read(file: int) -> tuple[int, str]:
         return int(found["pid"]), str(found["url"])
     except (ValueError, KeyError, TypeError):
         return 0, ""
+
+
+def _numbers(version: str) -> list[int]:
+    """A version to compare."""
+    return [int(number) for number in re.findall(r"\d+", version)]
 
 
 def _write(file: int, data: bytes) -> None:

@@ -5,28 +5,35 @@
 Invariants: a partition goes on behind the greatest offset that its table holds; a block's rows in every other table
 (`unreadable`, `progress`) are written before those in the table that says how far the partition is, and each table
 takes only what lies behind its own greatest offset, so whatever a kill comes between is made up for; one record that
-cannot be read stops nothing; what the disk or the engine refuses is tried again from what the tables say.
+cannot be read stops nothing; what the disk or the engine refuses is tried again from what the tables say. Where other
+processes write to the same tables, every insert stands under a fence (`fences`), taken before the tables are asked.
 """
 
 from __future__ import annotations
 
 import logging
+import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 
 from millrace.consumers.history.kinds import HOLDS
 from millrace.consumers.warehouse.cutting import Block, Cutter
+from millrace.consumers.warehouse.fences import Fence, Where, named, take_over
 from millrace.consumers.warehouse.framing import framed
 from millrace.consumers.warehouse.own import Proof, proof_rows, unreadable_rows
+from millrace.consumers.warehouse.sharing import Everything, Shares
 from millrace.consumers.warehouse.sorting import Behind, Sorter, kind_of
 from millrace.consumers.warehouse.sound import unsound
-from millrace.consumers.warehouse.store import Store
+from millrace.consumers.warehouse.store import Insertion, Store
 from millrace.consumers.warehouse.tables import LOG, TABLES, Table, table_of
 from millrace.infra import faults
-from millrace.infra.errors import BusError, StorageError, WarehouseError
-from millrace.infra.log.base import Bus, Record, Tail
+from millrace.infra.errors import BusError, StorageError, WarehouseError, WarehouseTaken
+from millrace.infra.log.base import Bus, Record
+from millrace.schemas.ids import new_id
 
 log = logging.getLogger(__name__)
 
@@ -41,21 +48,30 @@ AGAIN_S = 2.0
 POLL = 2000
 UNREADABLE = "unreadable"
 
-Where = tuple[str, int]
-"""a partition: full topic name and number"""
+
+class _Moved(Exception):
+    """This process has another share of the partitions than when it began."""
 
 
 class Ingest:
-    """The topics of a namespace into a store, whose tables are there. behind: reads claims (`ClaimStore.behind`)."""
+    """The topics of a namespace into a store, whose tables are there. behind: reads claims (`ClaimStore.behind`);
+    shares: which partitions are this process's, by default all."""
 
-    def __init__(self, bus: Bus, store: Store, namespace: str, behind: Behind) -> None:
+    def __init__(self, bus: Bus, store: Store, namespace: str, behind: Behind, shares: Shares | None = None) -> None:
         self._bus = bus
+        self._shares = shares or Everything()
         self._store = store
         self._prefix = f"{namespace}."
         self._behind = behind
         self._have: dict[tuple[str, str, int], int] = {}
         """the greatest offset by table and partition"""
         self._proofs: list[Proof] = []
+        self._mine: list[Where] = []
+        """this process's partitions, of which it has asked how far they are"""
+        self._fences: dict[Where, Fence] = {}
+        self._id = new_id()
+        self._doubtful: set[Where] = set()
+        """partitions with an insert of which nobody knows what became"""
         self.rows = 0
         """rows that this process has written"""
         self.trouble = ""
@@ -67,14 +83,16 @@ class Ingest:
         """Take in what the log holds when each partition's turn comes, one after the other; gives the rows written."""
         before = self.rows
         self.resume()
-        for where in self._partitions():
+        for where in self._mine:
             self._read(where)
         self._prove()
         return self.rows - before
 
     def resume(self) -> None:
-        """Learn from the tables how far they are."""
-        self._store.settle(self._query_id(""))
+        """Make sure of this process's partitions, then learn from the tables how far they are."""
+        self._mine = list(self._partitions())
+        if self._store.shared:
+            self._fence(self._mine)
         self._proofs.clear()
         self._have.clear()
         for name in (*(table.name for table in TABLES), UNREADABLE):
@@ -87,12 +105,22 @@ class Ingest:
         for name, topic, part, last in forgetful:  # its newest rows may be forgotten already
             self._have[name, topic, part] = max(last, self._have.get((name, topic, part), -1))
 
+    def _fence(self, mine: Sequence[Where]) -> None:
+        """Take over what this process does not hold yet, or wrote to without an answer."""
+        self._fences = {where: self._fences[where] for where in mine if where in self._fences.keys() - self._doubtful}
+        new = [where for where in mine if where not in self._fences]
+        holder = f"{socket.gethostname()}-{os.getpid()}-{new_id()}"
+        take_over(self._store, holder, new)
+        self._fences |= {where: Fence(*where, holder) for where in new}
+        self._doubtful.clear()
+
     def _partitions(self) -> Iterator[Where]:
-        """Every partition of every topic that has a table."""
+        """This process's partitions of every topic that has a table."""
         for topic in self._bus.topics(self._prefix):
             if kind_of(topic.removeprefix(self._prefix)) is not None:
                 for part in range(self._bus.partitions(topic)):
-                    yield topic, part
+                    if self._shares.has(topic, part):
+                        yield topic, part
 
     def _position(self, where: Where) -> int:
         """The offset that a partition goes on from."""
@@ -124,9 +152,15 @@ class Ingest:
         """Catch up, then take in what comes, until `over`. What fails is tried again from what the tables say."""
         while not over.is_set():
             try:
+                self._shares.look(LOOK_S / 100)
                 self.catch_up()
                 self.trouble = ""
                 self._follow(over)
+            except _Moved:
+                log.info("the warehouse processes share the partitions anew")
+            except WarehouseTaken as taken:  # the group has not told yet, or has told the other one later than this one
+                log.info("%s", taken)
+                over.wait(AGAIN_S)
             except (BusError, StorageError, WarehouseError) as error:
                 if str(error) != self.trouble:
                     log.warning("the warehouse waits: %s", error)
@@ -134,7 +168,8 @@ class Ingest:
                 over.wait(AGAIN_S)
 
     def _follow(self, over: threading.Event) -> None:
-        cutters = {where: Cutter(*where) for where in self._partitions()}
+        """Take in what comes, until `over` or until there are partitions that are new: policies come meanwhile."""
+        cutters = {where: Cutter(*where) for where in self._mine}
         since: dict[Where, float] = {}
         looked = time.monotonic()
         with self._bus.tail({where: self._position(where) for where in cutters}) as tail:
@@ -151,12 +186,19 @@ class Ingest:
                 for where in self._due(cutters, since, now):
                     self._write_all(filter(None, [cutters[where].rest()]))
                     since.pop(where, None)
+                self._stay()
                 if now - looked > LOOK_S:
                     looked = now
                     self._prove()
-                    self._look(tail, cutters)
+                    if any(where not in cutters for where in self._partitions()):
+                        break
             self._write_all(filter(None, [cutter.rest() for cutter in cutters.values()]))
             self._prove()
+
+    def _stay(self) -> None:
+        """Raises _Moved once this process has another share."""
+        if self._shares.look():
+            raise _Moved
 
     @staticmethod
     def _due(cutters: dict[Where, Cutter], since: dict[Where, float], now: float) -> list[Where]:
@@ -171,13 +213,6 @@ class Ingest:
                 left -= cutters[where].size
         return due
 
-    def _look(self, tail: Tail, cutters: dict[Where, Cutter]) -> None:
-        """Begin with partitions that are new: policies come while this runs."""
-        for where in self._partitions():
-            if where not in cutters:
-                cutters[where] = Cutter(*where)
-                tail.add(*where, self._position(where))
-
     # -- a block
 
     def _write_all(self, blocks: Iterable[Block]) -> None:
@@ -186,6 +221,7 @@ class Ingest:
 
     def _write(self, block: Block) -> None:
         """Write a block's rows, those of the table that says how far the partition is last."""
+        self._stay()
         main, before = self._main(block.topic), self.rows
         found = Sorter(self._kind(block.topic), self._behind).sort(block.records)
         bad = found.unreadable
@@ -220,6 +256,8 @@ class Ingest:
         faults.point("warehouse.before_insert")
         try:
             self._insert(table, block, rows)
+        except WarehouseTaken:
+            raise
         except WarehouseError:
             bad = self._bad(table, block, rows)
             if not bad:
@@ -238,14 +276,22 @@ class Ingest:
 
     def _insert(self, table: Table, block: Block, rows: Sequence[tuple[int, bytes]]) -> None:
         frame = framed(table, block.topic, block.part, [row for _, row in rows])
-        self._store.insert(frame.into, frame.pieces, self._query_id(f"{table.name}-{block.part}-{rows[0][0]}"))
+        self._send((block.topic, block.part), frame.into, frame.pieces, f"{table.name}-{rows[0][0]}")
+
+    def _send(self, where: Where, into: Insertion, pieces: Sequence[bytes], what: str) -> None:
+        """Insert rows of a partition, while it is this process's."""
+        if self._store.shared:
+            into = replace(into, where=f"{self._fences[where].condition} AND {into.where}")
+        self._doubtful.add(where)
+        self._store.insert(into, pieces, f"{named(where)}{what}-{self._id}")
+        self._doubtful.discard(where)
 
     def _bad(self, table: Table, block: Block, rows: Sequence[tuple[int, bytes]]) -> list[tuple[Record, str]]:
         """Which of these rows no table can take, found without writing any."""
 
         def attempt(some: Sequence[tuple[int, bytes]]) -> None:
             frame = framed(table, block.topic, block.part, [row for _, row in some], dry=True)
-            self._store.insert(frame.into, frame.pieces, self._query_id("dry"))
+            self._store.insert(frame.into, frame.pieces, f"{named((block.topic, block.part))}dry-{self._id}")
 
         records = {record.offset: record for record in block.records}
         return [(records[offset], reason) for offset, reason in unsound(rows, attempt, records, self._behind)]
@@ -258,14 +304,14 @@ class Ingest:
             return
         for record, reason in new:
             log.error("%s[%d]@%d is passed over: %s", record.topic, record.partition, record.offset, reason)
-        self._store.insert(*unreadable_rows(new), self._query_id(UNREADABLE))
+        self._send((block.topic, block.part), *unreadable_rows(new), f"{UNREADABLE}-{new[0][0].offset}")
         self._have[UNREADABLE, block.topic, block.part] = new[-1][0].offset
         faults.point("warehouse.after_unreadable")
 
     def _prove(self) -> None:
         """Write down what was done."""
         if self._proofs:
-            self._store.insert(*proof_rows(self._proofs), self._query_id("blocks"))
+            self._store.insert(*proof_rows(self._proofs), f"millrace-{self._prefix}blocks-{self._id}")
             self._proofs.clear()
             faults.point("warehouse.after_proof")
 
@@ -282,7 +328,3 @@ class Ingest:
         table = table_of(kind, HOLDS[kind][0])
         assert table is not None, kind
         return table
-
-    def _query_id(self, rest: str) -> str:
-        """Of an insert of this namespace, on a server that others use too."""
-        return f"millrace-{self._prefix}{rest}"

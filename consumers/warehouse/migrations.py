@@ -12,7 +12,7 @@ from importlib.metadata import version
 
 from millrace.consumers.warehouse.columns import Column, quoted, text
 from millrace.consumers.warehouse.store import Store
-from millrace.consumers.warehouse.tables import BLOCKS, LOG, TABLES, UNREADABLE, created, own_tables
+from millrace.consumers.warehouse.tables import BLOCKS, FENCES, LOG, TABLES, UNREADABLE, created, own_tables
 from millrace.infra.errors import WarehouseError
 
 VERSION = 1
@@ -61,7 +61,8 @@ def _note(store: Store, number: int) -> None:
 
 
 def _wanted() -> dict[str, tuple[Column, ...]]:
-    return {**{table.name: table.columns for table in TABLES}, "unreadable": UNREADABLE, "blocks": BLOCKS}
+    own = {"unreadable": UNREADABLE, "blocks": BLOCKS, "fences": FENCES}
+    return {**{table.name: table.columns for table in TABLES}, **own}
 
 
 def _columns(store: Store) -> dict[str, dict[str, str]]:

@@ -11,6 +11,7 @@ from millrace.consumers.warehouse.ingest import Ingest
 from millrace.consumers.warehouse.migrations import migrate
 from millrace.consumers.warehouse.opened import open_store
 from millrace.consumers.warehouse.retention import keep
+from millrace.consumers.warehouse.sharing import group_of
 from millrace.consumers.warehouse.sorting import Behind, kind_of
 from millrace.consumers.warehouse.store import Store
 from millrace.consumers.warehouse.tables import LOG
@@ -30,8 +31,10 @@ NOTHING = 1 << 63
 def rebuild(settings: Settings, *, forget: bool = False) -> dict[str, tuple[int, int]]:
     """Make every table anew; gives its rows before and after. forget: rows that the log no longer has may go.
 
-    Raises WarehouseHeld while another process holds the directory, WarehouseError where rows would be lost."""
+    Raises WarehouseHeld while another process holds the directory, WarehouseError while some bring rows into a server,
+    and where rows would be lost."""
     with history(settings) as bus, open_store(settings) as store:
+        alone(bus, store, settings.namespace)
         return rebuild_from(bus, store, settings, claims(settings).behind, forget=forget)
 
 
@@ -63,6 +66,14 @@ def readable(bus: Bus, namespace: str) -> None:
         for topic in bus.topics(f"{namespace}."):
             if kind_of(logical_name(topic)) is not None:
                 bus.check(topic)
+
+
+def alone(bus: Bus, store: Store, namespace: str) -> None:
+    """Raises WarehouseError while warehouse processes of the namespace bring rows into a server."""
+    members = bus.group(group_of(namespace)).members if store.shared else ()
+    if members:
+        names = ", ".join(sorted(f"{member.client_id} ({member.host})" for member in members))
+        raise WarehouseError(f"warehouse processes bring rows into {store.where}: {names}; end them, then rebuild")
 
 
 def counts(store: Store, namespace: str) -> dict[str, int]:

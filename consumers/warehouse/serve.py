@@ -1,7 +1,7 @@
 """The process `millrace warehouse`: brings the log of a namespace into tables and answers queries.
 
 Invariants: it yields to whatever trains and serves: it runs at low priority, and nobody waits for it; the endpoint
-answers for as long as the directory is held (a server by URL answers for itself)."""
+answers for as long as the directory is held (a server by URL answers for itself, and several processes share it)."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from millrace.consumers.warehouse.directory import Directory
 from millrace.consumers.warehouse.endpoint.serve import open_endpoint
 from millrace.consumers.warehouse.ingest import Ingest
 from millrace.consumers.warehouse.opened import open_for_rows
+from millrace.consumers.warehouse.sharing import Everything, Shared, Shares
 from millrace.consumers.warehouse.store import Store
 from millrace.infra.config import Settings
 from millrace.infra.connect import claims, connect
@@ -40,11 +41,13 @@ def run(settings: Settings) -> None:
     url = f"http://{LOCALHOST}:{settings.warehouse.port}"
     both = ArchivedBus(connect(settings), Archive(settings.archived))
     with opened(settings, url) as store, both as bus:
-        ingest = Ingest(bus, store, settings.namespace, claims(settings).behind)
+        name = f"warehouse-{socket.gethostname()}" + (f"-{os.getpid()}" if store.shared else "")
+        shares: Shares = Shared(bus, settings.namespace, name) if store.shared else Everything()
+        ingest = Ingest(bus, store, settings.namespace, claims(settings).behind, shares)
         beat = Heartbeat(
             bus,
             settings.namespace,
-            worker=f"warehouse-{socket.gethostname()}",
+            worker=name,
             role="warehouse",
             policy=settings.policy.name,
             url=url,
@@ -55,6 +58,7 @@ def run(settings: Settings) -> None:
             beat.start()
             attended(ingest.follow)
         finally:
+            shares.close()
             beat.close()
             if endpoint is not None:
                 endpoint.close()

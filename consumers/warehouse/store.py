@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, cast
@@ -19,8 +20,10 @@ from clickhouse_connect.driver.exceptions import Error as DriverError
 
 from millrace.consumers.warehouse.columns import quoted
 from millrace.consumers.warehouse.tables import LOG, VIEWS
-from millrace.infra.errors import WarehouseError
+from millrace.infra.errors import WarehouseError, WarehouseTaken
 
+REFUSED = "another warehouse process has taken this partition over"
+"""what an insert fails with whose process has lost its partition"""
 MOST = 2000
 """characters of what is told of an engine's refusal"""
 ONE_PART: Mapping[str, int | str] = {
@@ -41,7 +44,7 @@ ONE_PART: Mapping[str, int | str] = {
 @dataclass(frozen=True, slots=True)
 class Insertion:
     """How rows come from Avro into a table (or a table function). structure: what is read, as `path type, ...`;
-    values: SQL over these paths, one a column; where: what every row must fulfil."""
+    values: SQL over these paths, one a column; where: what every row must fulfil, or the insert fails as a whole."""
 
     table: str
     columns: tuple[str, ...]
@@ -69,6 +72,8 @@ class Store(ABC):
 
     where: str
     """directory or URL, for messages"""
+    shared = False
+    """whether other processes may write to the same tables"""
 
     @abstractmethod
     def client(self, database: str = VIEWS) -> Client:
@@ -80,16 +85,20 @@ class Store(ABC):
         whose `code` is ClickHouse's."""
 
     @abstractmethod
-    def settle(self, query_ids: str) -> None:
-        """Wait until no insert whose id begins so runs any more: from then on what tables say is final."""
+    def settle(self, query_ids: Sequence[str]) -> None:
+        """Wait until no insert runs whose id begins as one of these: from then on what tables say of it is final."""
 
     @abstractmethod
     def close(self) -> None:
         """Let go of it. Idempotent."""
 
+    def borrowed(self, database: str = VIEWS) -> AbstractContextManager[Client]:
+        """A handle for one call, which it may share with others."""
+        return self.client(database)
+
     def rows(self, sql: str, parameters: Mapping[str, Any] | None = None, database: str = LOG) -> list[tuple[Any, ...]]:
         """Rows of a query. Raises WarehouseError."""
-        with self.client(database) as client:
+        with self.borrowed(database) as client:
             try:
                 found = client.query(sql, parameters=dict(parameters or {}))
                 return cast("list[tuple[Any, ...]]", found.result_rows)
@@ -98,7 +107,7 @@ class Store(ABC):
 
     def run(self, sql: str, database: str = "default") -> None:
         """Run a statement without an answer. Raises WarehouseError."""
-        with self.client(database) as client:
+        with self.borrowed(database) as client:
             try:
                 client.command(sql)
             except DriverError as error:
@@ -117,6 +126,7 @@ class Store(ABC):
 
 
 CODE = re.compile(r"[Cc]ode: (\d+)")
+FULL = re.compile(r"No space left on device|[Cc]ode: 243\b")
 
 
 def failure(what: str, error: Exception) -> WarehouseError:
@@ -124,4 +134,7 @@ def failure(what: str, error: Exception) -> WarehouseError:
     # What the engine quotes of a record need not be text.
     said = error.object.decode(errors="replace") if isinstance(error, UnicodeDecodeError) else str(error)
     found = CODE.search(said)
-    return WarehouseError(f"{what}: {said[:MOST]}", int(found.group(1)) if found else 0)
+    if FULL.search(said):
+        what = f"{what}, as its disk is full: make room, then it goes on"
+    kind = WarehouseTaken if REFUSED in said else WarehouseError
+    return kind(f"{what}: {said[:MOST]}", int(found.group(1)) if found else 0)

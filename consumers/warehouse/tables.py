@@ -1,4 +1,4 @@
-"""The tables of `millrace_log`: one a kind of topic, and three of the warehouse's own.
+"""The tables of `millrace_log`: one a kind of topic, and four of the warehouse's own.
 
 Invariants: every table of records has `topic`, `part`, `off` and `logged` first, which name the place of a record and
 when it was written; every record is one row of exactly one table; nothing in a table says how it came there, so a table
@@ -115,12 +115,22 @@ BLOCKS = (
 )
 """written after the rows, so it may lack what a kill came before"""
 
+FENCES = (
+    Column("topic", "LowCardinality(String)", "topic of the partition"),
+    Column("part", "UInt16", "its number"),
+    Column("epoch", "UInt64", "rises with every process that takes it over", "Delta, ZSTD(1)"),
+    Column("holder", "String", "the newest may write: the process, and which of its tries"),
+    Column("taken", "DateTime64(3, 'UTC')", "since when", "Delta, ZSTD(1)"),
+)
+"""only on a server, where several processes write"""
+
 
 def own_tables() -> tuple[str, ...]:
     """SQL that makes the tables that are about the warehouse itself."""
     return (
         created("unreadable", UNREADABLE, ("topic", "part", "off"), "records that could not be read", by_month=True),
         created("blocks", BLOCKS, ("table", "topic", "part", "first"), "what was written, as proof", by_month=False),
+        created("fences", FENCES, ("topic", "part", "epoch"), "who may bring in which partition", by_month=False),
     )
 
 

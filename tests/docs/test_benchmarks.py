@@ -26,10 +26,12 @@ SMALL = {
     "bench_packing": "--samples 8 --steps 1",
     "bench_peers": "--groups 1 --steps 1 --peak-tflops 0.1",
     "bench_proximal": "--groups 2 --steps 1",
+    "bench_questions": "--steps 6400",
     "bench_recovery": "--kills 1 --learners 2",
     "bench_reload": "--engine light --versions 2 --load 1",
     "bench_stages": "--records 88 --rounds 1",
     "bench_step": "--ranks 1 --steps 1",
+    "bench_tokens": "--length 256",
     "bench_tree": "--prompts 16 --reply 8 --groups 1 --steps 1",
     "bench_warehouse": "--large 50 --small 500",
 }

@@ -1,30 +1,168 @@
-"""The server's code path over HTTP without a server: the endpoint in its test mode, which takes inserts."""
+"""The server's code path over HTTP without a server: the endpoint in its test mode, which takes inserts. Several
+processes on it: what the model in test_fences shows of the protocol, shown of the statements."""
 
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from millrace.consumers.warehouse import cutting
 from millrace.consumers.warehouse.asking import open_asking
+from millrace.consumers.warehouse.digests import Digests, differing, digests
 from millrace.consumers.warehouse.endpoint.faults import QueryError
+from millrace.consumers.warehouse.ingest import Ingest
+from millrace.consumers.warehouse.migrations import migrate
+from millrace.consumers.warehouse.rebuild import alone
 from millrace.consumers.warehouse.server import Server
+from millrace.consumers.warehouse.sharing import Shared, group_of
+from millrace.consumers.warehouse.store import Insertion
+from millrace.consumers.warehouse.tables import LOG
 from millrace.infra.config import Settings
-from millrace.infra.errors import WarehouseError
+from millrace.infra.errors import WarehouseError, WarehouseTaken
 from tests.support.asked_tables import KEY, answering
 from tests.support.clickhouse_server import clickhouse_server
+from tests.support.history import History
+from tests.support.history_log import NS
+from tests.support.warehouse import world
+
+PATIENCE_S = 120
 
 
-def test_a_server_takes_tables_and_rows(tmp_path: Path) -> None:
+class Interrupted(Server):
+    """A process's way to the server. `during` is called at its nth insert of rows, with what would send it."""
+
+    def __init__(self, url: str, nth: int, during: Callable[[Callable[[Insertion], None], Insertion], None]) -> None:
+        super().__init__(url)
+        self._left, self._during = nth, during
+
+    def insert(self, into: Insertion, data: Sequence[bytes], query_id: str) -> None:
+        self._left -= 1
+        if self._left:
+            super().insert(into, data, query_id)
+        else:
+            send = super().insert
+            self._during(lambda changed: send(changed, data, query_id), into)
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with clickhouse_server(tmp_path_factory.mktemp("server") / "tables") as found:
+        yield found
+
+
+@pytest.fixture
+def server(url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    """An empty one, with every table, and many blocks."""
+    monkeypatch.setattr(cutting, "SPAN", 64)
+    with Server(url) as found:
+        found.run(f"DROP DATABASE IF EXISTS {LOG} SYNC")
+        migrate(found)
+        yield found
+
+
+@pytest.fixture(scope="module")
+def made() -> History:
+    return world(5, versions=1)
+
+
+def load(store: Server, made: History) -> Digests:
+    Ingest(made.bus, store, NS, lambda data: data).catch_up()
+    return digests(store)
+
+
+def emptied(store: Server) -> None:
+    store.run(f"DROP DATABASE {LOG} SYNC")
+    migrate(store)
+
+
+def test_a_server_takes_tables_and_rows(server: Server) -> None:
     """The server's code path, over HTTP, without a server."""
-    with clickhouse_server(tmp_path / "tables") as url, Server(url) as server:
-        server.prepare()
-        server.run("CREATE TABLE millrace_log.t (a UInt8, b String) ENGINE = MergeTree ORDER BY a")
-        with server.client("millrace_log") as client:
-            client.insert("t", [[1, "x"], [2, "it's"]], column_names=["a", "b"])
-            client.raw_insert("t", ["a", "b"], insert_block=b"3,y\n", fmt="CSV")
-        assert server.rows("SELECT a, b FROM t ORDER BY a") == [(1, "x"), (2, "it's"), (3, "y")]
-        with pytest.raises(WarehouseError, match="UNKNOWN_TABLE") as refused:
-            server.run("DROP TABLE millrace_log.nowhere")
-        assert refused.value.code == 60
+    server.run(f"CREATE TABLE {LOG}.t (a UInt8, b String) ENGINE = MergeTree ORDER BY a")
+    with server.client(LOG) as client:
+        client.insert("t", [[1, "x"], [2, "it's"]], column_names=["a", "b"])
+        client.raw_insert("t", ["a", "b"], insert_block=b"3,y\n", fmt="CSV")
+    assert server.rows("SELECT a, b FROM t ORDER BY a") == [(1, "x"), (2, "it's"), (3, "y")]
+    with pytest.raises(WarehouseError, match="UNKNOWN_TABLE") as refused:
+        server.run(f"DROP TABLE {LOG}.nowhere")
+    assert refused.value.code == 60
+
+
+@pytest.mark.slow
+def test_an_insert_that_comes_late_is_refused(server: Server, url: str, made: History) -> None:
+    """Its process was paused before it sent it, and another one has brought in the same rows meanwhile."""
+    clean = load(server, made)
+    emptied(server)
+
+    def late(send: Callable[[Insertion], None], into: Insertion) -> None:
+        assert differing(clean, load(server, made)) == []
+        send(into)
+
+    zombie = Interrupted(url, 5, late)
+    with pytest.raises(WarehouseTaken):
+        load(zombie, made)
+    assert differing(clean, digests(server)) == []
+    assert load(zombie, made) == clean, "it takes over again, and has nothing to do"
+
+
+@pytest.mark.slow
+def test_an_insert_that_still_runs_is_waited_for(server: Server, url: str, made: History) -> None:
+    """It asked for its fence before another process took over, and its rows come after that: they are counted."""
+    clean = load(server, made)
+    emptied(server)
+    ended: list[float] = []
+
+    def slowly(send: Callable[[Insertion], None], into: Insertion) -> None:
+        thread = threading.Thread(target=send, args=(replace(into, where=f"{into.where} AND sleep(3) = 0"),))
+        thread.start()
+        running = f"SELECT 1 FROM system.processes WHERE startsWith(Settings['log_comment'], 'millrace-{NS}.')"
+        until = time.monotonic() + PATIENCE_S
+        while not server.rows(running):
+            assert time.monotonic() < until
+            time.sleep(0.02)
+        server.settle([f"millrace-{NS}.other-0-"])
+        assert thread.is_alive(), "that of another partition is not waited for"
+        assert differing(clean, load(server, made)) == []
+        ended.append(time.monotonic())
+        thread.join()
+        raise WarehouseError("killed")
+
+    with pytest.raises(WarehouseError, match="killed"):
+        load(Interrupted(url, 5, slowly), made)
+    assert ended
+    assert differing(clean, digests(server)) == []
+
+
+@pytest.mark.slow
+def test_two_processes_bring_in_all_rows_once(server: Server, url: str, made: History) -> None:
+    clean = load(server, made)
+    emptied(server)
+    shares = [Shared(made.bus, NS, name) for name in ("one", "two")]
+    processes = [Ingest(made.bus, Server(url), NS, lambda data: data, each) for each in shares]
+    over = threading.Event()
+    threads = [threading.Thread(target=process.follow, args=(over,)) for process in processes]
+    for thread in threads:
+        thread.start()
+    try:
+        until = time.monotonic() + PATIENCE_S
+        while sum(count for count, _ in digests(server).values()) != sum(count for count, _ in clean.values()):
+            assert time.monotonic() < until, [process.trouble for process in processes]
+            time.sleep(0.2)
+        with pytest.raises(WarehouseError, match=r"one \(memory\), two \(memory\); end them"):
+            alone(made.bus, server, NS)
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+        for share in shares:
+            share.close()
+    assert differing(clean, digests(server)) == []
+    assert made.bus.group(group_of(NS)).members == ()
+    alone(made.bus, server, NS)
 
 
 def test_a_server_by_url_is_told_the_limits_of_a_query(tmp_path: Path) -> None:

@@ -1,86 +1,30 @@
-"""Where the tables lie: who holds a directory, what is kept, and which release may write."""
+"""Tables of any store: their columns, what is kept, and which release may write."""
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from millrace.consumers.warehouse import migrations, tables
 from millrace.consumers.warehouse.columns import Column, columns_of
-from millrace.consumers.warehouse.directory import Directory, holder
 from millrace.consumers.warehouse.ingest import Ingest
 from millrace.consumers.warehouse.migrations import VERSION, migrate
 from millrace.consumers.warehouse.retention import hours_of, keep
 from millrace.consumers.warehouse.server import Server
 from millrace.consumers.warehouse.store import Store
 from millrace.consumers.warehouse.tables import LOG, TABLES, VIEWS
-from millrace.infra.errors import WarehouseError, WarehouseHeld
+from millrace.infra.errors import WarehouseError
 from millrace.schemas.registry import BODIES, current
 from tests.support.history import History
 from tests.support.history_log import NS
-
-HOLD = """
-import sys, time
-from pathlib import Path
-from millrace.consumers.warehouse.directory import Directory
-with Directory(Path(sys.argv[1]), memory_mb=512, url="http://127.0.0.1:1"):
-    print("held", flush=True)
-    time.sleep(600)
-"""
-
-
-@pytest.mark.slow
-def test_a_second_process_learns_who_holds_a_directory(tmp_path: Path) -> None:
-    process = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "held\n"
-        assert holder(tmp_path) == (process.pid, "http://127.0.0.1:1")
-        with pytest.raises(WarehouseHeld) as raised:
-            Directory(tmp_path)
-        assert (raised.value.pid, raised.value.url) == (process.pid, "http://127.0.0.1:1")
-        assert str(tmp_path) in str(raised.value)
-        assert str(process.pid) in str(raised.value)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        assert holder(tmp_path) is None
-        (tmp_path / "tmp" / "left-over.native").write_bytes(b"a trajectory")
-        with Directory(tmp_path, memory_mb=512):
-            assert not (tmp_path / "tmp" / "left-over.native").exists()
-            assert holder(tmp_path) == (os.getpid(), "")
-    finally:
-        process.kill()
-        process.wait()
-        if process.stdout is not None:
-            process.stdout.close()
-
-
-def test_a_home_that_cannot_be_used_says_so(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(WarehouseError, match=r"\[warehouse\] home"):
-        Directory(tmp_path / "file")
 
 
 def test_a_server_that_is_not_there_is_named() -> None:
     with pytest.raises(WarehouseError, match=r"127\.0\.0\.1:1.*\[warehouse\] url") as raised:
         Server("http://me:secret@127.0.0.1:1")
     assert "secret" not in str(raised.value)
-
-
-def test_memory_is_limited_by_the_settings(tmp_path: Path) -> None:
-    with Directory(tmp_path / "w", memory_mb=300) as store:
-        found = store.rows("SELECT value FROM system.server_settings WHERE name = 'max_server_memory_usage'")
-        assert found == [(str(300 << 20),)]
-        with pytest.raises(WarehouseError) as raised:
-            store.rows("SELECT groupArray(repeat('x', 1000)) FROM numbers(1000000)")
-        assert raised.value.code == 241
 
 
 def test_both_databases_are_there_and_every_column_says_what_it_holds(store: Store) -> None:

@@ -6,4 +6,6 @@ SELECT seq, `group`, sample, trajectory, tenant, task, reward, tokens, oldest_ve
     part, off
 FROM samples
 WHERE policy = {policy:String} AND version = {version:UInt64}
+    AND (topic, part, off) IN
+        (SELECT topic, part, off FROM trained WHERE policy = {policy:String} AND version = {version:UInt64})
 ORDER BY seq, sample, part, off

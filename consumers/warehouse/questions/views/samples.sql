@@ -32,14 +32,14 @@ SELECT
     if(t.v_head < 0, NULL, t.v_head) AS oldest_version, if(t.v_tail < 0, NULL, t.v_tail) AS newest_version,
     t.tokens * (s.version - 1) - t.versions_sum AS staleness_sum,
     if(t.tokens = 0, NULL, staleness_sum / t.tokens) AS staleness_mean,
-    t.sealed_at AS sealed_at, s.trained_at AS trained_at, s.topic AS topic, s.part AS part, s.off AS off
-FROM trained AS s
-INNER JOIN
+    t.sealed_at AS sealed_at, s.trained_at AS trained_at, t.topic AS topic, t.part AS part, t.off AS off
+FROM
 (
     SELECT policy, tenant, id, `group`, ticket, sample, task_id, status, reward, tokens, length, v_head, v_tail,
         sealed_at, topic, part, off,
         arraySum(arrayMap((versions, mask) -> arraySum(arrayMap((v, m) -> v * m, versions, mask)),
             `lineages.versions`, `lineages.mask`)) AS versions_sum
     FROM millrace_log.trajectories
-) AS t ON t.topic = s.topic AND t.part = s.part AND t.off = s.off
+) AS t
+INNER JOIN trained AS s ON t.topic = s.topic AND t.part = s.part AND t.off = s.off
 WHERE s.lost IS NULL

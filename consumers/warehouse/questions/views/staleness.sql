@@ -4,17 +4,22 @@
 -- version: the version that came out
 -- age: versions between the one that sampled a token and the one that came out; 0: on-policy
 -- tokens: trainable tokens of that age
-SELECT policy, version, version - 1 - sampled_by AS age, count() AS tokens
+SELECT policy, version, version - 1 - sampled_by AS age, sum(sampled) AS tokens
 FROM
 (
-    SELECT s.policy AS policy, s.version AS version, t.sampled_by AS sampled_by
-    FROM trained AS s
-    INNER JOIN
+    SELECT s.policy AS policy, s.version AS version, t.sampled_by AS sampled_by, t.sampled AS sampled
+    FROM
     (
-        SELECT topic, part, off, arrayJoin(arrayFlatten(arrayMap((versions, mask) ->
-            arrayFilter((v, m) -> m = 1, versions, mask), `lineages.versions`, `lineages.mask`))) AS sampled_by
-        FROM millrace_log.trajectories
-    ) AS t ON t.topic = s.topic AND t.part = s.part AND t.off = s.off
+        SELECT topic, part, off, arrayJoin(arrayDistinct(trained)) AS sampled_by,
+            countEqual(trained, sampled_by) AS sampled
+        FROM
+        (
+            SELECT topic, part, off, arrayFlatten(arrayMap((versions, mask) ->
+                arrayFilter((v, m) -> m = 1, versions, mask), `lineages.versions`, `lineages.mask`)) AS trained
+            FROM millrace_log.trajectories
+        )
+    ) AS t
+    INNER JOIN trained AS s ON t.topic = s.topic AND t.part = s.part AND t.off = s.off
     WHERE s.lost IS NULL
 )
 GROUP BY policy, version, age

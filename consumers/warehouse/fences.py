@@ -1,0 +1,64 @@
+"""Who may bring in a partition, on a server that several processes write to: one holder, as the table `fences` says.
+
+Taking over is three steps, in this order: (1) write a newer row to `fences`; (2) wait until no insert of the partition
+is among the running queries; (3) ask how far the tables are. An insert asks, within its own statement, whether its
+holder still is the newest.
+
+Invariant: a server lists a query as running before it reads a table for it, and until its part is there or never will
+be. So an insert of a former holder either reads `fences` after (1), and is refused; or it was listed before (1), and
+then (2) waits for it and (3) counts its rows. It is never both let through and overlooked, however long its process was
+paused or its bytes were under way. That holds on one server, not for several replicas behind one URL.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from millrace.consumers.warehouse.columns import text
+from millrace.consumers.warehouse.store import REFUSED, Store
+from millrace.consumers.warehouse.tables import LOG
+
+Where = tuple[str, int]
+"""a partition: full topic name and number"""
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """The condition under which one holder's rows of a partition come in."""
+
+    topic: str
+    part: int
+    holder: str
+
+    @property
+    def condition(self) -> str:
+        """SQL that fails, with `REFUSED`, once another holder is the newest."""
+        newest = (
+            f"(SELECT argMax(holder, (epoch, holder)) FROM {LOG}.fences"
+            f" WHERE topic = {text(self.topic)} AND part = {self.part})"
+        )
+        return f"throwIf({newest} != {text(self.holder)}, {text(REFUSED)}) = 0"
+
+
+def named(where: Where) -> str:
+    """What the ids of all inserts of a partition begin with."""
+    topic, part = where
+    return f"millrace-{topic}-{part}-"
+
+
+def take_over(store: Store, holder: str, partitions: Collection[Where]) -> None:
+    """Have no insert of a former holder of these partitions come in from now on. `holder` names one attempt, never two.
+    Raises WarehouseError where an insert of a former one does not end."""
+    if not partitions:
+        return
+    epochs = {
+        (topic, part): int(epoch)
+        for topic, part, epoch in store.rows(f"SELECT topic, part, max(epoch) FROM {LOG}.fences GROUP BY ALL")
+    }
+    rows = ", ".join(
+        f"({text(topic)}, {part}, {epochs.get((topic, part), 0) + 1}, {text(holder)}, now64(3))"
+        for topic, part in sorted(partitions)
+    )
+    store.run(f"INSERT INTO {LOG}.fences (topic, part, epoch, holder, taken) SETTINGS async_insert = 0 VALUES {rows}")
+    store.settle([named(where) for where in partitions])
