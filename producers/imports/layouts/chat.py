@@ -30,7 +30,16 @@ class Chat(Layout):
 
     name = "chat"
     help = "conversations (messages, tools), a row an episode: chat JSONL, OpenAI fine-tuning, TRL"
-    used: ClassVar[Collection[str]] = ("messages", "conversations", "system", "tools", "split", "status", *REWARDS)
+    used: ClassVar[Collection[str]] = (
+        "messages",
+        "conversations",
+        "system",
+        "tools",
+        "tools_json",
+        "split",
+        "status",
+        *REWARDS,
+    )
     """keys that become something other than part of the task"""
 
     @classmethod
@@ -41,7 +50,7 @@ class Chat(Layout):
         """The row's one."""
         content = row.content
         at = time_of(content)
-        steps = conversation(_messages(content), offered(content.get("tools")), at)
+        steps = conversation(_messages(content), offered(content.get("tools") or content.get("tools_json")), at)
         return [
             Episode(
                 steps,

@@ -7,14 +7,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from millrace.consumers.warehouse import cutting
-from millrace.consumers.warehouse.asking import open_asking
 from millrace.consumers.warehouse.digests import Digests, differing, digests
-from millrace.consumers.warehouse.endpoint.faults import QueryError
 from millrace.consumers.warehouse.ingest import Ingest
 from millrace.consumers.warehouse.migrations import migrate
 from millrace.consumers.warehouse.rebuild import alone
@@ -22,9 +19,7 @@ from millrace.consumers.warehouse.server import Server
 from millrace.consumers.warehouse.sharing import Shared, group_of
 from millrace.consumers.warehouse.store import Insertion
 from millrace.consumers.warehouse.tables import LOG
-from millrace.infra.config import Settings
 from millrace.infra.errors import WarehouseError, WarehouseTaken
-from tests.support.asked_tables import KEY, answering
 from tests.support.clickhouse_server import clickhouse_server
 from tests.support.history import History
 from tests.support.history_log import NS
@@ -163,22 +158,3 @@ def test_two_processes_bring_in_all_rows_once(server: Server, url: str, made: Hi
     assert differing(clean, digests(server)) == []
     assert made.bus.group(group_of(NS)).members == ()
     alone(made.bus, server, NS)
-
-
-def test_a_server_by_url_is_told_the_limits_of_a_query(tmp_path: Path) -> None:
-    with answering(tmp_path) as url:
-        known = url.replace("//", f"//millrace:{KEY}@")
-        config = Settings(home=tmp_path, warehouse={"url": known, "query_seconds": 0.5, "query_rows": 5})
-        with open_asking(config) as asking:
-            limits = "getSetting('max_execution_time'), getSetting('max_result_rows'), getSetting('max_memory_usage')"
-            assert list(asking.table(f"SELECT {limits}").to_pylist()[0].values()) == [1, 5, 512 << 20]
-            with pytest.raises(QueryError, match="query_rows"):
-                list(asking.ask("SELECT off FROM steps"))
-
-
-def test_a_password_in_a_url_may_hold_any_sign(tmp_path: Path) -> None:
-    with clickhouse_server(tmp_path, password="p@ss/w%rd:?") as url:
-        with Server(url) as server:
-            server.prepare()
-        with open_asking(Settings(home=tmp_path, warehouse={"url": url})) as asking:
-            assert asking.table("SELECT 1 AS a").to_pylist() == [{"a": 1}]
