@@ -4,6 +4,7 @@ Needs root and loop devices."""
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from contextlib import suppress
@@ -49,6 +50,11 @@ class Disk:
             while True:
                 file.write(bytes(1 << 20))
                 file.flush()
+
+    def shrink(self, size: int) -> None:
+        """Give back so many bytes of what `fill` took."""
+        filler = self.place / "filler"
+        os.truncate(filler, filler.stat().st_size - size)
 
     def free(self) -> None:
         """Make room again."""

@@ -15,6 +15,7 @@ from millrace.infra.machine import local
 from millrace.infra.machine.broker import Broker, _random_id, answers
 from millrace.infra.machine.jars import class_path, locked
 from millrace.infra.process.net import free_ports
+from tests.chaos.disk import Disk
 
 
 def test_the_lock_names_each_jar_once_with_its_hash() -> None:
@@ -94,3 +95,36 @@ def test_a_cluster_id_is_as_the_storage_tool_draws_them() -> None:
     assert len(drawn) == 500
     assert not [one for one in drawn if one.startswith("-")]
     assert {len(base64.urlsafe_b64decode(one + "==")) for one in drawn} == {16}
+
+
+@pytest.mark.slow
+@pytest.mark.kafka
+@pytest.mark.skipif(not Disk.possible(), reason="a disk of our own needs root and a loop device")
+def test_a_full_disk_empties_no_topic(tmp_path: Path) -> None:
+    """Kafka itself would: with so much room it starts to recover its log, and cannot end it."""
+    disk = Disk(tmp_path / "disk", 600)
+    try:
+        running = Broker(disk.place / "broker", sync=True)
+        try:
+            running.start()
+            admin = AdminClient({"bootstrap.servers": running.bootstrap})
+            admin.create_topics([NewTopic("kept", 8, 1)])["kept"].result(60)
+            producer = Producer({"bootstrap.servers": running.bootstrap, "acks": "all", "enable.idempotence": True})
+            for number in range(800):
+                producer.produce("kept", bytes(200), partition=number % 8)
+            assert producer.flush(60) == 0
+            running.kill()
+            held = {path: path.stat().st_size for path in running.home.glob("data/kept-*/*.log")}
+            assert len(held) == 8
+            disk.fill()
+            disk.shrink(32 << 10)
+            with pytest.raises(ServiceError, match="Make room"):
+                running.start()
+            assert {path: path.stat().st_size for path in held} == held
+            disk.free()
+            running.start()
+            assert {path: path.stat().st_size for path in held} == held
+        finally:
+            running.kill()
+    finally:
+        disk.close()
