@@ -53,16 +53,17 @@ class Directory(Store):
         self._former = tempfile.tempdir
         self._clients: weakref.WeakSet[Client] = weakref.WeakSet()
         self._kept = threading.local()
+        self._anchor: Connection | None = None
         try:
             self._refuse_newer()
             self._options = {"config-file": str(self._configure(memory_mb))}
             # The engine stays open as long as one handle does.
-            self._anchor: Connection | None = self.handle()
+            self._anchor = self.handle()
+            self.prepare()
+            durable.write(self._path / "engine", chdb.engine_version)
         except BaseException:  # an interrupt too: the lock would stay as long as this process
-            os.close(self._lock)
+            self._let_go()
             raise
-        self.prepare()
-        durable.write(self._path / "engine", chdb.engine_version)
 
     def handle(self) -> Connection:
         """A fresh handle of the engine itself (0.2 ms). Whoever asks for it closes it."""
@@ -115,8 +116,13 @@ class Directory(Store):
             with suppress(Exception):
                 client.close()
         self._kept = threading.local()
-        self._anchor.close()
-        self._anchor = None
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Of the engine, the folder for temporary files and the lock, in that order."""
+        if self._anchor is not None:
+            self._anchor.close()
+            self._anchor = None
         tempfile.tempdir = self._former
         os.close(self._lock)
 

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -150,7 +151,9 @@ def test_a_directory_on_a_full_disk_opens_once_there_is_room(small_disk: Path) -
     made = world(3, versions=1)
     before = take_in(made.bus, small_disk / "w")
     fill(small_disk)
+    there = tempfile.tempdir
     with pytest.raises((WarehouseError, OSError), match=r"disk is full|No space left"):
         Directory(small_disk / "w", memory_mb=512)
+    assert tempfile.tempdir == there, "temporary files of others go where they went"
     (small_disk / "filler").unlink()
     assert differing(before, take_in(made.bus, small_disk / "w")) == []
