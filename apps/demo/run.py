@@ -27,6 +27,7 @@ from millrace.apps.demo.plan import FULL, NAMESPACE, SHORT, DemoPlan, PlannedFau
 from millrace.apps.demo.usage import CpuUsage
 from millrace.consumers.status.tables import duration
 from millrace.consumers.status.watch import Watch
+from millrace.infra import durable
 from millrace.infra.config import FILE, Settings, load
 from millrace.infra.connect import connect
 from millrace.infra.errors import ConfigError, ServiceError
@@ -98,7 +99,7 @@ def _configure(home: Path, seed: int) -> tuple[Settings, Path]:
             document[section] = tomlkit.table()
         (document[section] if section else document)[key] = value
     file = home / FILE
-    file.write_text(tomlkit.dumps(document))
+    durable.write(file, tomlkit.dumps(document))
     return load(file), file
 
 
