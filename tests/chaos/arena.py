@@ -20,6 +20,7 @@ import tomlkit
 
 from millrace.apps.demo.fleet import DemoFleet
 from millrace.consumers.status.watch import Watch
+from millrace.infra import durable
 from millrace.infra.config import Settings, load
 from millrace.infra.connect import connect
 from millrace.infra.log.base import Bus
@@ -215,5 +216,5 @@ def write_settings(home: Path, values: dict[str, Any]) -> Path:
         table[key] = value
     home.mkdir(parents=True, exist_ok=True)
     file = home / "millrace.toml"
-    file.write_text(tomlkit.dumps(document))
+    durable.write(file, tomlkit.dumps(document))
     return file
