@@ -15,7 +15,7 @@ import msgspec
 
 from millrace.producers.gateway.app import ROUTES
 from millrace.producers.gateway.bodies import EndIn, EventsIn, RewardIn, StartIn
-from millrace.producers.gateway.wire import ChatRequest
+from millrace.producers.gateway.protocols.chat_request import ChatRequest
 
 FILE = Path(__file__).parents[2] / "docs" / "openapi.json"
 SAID = {
