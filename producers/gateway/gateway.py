@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -203,7 +203,7 @@ class Gateway:
             raise ConfigError("this gateway has no model to render for: set [gateway] engine_url, or upstream_url")
         asked = await aside(len(body), self._understood, dialect, body)
         request, messages = asked.request, asked.messages
-        said = hints(headers, *request.users)
+        said = hints(headers, *request.users, name=request.name)
         session, proven = self.called(caller, said, messages, asked.digests)
         response_id = f"{dialect.prefix}{new_id()}"
         plan = session.lineages.open(messages, asked.digests, asked.hash, response_id, proven=proven)
@@ -217,10 +217,8 @@ class Gateway:
         except BaseException as error:
             session.lineages.withdraw(plan)
             self.unbegun(session)
-            if isinstance(error, PromptTooLong):
-                raise too_long() from error
             if isinstance(error, RenderError):
-                raise ApiError(400, str(error), param="messages", code="unsupported_messages") from error
+                raise _unwritten(error) from error
             if isinstance(error, EngineRejected):
                 raise of_engine(error) from error
             if isinstance(error, EngineError):
@@ -230,6 +228,20 @@ class Gateway:
             raise _ended(session)
         session.engine = target.url
         return Call(session, dialect, request, body, plan, sampling, self.renderer, target, response_id)
+
+    async def count(self, parse: Callable[[bytes], Ask], body: bytes) -> int:
+        """Tokens of the prompt of a request, as a conversation of its own would have it. Raises ApiError."""
+        if self.renderer is None:
+            raise ApiError(404, "The tokens of an upstream's prompts are not counted here", code="not_found")
+        try:
+            return await aside(len(body), self._counted, self.renderer, parse, body)
+        except RenderError as error:
+            raise _unwritten(error) from error
+
+    @staticmethod
+    def _counted(renderer: Renderer, parse: Callable[[bytes], Ask], body: bytes) -> int:
+        asked = parse(body)
+        return len(renderer.render(messages_of(asked.turns), asked.tools))
 
     def _understood(self, dialect: Dialect, body: bytes) -> Understood:
         request = dialect.parse(body)
@@ -496,6 +508,13 @@ def _digest(key: str) -> bytes:
 
 def _ended(session: Session) -> ApiError:
     return ApiError(403, f"Session {session.id} has ended: start a new one", code="session_ended")
+
+
+def _unwritten(error: RenderError) -> ApiError:
+    """The template does not write these messages, or the context does not hold them."""
+    if isinstance(error, PromptTooLong):
+        return too_long()
+    return ApiError(400, str(error), param="messages", code="unsupported_messages")
 
 
 def _unserved(error: EngineError) -> ApiError:

@@ -25,9 +25,9 @@ __all__ = ["loud", "renderer"]
 pytestmark = pytest.mark.slow
 
 
-def _unlimited(headers: Mapping[str, str], *users: object) -> whose.Hints:
+def _unlimited(headers: Mapping[str, str], *users: object, name: str | None = None) -> whose.Hints:
     """`whose.hints` without its bound."""
-    name = headers.get("x-millrace-session") or None
+    name = headers.get("x-millrace-session") or name
     return whose.Hints(name, next((user for user in users if isinstance(user, str)), ""))
 
 

@@ -6,9 +6,10 @@ import orjson
 
 from millrace.producers.gateway.protocols.base import Dialect, Recorded
 from millrace.producers.gateway.protocols.chat import Chat
+from millrace.producers.gateway.protocols.messages import Messages
 
-CHAT = Chat()
-DIALECTS: tuple[Dialect, ...] = (CHAT,)
+CHAT, MESSAGES = Chat(), Messages()
+DIALECTS: tuple[Dialect, ...] = (MESSAGES, CHAT)
 """the last resort of `read` last"""
 
 
