@@ -4,19 +4,22 @@ back, exact tokens whatever the client echoes, errors as its client knows them, 
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import orjson
 import pytest
 
+from millrace.consumers.history.dialogue import dialogue
 from millrace.infra.engines.base import Sampling
 from millrace.infra.errors import EngineRejected, EngineTimeout, EngineUnavailable
 from millrace.producers.gateway.app import ROUTES
 from millrace.producers.gateway.protocols.all import DIALECTS
 from millrace.producers.gateway.rendering.template import TemplateRenderer
 from millrace.schemas.arrays import unpack
+from millrace.schemas.records import ModelCall
 from tests.support.gateway_world import ScriptedEngine, World, world
 from tests.support.speakers import SPEAKERS, Results, Said, Speaker
 
@@ -68,6 +71,14 @@ def exact(w: World) -> None:
         assert call["lineage"] == before["lineage"]
         assert call["prefix_len"] == before["prefix_len"] + len(former)
         assert asked.prompt[call["prefix_len"] :] == unpack(call["prompt_ids"]).tolist()
+
+
+def _plain(chat: Any) -> Any:
+    """A chat whose arguments are objects, whose fields are in one order."""
+    for message in chat[0]:
+        for call in message.get("tool_calls", ()):
+            call["function"]["arguments"] = orjson.loads(call["function"]["arguments"])
+    return orjson.dumps(chat, option=orjson.OPT_SORT_KEYS)
 
 
 def test_every_dialect_has_a_client_here() -> None:
@@ -245,6 +256,25 @@ async def test_a_session_goes_on_after_a_restart(
         talk = ["hi", said, Results({id: "done" for id, *_ in said.calls})]
         await speaks(w, key).say(talk, stream=True, tools=TOOLS, system="s")
         exact(w)
+
+
+async def test_every_reader_of_the_log_finds_the_same_chat(w: World) -> None:
+    """What exports and `why` read of a call does not depend on its API, but for the random ids of tool calls."""
+    w.engine.says = REPLIES["all"]
+    found = []
+    for kind in SPEAKERS:
+        client = await spoken(w, kind)
+        said = await client.say(["hi"], stream=False, tools=TOOLS, system="s")
+        results = Results({id: "done" for id, *_ in said.calls})
+        await client.say(["hi", said, results], stream=True, tools=TOOLS, system="s")
+    for call in w.calls():
+        told = dialogue(cast(ModelCall, call))
+        text = orjson.dumps([told.whole, told.tools]).decode()
+        for number, id in enumerate(dict.fromkeys(re.findall(r"call_\w+", text))):
+            text = text.replace(id, str(number))
+        found.append(_plain(orjson.loads(text)))
+    half = len(w.calls()) // len(SPEAKERS)
+    assert all(found[at] == found[at % half] for at in range(len(found)))
 
 
 async def test_a_nameless_conversation_is_found_by_what_it_echoes(w: World, speaks: type[Speaker]) -> None:
