@@ -28,7 +28,7 @@ from millrace.producers.gateway.event_stream import EventStream
 from millrace.producers.gateway.gateway import Caller, Gateway
 from millrace.producers.gateway.intake import Intake, Visit, check_origin
 from millrace.producers.gateway.passthrough import Passthrough
-from millrace.producers.gateway.protocols.all import CHAT, DIALECTS, MESSAGES, of_path
+from millrace.producers.gateway.protocols.all import CHAT, DIALECTS, MESSAGES, RESPONSES, of_path
 from millrace.producers.gateway.protocols.base import Dialect
 
 logger = logging.getLogger(__name__)
@@ -38,6 +38,7 @@ ROUTES = (
     (CHAT.path, "POST", CHAT.name),
     (MESSAGES.path, "POST", MESSAGES.name),
     (f"{MESSAGES.path}/count_tokens", "POST", "count_tokens"),
+    (RESPONSES.path, "POST", RESPONSES.name),
     ("/v1/models", "GET", "models"),
     ("/health", "GET", "health"),
     ("/v1/sessions", "POST", "start"),

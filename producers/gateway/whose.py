@@ -38,7 +38,7 @@ class Found(NamedTuple):
     proven: bool
 
 
-NAMED = ("x-millrace-session", "x-session-id", "x-claude-code-session-id")
+NAMED = ("x-millrace-session", "x-session-id", "x-claude-code-session-id", "session-id", "thread-id")
 """headers that name a conversation, ours first"""
 
 

@@ -18,11 +18,13 @@ from millrace.producers.gateway.bodies import EndIn, EventsIn, RewardIn, StartIn
 from millrace.producers.gateway.protocols.all import DIALECTS
 from millrace.producers.gateway.protocols.chat_request import ChatRequest
 from millrace.producers.gateway.protocols.messages_request import CountRequest, MessagesRequest
+from millrace.producers.gateway.protocols.responses_request import ResponsesRequest
 
 FILE = Path(__file__).parents[2] / "docs" / "openapi.json"
 SAID = {
     "chat": "A chat completion as OpenAI's, plain or streamed; what is refused stands in docs/gateway.md",
     "messages": "A message as Anthropic's, plain or streamed; what is refused stands in docs/gateway.md",
+    "responses": "A response as OpenAI's, plain or streamed; what is refused stands in docs/gateway.md",
     "count_tokens": "How many tokens the prompt of a message has",
     "models": "The one policy that this gateway serves",
     "health": "Whether events are taken, and whether an engine is known; more of it to who has a key",
@@ -34,6 +36,7 @@ SAID = {
 BODIES: dict[str, type[msgspec.Struct]] = {
     "chat": ChatRequest,
     "messages": MessagesRequest,
+    "responses": ResponsesRequest,
     "count_tokens": CountRequest,
     "start": StartIn,
     "reward": RewardIn,
@@ -52,6 +55,7 @@ def an_object(**fields: dict[str, Any]) -> dict[str, Any]:
 ANSWERS: dict[str, dict[str, Any]] = {
     "chat": an_object(id=TEXT, object=TEXT, created={"type": "integer"}, model=TEXT, choices={"type": "array"}),
     "messages": an_object(id=TEXT, type=TEXT, role=TEXT, model=TEXT, content={"type": "array"}, usage=OBJECT),
+    "responses": an_object(id=TEXT, object=TEXT, status=TEXT, model=TEXT, output={"type": "array"}),
     "count_tokens": an_object(input_tokens={"type": "integer"}),
     "models": an_object(object=TEXT, data={"type": "array", "items": OBJECT}),
     "health": an_object(status={"enum": ["ok", "no engine"]}),
@@ -75,6 +79,8 @@ HEADERS = {
     "x-millrace-session": "The name of an episode that a static key's calls belong to",
     "x-session-id": "The same, where the other is missing",
     "x-claude-code-session-id": "The same, where both are missing: Claude Code sends it",
+    "session-id": "The same, where all before are missing: Codex sends it",
+    "thread-id": "The same, where `session-id` is missing",
     "x-millrace-user": "The end user of a nameless or named call; else `user` or `safety_identifier` of the body",
 }
 REFUSALS = {
@@ -94,6 +100,7 @@ BODY = ("400", "401", "403", "408", "413", "429")
 REFUSED_OF = {
     "chat": (*BODY, "502", "503", "504"),
     "messages": (*BODY, "502", "503", "504"),
+    "responses": (*BODY, "502", "503", "504"),
     "count_tokens": (*BODY, "503"),
     "models": ("401",),
     "health": ("503",),

@@ -54,6 +54,8 @@ class Speaker(ABC):
     """of any status, also in mid-stream"""
     several = False
     """whether it may ask for several replies at once"""
+    stops = True
+    """whether it may name stop strings"""
 
     def __init__(self, w: World, key: str = "x", *, retries: int = 0, headers: Mapping[str, str] | None = None) -> None:
         self.w, self.key, self.retries, self.headers = w, key, retries, dict(headers or {})
@@ -218,4 +220,78 @@ class MessagesSpeaker(Speaker):
         return {"model": "m", "max_tokens": 100, "messages": [{"role": "user", "content": text}]}
 
 
-SPEAKERS: tuple[type[Speaker], ...] = (ChatSpeaker, MessagesSpeaker)
+class ResponsesSpeaker(Speaker):
+    """OpenAI's client of responses; streams by its helper."""
+
+    name, path = "responses", "/v1/responses"
+    rejected, unauthorized, failed = openai.BadRequestError, openai.AuthenticationError, openai.APIError
+    stops = False
+
+    @property
+    def client(self) -> openai.AsyncOpenAI:
+        return openai.AsyncOpenAI(
+            base_url=f"{self.w.url}/v1", api_key=self.key, max_retries=self.retries, default_headers=self.headers
+        )
+
+    @staticmethod
+    def items(talk: Talk) -> list[Any]:
+        out: list[Any] = []
+        for said in talk:
+            if isinstance(said, Results):
+                out += [
+                    {"type": "function_call_output", "call_id": id, "output": text} for id, text in said.texts.items()
+                ]
+            elif isinstance(said, str):
+                out.append({"role": "user", "content": said})
+            else:
+                out += said.raw if isinstance(said.raw, list) else [said.raw]
+        return out
+
+    async def say(self, talk, *, stream, tools=(), system="", stop=(), most=100, **more):  # type: ignore[no-untyped-def]
+        given: dict[str, Any] = {"model": "m", "input": self.items(talk), "max_output_tokens": most, **more}
+        if system:
+            given["instructions"] = system
+        if tools:
+            given["tools"] = [
+                {"type": "function", "name": name, "description": "d", "parameters": SCHEMA, "strict": False}
+                for name in tools
+            ]
+        if stop:
+            given["extra_body"] = {"stop": list(stop)}
+        if not stream:
+            return self.said(await self.client.responses.create(**given))
+        texts, numbers, ended = [], [], None
+        async with self.client.responses.stream(**given) as events:
+            async for event in events:
+                numbers.append(event.sequence_number)
+                if event.type == "response.output_text.delta":
+                    texts.append(event.delta)
+                if event.type in ("response.completed", "response.incomplete"):
+                    ended = event.response
+        assert ended is not None
+        assert numbers == sorted(numbers)
+        assert "".join(texts) == ended.output_text
+        return self.said(ended)
+
+    def said(self, response: Any) -> Said:
+        thoughts = "".join(part.text for item in response.output if item.type == "reasoning" for part in item.summary)
+        calls = tuple(
+            (item.call_id, item.name, json.loads(item.arguments))
+            for item in response.output
+            if item.type == "function_call"
+        )
+        end = "length" if response.status == "incomplete" else "tool_calls" if calls else "stop"
+        tokens = (response.usage.input_tokens, response.usage.output_tokens)
+        raw = [item.model_dump(exclude_none=True, exclude={"parsed", "parsed_arguments"}) for item in response.output]
+        return Said(response.id, response.output_text, thoughts, calls, end, tokens, raw)
+
+    async def first(self, talk: Talk) -> Any:
+        stream = await self.client.responses.create(model="m", input=self.items(talk), stream=True)
+        await anext(aiter(stream))
+        return stream
+
+    def body(self, text: str) -> dict[str, Any]:
+        return {"model": "m", "input": text}
+
+
+SPEAKERS: tuple[type[Speaker], ...] = (ChatSpeaker, MessagesSpeaker, ResponsesSpeaker)

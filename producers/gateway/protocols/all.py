@@ -10,9 +10,10 @@ from millrace.producers.gateway.errors import ApiError
 from millrace.producers.gateway.protocols.base import Dialect, Recorded
 from millrace.producers.gateway.protocols.chat import Chat
 from millrace.producers.gateway.protocols.messages import Messages
+from millrace.producers.gateway.protocols.responses import Responses
 
-CHAT, MESSAGES = Chat(), Messages()
-DIALECTS: tuple[Dialect, ...] = (MESSAGES, CHAT)
+CHAT, MESSAGES, RESPONSES = Chat(), Messages(), Responses()
+DIALECTS: tuple[Dialect, ...] = (MESSAGES, RESPONSES, CHAT)
 """the last resort of `read` last"""
 
 

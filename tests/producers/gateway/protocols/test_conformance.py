@@ -140,7 +140,12 @@ async def test_thoughts_that_are_dropped_break_no_lineage(w: World, speaks: type
 
 @both
 async def test_a_stop_string_ends_it(w: World, speaks: type[Speaker], stream: bool) -> None:
-    said = await (await spoken(w, speaks)).say(["hi"], stream=stream, stop=["is"])
+    client = await spoken(w, speaks)
+    if not speaks.stops:
+        with pytest.raises(speaks.rejected, match="stop"):
+            await client.say(["hi"], stream=stream, stop=["is"])
+        return
+    said = await client.say(["hi"], stream=stream, stop=["is"])
     assert w.engine.asked[0].sampling.stop == ("is",)
     assert said.text == "The answer "
 

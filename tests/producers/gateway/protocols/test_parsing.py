@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 from millrace.producers.gateway import keys
 from millrace.producers.gateway.conversation import ToolUse, messages_of
 from millrace.producers.gateway.errors import ApiError
-from millrace.producers.gateway.protocols.all import CHAT, DIALECTS, MESSAGES, read
+from millrace.producers.gateway.protocols.all import CHAT, DIALECTS, MESSAGES, RESPONSES, read
 from millrace.producers.gateway.protocols.base import Dialect
 from millrace.producers.gateway.protocols.chat_request import ChatRequest
 from millrace.producers.gateway.protocols.messages import _input
 from millrace.producers.gateway.protocols.messages_request import MessagesRequest
+from millrace.producers.gateway.protocols.responses_request import ResponsesRequest
 from millrace.schemas import bounds
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8)
@@ -48,15 +49,34 @@ blocks = st.lists(
 messages = st.lists(
     st.fixed_dictionaries({"role": words, "content": st.text(max_size=8) | blocks | values}), max_size=4
 ) | values  # fmt: skip
+kinds = st.sampled_from(("message", "function_call", "function_call_output", "reasoning", "item_reference", "image"))
+roles = st.sampled_from(("user", "assistant", "developer", "tool"))
+texts = st.text(max_size=8)
+spoken = st.lists(
+    st.fixed_dictionaries({"type": st.sampled_from(("input_text", "output_text", "refusal", "input_image"))}, optional={
+        "text": texts | values, "refusal": texts}),
+    max_size=3,
+)  # fmt: skip
+items = texts | st.lists(
+    st.fixed_dictionaries({}, optional={
+        "type": kinds | values, "role": roles | values, "content": texts | spoken | values, "call_id": texts | values,
+        "name": texts | words, "arguments": texts | values, "output": texts | spoken | values,
+        "summary": spoken | values,
+    }),
+    max_size=5,
+)  # fmt: skip
 FIELDS = {
     CHAT: [field.name for field in msgspec.structs.fields(ChatRequest)],
     MESSAGES: [field.name for field in msgspec.structs.fields(MessagesRequest)],
+    RESPONSES: [field.name for field in msgspec.structs.fields(ResponsesRequest)],
 }
 
 
 def requests(dialect: Dialect) -> st.SearchStrategy[dict[str, Any]]:
     """Requests of the dialect's own fields, with values that are its own now and then."""
     more = st.dictionaries(st.sampled_from(FIELDS[dialect]), values, max_size=3)
+    if dialect is RESPONSES:
+        return st.builds(lambda items, more: {"model": "m", "input": items, **more}, items, more)
     return st.builds(
         lambda messages, more: {"model": "m", "max_tokens": 5, "messages": messages, **more}, messages, more
     )
@@ -93,7 +113,11 @@ def test_any_bytes_are_understood_or_refused(dialect: Dialect, body: bytes) -> N
 @given(data=st.data(), response=values)
 def test_a_record_of_any_shape_is_read_or_refused(data: st.DataObject, response: Any) -> None:
     dialect = data.draw(st.sampled_from(DIALECTS))
-    shaped = st.just(response) | st.builds(lambda content: {"type": "message", "content": content}, blocks | values)
+    shaped = (
+        st.just(response)
+        | st.builds(lambda content: {"type": "message", "content": content}, blocks | values)
+        | st.builds(lambda output: {"object": "response", "output": output}, items | values)
+    )
     with suppress(ApiError, ValueError):
         request = json.dumps(data.draw(requests(dialect))).encode()
         read(request, json.dumps(data.draw(shaped)).encode())
