@@ -119,6 +119,15 @@ async def test_a_reply_that_is_cut_is_incomplete(w: World) -> None:
     assert (response.status, response.incomplete_details.reason) == ("incomplete", "max_output_tokens")
 
 
+async def test_a_reply_that_the_engine_aborts_has_failed(w: World) -> None:
+    w.engine.finish = "abort"
+    events = [event async for event in await client(w).responses.create(model="m", input="hi", stream=True)]
+    assert events[-1].type == "response.failed"
+    assert (events[-1].response.status, events[-1].response.error.code) == ("failed", "server_error")
+    (call,) = w.calls()
+    assert (call["finish_reason"], call["trainable"]) == ("abort", False)
+
+
 async def test_the_code_of_the_page_goes_on_on_exact_tokens(w: World) -> None:
     w.engine.says = "The answer is 42."
     code = PAGE.partition("```python\n")[2].partition("```")[0].replace("http://127.0.0.1:8900", w.url)
