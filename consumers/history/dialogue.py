@@ -1,4 +1,4 @@
-"""The chat messages inside a model call: what was asked, what was replied, which tools were offered. Pure.
+"""The chat messages inside a model call of any API: what was asked, what was replied, which tools were offered. Pure.
 
 Invariants: bytes come from anyone, so whatever is no chat reads as nothing and never raises, except where a canonical
 message is asked for: what cannot be one is an `Unsayable` with a code that names why."""
@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from millrace.producers.gateway.protocols.all import as_chat
 from millrace.schemas.records import ModelCall
 
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
@@ -41,8 +42,9 @@ class Dialogue:
 
 def dialogue(call: ModelCall) -> Dialogue:
     """The chat of a call in canonical messages. Raises Unsayable where there is none, or one that is not all text."""
-    asked = parsed(call["request"])
-    messages, reply = asked.get("messages"), reply_of(call["response"], call["choice"])
+    request, response = as_chat(call["request"], call["response"])
+    asked = parsed(request)
+    messages, reply = asked.get("messages"), reply_of(response, call["choice"])
     if not isinstance(messages, list) or not messages:
         raise Unsayable("no_messages", f"call {call['call_id']} was not asked by chat messages")
     if reply is None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from millrace.consumers.history.dialogue import asked_of, calls_of, reply_of, text_of
 from millrace.consumers.history.rows import Row
+from millrace.producers.gateway.protocols.all import as_chat
 from millrace.schemas.errors import SchemaError
 from millrace.schemas.records import Event
 
@@ -35,7 +36,8 @@ def spoken(event: Row[Event]) -> list[tuple[str, str]]:
     except SchemaError:
         return []
     if event["kind"] == "model_call":
-        said = [*_asked(body["request"]), *_replied(body["response"], body["choice"])]
+        request, response = as_chat(body["request"], body["response"])
+        said = [*_asked(request), *_replied(response, body["choice"])]
     else:
         said = [(name, body[name] or "") for name in FIELDS.get(event["kind"], ())]
     return [(name, _shortened(text)) for name, text in said if text]

@@ -1,7 +1,8 @@
-"""The gateway over HTTP: routes, and errors in OpenAI's shape.
+"""The gateway over HTTP: routes, and errors in the shape of the API that a route belongs to.
 
-Invariants: every answer that is not a success is an OpenAI error object, whatever went wrong; who sends is known before
-the body is read; when a client goes away, its call is ended at once, streamed or not."""
+Invariants: every answer that is not a success is an error object of its API (OpenAI's where a route is of none),
+whatever went wrong; who sends is known before the body is read; when a client goes away, its call is ended at once,
+streamed or not."""
 
 from __future__ import annotations
 
@@ -27,13 +28,17 @@ from millrace.producers.gateway.event_stream import EventStream
 from millrace.producers.gateway.gateway import Caller, Gateway
 from millrace.producers.gateway.intake import Intake, Visit, check_origin
 from millrace.producers.gateway.passthrough import Passthrough
+from millrace.producers.gateway.protocols.all import CHAT, DIALECTS, MESSAGES, RESPONSES, of_path
+from millrace.producers.gateway.protocols.base import Dialect
 
 logger = logging.getLogger(__name__)
 
 JSON = "application/json"
-CHAT = "/v1/chat/completions"
 ROUTES = (
-    (CHAT, "POST", "chat"),
+    (CHAT.path, "POST", CHAT.name),
+    (MESSAGES.path, "POST", MESSAGES.name),
+    (f"{MESSAGES.path}/count_tokens", "POST", "count_tokens"),
+    (RESPONSES.path, "POST", RESPONSES.name),
     ("/v1/models", "GET", "models"),
     ("/health", "GET", "health"),
     ("/v1/sessions", "POST", "start"),
@@ -59,15 +64,26 @@ def make_app(gateway: Gateway, upstream: TextUpstream | None = None, address: st
         visit: Visit = request.scope[VISIT]
         return visit, visit.enter(gateway.identify(request.headers))
 
-    async def chat(request: Request) -> Response:
+    def spoken(dialect: Dialect) -> Handler:
+        async def handler(request: Request) -> Response:
+            gateway.check_open()
+            visit, caller = enter(request)
+            if through is not None:
+                raise ApiError(404, f"The upstream of this gateway is asked by {CHAT.path} alone", code="not_found")
+            body = await visit.body(request)
+            visit.watch()
+            call = await gateway.prepare(caller, request.headers, body, dialect)
+            if not call.request.stream:
+                return Response(await gateway.chat(call), media_type=JSON)
+            keep_alive_s = gateway.options.keep_alive_s
+            return EventStream(gateway.stream(call), partial(_refusal, request), keep_alive_s, dialect)
+
+        return handler
+
+    async def count_tokens(request: Request) -> Response:
         gateway.check_open()
-        visit, caller = enter(request)
-        body = await visit.body(request)
-        visit.watch()
-        call = await gateway.prepare(caller, request.headers, body)
-        if not call.request.stream:
-            return Response(await gateway.chat(call), media_type=JSON)
-        return EventStream(gateway.stream(call), partial(_refusal, request), gateway.options.keep_alive_s)
+        visit, _ = enter(request)
+        return _json({"input_tokens": await gateway.count(MESSAGES.parse_count, await visit.body(request))})
 
     async def passed(request: Request) -> Response:
         gateway.check_open()
@@ -129,7 +145,9 @@ def make_app(gateway: Gateway, upstream: TextUpstream | None = None, address: st
         return handler
 
     handlers = {
-        "chat": chat if through is None else passed,
+        **{dialect.name: spoken(dialect) for dialect in DIALECTS},
+        **({} if through is None else {CHAT.name: passed}),
+        "count_tokens": count_tokens,
         "models": models,
         "health": health,
         "start": start,
@@ -138,7 +156,7 @@ def make_app(gateway: Gateway, upstream: TextUpstream | None = None, address: st
         "end": on_session(episodes.end),
     }
     guarded = {name: _guarded(handler) for name, handler in handlers.items()}
-    fast = guarded["chat"]
+    hot = {dialect.path: guarded[dialect.name] for dialect in DIALECTS}
     routes = Starlette(
         routes=[Route(path, guarded[name], methods=[method]) for path, method, name in ROUTES],
         exception_handlers={HTTPException: _http_error},
@@ -151,13 +169,13 @@ def make_app(gateway: Gateway, upstream: TextUpstream | None = None, address: st
         try:
             if keyless:
                 check_origin(Headers(scope=scope))
-            # Straight to the hot route: matching and two middlewares would cost it a tenth of its time.
-            if scope["path"] == CHAT and scope["method"] == "POST":
-                await (await fast(Request(scope, receive)))(scope, receive, send)
+            # Straight to the hot routes: matching and two middlewares would cost them a tenth of their time.
+            if scope["method"] == "POST" and (handler := hot.get(scope["path"])) is not None:
+                await (await handler(Request(scope, receive)))(scope, receive, send)
             else:
                 await routes(scope, receive, send)
         except ApiError as error:
-            await error.response()(scope, receive, send)
+            await of_path(scope["path"]).refusal(error)(scope, receive, send)
         except (asyncio.CancelledError, OSError):
             if not visit.left:
                 raise
@@ -180,20 +198,25 @@ def _guarded(handler: Handler) -> Handler:
 
 def _refusal(request: Request, error: BaseException) -> Response:
     """The answer to a request that failed before its response began. Raises what nobody waits for an answer to."""
-    if isinstance(error, ApiError):
-        return error.response()
+    if not isinstance(error, ApiError):
+        error = _unforeseen(request, error)
+    return of_path(request.url.path).refusal(error)
+
+
+def _unforeseen(request: Request, error: BaseException) -> ApiError:
     if isinstance(error, asyncio.CancelledError) and not request.scope[VISIT].left:
         said = "This call was cut off: its session has ended, or the gateway stops"
-        return ApiError(503, said, type="server_error", code="cut_off").response()
+        return ApiError(503, said, type="server_error", code="cut_off")
     if not isinstance(error, Exception):
         raise error
     logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
-    return ApiError(500, "The gateway failed: see its log", type="server_error", code="internal").response()
+    return ApiError(500, "The gateway failed: see its log", type="server_error", code="internal")
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return ApiError(error.status_code, f"{request.method} {request.url.path}: {error.detail}").response()
+    path = request.url.path
+    return of_path(path).refusal(ApiError(error.status_code, f"{request.method} {path}: {error.detail}"))
 
 
 def _json(content: Any) -> Response:

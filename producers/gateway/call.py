@@ -1,8 +1,8 @@
-"""One chat call while it runs: the choices as they are sampled, and what is said about them on the wire and in the log.
+"""One call while it runs: the choices as they are sampled, and what is said about them in the log. What the client gets
+is its dialect's to write.
 
 Invariants: ids, log-probabilities and version spans are kept as the engine gave them, in its order; a granted session's
-call is trainable only if every token has a known version at or above the grant's; the recorded response is the JSON
-that a client gets, for streams the same assembled, of several choices each in its own record."""
+call is trainable only if every token has a known version at or above the grant's."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
-
-import orjson
+from typing import TYPE_CHECKING, Any
 
 from millrace.infra.engines.base import Chunk, Sampling, Span, Usage, token_versions
+from millrace.producers.gateway.conversation import Ask, Part, Text, Thinking, ToolUse
 from millrace.producers.gateway.fleet import Target
 from millrace.producers.gateway.lineage import ABORT, CallStart
 from millrace.producers.gateway.rendering.base import Parser, Renderer, ReplyDelta
 from millrace.producers.gateway.session import Session
-from millrace.producers.gateway.wire import ChatRequest
 from millrace.schemas.arrays import pack
 from millrace.schemas.ids import new_id, now_micros
 from millrace.schemas.records import ModelCall
+
+if TYPE_CHECKING:  # what writes a call is made of calls
+    from millrace.producers.gateway.protocols.base import Dialect
 
 SLICE = 256
 """tokens, and rivals of tokens, that are handled at one go on the event loop"""
@@ -53,7 +54,7 @@ def slices(chunk: Chunk) -> Iterator[Chunk]:
 
 @dataclass(slots=True)
 class Choice:
-    """One of the replies asked for. `calls` are its tool calls as the client sees them."""
+    """One of the replies asked for. `calls` are its tool calls as messages hold them, with the ids that were minted."""
 
     index: int
     parser: Parser
@@ -64,10 +65,9 @@ class Choice:
     finish: str | None = None
     stop: str | int | None = None
     calls: list[dict[str, Any]] = field(default_factory=list)
-    begun: bool = False
 
-    def feed(self, chunk: Chunk) -> list[ReplyDelta]:
-        """Take what the engine sampled; returns what can be said of it."""
+    def feed(self, chunk: Chunk) -> list[Part]:
+        """Take what the engine sampled; returns what can be said of it: pieces of Text and Thinking, whole ToolUses."""
         at_once = not self.ids and chunk.finish_reason is not None
         self.ids += chunk.token_ids
         self.logprobs += chunk.logprobs
@@ -77,13 +77,27 @@ class Choice:
             self.finish, self.stop, self.spans = chunk.finish_reason, chunk.stop_reason, chunk.spans
             if not at_once:
                 deltas += self.parser.finish()
-        return [delta if delta.call is None else self._mint(delta) for delta in deltas]
+        return [self._part(delta) for delta in deltas]
 
-    def _mint(self, delta: ReplyDelta) -> ReplyDelta:
-        assert delta.call is not None
-        function = {"name": delta.call.name, "arguments": delta.call.arguments}
-        self.calls.append({"id": f"call_{os.urandom(12).hex()}", "type": "function", "function": function})
-        return delta
+    def _part(self, delta: ReplyDelta) -> Part:
+        if delta.call is not None:
+            id, (name, arguments) = f"call_{os.urandom(12).hex()}", delta.call
+            function = {"name": name, "arguments": arguments}
+            self.calls.append({"id": id, "type": "function", "function": function})
+            return ToolUse(id, name, arguments)
+        return Thinking(delta.reasoning) if delta.reasoning else Text(delta.content)
+
+    def parts(self) -> list[Part]:
+        """The whole reply: its thoughts, its text, its calls, of each what there is."""
+        reply = self.parser.reply
+        out: list[Part] = []
+        if reply.reasoning:
+            out.append(Thinking(reply.reasoning))
+        if reply.content:
+            out.append(Text(reply.content))
+        for call in self.calls:
+            out.append(ToolUse(call["id"], call["function"]["name"], call["function"]["arguments"]))
+        return out
 
     @property
     def reason(self) -> str:
@@ -108,7 +122,8 @@ class Call:
     """One request being served."""
 
     session: Session
-    request: ChatRequest
+    dialect: Dialect
+    request: Ask
     body: bytes
     plan: CallStart
     sampling: Sampling
@@ -125,13 +140,13 @@ class Call:
     """tokens that were handled since others had their turn"""
 
     def __post_init__(self) -> None:
-        tools = None if self.request.tool_choice == "none" else self.request.offered
+        tools = None if self.request.choice == "none" else self.request.tools
         stop = self.sampling.stop
         self.choices = [
             Choice(index, self.renderer.parser(self.plan.prompt, tools, stop)) for index in range(self.sampling.n)
         ]
 
-    def take(self, chunk: Chunk) -> tuple[Choice, list[ReplyDelta]]:
+    def take(self, chunk: Chunk) -> tuple[Choice, list[Part]]:
         """A chunk of the engine: the choice it belongs to, and what can be said of it."""
         if self.first is None:
             self.first = time.perf_counter()
@@ -150,83 +165,20 @@ class Call:
         """Whether every choice has come to its end."""
         return all(choice.finish is not None for choice in self.choices)
 
-    # ------------------------------------------------------------------ on the wire
-
-    def head(self, kind: str) -> dict[str, Any]:
-        """What every response and every chunk begins with."""
-        return {
-            "id": self.response_id,
-            "object": kind,
-            "created": self.when // 1_000_000,
-            "model": self.request.model,
-            "system_fingerprint": None,
-        }
-
-    def usage_body(self) -> dict[str, Any]:
-        """Token counts as OpenAI reports them."""
-        prompt, completion = len(self.plan.prompt), sum(len(choice.ids) for choice in self.choices)
-        cached = self.usage.cached if self.usage else 0
-        return {
-            "prompt_tokens": prompt,
-            "completion_tokens": completion,
-            "total_tokens": prompt + completion,
-            "prompt_tokens_details": {"cached_tokens": cached},
-        }
+    def give_up(self) -> None:
+        """Nobody waits for the reply any more."""
+        for choice in self.choices:
+            choice.finish = ABORT
 
     @property
     def told(self) -> int:
         """Roughly how many bytes its response has."""
         return sum(len(choice.ids) for choice in self.choices) * (100 if self.request.logprobs else 8)
 
-    def responses(self) -> tuple[bytes, list[bytes]]:
-        """The whole response, and for each choice the response that its record holds.
-
-        Records of several choices hold their own alone: all of all would grow with the square of their number."""
-        whole = self.response()
-        return whole, [whole] if len(self.choices) == 1 else [self.response(choice) for choice in self.choices]
-
-    def give_up(self) -> None:
-        """Nobody waits for the reply any more."""
-        for choice in self.choices:
-            choice.finish = ABORT
-
-    def response(self, only: Choice | None = None) -> bytes:
-        """The whole response, or that of one choice alone."""
-        choices = [
-            {
-                "index": choice.index,
-                "message": choice.message(),
-                "logprobs": self._all_logprobs(choice),
-                "finish_reason": choice.reason,
-            }
-            for choice in ([only] if only is not None else self.choices)
-        ]
-        return orjson.dumps({**self.head("chat.completion"), "choices": choices, "usage": self.usage_body()})
-
-    def _all_logprobs(self, choice: Choice) -> dict[str, Any] | None:
-        """`logprobs` of the whole choice, encoded piece by piece, so that others have the interpreter in between."""
-        if not self.request.logprobs:
-            return None
-        parts = []
-        for start in range(0, len(choice.ids), SLICE):
-            told = self.logprobs(choice, start, min(start + SLICE, len(choice.ids)))
-            parts.append(orjson.dumps(told and told["content"])[1:-1])
-        return {"content": orjson.Fragment(b"[" + b",".join(parts) + b"]")}
-
-    def logprobs(self, choice: Choice, start: int, end: int) -> dict[str, Any] | None:
-        """OpenAI's log-probabilities of tokens [start, end), None where the client did not ask."""
-        if not self.request.logprobs:
-            return None
-        tops = choice.tops[start:end] if choice.tops else [()] * (end - start)
-        content = [
-            {**self._token(id, logprob), "top_logprobs": [self._token(*other) for other in others]}
-            for id, logprob, others in zip(choice.ids[start:end], choice.logprobs[start:end], tops, strict=False)
-        ]
-        return {"content": content}
-
-    def _token(self, id: int, logprob: float) -> dict[str, Any]:
-        text = self.renderer.text(id)
-        return {"token": text, "logprob": max(logprob, -9999.0), "bytes": list(text.encode())}
+    @property
+    def cached(self) -> int:
+        """Tokens of the prompt that the engine had read before, as far as it says."""
+        return self.usage.cached if self.usage else 0
 
     # ------------------------------------------------------------------ in the log
 
@@ -272,7 +224,7 @@ class Call:
             "usage": {
                 "prompt": len(self.plan.prompt),
                 "completion": completion,
-                "cached": self.usage.cached if self.usage else 0,
+                "cached": self.cached,
             },
             "cost": None,
             "latency_us": int((ended - self.began) * 1e6),

@@ -36,10 +36,10 @@ class ApiError(GatewayError):
         error = {"message": str(self), "type": self.type, "param": self.param, "code": self.code}
         return orjson.dumps({"error": error})
 
-    def response(self) -> Response:
-        """The error as a response."""
+    def response(self, body: bytes | None = None) -> Response:
+        """The error as a response, in OpenAI's shape unless `body` is that of another API."""
         headers = {"retry-after": str(self.retry_after_s)} if self.retry_after_s is not None else None
-        return Response(self.body(), self.status, headers, "application/json")
+        return Response(self.body() if body is None else body, self.status, headers, "application/json")
 
 
 def bad_request(message: str, *, param: str | None = None, code: str | None = None) -> ApiError:

@@ -1,4 +1,4 @@
-"""Server-sent events over HTTP, with comments while the next event takes long.
+"""Server-sent events over HTTP, with a comment or a ping while the next event takes long.
 
 Invariants: the status is said with the first bytes, so that an error before them still gets its own; a comment stands
 between two events, never within one, and is made here, behind everything that is recorded."""
@@ -13,12 +13,15 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from millrace.producers.gateway.errors import ApiError
+from millrace.producers.gateway.protocols.all import CHAT
+from millrace.producers.gateway.protocols.base import Dialect
 
-COMMENT = b": keep-alive\n\n"
+COMMENT = Dialect.keep_alive
+"""what a stream is sent while its next event takes long, unless its dialect has words of its own for that"""
 
 
 class EventStream(Response):
-    """The response that gives `events`, a comment after each silence of `keep_alive_s` (0: none).
+    """The response that gives `events` of a dialect, its comment after each silence of `keep_alive_s` (0: none).
 
     `refusal` makes the response to an error before anything was sent, or raises it."""
 
@@ -29,11 +32,13 @@ class EventStream(Response):
         events: AsyncGenerator[bytes, None],
         refusal: Callable[[BaseException], Response],
         keep_alive_s: float = 0.0,
+        dialect: Dialect = CHAT,
     ) -> None:
         super().__init__(headers={"cache-control": "no-cache"})
         del self.headers["content-length"]
         self._events = events
         self._refusal = refusal
+        self._dialect = dialect
         self._keep_alive_s = keep_alive_s
         self._begun = False
         self._last = 0.0
@@ -53,7 +58,7 @@ class EventStream(Response):
                     comments.cancel()
                 await self._refusal(error)(scope, receive, send)
             elif isinstance(error, ApiError):
-                await self._say(send, b"data: " + error.body() + b"\n\n")
+                await self._say(send, self._dialect.failed(error).sse())
                 await self._say(send, b"", more=False)
             else:
                 raise
@@ -68,7 +73,7 @@ class EventStream(Response):
             while True:
                 await asyncio.sleep(self._last + self._keep_alive_s - clock())
                 if clock() >= self._last + self._keep_alive_s:
-                    await self._say(send, COMMENT)
+                    await self._say(send, self._dialect.keep_alive)
 
     async def _say(self, send: Send, data: bytes, *, more: bool = True) -> None:
         async with self._turn:

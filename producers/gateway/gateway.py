@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -21,17 +21,19 @@ from millrace.infra.errors import ConfigError, EngineError, EngineRejected
 from millrace.producers.gateway import keys
 from millrace.producers.gateway.aside import Step, aside, by_turns
 from millrace.producers.gateway.call import SLICE, Call, Choice, slices
+from millrace.producers.gateway.conversation import Ask, Part, messages_of
 from millrace.producers.gateway.errors import ApiError, bad_request, of_engine
 from millrace.producers.gateway.fleet import Fleet
 from millrace.producers.gateway.lineage import ABORT
 from millrace.producers.gateway.options import GatewayOptions
+from millrace.producers.gateway.protocols.all import CHAT
+from millrace.producers.gateway.protocols.base import Dialect
 from millrace.producers.gateway.recorder import LARGE, Recorder
-from millrace.producers.gateway.rendering.base import Message, PromptTooLong, Renderer, RenderError, ReplyDelta
+from millrace.producers.gateway.rendering.base import Message, PromptTooLong, Renderer, RenderError
+from millrace.producers.gateway.sampling import to_sampling, too_long
 from millrace.producers.gateway.session import Session, to_reply
 from millrace.producers.gateway.sessions import KEY_PREFIX, Sessions
-from millrace.producers.gateway.stream import chunks_of, first_chunk, last_chunks
 from millrace.producers.gateway.whose import Hints, hints
-from millrace.producers.gateway.wire import ChatRequest, parse_chat, to_messages, to_sampling, too_long
 from millrace.schemas.ids import new_id
 from millrace.schemas.records import EpisodeEnded, EpisodeStatus
 
@@ -40,14 +42,14 @@ logger = logging.getLogger(__name__)
 WHOLE = 2**17
 """numbers beyond which even a plain reply comes from the engine piece by piece"""
 
-_calls = telemetry.counter("millrace.gateway.calls", "{call}", "chat calls served, by finish reason")
+_calls = telemetry.counter("millrace.gateway.calls", "{call}", "calls served, by finish reason")
 _tokens = telemetry.counter("millrace.gateway.tokens", "{token}", "tokens sampled")
 
 
 class Understood(NamedTuple):
-    """A chat request: its messages as templates want them, and the digests that say what it continues or repeats."""
+    """A request: its messages as templates want them, and the digests that say what it continues or repeats."""
 
-    request: ChatRequest
+    request: Ask
     messages: list[Message]
     digests: list[bytes]
     hash: bytes
@@ -195,30 +197,28 @@ class Gateway:
 
     # ------------------------------------------------------------------ calls
 
-    async def prepare(self, caller: Caller, headers: Mapping[str, str], body: bytes) -> Call:
+    async def prepare(self, caller: Caller, headers: Mapping[str, str], body: bytes, dialect: Dialect = CHAT) -> Call:
         """Everything of a call before its first token. Raises ApiError."""
         if self.renderer is None:
             raise ConfigError("this gateway has no model to render for: set [gateway] engine_url, or upstream_url")
-        asked = await aside(len(body), self._understood, body)
+        asked = await aside(len(body), self._understood, dialect, body)
         request, messages = asked.request, asked.messages
-        said = hints(headers, request.user, request.safety_identifier)
+        said = hints(headers, *request.users, name=request.name)
         session, proven = self.called(caller, said, messages, asked.digests)
-        response_id = f"chatcmpl-{new_id()}"
+        response_id = f"{dialect.prefix}{new_id()}"
         plan = session.lineages.open(messages, asked.digests, asked.hash, response_id, proven=proven)
         try:
             # A call from here on: neither silence nor another call's failure ends its session meanwhile.
             with self.calling(session, response_id):
-                await aside(len(body), session.lineages.write, plan, request.offered, self.renderer)
+                await aside(len(body), session.lineages.write, plan, request.tools, self.renderer)
                 sampling = to_sampling(request, session.defaults, self.options.max_model_len - len(plan.prompt))
                 minimum = session.start["min_version"]
                 target = await self.fleet.route(session.granted, minimum, session.engine, self.options.patience_s)
         except BaseException as error:
             session.lineages.withdraw(plan)
             self.unbegun(session)
-            if isinstance(error, PromptTooLong):
-                raise too_long() from error
             if isinstance(error, RenderError):
-                raise ApiError(400, str(error), param="messages", code="unsupported_messages") from error
+                raise _unwritten(error) from error
             if isinstance(error, EngineRejected):
                 raise of_engine(error) from error
             if isinstance(error, EngineError):
@@ -227,15 +227,29 @@ class Gateway:
         if session.ended:
             raise _ended(session)
         session.engine = target.url
-        return Call(session, request, body, plan, sampling, self.renderer, target, response_id)
+        return Call(session, dialect, request, body, plan, sampling, self.renderer, target, response_id)
 
-    def _understood(self, body: bytes) -> Understood:
-        request = parse_chat(body)
-        if (request.n or 1) * len(body) > self.options.max_body_bytes:
+    async def count(self, parse: Callable[[bytes], Ask], body: bytes) -> int:
+        """Tokens of the prompt of a request, as a conversation of its own would have it. Raises ApiError."""
+        if self.renderer is None:
+            raise ApiError(404, "The tokens of an upstream's prompts are not counted here", code="not_found")
+        try:
+            return await aside(len(body), self._counted, self.renderer, parse, body)
+        except RenderError as error:
+            raise _unwritten(error) from error
+
+    @staticmethod
+    def _counted(renderer: Renderer, parse: Callable[[bytes], Ask], body: bytes) -> int:
+        asked = parse(body)
+        return len(renderer.render(messages_of(asked.turns), asked.tools))
+
+    def _understood(self, dialect: Dialect, body: bytes) -> Understood:
+        request = dialect.parse(body)
+        if request.n * len(body) > self.options.max_body_bytes:
             most = self.options.max_body_bytes // len(body)
             raise bad_request(f"n: a request of {len(body)} bytes may ask for at most {most} choices", param="n")
-        messages = to_messages(request)
-        return Understood(request, messages, keys.chain(messages, request.offered), keys.request_hash(body))
+        messages = messages_of(request.turns)
+        return Understood(request, messages, keys.chain(messages, request.tools), keys.request_hash(body))
 
     async def chat(self, call: Call) -> bytes:
         """The whole response of a call, recorded. Raises ApiError."""
@@ -251,7 +265,7 @@ class Gateway:
                         await aside(8 * len(chunk.token_ids), self._take, call, chunk)
                         await self._share(call, len(chunk.token_ids))
             with self.calling(call.session, call.response_id):
-                response, each = await aside(call.told, call.responses)
+                response, each = await aside(call.told, call.dialect.responses, call)
         except asyncio.CancelledError:
             call.give_up()
             self._record(call)
@@ -269,33 +283,29 @@ class Gateway:
     async def stream(self, call: Call) -> AsyncGenerator[bytes, None]:
         """The response of a call as server-sent events, those that are ready at once together. Raises ApiError before
         the first of them only."""
-        recorded = False
+        recorded, writer = False, call.dialect.streamed(call)
         events: list[bytes] = []
         try:
             async with aclosing(self._sampled(call, stream=True)) as chunks:
                 async for chunk in chunks:
-                    async for choice, deltas, tokens in self._taken(call, chunk):
-                        if not choice.begun:
-                            choice.begun = True
-                            events.append(first_chunk(call, choice))
-                        events += chunks_of(call, choice, deltas, tokens)
+                    async for choice, parts, tokens in self._taken(call, chunk):
+                        events += [event.sse() for event in writer.take(choice, parts, tokens)]
                         if events and not call.finished:  # the last tokens leave with the end of the response
                             yield b"".join(events)
                             events.clear()
             with self.calling(call.session, call.response_id):
-                _, each = await aside(call.told, call.responses)
+                _, each = await aside(call.told, call.dialect.responses, call)
             recorded = True
             await self._record_by_turns(call, each)
             await self.recorder.durable(call.session)
-            yield b"".join([*events, *last_chunks(call)])
+            yield b"".join([*events, *(event.sse() for event in writer.end())])
         except ApiError as error:
             if call.first is None:
                 recorded = True
                 raise
             recorded = True
             self._record(call)
-            # Cutting the stream would look like its end to OpenAI's client; an error event does not.
-            yield b"".join([*events, b"data: " + error.body() + b"\n\n"])
+            yield b"".join([*events, call.dialect.failed(error).sse()])
         finally:
             if not recorded:
                 self._record(call)
@@ -343,12 +353,12 @@ class Gateway:
             if call.first is None:
                 call.session.lineages.withdraw(call.plan)
 
-    async def _taken(self, call: Call, chunk: Chunk) -> AsyncGenerator[tuple[Choice, list[ReplyDelta], int], None]:
+    async def _taken(self, call: Call, chunk: Chunk) -> AsyncGenerator[tuple[Choice, list[Part], int], None]:
         """What a chunk adds to a call, and with how many tokens. Others have their turn after each `SLICE` of them.
         Raises ApiError like `_take`."""
         for piece in slices(chunk):
-            choice, deltas = self._take(call, piece)
-            yield choice, deltas, len(piece.token_ids)
+            choice, parts = self._take(call, piece)
+            yield choice, parts, len(piece.token_ids)
             await self._share(call, len(piece.token_ids) * (1 + call.sampling.top_logprobs))
 
     @staticmethod
@@ -359,7 +369,7 @@ class Gateway:
             call.unshared = 0
             await asyncio.sleep(0)
 
-    def _take(self, call: Call, chunk: Chunk) -> tuple[Choice, list[ReplyDelta]]:
+    def _take(self, call: Call, chunk: Chunk) -> tuple[Choice, list[Part]]:
         """What a chunk adds to a call. Raises ApiError for what no engine should send."""
         try:
             return call.take(chunk)
@@ -393,7 +403,7 @@ class Gateway:
                 reply = to_reply(choice.message())
                 # Its caller may echo it, whatever becomes of its record.
                 self.sessions.replied(session, keys.extend(plan.digests[-1], reply))
-                told = call.response(choice) if responses is None else responses[at]
+                told = call.dialect.record(call, choice) if responses is None else responses[at]
                 body, breach = call.record(choice, told, call.target.url)
                 draft = None
                 if len(call.body) + len(told) + len(plan.packed) >= LARGE:
@@ -498,6 +508,13 @@ def _digest(key: str) -> bytes:
 
 def _ended(session: Session) -> ApiError:
     return ApiError(403, f"Session {session.id} has ended: start a new one", code="session_ended")
+
+
+def _unwritten(error: RenderError) -> ApiError:
+    """The template does not write these messages, or the context does not hold them."""
+    if isinstance(error, PromptTooLong):
+        return too_long()
+    return ApiError(400, str(error), param="messages", code="unsupported_messages")
 
 
 def _unserved(error: EngineError) -> ApiError:

@@ -26,11 +26,11 @@ from millrace.producers.gateway.assembled import LARGEST, Assembled
 from millrace.producers.gateway.errors import ApiError, of_engine
 from millrace.producers.gateway.gateway import Caller, Gateway
 from millrace.producers.gateway.lineage import ABORT
+from millrace.producers.gateway.protocols.chat_request import AnyChat, parse_any
 from millrace.producers.gateway.recorder import LARGE
 from millrace.producers.gateway.rendering.base import Message
 from millrace.producers.gateway.session import Session
 from millrace.producers.gateway.whose import hints
-from millrace.producers.gateway.wire import AnyChat, parse_any
 from millrace.schemas import bounds
 from millrace.schemas.arrays import empty
 from millrace.schemas.ids import new_id, now_micros

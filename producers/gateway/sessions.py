@@ -22,10 +22,9 @@ from millrace.infra.config.keys import SESSION_KEY
 from millrace.producers.capture.entry import Entry
 from millrace.producers.capture.log import CaptureLog
 from millrace.producers.gateway import keys
-from millrace.producers.gateway.answers import read_answer
+from millrace.producers.gateway.protocols.all import read
 from millrace.producers.gateway.session import Session, begun, reward_key
 from millrace.producers.gateway.whose import Conversations, Hints
-from millrace.producers.gateway.wire import parse_any
 from millrace.schemas import codec
 from millrace.schemas.errors import SchemaError
 from millrace.schemas.ids import new_id, now_micros
@@ -238,11 +237,10 @@ class Sessions:
             session.rewards.add(reward_key(reward["source"], reward["reward_id"]))
 
     def _recall(self, session: Session, call: ModelCall) -> None:
-        request = parse_any(call["request"])
-        messages = request.plain()
-        message = {said.choice: said.message for said in read_answer(call["response"]).choices}[call["choice"]]
+        messages, tools, replies = read(call["request"], call["response"])
+        message = replies[call["choice"]]
         session.said = message["content"] or session.said
-        digests = keys.chain(messages, request.tools)
+        digests = keys.chain(messages, tools)
         self.replied(session, keys.extend(digests[-1], message))
         if session.id not in self.unreadable:
             session.lineages.apply(call, messages, digests, keys.request_hash(call["request"]), message)

@@ -38,10 +38,15 @@ class Found(NamedTuple):
     proven: bool
 
 
-def hints(headers: Mapping[str, str], *users: object) -> Hints:
-    """What the headers say, and the body's own words for the end user. Raises ApiError 400 for a name too long."""
-    name = headers.get("x-millrace-session") or headers.get("x-session-id") or None
-    if name is not None and len(name.encode()) > NAME_BYTES:
+NAMED = ("x-millrace-session", "x-session-id", "x-claude-code-session-id", "session-id", "thread-id")
+"""headers that name a conversation, ours first"""
+
+
+def hints(headers: Mapping[str, str], *users: object, name: str | None = None) -> Hints:
+    """What the headers say, and the body's own words: for the conversation, where they name none, and for the end user.
+    Raises ApiError 400 for a name too long."""
+    name = next((given for header in NAMED if (given := headers.get(header))), name)
+    if name is not None and len(name.encode(errors="surrogatepass")) > NAME_BYTES:
         raise bad_request(f"x-millrace-session: a name has at most {NAME_BYTES} bytes", param="x-millrace-session")
     said = headers.get("x-millrace-user") or next((user for user in users if isinstance(user, str) and user), "")
     return Hints(name, blake2b(said.encode(errors="surrogatepass"), digest_size=16).hexdigest() if said else "")

@@ -11,7 +11,9 @@ from typing import Any
 import orjson
 import pytest
 
-from millrace.producers.gateway import answers, bodies, episodes, gateway, keys, shape, whose, wire
+from millrace.producers.gateway import answers, bodies, episodes, gateway, keys, shape, whose
+from millrace.producers.gateway.conversation import Text
+from millrace.producers.gateway.protocols import chat_request
 from millrace.producers.gateway.rendering import messages
 from millrace.producers.gateway.rendering.template import TemplateRenderer
 from tests.fuzz.test_gateway import BUDGET, UPSTREAM_BUDGET, loud, renderer, rounds
@@ -23,29 +25,29 @@ __all__ = ["loud", "renderer"]
 pytestmark = pytest.mark.slow
 
 
-def _unlimited(headers: Mapping[str, str], *users: object) -> whose.Hints:
+def _unlimited(headers: Mapping[str, str], *users: object, name: str | None = None) -> whose.Hints:
     """`whose.hints` without its bound."""
-    name = headers.get("x-millrace-session") or None
+    name = headers.get("x-millrace-session") or name
     return whose.Hints(name, next((user for user in users if isinstance(user, str)), ""))
 
 
-def _written(call: wire.CallIn) -> str:
-    """`wire._plain` for numbers of 64 bits."""
+def _written(call: chat_request.CallIn) -> str:
+    """`chat_request._plain` for numbers of 64 bits."""
     given = call.function.arguments
     return given if isinstance(given, str) else orjson.dumps(given).decode()
 
 
 MUTANTS: dict[str, tuple[Any, str, Any, bool]] = {
-    "contents that are no text": (wire, "_text", lambda content, at, strict: content, False),
+    "contents that are no text": (chat_request, "_parts", lambda content, at: [Text(content)], False),
     "numbers of an upstream": (answers, "number", lambda given, otherwise=0: given, True),
     "text of an upstream": (answers, "text", lambda given: given, True),
     "maps of an upstream": (answers, "mapping", lambda given: given, True),
     "lists of an upstream": (answers, "listed", lambda given: given, True),
-    "options that are not served": (wire, "_check", lambda request: None, False),
+    "options that are not served": (chat_request, "_check", lambda request: None, False),
     "long names in reports": (bodies, "_check_names", lambda field, value: None, False),
     "long names of conversations": (gateway, "hints", _unlimited, False),
-    "long names in messages": (wire, "_check_names", lambda message, at: None, False),
-    "wide numbers in arguments": (wire, "_plain", _written, False),
+    "long names in messages": (chat_request, "_check_names", lambda message, at: None, False),
+    "wide numbers in arguments": (chat_request, "_plain", _written, False),
     "wide numbers in tasks": (episodes, "_text", lambda value: orjson.dumps(value).decode(), False),
     "depth of arguments that are text": (messages, "unwieldy", lambda text: False, False),
     "depth and number of values": (shape, "check", lambda body: None, False),

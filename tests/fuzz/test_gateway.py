@@ -1,8 +1,9 @@
 """No request of any shape, and no answer of any engine, ends a gateway or keeps it from starting again.
 
-Laws, for every input: no answer is 500; every refusal is an OpenAI error; what is not served is refused; nothing is
-logged with a traceback; `/health` answers in between; refine takes every event that was captured; and a gateway that is
-built anew from the capture log starts, knows every session that it can continue, and finds none that it cannot read.
+Laws, for every input: no answer is 500; every refusal is an error in the shape of its API; what is not served is
+refused; nothing is logged with a traceback; `/health` answers in between; refine takes every event that was captured;
+and a gateway that is built anew from the capture log starts, knows every session that it can continue, and finds none
+that it cannot read.
 
 `MILLRACE_FUZZ` says how many inputs (`make fuzz N=1000000`); a failure names its seed."""
 
@@ -29,6 +30,9 @@ from tests.support import chat_tokenizer, odd_json
 from tests.support.gateway_fuzz import CHAT, KEYS, UNSERVED, Traffic
 from tests.support.gateway_world import ScriptedEngine, world
 from tests.support.in_process import Answer, InProcess, Loud
+from tests.support.messages_fuzz import PATH as MESSAGES
+from tests.support.messages_fuzz import UNSERVED as UNSERVED_MESSAGES
+from tests.support.messages_fuzz import MessagesTraffic
 
 ASKED = int(os.environ.get("MILLRACE_FUZZ", "0"))
 ROUND = 750
@@ -60,9 +64,14 @@ def loud() -> Iterator[Loud]:
     logger.propagate = before
 
 
-def check(answer: Answer) -> None:
+def check(path: str, answer: Answer) -> None:
     assert answer.status not in (0, 500), answer
-    if answer.status >= 400 and answer.headers.get("content-type") == "application/json":
+    if answer.status < 400 or answer.headers.get("content-type") != "application/json":
+        return
+    if path.startswith(MESSAGES):
+        assert set(answer.json) == {"type", "error"}, answer
+        assert set(answer.json["error"]) == {"type", "message"}, answer
+    else:
         assert set(answer.json["error"]) == {"message", "type", "param", "code"}, answer
 
 
@@ -76,6 +85,16 @@ def check_served(body: bytes) -> None:
         names = [message.get("tool_call_id"), message.get("name")]
         for name in (*names, *(call.get("id") for call in calls), *(call["function"]["name"] for call in calls)):
             assert len((name or "").encode(errors="replace")) <= bounds.NAME_BYTES, name[:20]
+
+
+def check_served_message(body: bytes) -> None:
+    """The same of a message."""
+    asked = json.loads(body.decode(errors="replace"), parse_int=float)
+    for name, value in UNSERVED_MESSAGES.items():
+        assert asked.get(name) != value, name
+    blocks = [block for message in asked["messages"] for block in message["content"] if isinstance(block, dict)]
+    for name in (block.get(field) for block in blocks for field in ("id", "name", "tool_use_id")):
+        assert not isinstance(name, str) or len(name.encode(errors="replace")) <= bounds.NAME_BYTES, name[:20]
 
 
 def check_captured(log: CaptureLog, first: int) -> int:
@@ -94,16 +113,23 @@ def check_captured(log: CaptureLog, first: int) -> int:
 
 
 async def rounds(
-    folder: Path, renderer: TemplateRenderer, loud: Loud, inputs: int, *, upstream: bool, seed: int
+    folder: Path,
+    renderer: TemplateRenderer,
+    loud: Loud,
+    inputs: int,
+    *,
+    upstream: bool,
+    seed: int,
+    kind: type[Traffic] = Traffic,
 ) -> None:
     """Send `inputs` requests, with a start of the gateway after each `ROUND` of them."""
     began, statuses, captured = time.perf_counter(), dict[int, int](), 0
-    traffic = Traffic(seed * 1_000_003, renderer)
+    traffic = kind(seed * 1_000_003, renderer)
     for number in range(-(-inputs // ROUND)):
         if number % FRESH == 0:
             captured = 0
         if number and number % FRESH == 0:
-            traffic = Traffic(seed * 1_000_003 + number, renderer)
+            traffic = kind(seed * 1_000_003 + number, renderer)
         place = folder / str(number // FRESH)
         script = traffic.upstream if upstream else traffic.engine
         gateway = InProcess(
@@ -114,9 +140,11 @@ async def rounds(
             path, body = "", b""
             try:
                 path, body, answer = await traffic.one(gateway)
-                check(answer)
+                check(path, answer)
                 if not upstream and path == CHAT and answer.status == 200 and answer.body:
                     check_served(body)
+                if not upstream and path == MESSAGES and answer.status == 200 and answer.body:
+                    check_served_message(body)
                 assert not loud.faults, loud.faults[0]
                 if at % HEALTH == 0:
                     assert (await gateway.ask("GET", "/health")).json == {"status": "ok"}
@@ -139,6 +167,12 @@ async def test_no_request_and_no_engine_ends_it(
     tmp_path: Path, renderer: TemplateRenderer, loud: Loud, seed: int
 ) -> None:
     await rounds(tmp_path, renderer, loud, ASKED * 7 // 10 // len(SEEDS) or BUDGET, upstream=False, seed=seed)
+
+
+@pytest.mark.parametrize("upstream", [False, True], ids=["engine", "upstream"])
+async def test_no_message_ends_it(tmp_path: Path, renderer: TemplateRenderer, loud: Loud, upstream: bool) -> None:
+    inputs = ASKED // 10 or 1000
+    await rounds(tmp_path, renderer, loud, inputs, upstream=upstream, seed=4, kind=MessagesTraffic)
 
 
 async def test_no_upstream_ends_it(tmp_path: Path, renderer: TemplateRenderer, loud: Loud) -> None:

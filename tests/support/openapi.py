@@ -2,7 +2,7 @@
 
     .venv/bin/python -m tests.support.openapi
 
-Answers of a chat completion are OpenAI's, and are described by what they add. Invariant: a route that is described
+Answers of a dialect are those of its API, and are described by what every one has. Invariant: a route that is described
 nowhere here is a KeyError."""
 
 from __future__ import annotations
@@ -15,11 +15,17 @@ import msgspec
 
 from millrace.producers.gateway.app import ROUTES
 from millrace.producers.gateway.bodies import EndIn, EventsIn, RewardIn, StartIn
-from millrace.producers.gateway.wire import ChatRequest
+from millrace.producers.gateway.protocols.all import DIALECTS
+from millrace.producers.gateway.protocols.chat_request import ChatRequest
+from millrace.producers.gateway.protocols.messages_request import CountRequest, MessagesRequest
+from millrace.producers.gateway.protocols.responses_request import ResponsesRequest
 
 FILE = Path(__file__).parents[2] / "docs" / "openapi.json"
 SAID = {
     "chat": "A chat completion as OpenAI's, plain or streamed; what is refused stands in docs/gateway.md",
+    "messages": "A message as Anthropic's, plain or streamed; what is refused stands in docs/gateway.md",
+    "responses": "A response as OpenAI's, plain or streamed; what is refused stands in docs/gateway.md",
+    "count_tokens": "How many tokens the prompt of a message has",
     "models": "The one policy that this gateway serves",
     "health": "Whether events are taken, and whether an engine is known; more of it to who has a key",
     "start": "Begin an episode",
@@ -29,6 +35,9 @@ SAID = {
 }
 BODIES: dict[str, type[msgspec.Struct]] = {
     "chat": ChatRequest,
+    "messages": MessagesRequest,
+    "responses": ResponsesRequest,
+    "count_tokens": CountRequest,
     "start": StartIn,
     "reward": RewardIn,
     "events": EventsIn,
@@ -45,6 +54,9 @@ def an_object(**fields: dict[str, Any]) -> dict[str, Any]:
 
 ANSWERS: dict[str, dict[str, Any]] = {
     "chat": an_object(id=TEXT, object=TEXT, created={"type": "integer"}, model=TEXT, choices={"type": "array"}),
+    "messages": an_object(id=TEXT, type=TEXT, role=TEXT, model=TEXT, content={"type": "array"}, usage=OBJECT),
+    "responses": an_object(id=TEXT, object=TEXT, status=TEXT, model=TEXT, output={"type": "array"}),
+    "count_tokens": an_object(input_tokens={"type": "integer"}),
     "models": an_object(object=TEXT, data={"type": "array", "items": OBJECT}),
     "health": an_object(status={"enum": ["ok", "no engine"]}),
     "start": an_object(session=TEXT, api_key=TEXT, base_url=TEXT),
@@ -60,9 +72,15 @@ ERROR = an_object(
         code={"type": ["string", "null"]},
     )
 )
+MESSAGES_ERROR = an_object(type={"const": "error"}, error=an_object(type=TEXT, message=TEXT))
+OF_MESSAGES = ("messages", "count_tokens")
+"""routes whose errors have Anthropic's shape"""
 HEADERS = {
     "x-millrace-session": "The name of an episode that a static key's calls belong to",
     "x-session-id": "The same, where the other is missing",
+    "x-claude-code-session-id": "The same, where both are missing: Claude Code sends it",
+    "session-id": "The same, where all before are missing: Codex sends it",
+    "thread-id": "The same, where `session-id` is missing",
     "x-millrace-user": "The end user of a nameless or named call; else `user` or `safety_identifier` of the body",
 }
 REFUSALS = {
@@ -81,6 +99,9 @@ REFUSALS = {
 BODY = ("400", "401", "403", "408", "413", "429")
 REFUSED_OF = {
     "chat": (*BODY, "502", "503", "504"),
+    "messages": (*BODY, "502", "503", "504"),
+    "responses": (*BODY, "502", "503", "504"),
+    "count_tokens": (*BODY, "503"),
     "models": ("401",),
     "health": ("503",),
     "start": (*BODY, "503"),
@@ -103,7 +124,7 @@ def document() -> dict[str, Any]:
         "paths": paths,
         "components": {
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
-            "schemas": {**schemas, "Error": ERROR},
+            "schemas": {**schemas, "Error": ERROR, "MessagesError": MESSAGES_ERROR},
             "responses": {
                 status: {"description": said, **content(ref("schemas", "Error"))} for status, said in REFUSALS.items()
             },
@@ -115,18 +136,29 @@ def operation(path: str, name: str) -> dict[str, Any]:
     """What one route takes and answers."""
     made: dict[str, Any] = {"operationId": name, "summary": SAID[name]}
     taken = [at("id", "path", "The session")] if "{id}" in path else []
-    if name == "chat":
+    spoken = name in {dialect.name for dialect in DIALECTS}
+    if spoken:
         taken += [at(header, "header", said) for header, said in HEADERS.items()]
     if taken:
         made["parameters"] = taken
     if name in BODIES:
-        made["requestBody"] = {"required": name == "chat", **content(ref("schemas", BODIES[name].__name__))}
+        made["requestBody"] = {
+            "required": spoken or name == "count_tokens",
+            **content(ref("schemas", BODIES[name].__name__)),
+        }
     good = {"description": SAID[name], **content(ANSWERS[name])}
-    if name == "chat":
+    if spoken:
         good["content"]["text/event-stream"] = {"schema": TEXT}
     refused = ("default", *REFUSED_OF.get(name, ()))
-    made["responses"] = {"200": good, **{status: ref("responses", status) for status in refused}}
+    made["responses"] = {"200": good, **{status: refusal(name, status) for status in refused}}
     return made
+
+
+def refusal(name: str, status: str) -> dict[str, Any]:
+    """What a route answers where it refuses, in the shape of its API."""
+    if name not in OF_MESSAGES:
+        return ref("responses", status)
+    return {"description": REFUSALS[status], **content(ref("schemas", "MessagesError"))}
 
 
 def at(name: str, place: str, said: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What clients send: OpenAI's chat request, typed, and what of it this gateway serves.
+"""What clients of chat completions send: OpenAI's request, typed, and what of it this gateway serves.
 
 Policy for fields: what changes sampling in a way that is not served is refused with 400, never ignored; what changes
 nothing here (`user`, `metadata`, ...) is accepted and kept with the captured request; an unknown field of the request
@@ -14,12 +14,30 @@ from typing import Annotated, Any, Literal
 import msgspec
 import orjson
 
-from millrace.infra.engines.base import Sampling
 from millrace.producers.gateway import shape
-from millrace.producers.gateway.errors import ApiError, bad_request
+from millrace.producers.gateway.conversation import (
+    Ask,
+    Forced,
+    Media,
+    Part,
+    Shape,
+    Text,
+    Thinking,
+    ToolResult,
+    ToolUse,
+    Turn,
+    check_served,
+    check_stops,
+    messages_of,
+    unsupported,
+)
+from millrace.producers.gateway.errors import bad_request
 from millrace.producers.gateway.rendering.base import Message, Tools
 from millrace.schemas import bounds
 
+MEDIA: dict[str, Literal["image", "audio", "file"]] = {
+    "image_url": "image", "input_audio": "audio", "file": "file",
+}  # fmt: skip
 Count = Annotated[int, msgspec.Meta(ge=0, le=bounds.INT)]
 Whole = Annotated[int, msgspec.Meta(ge=-bounds.INT, le=bounds.INT)]
 Name = Annotated[str, msgspec.Meta(max_length=bounds.NAME_BYTES)]
@@ -121,7 +139,7 @@ class AnyChat(msgspec.Struct):
 
     def plain(self) -> list[Message]:
         """The messages as match keys want them; parts that are no text are left out."""
-        return [to_message(message, at, strict=False) for at, message in enumerate(self.messages)]
+        return messages_of([_turn(message, at) for at, message in enumerate(self.messages)], strict=False)
 
 
 _decoder = msgspec.json.Decoder(ChatRequest)
@@ -154,67 +172,67 @@ def parse_chat(body: bytes) -> ChatRequest:
     return request
 
 
-def to_sampling(request: ChatRequest, defaults: dict[str, Any], room: int) -> Sampling:
-    """How to sample; a session's `defaults` fill what the request leaves open, `room` is what the context has left.
-
-    Raises ApiError 400 when the prompt fills the context, EngineRejected for values no engine takes."""
-    if room < 1:
-        raise too_long()
-    asked = request.max_completion_tokens if request.max_completion_tokens is not None else request.max_tokens
-
-    def pick(value: Any, name: str, default: Any) -> Any:
-        return value if value is not None else defaults.get(name, default)
-
-    sampling = Sampling(
-        max_tokens=asked if asked is not None else min(int(defaults.get("max_tokens", room)), room),
-        temperature=float(pick(request.temperature, "temperature", 1.0)),
-        top_p=float(pick(request.top_p, "top_p", 1.0)),
-        top_k=int(pick(request.top_k, "top_k", 0)),
-        seed=pick(request.seed, "seed", None),
-        stop=request.stops,
+def ask_of(request: ChatRequest) -> Ask:
+    """What a request asks. Raises ApiError 400 for what is not served."""
+    output = request.response_format
+    most = request.max_completion_tokens if request.max_completion_tokens is not None else request.max_tokens
+    ask = Ask(
+        model=request.model,
+        turns=[_checked(message, at) for at, message in enumerate(request.messages)],
+        tools=request.offered,
+        choice=_choice(request.tool_choice),
+        output=None if output is None or output.get("type", "text") == "text" else _shape(output),
+        stream=bool(request.stream),
         n=request.n or 1,
+        max_tokens=most,
+        temperature=request.temperature,
+        top_p=request.top_p,
+        top_k=request.top_k,
+        seed=request.seed,
+        stop=request.stops,
+        logprobs=bool(request.logprobs),
         top_logprobs=request.top_logprobs or 0,
+        users=(request.user, request.safety_identifier),
+        given=request,
     )
-    told = sampling.n * min(sampling.max_tokens, room) * (1 + sampling.top_logprobs)
-    if request.logprobs and told > bounds.LOGPROBS:
-        raise bad_request(
-            f"logprobs: {told} log-probabilities are more than {bounds.LOGPROBS}: lower max_tokens, n or top_logprobs",
-            param="logprobs",
-        )
-    return sampling
+    check_served(ask)
+    return ask
 
 
-def too_long() -> ApiError:
-    """The refusal of a prompt that leaves no room for a reply."""
-    return bad_request(
-        "The conversation is longer than the model's context", param="messages", code="context_length_exceeded"
-    )
+def _choice(given: str | dict[str, Any] | None) -> Literal["auto", "none"] | Forced:
+    if given is None or given == "auto":
+        return "auto"
+    if given == "none":
+        return "none"
+    function = given.get("function") if isinstance(given, dict) else None
+    name = function.get("name") if isinstance(function, dict) else None
+    return Forced(name if isinstance(name, str) else None)
 
 
-def to_messages(request: ChatRequest) -> list[Message]:
-    """The messages as templates and match keys want them: text content, arguments as text.
-
-    Raises ApiError 400 for content that is no text."""
-    return [to_message(message, at) for at, message in enumerate(request.messages)]
+def _shape(output: dict[str, Any]) -> Shape:
+    schema = output.get("json_schema")
+    return Shape("response_format", schema.get("schema") if isinstance(schema, dict) else None)
 
 
-def to_message(message: MessageIn, at: int, *, strict: bool = True) -> Message:
-    """One message, number `at`. Not `strict`: parts that are no text are left out."""
-    out: dict[str, Any] = {"role": message.role, "content": _text(message.content, at, strict)}
-    if message.tool_calls:
-        out["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": _plain(call)}}
-            for call in message.tool_calls
-        ]
-    for name in ("tool_call_id", "name"):
-        if (value := getattr(message, name)) is not None:
-            out[name] = value
-    if strict:
-        _check_names(message, at)
-    thoughts = message.reasoning_content or message.reasoning
-    if thoughts:
-        out["reasoning_content"] = thoughts
-    return out
+def _checked(message: MessageIn, at: int) -> Turn:
+    turn = _turn(message, at)
+    _check_names(message, at)
+    return turn
+
+
+def _turn(message: MessageIn, at: int) -> Turn:
+    """One message, number `at`."""
+    if message.role == "tool":
+        said = _parts(message.content, at)
+        text = "".join(part.text for part in said if isinstance(part, Text))
+        media: list[Part] = [part for part in said if isinstance(part, Media)]
+        return Turn("tool", [*media, ToolResult(message.tool_call_id, text, message.name)])
+    parts = _parts(message.content, at)
+    for call in message.tool_calls or ():
+        parts.append(ToolUse(call.id, call.function.name, _plain(call)))
+    if thoughts := message.reasoning_content or message.reasoning:
+        parts.append(Thinking(thoughts))
+    return Turn(message.role, parts, message.name)
 
 
 def _check_names(message: MessageIn, at: int) -> None:
@@ -236,44 +254,33 @@ def _plain(call: CallIn) -> str:
         return json.dumps(arguments, ensure_ascii=False)
 
 
-def _text(content: str | list[dict[str, Any]] | None, at: int, strict: bool) -> str:
+def _parts(content: str | list[dict[str, Any]] | None, at: int) -> list[Part]:
     if isinstance(content, str):
-        return content
-    parts: list[str] = []
+        return [Text(content)]
+    parts: list[Part] = []
     for part in content or ():
-        text = part.get("text")
-        if part.get("type") in ("text", "input_text", "output_text") and isinstance(text, str):
-            parts.append(text)
-        elif strict:
-            raise bad_request(
-                f"Only text content is supported, not {part.get('type')!r}", param=f"messages[{at}].content"
+        text, kind = part.get("text"), part.get("type")
+        if kind in ("text", "input_text", "output_text") and isinstance(text, str):
+            parts.append(Text(text))
+        else:
+            parts.append(
+                Media(
+                    MEDIA.get(kind, "unknown") if isinstance(kind, str) else "unknown", kind, f"messages[{at}].content"
+                )
             )
-    return "".join(parts)
+    return parts
 
 
 def _check(request: ChatRequest) -> None:
-    choice = request.tool_choice
-    response_type = (request.response_format or {}).get("type", "text")
     refusals: list[tuple[bool, str, str]] = [
         (not request.messages, "messages", "at least one message is needed"),
-        (choice not in (None, "auto", "none"), "tool_choice", "only auto and none are supported: calls are not forced"),
-        (response_type != "text", "response_format", "only text is supported: outputs are not constrained"),
         (bool(request.frequency_penalty), "frequency_penalty", "penalties are not supported"),
         (bool(request.presence_penalty), "presence_penalty", "penalties are not supported"),
         (bool(request.logit_bias), "logit_bias", "a bias is not supported"),
         (request.n is not None and not 1 <= request.n <= bounds.CHOICES, "n", f"must be 1 to {bounds.CHOICES}"),
         (bool(request.top_logprobs) and not request.logprobs, "top_logprobs", "needs logprobs: true"),
-        (
-            len(request.stops) > bounds.STOPS or not all(request.stops),
-            "stop",
-            f"at most {bounds.STOPS} strings, none of them empty",
-        ),
-        (
-            any(len(stop.encode()) > bounds.NAME_BYTES for stop in request.stops),
-            "stop",
-            f"at most {bounds.NAME_BYTES} bytes each",
-        ),
     ]
     for refused, param, why in refusals:
         if refused:
-            raise ApiError(400, f"{param}: {why}", param=param, code="unsupported_parameter")
+            raise unsupported(param, why)
+    check_stops(request.stops, "stop")

@@ -1,0 +1,193 @@
+"""One conversation, whatever API it comes by: what is asked, in turns of typed parts, and how it is to be answered.
+
+A dialect of `millrace.producers.gateway.protocols` makes an `Ask` of a request and writes the parts of a reply; what
+lies behind it (lineages, match keys, renderers) takes messages, which `messages_of` makes of turns.
+
+Invariants: a part that no renderer writes is refused with its place, never left out; what a template or an engine
+cannot do is refused here for all dialects alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+
+from millrace.producers.gateway.errors import ApiError, bad_request
+from millrace.producers.gateway.rendering.base import Message, Tools
+from millrace.schemas import bounds
+
+
+class Text(msgspec.Struct, frozen=True, gc=False):
+    """Words of either side."""
+
+    text: str
+
+
+class Thinking(msgspec.Struct, frozen=True, gc=False):
+    """Reasoning of the model. `signature` is what an API sends along with it, "" where it has none."""
+
+    text: str
+    signature: str = ""
+
+
+class ToolUse(msgspec.Struct, frozen=True, gc=False):
+    """A call that the model makes; `arguments` is JSON text."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+class ToolResult(msgspec.Struct, frozen=True, gc=False):
+    """What a tool answered to the call with the id `call`, which may be missing. `name`: the tool's, where said."""
+
+    call: str | None
+    text: str
+    name: str | None = None
+
+
+class Media(msgspec.Struct, frozen=True, gc=False):
+    """What is no text: an image, audio, a file, or a part that nobody here knows. `type` is its name in the client's
+    API, `at` its place in the request."""
+
+    kind: Literal["image", "audio", "file", "unknown"]
+    type: str | None
+    at: str
+
+
+class Refusal(msgspec.Struct, frozen=True, gc=False):
+    """The model's own words that it will not answer."""
+
+    text: str
+
+
+Part: TypeAlias = Text | Thinking | ToolUse | ToolResult | Media | Refusal
+
+
+class Turn(msgspec.Struct, frozen=True):
+    """What one side said at once. `name`: the speaker's, where it is said."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    parts: list[Part]
+    name: str | None = None
+
+
+class Forced(msgspec.Struct, frozen=True, gc=False):
+    """The reply must be a tool call: of the tool `name`, or of any."""
+
+    name: str | None = None
+
+
+class Shape(msgspec.Struct, frozen=True, gc=False):
+    """The reply must be JSON, of a `schema` where there is one. `param` is the field that asks for it."""
+
+    param: str
+    schema: Any = None
+
+
+class Ask(msgspec.Struct, kw_only=True):
+    """A request. `tools` are as templates want them. `given` is the request as its dialect parsed it, for what that
+    dialect alone needs when it answers. `max_tokens` beyond the room that is left is cut to it where `fitted`."""
+
+    model: str
+    turns: list[Turn]
+    tools: Tools = None
+    choice: Literal["auto", "none"] | Forced = "auto"
+    output: Shape | None = None
+    stream: bool = False
+    n: int = 1
+    max_tokens: int | None = None
+    fitted: bool = False
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    logprobs: bool = False
+    top_logprobs: int = 0
+    name: str | None = None
+    """what the body calls the conversation"""
+    users: tuple[Any, ...] = ()
+    """what the body says of the end user: the first text among these"""
+    given: Any = None
+
+
+def messages_of(turns: Sequence[Turn], *, strict: bool = True) -> list[Message]:
+    """Turns as templates and match keys want them: one message each, and one for each result of a tool, in order.
+    Raises ApiError 400 for a part that is no text; not `strict`: it is left out."""
+    out: list[Message] = []
+    for turn in turns:
+        if len(turn.parts) == 1 and type(part := turn.parts[0]) is Text:  # as most are
+            out.append(_message(turn, part.text))
+        else:
+            _say(turn, strict, out)
+    return out
+
+
+def _say(turn: Turn, strict: bool, out: list[Message]) -> None:
+    texts: list[str] = []
+    thoughts: list[str] = []
+    calls: list[dict[str, Any]] = []
+    answered = False
+    for part in turn.parts:
+        match part:
+            case Text() | Refusal():
+                texts.append(part.text)
+            case Thinking():
+                thoughts.append(part.text)
+            case ToolUse():
+                function = {"name": part.name, "arguments": part.arguments}
+                calls.append({"id": part.id, "type": "function", "function": function})
+            case ToolResult():
+                if texts:
+                    out.append(_message(turn, "".join(texts)))
+                    texts = []
+                out.append(_result(part))
+                answered = True
+            case Media() if strict:
+                raise bad_request(f"Only text content is supported, not {part.type!r}", param=part.at)
+    if texts or not answered:
+        message = _message(turn, "".join(texts), calls)
+        if reasoning := "".join(thoughts):
+            message["reasoning_content"] = reasoning
+        out.append(message)
+
+
+def _message(turn: Turn, text: str, calls: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
+    out: dict[str, Any] = {"role": turn.role, "content": text}
+    if calls:
+        out["tool_calls"] = calls
+    if turn.name is not None:
+        out["name"] = turn.name
+    return out
+
+
+def _result(part: ToolResult) -> Message:
+    out: dict[str, Any] = {"role": "tool", "content": part.text}
+    if part.call is not None:
+        out["tool_call_id"] = part.call
+    if part.name is not None:
+        out["name"] = part.name
+    return out
+
+
+def check_served(ask: Ask) -> None:
+    """Raises ApiError 400 for what no engine here does."""
+    if isinstance(ask.choice, Forced):
+        raise unsupported("tool_choice", "only auto and none are supported: calls are not forced")
+    if ask.output is not None:
+        raise unsupported(ask.output.param, "only text is supported: outputs are not constrained")
+
+
+def check_stops(stops: Sequence[str], param: str) -> None:
+    """Raises ApiError 400 for stop strings beyond the bounds."""
+    if len(stops) > bounds.STOPS or not all(stops):
+        raise unsupported(param, f"at most {bounds.STOPS} strings, none of them empty")
+    if any(len(stop.encode(errors="surrogatepass")) > bounds.NAME_BYTES for stop in stops):
+        raise unsupported(param, f"at most {bounds.NAME_BYTES} bytes each")
+
+
+def unsupported(param: str, why: str) -> ApiError:
+    """The refusal of a field that asks for what is not served."""
+    return ApiError(400, f"{param}: {why}", param=param, code="unsupported_parameter")

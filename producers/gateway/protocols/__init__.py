@@ -1,0 +1,1 @@
+"""What clients speak: one dialect a file, and one conversation behind all of them."""

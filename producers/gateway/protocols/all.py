@@ -1,0 +1,59 @@
+"""Every dialect that the gateway speaks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from millrace.producers.gateway.errors import ApiError
+from millrace.producers.gateway.protocols.base import Dialect, Recorded
+from millrace.producers.gateway.protocols.chat import Chat
+from millrace.producers.gateway.protocols.messages import Messages
+from millrace.producers.gateway.protocols.responses import Responses
+
+CHAT, MESSAGES, RESPONSES = Chat(), Messages(), Responses()
+DIALECTS: tuple[Dialect, ...] = (MESSAGES, RESPONSES, CHAT)
+"""the last resort of `read` last"""
+
+
+def of_path(path: str) -> Dialect:
+    """Who speaks on a route, and answers what goes wrong on it; chat completions where nobody else does."""
+    return next((dialect for dialect in DIALECTS if path.startswith(dialect.path)), CHAT)
+
+
+def read(request: bytes, response: bytes) -> Recorded:
+    """What a recorded call said, in the dialect that wrote its response. Raises ApiError or ValueError for bytes that
+    are no record of a call."""
+    found = _object(response)
+    return _writer(found).read(request, found)
+
+
+def as_chat(request: bytes, response: bytes) -> tuple[bytes, bytes]:
+    """The request and the response of a recorded call as chat completions have them, whatever API it came by. What is
+    one already, or no record of a call, stays as it is."""
+    try:
+        found = _object(response)
+        writer = _writer(found)
+        if writer is CHAT:
+            return request, response
+        said = writer.read(request, found)
+    except (ApiError, ValueError):
+        return request, response
+    choices = [{"index": choice, "message": message} for choice, message in said.replies.items()]
+    asked = {"messages": said.messages, **({"tools": said.tools} if said.tools else {})}
+    return orjson.dumps(asked), orjson.dumps({"choices": choices})
+
+
+def _writer(response: dict[str, Any]) -> Dialect:
+    return next(dialect for dialect in DIALECTS if dialect.wrote(response))
+
+
+def _object(response: bytes) -> dict[str, Any]:
+    try:
+        found = orjson.loads(response)
+    except orjson.JSONDecodeError as error:
+        raise ValueError(f"the answer is no JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise ValueError("the answer is no JSON object")
+    return found

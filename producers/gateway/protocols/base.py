@@ -1,0 +1,109 @@
+"""The seam between an API and the gateway: what every dialect does.
+
+A sibling is one file: a `Dialect`, its `ReplyStream`, and an entry in `millrace.producers.gateway.protocols.all`.
+
+Invariants: `parse` raises nothing but ApiError, whatever the bytes; a reply says the same words whole and streamed; the
+recorded response alone tells which dialect wrote it, so that a session is rebuilt from the capture log."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from starlette.responses import Response
+
+from millrace.producers.gateway.call import Call, Choice
+from millrace.producers.gateway.conversation import Ask, Part
+from millrace.producers.gateway.errors import ApiError
+from millrace.producers.gateway.rendering.base import Message, Tools
+
+
+class StreamEvent(NamedTuple):
+    """One event of a streamed reply. `name` is "" in an API whose events have none; `data` is one line."""
+
+    name: str
+    data: bytes
+
+    def sse(self) -> bytes:
+        """As a server-sent event."""
+        if not self.name:
+            return b"data: " + self.data + b"\n\n"
+        return b"event: " + self.name.encode() + b"\ndata: " + self.data + b"\n\n"
+
+
+class Recorded(NamedTuple):
+    """A call of the capture log as lineages know it: what was asked, and the replies by their choice."""
+
+    messages: list[Message]
+    tools: Tools
+    replies: dict[int, Message]
+
+
+class ReplyStream(ABC):
+    """Writes one reply while it is sampled."""
+
+    @abstractmethod
+    def take(self, choice: Choice, parts: Sequence[Part], tokens: int) -> list[StreamEvent]:
+        """What the last `tokens` tokens of a choice added, which may be nothing yet: pieces of Text and Thinking,
+        whole ToolUses."""
+
+    @abstractmethod
+    def end(self) -> list[StreamEvent]:
+        """The end of the response, where every choice has come to its own."""
+
+
+class Dialect(ABC):
+    """One API."""
+
+    name: str
+    """in settings, in pages and as the name of its route"""
+    path: str
+    """of its route"""
+    prefix: str
+    """of the ids of its responses"""
+    keep_alive = b": keep-alive\n\n"
+    """what a stream is sent while its next event takes long"""
+
+    @abstractmethod
+    def parse(self, body: bytes) -> Ask:
+        """The request. Raises ApiError 400 for what is no JSON, has wrong types, or asks for what is not served."""
+
+    @abstractmethod
+    def whole(self, call: Call, choices: Sequence[Choice]) -> bytes:
+        """The response with these choices of a call that is at its end."""
+
+    def record(self, call: Call, choice: Choice) -> bytes:
+        """The response with one choice alone, as its record holds it: all that `read` needs."""
+        return self.whole(call, [choice])
+
+    @abstractmethod
+    def streamed(self, call: Call) -> ReplyStream:
+        """The writer of a streamed reply."""
+
+    @abstractmethod
+    def error(self, error: ApiError) -> bytes:
+        """An error as JSON."""
+
+    def failed(self, error: ApiError) -> StreamEvent:
+        """An error behind the first event of a stream. Cutting the stream would look like its end to most clients."""
+        return StreamEvent("", self.error(error))
+
+    @abstractmethod
+    def wrote(self, response: Mapping[str, Any]) -> bool:
+        """Whether a recorded response is one of this dialect's."""
+
+    @abstractmethod
+    def read(self, request: bytes, response: Mapping[str, Any]) -> Recorded:
+        """What a recorded call said. Raises ApiError or ValueError for a request that is none."""
+
+    def responses(self, call: Call) -> tuple[bytes, list[bytes]]:
+        """The whole response, and for each choice the response that its record holds.
+
+        Records of several choices hold their own alone: all of all would grow with the square of their number."""
+        whole = self.whole(call, call.choices)
+        return whole, [whole] if len(call.choices) == 1 else [self.record(call, choice) for choice in call.choices]
+
+    def refusal(self, error: ApiError) -> Response:
+        """An error as a response."""
+        return error.response(self.error(error))

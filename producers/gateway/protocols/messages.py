@@ -1,0 +1,245 @@
+"""Anthropic's Messages: one reply of typed blocks, streamed as named events, tokens counted beforehand.
+
+Invariants: a block is written whole before the next begins, and streamed blocks amount to the reply; thoughts are shown
+to a client that asks for them, and recorded in any case; the input of a tool is the model's own text of it."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b
+from typing import Any
+
+import orjson
+
+from millrace.producers.gateway import shape
+from millrace.producers.gateway.answers import listed, mapping, text
+from millrace.producers.gateway.call import Call, Choice
+from millrace.producers.gateway.conversation import Ask, Part, Text, Thinking, ToolUse, Turn, messages_of
+from millrace.producers.gateway.errors import ApiError
+from millrace.producers.gateway.protocols.base import Dialect, Recorded, ReplyStream, StreamEvent
+from millrace.producers.gateway.protocols.messages_request import (
+    MessagesRequest,
+    arguments_of,
+    ask_of,
+    parse_any,
+    parse_count,
+    parse_messages,
+    tools_of,
+    turns_of,
+)
+
+TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+"""names of errors by status"""
+
+
+class Messages(Dialect):
+    """`POST /v1/messages`."""
+
+    name = "messages"
+    path = "/v1/messages"
+    prefix = "msg_"
+    keep_alive = StreamEvent("ping", b'{"type":"ping"}').sse()
+
+    def parse(self, body: bytes) -> Ask:
+        return ask_of(parse_messages(body))
+
+    def parse_count(self, body: bytes) -> Ask:
+        """A request to count the tokens of a prompt. Raises ApiError 400."""
+        return ask_of(parse_count(body))
+
+    def whole(self, call: Call, choices: Sequence[Choice]) -> bytes:
+        return _whole(call, choices[0], shown=_shows(call))
+
+    def record(self, call: Call, choice: Choice) -> bytes:
+        return _whole(call, choice, shown=True)
+
+    def responses(self, call: Call) -> tuple[bytes, list[bytes]]:
+        (choice,) = call.choices
+        whole = self.whole(call, [choice])
+        hidden = bool(choice.parser.reply.reasoning) and not _shows(call)
+        return whole, [self.record(call, choice) if hidden else whole]
+
+    def streamed(self, call: Call) -> ReplyStream:
+        return MessagesStream(call)
+
+    def error(self, error: ApiError) -> bytes:
+        kind = TYPES.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
+        said = str(error)
+        if error.param and not said.startswith(error.param):
+            said = f"{error.param}: {said}"
+        return orjson.dumps({"type": "error", "error": {"type": kind, "message": said}})
+
+    def failed(self, error: ApiError) -> StreamEvent:
+        return StreamEvent("error", self.error(error))
+
+    def wrote(self, response: Mapping[str, Any]) -> bool:
+        return response.get("type") == "message" and isinstance(response.get("content"), list)
+
+    def read(self, request: bytes, response: Mapping[str, Any]) -> Recorded:
+        asked = parse_any(request)
+        parts = [part for block in listed(response.get("content")) if (part := _read(mapping(block))) is not None]
+        (reply,) = messages_of([Turn("assistant", parts)])
+        return Recorded(messages_of(turns_of(asked)), tools_of(asked.tools), {0: reply})
+
+
+class MessagesStream(ReplyStream):
+    """Events of one message. At most one block is open."""
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        self._shown = _shows(call)
+        self._begun = False
+        self._index = -1
+        self._open: type[Text] | type[Thinking] | None = None
+        self._thoughts: list[str] = []
+
+    def take(self, choice: Choice, parts: Sequence[Part], tokens: int) -> list[StreamEvent]:
+        out = self._start()
+        for part in parts:
+            match part:
+                case Text() if part.text:
+                    self._into(Text, {"type": "text", "text": ""}, out)
+                    self._delta({"type": "text_delta", "text": part.text}, out)
+                case Thinking() if self._shown and part.text:
+                    self._into(Thinking, {"type": "thinking", "thinking": "", "signature": ""}, out)
+                    self._thoughts.append(part.text)
+                    self._delta({"type": "thinking_delta", "thinking": part.text}, out)
+                case ToolUse():
+                    self._close(out)
+                    self._begin({"type": "tool_use", "id": part.id, "name": part.name, "input": {}}, out)
+                    self._delta({"type": "input_json_delta", "partial_json": _input(part).decode()}, out)
+                    out.append(_event("content_block_stop", index=self._index))
+        return out
+
+    def end(self) -> list[StreamEvent]:
+        out = self._start()
+        self._close(out)
+        reason, stop = _stopped(self._call, self._call.choices[0])
+        delta = {"stop_reason": reason, "stop_sequence": stop}
+        out.append(_event("message_delta", delta=delta, usage=_usage(self._call)))
+        out.append(_event("message_stop"))
+        return out
+
+    def _start(self) -> list[StreamEvent]:
+        if self._begun:
+            return []
+        self._begun = True
+        usage = {**_usage(self._call), "output_tokens": 0}
+        head = {**_head(self._call), "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
+        return [_event("message_start", message=head)]
+
+    def _into(self, kind: type[Text] | type[Thinking], block: dict[str, Any], out: list[StreamEvent]) -> None:
+        if self._open is not kind:
+            self._close(out)
+            self._begin(block, out)
+            self._open = kind
+
+    def _begin(self, block: dict[str, Any], out: list[StreamEvent]) -> None:
+        self._index += 1
+        out.append(_event("content_block_start", index=self._index, content_block=block))
+
+    def _delta(self, delta: dict[str, Any], out: list[StreamEvent]) -> None:
+        out.append(_event("content_block_delta", index=self._index, delta=delta))
+
+    def _close(self, out: list[StreamEvent]) -> None:
+        if self._open is Thinking:
+            self._delta({"type": "signature_delta", "signature": _signature("".join(self._thoughts))}, out)
+            self._thoughts.clear()
+        if self._open is not None:
+            out.append(_event("content_block_stop", index=self._index))
+        self._open = None
+
+
+def _event(kind: str, **fields: Any) -> StreamEvent:
+    return StreamEvent(kind, orjson.dumps({"type": kind, **fields}))
+
+
+def _shows(call: Call) -> bool:
+    given = call.request.given
+    return isinstance(given, MessagesRequest) and given.shows_thinking
+
+
+def _head(call: Call) -> dict[str, Any]:
+    return {"id": call.response_id, "type": "message", "role": "assistant", "model": call.request.model}
+
+
+def _whole(call: Call, choice: Choice, *, shown: bool) -> bytes:
+    reason, stop = _stopped(call, choice)
+    content = [_block(part) for part in choice.parts() if shown or not isinstance(part, Thinking)]
+    ended = {"stop_reason": reason, "stop_sequence": stop}
+    return orjson.dumps({**_head(call), "content": content, **ended, "usage": _usage(call)})
+
+
+def _block(part: Part) -> dict[str, Any]:
+    match part:
+        case Thinking():
+            return {"type": "thinking", "thinking": part.text, "signature": _signature(part.text)}
+        case ToolUse():
+            return {"type": "tool_use", "id": part.id, "name": part.name, "input": orjson.Fragment(_input(part))}
+        case Text():
+            return {"type": "text", "text": part.text}
+        case _:
+            raise AssertionError(f"no model writes {type(part).__name__}")
+
+
+def _read(block: Mapping[str, Any]) -> Part | None:
+    """A block of a recorded reply."""
+    match block.get("type"):
+        case "text":
+            return Text(text(block.get("text")) or "")
+        case "thinking":
+            return Thinking(text(block.get("thinking")) or "")
+        case "tool_use":
+            id, name = text(block.get("id")) or "", text(block.get("name")) or ""
+            return ToolUse(id, name, arguments_of(block.get("input")))
+        case _:
+            return None
+
+
+def _input(part: ToolUse) -> bytes:
+    """The arguments of a call as JSON: the model's own text, within a string where it is none, or is itself a string,
+    so that who reads it back knows which text it was."""
+    try:
+        if not shape.unwieldy(part.arguments) and not isinstance(orjson.loads(part.arguments), str):
+            return part.arguments.strip().encode()
+    except orjson.JSONDecodeError:
+        pass
+    return orjson.dumps(part.arguments)
+
+
+def _signature(thoughts: str) -> str:
+    """What stands for a signature: clients keep it and send it back, nobody checks it."""
+    return b64encode(blake2b(thoughts.encode(errors="surrogatepass"), digest_size=24).digest()).decode()
+
+
+def _stopped(call: Call, choice: Choice) -> tuple[str, str | None]:
+    """Why a reply ended, and the stop sequence that ended it."""
+    if choice.reason == "tool_calls":
+        return "tool_use", None
+    if choice.reason == "length":
+        cut = call.request.max_tokens is not None and call.sampling.max_tokens < call.request.max_tokens
+        return "model_context_window_exceeded" if cut else "max_tokens", None
+    if choice.reason == "stop" and isinstance(choice.stop, str):
+        return "stop_sequence", choice.stop
+    return "end_turn", None
+
+
+def _usage(call: Call) -> dict[str, int]:
+    """Token counts as Anthropic reports them: what was read from a cache is not among the input."""
+    return {
+        "input_tokens": max(0, len(call.plan.prompt) - call.cached),
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": call.cached,
+        "output_tokens": sum(len(choice.ids) for choice in call.choices),
+    }

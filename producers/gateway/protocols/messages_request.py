@@ -1,0 +1,332 @@
+"""What clients of Anthropic's Messages send, typed, and what of it this gateway serves.
+
+Policy for fields: as `millrace.producers.gateway.protocols.chat_request` has it. `cache_control` and citations say
+nothing that a model reads, wherever they stand. Thoughts are the model's own: an echo of them is kept, a redacted one
+is not read.
+
+Invariant: every number, name, list and depth is within `millrace.schemas.bounds` once a request is parsed."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal
+
+import msgspec
+import orjson
+
+from millrace.producers.gateway import shape
+from millrace.producers.gateway.conversation import (
+    Ask,
+    Forced,
+    Media,
+    Part,
+    Shape,
+    Text,
+    Thinking,
+    ToolResult,
+    ToolUse,
+    Turn,
+    check_served,
+    check_stops,
+    unsupported,
+)
+from millrace.producers.gateway.errors import ApiError, bad_request
+from millrace.producers.gateway.rendering.base import Tools
+from millrace.schemas import bounds
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=bounds.INT)]
+Positive = Annotated[int, msgspec.Meta(ge=1, le=bounds.INT)]
+Name = Annotated[str, msgspec.Meta(max_length=bounds.NAME_BYTES)]
+Content = str | list[dict[str, Any]]
+
+MEDIA: dict[Any, Literal["image", "file"]] = {"image": "image", "document": "file"}
+BILLING = "x-anthropic-billing-header:"
+"""begins a block of Claude Code's system text that is meant for the API and changes with each of its versions"""
+SHOWN = ("enabled", "adaptive", "between_tools")
+
+
+class TurnIn(msgspec.Struct):
+    """One message of the conversation."""
+
+    role: Literal["user", "assistant", "system"]
+    content: Content
+
+
+class AnyMessages(msgspec.Struct, kw_only=True):
+    """What must be understood of a request that was accepted before."""
+
+    messages: list[TurnIn]
+    system: Content | None = None
+    tools: list[dict[str, Any]] | None = None
+
+
+class CountRequest(AnyMessages, kw_only=True, forbid_unknown_fields=True):
+    """`POST /v1/messages/count_tokens`."""
+
+    model: Name
+    tool_choice: dict[str, Any] | None = None
+    thinking: dict[str, Any] | None = None
+    output_config: dict[str, Any] | None = None
+    output_format: Any = None
+    context_management: dict[str, Any] | None = None
+    mcp_servers: list[Any] | None = None
+    cache_control: Any = None
+    betas: Any = None
+    speed: Any = None
+    user_profile_id: Any = None
+    workspace_id: Any = None
+
+
+class MessagesRequest(CountRequest, kw_only=True, forbid_unknown_fields=True):
+    """Anthropic's request to create a message."""
+
+    max_tokens: Positive
+    stop_sequences: list[str] | None = None
+    stream: bool | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: Count | None = None
+    metadata: dict[str, Any] | None = None
+    service_tier: Any = None
+    inference_geo: Any = None
+    diagnostics: Any = None
+    billing_policy: Any = None
+    fallback_credit_token: Any = None
+    container: Any = None
+    compaction: Any = None
+    fallbacks: list[Any] | None = None
+    thread: Any = None
+
+    @property
+    def shows_thinking(self) -> bool:
+        """Whether the client asked for the thoughts."""
+        given = self.thinking or {}
+        return given.get("type") in SHOWN and given.get("display") != "omitted"
+
+
+_decoder = msgspec.json.Decoder(MessagesRequest)
+_count_decoder = msgspec.json.Decoder(CountRequest)
+_any_decoder = msgspec.json.Decoder(AnyMessages)
+
+
+def parse_messages(body: bytes) -> MessagesRequest:
+    """The request. Raises ApiError 400 for what is no JSON, has wrong types, or has fields that nobody knows."""
+    request: MessagesRequest = _decoded(_decoder, body)
+    return request
+
+
+def parse_count(body: bytes) -> CountRequest:
+    """The same for a request to count tokens."""
+    request: CountRequest = _decoded(_count_decoder, body)
+    return request
+
+
+def parse_any(body: bytes) -> AnyMessages:
+    """The little that any request must have. Raises ApiError 400."""
+    request: AnyMessages = _decoded(_any_decoder, body)
+    return request
+
+
+def _decoded(decoder: Any, body: bytes) -> Any:
+    shape.check(body)
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        message, _, path = str(error).partition(" - at `$")
+        place = path.strip("`.")
+        if "unknown field" in message:
+            field = message.rsplit("`", 2)[1]
+            raise bad_request(f"{field}: Extra inputs are not permitted", param=field) from None
+        raise bad_request(f"{place}: {message}" if place else message, param=place or None) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise bad_request(f"The body is not valid JSON: {error}") from None
+
+
+def ask_of(request: CountRequest) -> Ask:
+    """What a request asks. Raises ApiError 400 for what is not served."""
+    ask = Ask(
+        model=request.model,
+        turns=turns_of(request),
+        tools=tools_of(request.tools),
+        choice=_choice(request.tool_choice),
+        output=_output(request),
+        given=request,
+    )
+    _check(request)
+    check_served(ask)
+    if not isinstance(request, MessagesRequest):
+        return ask
+    _check_more(request)
+    ask.stream = bool(request.stream)
+    ask.max_tokens, ask.fitted = request.max_tokens, True
+    ask.temperature, ask.top_p, ask.top_k = request.temperature, request.top_p, request.top_k
+    ask.stop = tuple(request.stop_sequences or ())
+    user = (request.metadata or {}).get("user_id")
+    ask.name = _session(user)
+    ask.users = () if ask.name else (user,)
+    return ask
+
+
+def _session(user: Any) -> str | None:
+    """The session that a user's id names: Claude Code sends a JSON text with one."""
+    if not isinstance(user, str) or not user.startswith("{") or shape.unwieldy(user):
+        return None
+    try:
+        found = orjson.loads(user)
+    except orjson.JSONDecodeError:
+        return None
+    session = found.get("session_id") if isinstance(found, dict) else None
+    return session if isinstance(session, str) and session else None
+
+
+def _check(request: CountRequest) -> None:
+    if not request.messages:
+        raise bad_request("messages: at least one message is required", param="messages")
+    if request.messages[-1].role == "assistant":
+        raise bad_request(
+            "messages: the conversation must end with a user message: a reply cannot be begun for the model",
+            param="messages",
+        )
+    if request.mcp_servers:
+        raise unsupported("mcp_servers", "the gateway calls no tools")
+    edits = (request.context_management or {}).get("edits") or []
+    for edit in edits if isinstance(edits, list) else [edits]:
+        given = edit if isinstance(edit, dict) else {}
+        if not str(given.get("type")).startswith("clear_thinking") or given.get("keep") != "all":
+            raise unsupported("context_management", "only thoughts can be asked for, all of them: nothing is cleared")
+
+
+def _check_more(request: MessagesRequest) -> None:
+    check_stops(request.stop_sequences or (), "stop_sequences")
+    for param in ("container", "compaction", "fallbacks", "thread"):
+        if getattr(request, param):
+            raise unsupported(param, "is not supported")
+
+
+def _choice(given: dict[str, Any] | None) -> Literal["auto", "none"] | Forced:
+    kind = (given or {}).get("type", "auto")
+    if kind == "none":
+        return "none"
+    if kind == "auto":
+        return "auto"
+    name = (given or {}).get("name")
+    return Forced(name if isinstance(name, str) else None)
+
+
+def _output(request: CountRequest) -> Shape | None:
+    if (form := (request.output_config or {}).get("format")) is not None:
+        return Shape("output_config", form.get("schema") if isinstance(form, dict) else None)
+    if request.output_format is not None:
+        return Shape("output_format")
+    return None
+
+
+def tools_of(tools: list[dict[str, Any]] | None) -> Tools:
+    """The tools as templates want them, so that clients of either API offer the same ones. Raises ApiError 400."""
+    return [_tool(tool, at) for at, tool in enumerate(tools)] if tools else None
+
+
+def _tool(tool: dict[str, Any], at: int) -> dict[str, Any]:
+    if tool.get("type") not in (None, "custom"):
+        raise unsupported(f"tools.{at}", f"only custom tools are supported, not {tool['type']!r}")
+    name, schema, description = tool.get("name"), tool.get("input_schema"), tool.get("description")
+    if not isinstance(name, str) or not isinstance(schema, dict):
+        raise bad_request(f"tools.{at}: a tool has a name and an input_schema", param=f"tools.{at}")
+    function: dict[str, Any] = {"name": _named(name, f"tools.{at}")}
+    if description is not None:
+        if not isinstance(description, str):
+            raise bad_request(f"tools.{at}.description: is no text", param=f"tools.{at}")
+        function["description"] = description
+    return {"type": "function", "function": {**function, "parameters": schema}}
+
+
+def turns_of(request: AnyMessages) -> list[Turn]:
+    """The conversation, the system text first. Raises ApiError 400 for what is none."""
+    out: list[Turn] = []
+    if request.system:
+        blocks = request.system
+        if isinstance(blocks, list):
+            blocks = [block for block in blocks if not str(block.get("text")).startswith(BILLING)]
+        if parts := _parts(blocks, "system", "\n"):
+            out.append(Turn("system", parts))
+    for at, message in enumerate(request.messages):
+        gap = "" if message.role == "assistant" else "\n"
+        out.append(Turn(message.role, _parts(message.content, f"messages.{at}.content", gap)))
+    return out
+
+
+def _parts(content: Content, place: str, gap: str) -> list[Part]:
+    """The parts of a message. Text blocks that follow each other are one text, with `gap` between them."""
+    if isinstance(content, str):
+        return [Text(content)]
+    parts: list[Part] = []
+    for at, block in enumerate(content):
+        part = _part(block, f"{place}.{at}")
+        last = parts[-1] if parts else None
+        if isinstance(part, Text) and isinstance(last, Text):
+            parts[-1] = Text(f"{last.text}{gap}{part.text}")
+        elif part is not None:
+            parts.append(part)
+    return parts
+
+
+def _part(block: dict[str, Any], place: str) -> Part | None:
+    kind = block.get("type")
+    match kind:
+        case "text":
+            return Text(_string(block, "text", place))
+        case "thinking":
+            signature = block.get("signature")
+            return Thinking(_string(block, "thinking", place), signature if isinstance(signature, str) else "")
+        case "redacted_thinking":
+            return None
+        case "tool_use":
+            id, name = _string(block, "id", place), _string(block, "name", place)
+            return ToolUse(_named(id, place), _named(name, place), arguments_of(block.get("input")))
+        case "tool_result":
+            return ToolResult(_named(_string(block, "tool_use_id", place), place), _result(block.get("content"), place))
+        case _:
+            return Media(MEDIA.get(kind, "unknown") if isinstance(kind, str) else "unknown", kind, place)
+
+
+def _result(content: Any, place: str) -> str:
+    """The text of a tool's result."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list) or not all(isinstance(block, dict) for block in content):
+        raise bad_request(f"{place}.content: is neither text nor blocks", param=place)
+    texts = []
+    for at, block in enumerate(content):
+        if block.get("type") != "text":
+            raise _no_text(block.get("type"), f"{place}.content.{at}")
+        texts.append(_string(block, "text", f"{place}.content.{at}"))
+    return "\n".join(texts)
+
+
+def _no_text(kind: Any, place: str) -> ApiError:
+    return bad_request(f"{place}: Only text content is supported, not {kind!r}", param=place)
+
+
+def _string(block: dict[str, Any], field: str, place: str) -> str:
+    found = block.get(field)
+    if not isinstance(found, str):
+        raise bad_request(f"{place}.{field}: a text is required", param=place)
+    return found
+
+
+def _named(name: str, place: str) -> str:
+    if len(name) > bounds.NAME_BYTES // 4 and len(name.encode(errors="surrogatepass")) > bounds.NAME_BYTES:
+        raise bad_request(f"{place}: A name is longer than {bounds.NAME_BYTES} bytes", param=place)
+    return name
+
+
+def arguments_of(given: Any) -> str:
+    """A tool's input as text. Text stands for a model's input that is no JSON, which was given to the client so."""
+    if isinstance(given, str):
+        return given
+    try:
+        return orjson.dumps({} if given is None else given).decode()
+    except TypeError:  # an integer of more than 64 bits
+        return json.dumps(given, ensure_ascii=False)

@@ -1,0 +1,261 @@
+"""OpenAI's Responses: one reply of typed items, streamed as numbered events.
+
+Invariants: an item is written whole before the next begins; the items of `response.completed` are those that were
+streamed; ids of items follow from the id of the response, so a reply has the same ones whole and in its record; the
+arguments of a call are the model's own text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import orjson
+
+from millrace.producers.gateway.answers import listed, mapping, text
+from millrace.producers.gateway.call import Call, Choice
+from millrace.producers.gateway.conversation import Ask, Part, Text, Thinking, ToolUse, Turn, messages_of
+from millrace.producers.gateway.errors import ApiError
+from millrace.producers.gateway.lineage import ABORT
+from millrace.producers.gateway.protocols.base import Dialect, Recorded, ReplyStream, StreamEvent
+from millrace.producers.gateway.protocols.responses_request import (
+    ResponsesRequest,
+    ask_of,
+    parse_any,
+    parse_responses,
+    tools_of,
+    turns_of,
+)
+
+ABORTED = {"code": "server_error", "message": "The engine aborted this reply: try again"}
+Item = dict[str, Any]
+
+
+class Responses(Dialect):
+    """`POST /v1/responses`."""
+
+    name = "responses"
+    path = "/v1/responses"
+    prefix = "resp_"
+
+    def parse(self, body: bytes) -> Ask:
+        return ask_of(parse_responses(body))
+
+    def whole(self, call: Call, choices: Sequence[Choice]) -> bytes:
+        (choice,) = choices
+        parts = choice.parts()
+        if not any(isinstance(part, Text | ToolUse) for part in parts):
+            parts.append(Text(""))
+        output = [_item(call, at, part, _status(choice)) for at, part in enumerate(parts)]
+        return orjson.dumps(_response(call, choice, output))
+
+    def streamed(self, call: Call) -> ReplyStream:
+        return ResponsesStream(call)
+
+    def error(self, error: ApiError) -> bytes:
+        return error.body()
+
+    def failed(self, error: ApiError) -> StreamEvent:
+        said = {"type": error.type, "code": error.code, "message": str(error), "param": error.param}
+        flat = {"code": error.code, "message": str(error), "param": error.param}
+        return StreamEvent("error", orjson.dumps({"type": "error", **flat, "error": said}))
+
+    def wrote(self, response: Mapping[str, Any]) -> bool:
+        return response.get("object") == "response" and isinstance(response.get("output"), list)
+
+    def read(self, request: bytes, response: Mapping[str, Any]) -> Recorded:
+        asked = parse_any(request)
+        parts = [part for item in listed(response.get("output")) for part in _read(mapping(item))]
+        (reply,) = messages_of([Turn("assistant", parts)])
+        return Recorded(messages_of(turns_of(asked)), tools_of(asked.tools), {0: reply})
+
+
+class ResponsesStream(ReplyStream):
+    """Events of one response. At most one item is open."""
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        self._number = 0
+        self._output: list[Item] = []
+        """items that are at their end"""
+        self._open: type[Text] | type[Thinking] | None = None
+        self._said: list[str] = []
+        """what the open item says"""
+
+    def take(self, choice: Choice, parts: Sequence[Part], tokens: int) -> list[StreamEvent]:
+        out = self._start()
+        for part in parts:
+            match part:
+                case Text() | Thinking() if part.text:
+                    self._into(type(part), out)
+                    self._said.append(part.text)
+                    self._delta(part, out)
+                case ToolUse():
+                    self._close("completed", out)
+                    self._call_whole(part, out)
+        return out
+
+    def end(self) -> list[StreamEvent]:
+        out = self._start()
+        (choice,) = self._call.choices
+        status = _status(choice)
+        self._close(status, out)
+        if all(item["type"] == "reasoning" for item in self._output):
+            self._into(Text, out)
+            self._close(status, out)
+        self._event(f"response.{status}", out, response=_response(self._call, choice, self._output))
+        return out
+
+    def _start(self) -> list[StreamEvent]:
+        out: list[StreamEvent] = []
+        if not self._number:
+            begun = _response(self._call, None, [])
+            self._event("response.created", out, response=begun)
+            self._event("response.in_progress", out, response=begun)
+        return out
+
+    def _event(self, kind: str, out: list[StreamEvent], **fields: Any) -> None:
+        out.append(StreamEvent(kind, orjson.dumps({"type": kind, "sequence_number": self._number, **fields})))
+        self._number += 1
+
+    def _of_item(self, kind: str, out: list[StreamEvent], **fields: Any) -> None:
+        """An event of the item that is open, or about to be."""
+        self._event(f"response.{kind}", out, output_index=len(self._output), **fields)
+
+    def _into(self, kind: type[Text] | type[Thinking], out: list[StreamEvent]) -> None:
+        if self._open is kind:
+            return
+        self._close("completed", out)
+        self._open = kind
+        item = _item(self._call, len(self._output), kind(""), "in_progress")
+        item["content" if kind is Text else "summary"] = []
+        self._of_item("output_item.added", out, item=item)
+        if kind is Text:
+            self._of_item("content_part.added", out, item_id=item["id"], content_index=0, part=_text(""))
+        else:
+            part = {"type": "summary_text", "text": ""}
+            self._of_item("reasoning_summary_part.added", out, item_id=item["id"], summary_index=0, part=part)
+
+    def _delta(self, part: Text | Thinking, out: list[StreamEvent]) -> None:
+        id = _id(self._call, len(self._output), part)
+        if isinstance(part, Text):
+            at = {"item_id": id, "content_index": 0, "logprobs": []}
+            self._of_item("output_text.delta", out, **at, delta=part.text)
+        else:
+            self._of_item("reasoning_summary_text.delta", out, item_id=id, summary_index=0, delta=part.text)
+
+    def _close(self, status: str, out: list[StreamEvent]) -> None:
+        if self._open is None:
+            return
+        part = self._open("".join(self._said))
+        item = _item(self._call, len(self._output), part, status)
+        if isinstance(part, Text):
+            at: dict[str, Any] = {"item_id": item["id"], "content_index": 0}
+            self._of_item("output_text.done", out, **at, text=part.text, logprobs=[])
+            self._of_item("content_part.done", out, **at, part=item["content"][0])
+        else:
+            at = {"item_id": item["id"], "summary_index": 0}
+            self._of_item("reasoning_summary_text.done", out, **at, text=part.text)
+            self._of_item("reasoning_summary_part.done", out, **at, part=item["summary"][0])
+        self._of_item("output_item.done", out, item=item)
+        self._output.append(item)
+        self._open = None
+        self._said.clear()
+
+    def _call_whole(self, part: ToolUse, out: list[StreamEvent]) -> None:
+        item = _item(self._call, len(self._output), part, "completed")
+        begun = {**item, "arguments": "", "status": "in_progress"}
+        self._of_item("output_item.added", out, item=begun)
+        self._of_item("function_call_arguments.delta", out, item_id=item["id"], delta=part.arguments)
+        done = {"item_id": item["id"], "name": part.name, "arguments": part.arguments}
+        self._of_item("function_call_arguments.done", out, **done)
+        self._of_item("output_item.done", out, item=item)
+        self._output.append(item)
+
+
+def _status(choice: Choice) -> str:
+    """How a reply ended: completed, incomplete, failed."""
+    if choice.reason == ABORT:
+        return "failed"
+    return "incomplete" if choice.reason == "length" else "completed"
+
+
+def _response(call: Call, choice: Choice | None, output: Sequence[Item]) -> dict[str, Any]:
+    """The response, of no choice while it is in progress. What was asked is not said again at length."""
+    given = call.request.given
+    assert isinstance(given, ResponsesRequest)
+    status = "in_progress" if choice is None else _status(choice)
+    return {
+        "id": call.response_id,
+        "object": "response",
+        "created_at": call.when // 1_000_000,
+        "status": status,
+        "error": ABORTED if status == "failed" else None,
+        "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+        "instructions": None,
+        "max_output_tokens": given.max_output_tokens,
+        "metadata": {},
+        "model": call.request.model,
+        "output": output,
+        "parallel_tool_calls": True,
+        "previous_response_id": None,
+        "store": False,
+        "temperature": call.sampling.temperature,
+        "tool_choice": call.request.choice,
+        "tools": [],
+        "top_p": call.sampling.top_p,
+        "usage": None if choice is None else _usage(call),
+    }
+
+
+def _id(call: Call, at: int, part: Part) -> str:
+    """The id of item `at`: calls have one of their own already."""
+    if isinstance(part, ToolUse):
+        return f"fc_{part.id.removeprefix('call_')}"
+    made = call.response_id.removeprefix(Responses.prefix)
+    return f"{'rs' if isinstance(part, Thinking) else 'msg'}_{made}_{at}"
+
+
+def _item(call: Call, at: int, part: Part, status: str) -> Item:
+    """One item of the output."""
+    id = _id(call, at, part)
+    match part:
+        case Thinking():
+            return {"id": id, "type": "reasoning", "summary": [{"type": "summary_text", "text": part.text}]}
+        case ToolUse():
+            made = {"call_id": part.id, "name": part.name, "arguments": part.arguments}
+            return {"id": id, "type": "function_call", "status": "completed", **made}
+        case Text():
+            ended = "incomplete" if status == "failed" else status
+            return {"id": id, "type": "message", "role": "assistant", "status": ended, "content": [_text(part.text)]}
+        case _:
+            raise AssertionError(f"no model writes {type(part).__name__}")
+
+
+def _text(said: str) -> dict[str, Any]:
+    return {"type": "output_text", "text": said, "annotations": [], "logprobs": []}
+
+
+def _read(item: Mapping[str, Any]) -> list[Part]:
+    """An item of a recorded reply."""
+    match item.get("type"):
+        case "message":
+            return [Text(text(mapping(part).get("text")) or "") for part in listed(item.get("content"))]
+        case "reasoning":
+            return [Thinking(text(mapping(part).get("text")) or "") for part in listed(item.get("summary"))]
+        case "function_call":
+            id, name = text(item.get("call_id")) or "", text(item.get("name")) or ""
+            return [ToolUse(id, name, text(item.get("arguments")) or "")]
+        case _:
+            return []
+
+
+def _usage(call: Call) -> dict[str, Any]:
+    """Token counts as OpenAI reports them here."""
+    prompt, completion = len(call.plan.prompt), sum(len(choice.ids) for choice in call.choices)
+    return {
+        "input_tokens": prompt,
+        "input_tokens_details": {"cached_tokens": call.cached},
+        "output_tokens": completion,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": prompt + completion,
+    }

@@ -1,0 +1,307 @@
+"""What clients of OpenAI's Responses send, typed, and what of it this gateway serves.
+
+Policy for fields: as `millrace.producers.gateway.protocols.chat_request` has it. Conversations come whole: what names
+an earlier response or item by its id is refused. Items of one reply (thoughts, text, calls) are one turn.
+
+Invariant: every number, name, list and depth is within `millrace.schemas.bounds` once a request is parsed."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from millrace.producers.gateway import shape
+from millrace.producers.gateway.conversation import (
+    Ask,
+    Forced,
+    Media,
+    Part,
+    Refusal,
+    Shape,
+    Text,
+    Thinking,
+    ToolResult,
+    ToolUse,
+    Turn,
+    check_served,
+    unsupported,
+)
+from millrace.producers.gateway.errors import ApiError, bad_request
+from millrace.producers.gateway.rendering.base import Tools
+from millrace.schemas import bounds
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=bounds.INT)]
+Positive = Annotated[int, msgspec.Meta(ge=1, le=bounds.INT)]
+Name = Annotated[str, msgspec.Meta(max_length=bounds.NAME_BYTES)]
+Role = Literal["system", "developer", "user", "assistant"]
+
+MEDIA: dict[Any, Literal["image", "audio", "file"]] = {
+    "input_image": "image", "input_audio": "audio", "input_file": "file",
+}  # fmt: skip
+ROLES: dict[Any, Role] = {"system": "system", "developer": "developer", "user": "user", "assistant": "assistant"}
+TEXTS = ("input_text", "output_text", "text")
+WHOLE = "send the conversation's items whole: replies are not looked up by their id"
+UNSERVED = {
+    "previous_response_id": WHOLE,
+    "conversation": WHOLE,
+    "background": "a reply is made while its client waits",
+    "prompt": "the gateway keeps no prompts",
+    "context_management": "nothing is compacted",
+    "moderation": "the gateway moderates nothing",
+    "image": "only text is made",
+    "access_programs": "is not supported",
+    "top_logprobs": "log-probabilities are given by chat completions alone",
+}
+"""fields that are refused where they ask for anything"""
+
+
+class AnyResponses(msgspec.Struct, kw_only=True):
+    """What must be understood of a request that was accepted before."""
+
+    input: str | list[dict[str, Any]]
+    instructions: str | None = None
+    tools: list[dict[str, Any]] | None = None
+
+
+class ResponsesRequest(AnyResponses, kw_only=True, forbid_unknown_fields=True):
+    """OpenAI's request to create a response, with vLLM's `top_k`."""
+
+    model: Name
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    max_output_tokens: Positive | None = None
+    max_tool_calls: Any = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: Count | None = None
+    top_logprobs: Count | None = None
+    text: dict[str, Any] | None = None
+    stream: bool | None = None
+    stream_options: Any = None
+    store: bool | None = None
+    include: list[str] | None = None
+    reasoning: dict[str, Any] | None = None
+    truncation: str | None = None
+    previous_response_id: Any = None
+    conversation: Any = None
+    background: Any = None
+    prompt: Any = None
+    context_management: Any = None
+    moderation: Any = None
+    image: Any = None
+    access_programs: Any = None
+    metadata: dict[str, Any] | None = None
+    client_metadata: dict[str, Any] | None = None
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_options: Any = None
+    prompt_cache_retention: Any = None
+    service_tier: Any = None
+
+
+_decoder = msgspec.json.Decoder(ResponsesRequest)
+_any_decoder = msgspec.json.Decoder(AnyResponses)
+
+
+def parse_responses(body: bytes) -> ResponsesRequest:
+    """The request. Raises ApiError 400 for what is no JSON, has wrong types, or has fields that nobody knows."""
+    request: ResponsesRequest = _decoded(_decoder, body)
+    return request
+
+
+def parse_any(body: bytes) -> AnyResponses:
+    """The little that any request must have. Raises ApiError 400."""
+    request: AnyResponses = _decoded(_any_decoder, body)
+    return request
+
+
+def _decoded(decoder: Any, body: bytes) -> Any:
+    shape.check(body)
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        message, _, path = str(error).partition(" - at `$")
+        if "unknown field" in message:
+            field = message.rsplit("`", 2)[1]
+            raise bad_request(f"Unknown parameter: '{field}'.", param=field, code="unknown_parameter") from None
+        place = path.strip("`.")
+        raise bad_request(f"{place}: {message}" if place else message, param=place or None) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise bad_request(f"The body is not valid JSON: {error}") from None
+
+
+def ask_of(request: ResponsesRequest) -> Ask:
+    """What a request asks. Raises ApiError 400 for what is not served."""
+    _check(request)
+    ask = Ask(
+        model=request.model,
+        turns=turns_of(request),
+        tools=tools_of(request.tools),
+        choice=_choice(request.tool_choice),
+        output=_output(request.text),
+        stream=bool(request.stream),
+        max_tokens=request.max_output_tokens,
+        temperature=request.temperature,
+        top_p=request.top_p,
+        top_k=request.top_k,
+        users=(request.user, request.safety_identifier),
+        given=request,
+    )
+    if not ask.turns:
+        raise bad_request("input: at least one item is needed", param="input")
+    check_served(ask)
+    return ask
+
+
+def _check(request: ResponsesRequest) -> None:
+    for param, why in UNSERVED.items():
+        if getattr(request, param):
+            raise unsupported(param, why)
+    if request.truncation not in (None, "disabled"):
+        raise unsupported("truncation", "nothing is left out of a conversation")
+    if "message.output_text.logprobs" in (request.include or ()):
+        raise unsupported("include", UNSERVED["top_logprobs"])
+
+
+def _choice(given: str | dict[str, Any] | None) -> Literal["auto", "none"] | Forced:
+    if given is None or given == "auto":
+        return "auto"
+    if given == "none":
+        return "none"
+    name = given.get("name") if isinstance(given, dict) else None
+    return Forced(name if isinstance(name, str) else None)
+
+
+def _output(text: dict[str, Any] | None) -> Shape | None:
+    form = (text or {}).get("format")
+    if form is None or (isinstance(form, dict) and form.get("type", "text") == "text"):
+        return None
+    return Shape("text.format", form.get("schema") if isinstance(form, dict) else None)
+
+
+def tools_of(tools: list[dict[str, Any]] | None) -> Tools:
+    """The tools as templates want them, so that clients of any API offer the same ones. Raises ApiError 400."""
+    return [_tool(tool, f"tools[{at}]") for at, tool in enumerate(tools)] if tools else None
+
+
+def _tool(tool: dict[str, Any], place: str) -> dict[str, Any]:
+    if tool.get("type") != "function":
+        raise unsupported(place, f"only functions are supported, not {tool.get('type')!r}")
+    name, schema, description = tool.get("name"), tool.get("parameters"), tool.get("description")
+    if not isinstance(name, str) or not isinstance(schema, dict | None) or not isinstance(description, str | None):
+        raise bad_request(f"{place}: a function has a name, parameters and a description", param=place)
+    said = {"description": description, "parameters": schema}
+    kept = {field: value for field, value in said.items() if value is not None}
+    return {"type": "function", "function": {"name": _named(name, place), **kept}}
+
+
+def turns_of(request: AnyResponses) -> list[Turn]:
+    """The conversation, the instructions first. Raises ApiError 400 for what is none."""
+    out: list[Turn] = []
+    if request.instructions:
+        out.append(Turn("system", [Text(request.instructions)]))
+    if isinstance(request.input, str):
+        return [*out, Turn("user", [Text(request.input)])]
+    said: list[Part] | None = None
+    """what the model's turn that goes on has"""
+    for at, item in enumerate(request.input):
+        turn = _turn(item, f"input[{at}]")
+        if turn.role != "assistant":
+            out.append(turn)
+            said = None
+        elif said is not None and _goes_on(said, turn.parts):
+            said += turn.parts
+        else:
+            said = [*turn.parts]
+            out.append(Turn("assistant", said))
+    return out
+
+
+def _goes_on(said: list[Part], more: list[Part]) -> bool:
+    """Whether an item of the model belongs to the turn before it: thoughts stand first, and two texts that follow each
+    other are two replies."""
+    if not said or not more:
+        return False
+    if isinstance(more[0], Thinking):
+        return isinstance(said[-1], Thinking)
+    return isinstance(more[0], ToolUse) or not isinstance(said[-1], Text | Refusal | Media)
+
+
+def _turn(item: dict[str, Any], place: str) -> Turn:
+    """One item."""
+    match item.get("type", "message"):
+        case "message":
+            return _message(item, place)
+        case "function_call":
+            id, name = _string(item, "call_id", place), _string(item, "name", place)
+            call = ToolUse(_named(id, place), _named(name, place), _string(item, "arguments", place))
+            return Turn("assistant", [call])
+        case "function_call_output":
+            id = _named(_string(item, "call_id", place), place)
+            said = _parts(item.get("output"), f"{place}.output")
+            text = "".join(part.text for part in said if isinstance(part, Text))
+            return Turn("tool", [*(part for part in said if isinstance(part, Media)), ToolResult(id, text)])
+        case "reasoning":
+            return Turn("assistant", [Thinking(_thoughts(item))])
+        case "item_reference":
+            raise unsupported(place, WHOLE)
+        case kind:
+            raise unsupported(place, f"items of type {kind!r} are not supported")
+
+
+def _message(item: dict[str, Any], place: str) -> Turn:
+    role = item.get("role")
+    if not isinstance(role, str) or role not in ROLES:
+        raise bad_request(f"{place}.role: Invalid enum value {role!r}", param=place)
+    parts = _parts(item.get("content"), f"{place}.content")
+    if role == "assistant":
+        # pydantic-ai sends thoughts back as a message of their own.
+        text = "".join(part.text for part in parts if isinstance(part, Text)).strip()
+        if len(parts) == 1 and text.startswith("<think>") and text.endswith("</think>"):
+            return Turn("assistant", [Thinking(text.removeprefix("<think>").removesuffix("</think>"))])
+    return Turn(ROLES[role], parts)
+
+
+def _thoughts(item: dict[str, Any]) -> str:
+    """The text of a reasoning item; what is encrypted is not read."""
+    texts = []
+    for field in ("summary", "content"):
+        found = item.get(field)
+        texts += [part.get("text") for part in found if isinstance(part, dict)] if isinstance(found, list) else []
+    return "".join(text for text in texts if isinstance(text, str))
+
+
+def _parts(content: Any, place: str) -> list[Part]:
+    if content is None or isinstance(content, str):
+        return [Text(content or "")]
+    if not isinstance(content, list) or not all(isinstance(part, dict) for part in content):
+        raise bad_request(f"{place}: is neither text nor a list of parts", param=place)
+    parts: list[Part] = []
+    for part in content:
+        kind = part.get("type")
+        if kind in TEXTS:
+            parts.append(Text(_string(part, "text", place)))
+        elif kind == "refusal":
+            parts.append(Refusal(_string(part, "refusal", place)))
+        else:
+            parts.append(Media(MEDIA.get(kind, "unknown") if isinstance(kind, str) else "unknown", kind, place))
+    return parts or [Text("")]
+
+
+def _string(item: dict[str, Any], field: str, place: str) -> str:
+    found = item.get(field)
+    if not isinstance(found, str):
+        raise bad_request(f"{place}.{field}: a text is required", param=place)
+    return found
+
+
+def _named(name: str, place: str) -> str:
+    if len(name) > bounds.NAME_BYTES // 4 and len(name.encode(errors="surrogatepass")) > bounds.NAME_BYTES:
+        raise _too_long(place)
+    return name
+
+
+def _too_long(place: str) -> ApiError:
+    return bad_request(f"{place}: A name is longer than {bounds.NAME_BYTES} bytes", param=place)

@@ -1,0 +1,297 @@
+"""Real clients of each API behind one face, so that one suite holds for every dialect.
+
+A talk is a list of what each side said: `user(text)`, a `Said` of the gateway, `results({id: text})`."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import anthropic
+import openai
+
+from tests.support.gateway_world import World
+
+ENDS = {"end_turn": "stop", "max_tokens": "length", "tool_use": "tool_calls"}
+SCHEMA = {"type": "object", "properties": {"a": {"type": "number"}}}
+
+
+@dataclass(frozen=True)
+class Said:
+    """A reply as a client got it. `calls`: id, name, arguments. `end`: stop, length, tool_calls, stop_sequence."""
+
+    id: str
+    text: str
+    thoughts: str
+    calls: tuple[tuple[str, str, Any], ...]
+    end: str
+    tokens: tuple[int, int]
+    raw: Any
+    """as the client would send it back"""
+
+
+@dataclass(frozen=True)
+class Results:
+    """What tools answered, by the id of the call."""
+
+    texts: Mapping[str, str]
+
+
+Talk = Sequence[str | Said | Results]
+
+
+class Speaker(ABC):
+    """A client of one API."""
+
+    name: str
+    path: str
+    rejected: type[Exception]
+    unauthorized: type[Exception]
+    failed: type[Exception]
+    """of any status, also in mid-stream"""
+    several = False
+    """whether it may ask for several replies at once"""
+    stops = True
+    """whether it may name stop strings"""
+
+    def __init__(self, w: World, key: str = "x", *, retries: int = 0, headers: Mapping[str, str] | None = None) -> None:
+        self.w, self.key, self.retries, self.headers = w, key, retries, dict(headers or {})
+
+    @abstractmethod
+    async def say(
+        self,
+        talk: Talk,
+        *,
+        stream: bool,
+        tools: Sequence[str] = (),
+        system: str = "",
+        stop: Sequence[str] = (),
+        most: int = 100,
+        **more: Any,
+    ) -> Said:
+        """Ask for the next reply."""  # fmt: skip
+
+    @abstractmethod
+    async def first(self, talk: Talk) -> Any:
+        """A streamed reply of which one event came; `close` of it leaves."""
+
+    @abstractmethod
+    def body(self, text: str) -> dict[str, Any]:
+        """The smallest request, as JSON."""
+
+
+class ChatSpeaker(Speaker):
+    """OpenAI's client of chat completions."""
+
+    name, path = "chat", "/v1/chat/completions"
+    rejected, unauthorized, failed = openai.BadRequestError, openai.AuthenticationError, openai.APIError
+    several = True
+
+    @property
+    def _client(self) -> openai.AsyncOpenAI:
+        return openai.AsyncOpenAI(
+            base_url=f"{self.w.url}/v1", api_key=self.key, max_retries=self.retries, default_headers=self.headers
+        )
+
+    @staticmethod
+    def _messages(talk: Talk, system: str = "") -> list[Any]:
+        out: list[Any] = [{"role": "system", "content": system}] if system else []
+        for said in talk:
+            if isinstance(said, Results):
+                out += [{"role": "tool", "tool_call_id": id, "content": text} for id, text in said.texts.items()]
+            else:
+                out.append({"role": "user", "content": said} if isinstance(said, str) else said.raw)
+        return out
+
+    async def say(self, talk, *, stream, tools=(), system="", stop=(), most=100, **more):  # type: ignore[no-untyped-def]
+        given: dict[str, Any] = {"model": "m", "messages": self._messages(talk, system), "max_tokens": most, **more}
+        if tools:
+            functions = [{"name": name, "description": "d", "parameters": SCHEMA} for name in tools]
+            given["tools"] = [{"type": "function", "function": function} for function in functions]
+        if stop:
+            given["stop"] = list(stop)
+        if not stream:
+            answer = await self._client.chat.completions.create(**given)
+            message, usage = answer.choices[0].message.model_dump(exclude_none=True), answer.usage
+            return self._said(answer.id, message, answer.choices[0].finish_reason, usage)
+        message = {"role": "assistant", "content": ""}
+        end, id, usage = "", "", None
+        async for chunk in await self._client.chat.completions.create(
+            **given, stream=True, stream_options={"include_usage": True}
+        ):
+            id, usage = chunk.id, chunk.usage or usage
+            for choice in chunk.choices:
+                delta = choice.delta.model_dump(exclude_none=True)
+                message["content"] += delta.get("content", "")
+                if "reasoning_content" in delta:
+                    message["reasoning_content"] = message.get("reasoning_content", "") + delta["reasoning_content"]
+                for call in delta.get("tool_calls", ()):
+                    calls = message.setdefault("tool_calls", [])
+                    assert call.pop("index") == len(calls)
+                    calls.append(call)
+                end = choice.finish_reason or end
+        return self._said(id, message, end, usage)
+
+    def _said(self, id: str, message: dict[str, Any], end: str, usage: Any) -> Said:
+        calls = tuple(
+            (call["id"], call["function"]["name"], json.loads(call["function"]["arguments"]))
+            for call in message.get("tool_calls", ())
+        )
+        tokens = (usage.prompt_tokens, usage.completion_tokens)
+        text, thoughts = message.get("content") or "", message.get("reasoning_content", "")
+        return Said(id, text, thoughts, calls, end, tokens, message)
+
+    async def first(self, talk: Talk) -> Any:
+        stream = await self._client.chat.completions.create(model="m", messages=self._messages(talk), stream=True)
+        await anext(aiter(stream))
+        return stream
+
+    def body(self, text: str) -> dict[str, Any]:
+        return {"model": "m", "messages": [{"role": "user", "content": text}]}
+
+
+class MessagesSpeaker(Speaker):
+    """Anthropic's client of messages; streams by its helper."""
+
+    name, path = "messages", "/v1/messages"
+    rejected, unauthorized, failed = (
+        anthropic.BadRequestError,
+        anthropic.AuthenticationError,
+        anthropic.APIError,
+    )
+
+    @property
+    def client(self) -> anthropic.AsyncAnthropic:
+        return anthropic.AsyncAnthropic(
+            base_url=self.w.url, api_key=self.key, max_retries=self.retries, default_headers=self.headers
+        )
+
+    @staticmethod
+    def _messages(talk: Talk) -> list[Any]:
+        out: list[Any] = []
+        for said in talk:
+            if isinstance(said, Results):
+                blocks = [
+                    {"type": "tool_result", "tool_use_id": id, "content": text} for id, text in said.texts.items()
+                ]
+                out.append({"role": "user", "content": blocks})
+            else:
+                out.append({"role": "user", "content": said} if isinstance(said, str) else said.raw)
+        return out
+
+    async def say(self, talk, *, stream, tools=(), system="", stop=(), most=100, **more):  # type: ignore[no-untyped-def]
+        given: dict[str, Any] = {"model": "m", "messages": self._messages(talk), "max_tokens": most}
+        given["thinking"] = {"type": "enabled", "budget_tokens": 1024}
+        if system:
+            given["system"] = system
+        if tools:
+            given["tools"] = [{"name": name, "description": "d", "input_schema": SCHEMA} for name in tools]
+        if stop:
+            given["stop_sequences"] = list(stop)
+        given |= more
+        if not stream:
+            return self.said(await self.client.messages.create(**given))
+        async with self.client.messages.stream(**given) as events:
+            text = "".join([piece async for piece in events.text_stream])
+            message = await events.get_final_message()
+        assert text == "".join(block.text for block in message.content if block.type == "text")
+        return self.said(message)
+
+    def said(self, message: anthropic.types.Message) -> Said:
+        text = "".join(block.text for block in message.content if block.type == "text")
+        thoughts = "".join(block.thinking for block in message.content if block.type == "thinking")
+        calls = tuple((block.id, block.name, block.input) for block in message.content if block.type == "tool_use")
+        usage, end = message.usage, str(message.stop_reason)
+        tokens = (usage.input_tokens + (usage.cache_read_input_tokens or 0), usage.output_tokens)
+        raw = {"role": "assistant", "content": [block.model_dump(exclude_none=True) for block in message.content]}
+        return Said(message.id, text, thoughts, calls, ENDS.get(end, end), tokens, raw)
+
+    async def first(self, talk: Talk) -> Any:
+        stream = await self.client.messages.create(
+            model="m", messages=self._messages(talk), max_tokens=100, stream=True
+        )
+        await anext(aiter(stream))
+        return stream
+
+    def body(self, text: str) -> dict[str, Any]:
+        return {"model": "m", "max_tokens": 100, "messages": [{"role": "user", "content": text}]}
+
+
+class ResponsesSpeaker(Speaker):
+    """OpenAI's client of responses; streams by its helper."""
+
+    name, path = "responses", "/v1/responses"
+    rejected, unauthorized, failed = openai.BadRequestError, openai.AuthenticationError, openai.APIError
+    stops = False
+
+    @property
+    def client(self) -> openai.AsyncOpenAI:
+        return openai.AsyncOpenAI(
+            base_url=f"{self.w.url}/v1", api_key=self.key, max_retries=self.retries, default_headers=self.headers
+        )
+
+    @staticmethod
+    def items(talk: Talk) -> list[Any]:
+        out: list[Any] = []
+        for said in talk:
+            if isinstance(said, Results):
+                out += [
+                    {"type": "function_call_output", "call_id": id, "output": text} for id, text in said.texts.items()
+                ]
+            elif isinstance(said, str):
+                out.append({"role": "user", "content": said})
+            else:
+                out += said.raw if isinstance(said.raw, list) else [said.raw]
+        return out
+
+    async def say(self, talk, *, stream, tools=(), system="", stop=(), most=100, **more):  # type: ignore[no-untyped-def]
+        given: dict[str, Any] = {"model": "m", "input": self.items(talk), "max_output_tokens": most, **more}
+        if system:
+            given["instructions"] = system
+        if tools:
+            given["tools"] = [
+                {"type": "function", "name": name, "description": "d", "parameters": SCHEMA, "strict": False}
+                for name in tools
+            ]
+        if stop:
+            given["extra_body"] = {"stop": list(stop)}
+        if not stream:
+            return self.said(await self.client.responses.create(**given))
+        texts, numbers, ended = [], [], None
+        async with self.client.responses.stream(**given) as events:
+            async for event in events:
+                numbers.append(event.sequence_number)
+                if event.type == "response.output_text.delta":
+                    texts.append(event.delta)
+                if event.type in ("response.completed", "response.incomplete"):
+                    ended = event.response
+        assert ended is not None
+        assert numbers == sorted(numbers)
+        assert "".join(texts) == ended.output_text
+        return self.said(ended)
+
+    def said(self, response: Any) -> Said:
+        thoughts = "".join(part.text for item in response.output if item.type == "reasoning" for part in item.summary)
+        calls = tuple(
+            (item.call_id, item.name, json.loads(item.arguments))
+            for item in response.output
+            if item.type == "function_call"
+        )
+        end = "length" if response.status == "incomplete" else "tool_calls" if calls else "stop"
+        tokens = (response.usage.input_tokens, response.usage.output_tokens)
+        raw = [item.model_dump(exclude_none=True, exclude={"parsed", "parsed_arguments"}) for item in response.output]
+        return Said(response.id, response.output_text, thoughts, calls, end, tokens, raw)
+
+    async def first(self, talk: Talk) -> Any:
+        stream = await self.client.responses.create(model="m", input=self.items(talk), stream=True)
+        await anext(aiter(stream))
+        return stream
+
+    def body(self, text: str) -> dict[str, Any]:
+        return {"model": "m", "input": text}
+
+
+SPEAKERS: tuple[type[Speaker], ...] = (ChatSpeaker, MessagesSpeaker, ResponsesSpeaker)
