@@ -41,6 +41,7 @@ def test_a_folder_is_a_room() -> None:
     assert folder("tests/test_a.py::test_b") == "tests"
 
 
+@pytest.mark.slow
 def test_a_run_in_several_processes_ends_with_its_parts(tmp_path: Path) -> None:
     for name in ("tests/a/b/test_x.py", "tests/a/test_y.py", "tests/c/test_z.py"):
         path = tmp_path / name
