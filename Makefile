@@ -17,7 +17,7 @@ CHOSEN := $(or $(shell cat $(CHOICE) 2> /dev/null),cpu)
 ENGINE := $(CHOSEN)
 LOCK := $(or $(LOCK_OF_$(ENGINE)),$(error ENGINE is cpu or gpu, not "$(ENGINE)"))
 N ?= 10000
-JOBS ?= 2
+JOBS ?= 3
 # A file's tests stay together, for what they share, and the longest files come first: tests/support/order.py has the
 # list, and the slowest tests at the end of a run say where it is out of date.
 PYTEST := $(BIN)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations 20

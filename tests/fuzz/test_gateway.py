@@ -162,6 +162,7 @@ async def rounds(
     print(f"{inputs} inputs in {spent:.1f} s ({inputs / spent:.0f} a second): {dict(sorted(statuses.items()))}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
 async def test_no_request_and_no_engine_ends_it(
     tmp_path: Path, renderer: TemplateRenderer, loud: Loud, seed: int
@@ -169,12 +170,14 @@ async def test_no_request_and_no_engine_ends_it(
     await rounds(tmp_path, renderer, loud, ASKED * 7 // 10 // len(SEEDS) or BUDGET, upstream=False, seed=seed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("upstream", [False, True], ids=["engine", "upstream"])
 async def test_no_message_ends_it(tmp_path: Path, renderer: TemplateRenderer, loud: Loud, upstream: bool) -> None:
     inputs = ASKED // 10 or 1000
     await rounds(tmp_path, renderer, loud, inputs, upstream=upstream, seed=4, kind=MessagesTraffic)
 
 
+@pytest.mark.slow
 async def test_no_upstream_ends_it(tmp_path: Path, renderer: TemplateRenderer, loud: Loud) -> None:
     await rounds(tmp_path, renderer, loud, ASKED * 2 // 10 or UPSTREAM_BUDGET, upstream=True, seed=2)
 

@@ -161,6 +161,7 @@ def check(world: World) -> None:
     assert world.verify() > 0
 
 
+@pytest.mark.slow
 @settings(max_examples=COUNT, suppress_health_check=list(HealthCheck))
 @given(histories())
 def test_no_valid_record_ends_a_stage(happened: list[tuple[str, Any]]) -> None:

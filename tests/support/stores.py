@@ -20,8 +20,8 @@ from tests.support.clickhouse_server import clickhouse_server
 
 URL = os.environ.get("MILLRACE_CLICKHOUSE_URL", "")
 SERVERS = [pytest.param("over_http", marks=pytest.mark.slow), *(["server"] if URL else [])]
-KINDS = ["directory", *SERVERS]
-"""parameters of a fixture"""
+KINDS = [pytest.param("directory", marks=pytest.mark.slow), *SERVERS]
+"""parameters of a fixture; every kind starts an engine"""
 
 
 @contextmanager

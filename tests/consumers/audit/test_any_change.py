@@ -36,6 +36,7 @@ def tally(count: int) -> Tally:
     return found
 
 
+@pytest.mark.slow
 def test_a_few_changes_are_named() -> None:
     assert not strange(tally(40).unseen)
 

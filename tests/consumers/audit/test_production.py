@@ -24,6 +24,7 @@ def reports(seeds: range, **mutation: bool) -> list[AuditReport]:
     return found
 
 
+@pytest.mark.slow
 def test_histories_of_the_production_stages_are_clean() -> None:
     for seed, report in enumerate(reports(range(8))):
         assert report.clean, (seed, report.violations[:3])

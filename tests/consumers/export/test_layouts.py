@@ -307,6 +307,7 @@ def test_an_advantage_of_prime_rl_is_the_reward_over_its_group(tmp_path: Path) -
     assert sorted(row["advantage"] for row in rows) == pytest.approx(sorted(expected))
 
 
+@pytest.mark.slow
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     name=st.sampled_from([name for name in TOKENS if name != "hf"]),  # which is slow to read back

@@ -69,6 +69,7 @@ def test_what_does_not_belong_is_left_out(kind: str) -> None:
     assert repr(seen(copy.bus)) == undisturbed()
 
 
+@pytest.mark.slow
 @settings(max_examples=30)  # each reads a whole history three times over
 @given(st.lists(st.tuples(st.sampled_from(sorted(HOLDS)), st.integers(0, 99), st.integers(0, 1)), max_size=6))
 def test_nothing_that_lies_anywhere_ends_a_reading(odd: list[tuple[str, int, int]]) -> None:

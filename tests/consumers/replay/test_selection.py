@@ -54,6 +54,7 @@ def check(seed: int, found: Selected) -> None:
             assert call["governance"]["eligibility"] not in ("denied", "audit_only") or harmless
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=40)
 @given(st.integers(0, 2), st.data())
 def test_whatever_places_are_asked_for(seed: int, data: st.DataObject) -> None:

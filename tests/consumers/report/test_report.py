@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import stat
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
@@ -14,8 +15,9 @@ from xml.etree import ElementTree
 import pytest
 
 from millrace.consumers.audit import audit
+from millrace.consumers.audit.verdict import AuditReport
 from millrace.consumers.report import summary, write_from
-from millrace.consumers.report.charts import drawn, shortened
+from millrace.consumers.report.charts import Chart, drawn, shortened
 from millrace.consumers.report.faults import changes, silences
 from millrace.consumers.report.page import duration, render, spans
 from millrace.consumers.report.reading import Reading, read
@@ -36,8 +38,18 @@ def found() -> Summary:
 
 
 @cache
+def verdict() -> AuditReport:
+    return audit(world().bus, NS, POLICY)
+
+
+@cache
+def charts() -> Mapping[str, Chart]:
+    return drawn(found())
+
+
+@cache
 def page() -> str:
-    return render(found(), audit(world().bus, NS, POLICY))
+    return render(found(), verdict())
 
 
 def test_versions_and_rewards_are_those_of_the_batches() -> None:
@@ -54,11 +66,11 @@ def test_versions_and_rewards_are_those_of_the_batches() -> None:
 
 
 def test_counts_agree_with_the_audit() -> None:
-    facts = audit(world().bus, NS, POLICY).finding("tickets").facts
+    facts = verdict().finding("tickets").facts
     assert found().granted == facts["granted"]
     assert found().resolved["ready"] == facts["ready"]
     assert found().outstanding == facts["outstanding"]
-    assert found().oldest == audit(world().bus, NS, POLICY).finding("staleness").facts["oldest"]
+    assert found().oldest == verdict().finding("staleness").facts["oldest"]
     assert found().flow.granted[-1] == len({row["ticket"] for _, row in world().rows("grants")})
     assert found().flow.trained[-1] == sum(step.groups for step in found().steps)
 
@@ -71,7 +83,7 @@ def test_the_funnel_loses_no_group() -> None:
     rows = [row for _, row in world().rows("resolutions") if row["kind"] != "setting"]
     assert found().funnel[1].groups == len(rows)
     for said in ("granted or came unasked", "without ", " expired"):
-        assert said in drawn(found())["funnel"].svg, said
+        assert said in charts()["funnel"].svg, said
 
 
 def test_a_version_names_the_tickets_of_its_groups() -> None:
@@ -155,7 +167,7 @@ def test_every_colour_stands_out_from_its_card() -> None:
 
 
 def test_a_chart_has_a_name_for_screen_readers_and_room_on_a_phone() -> None:
-    for name, chart in drawn(found()).items():
+    for name, chart in charts().items():
         root = ElementTree.fromstring(chart.svg)
         assert root.get("role") == "img", name
         assert (root.get("aria-label") or "").startswith("chart: "), name
@@ -178,7 +190,7 @@ def test_the_page_loads_nothing_and_is_small(tmp_path: Path) -> None:
 
 
 def test_every_chart_is_well_formed_and_follows_the_page() -> None:
-    for name, chart in drawn(found()).items():
+    for name, chart in charts().items():
         ElementTree.fromstring(chart.svg)
         assert "var(--" in chart.svg, name
         assert not re.search(r"#0102[0-9a-f]{2}", chart.svg), name
@@ -186,7 +198,7 @@ def test_every_chart_is_well_formed_and_follows_the_page() -> None:
 
 def test_ids_of_one_chart_occur_in_no_other() -> None:
     seen: set[str] = set()
-    for chart in drawn(found()).values():
+    for chart in charts().values():
         ids = set(re.findall(r' id="([^"]+)"', chart.svg))
         assert not ids & seen
         seen |= ids
@@ -195,7 +207,7 @@ def test_ids_of_one_chart_occur_in_no_other() -> None:
 def test_a_thousand_versions_stay_small() -> None:
     steps = found().steps
     many = Summary(**{**{n: getattr(found(), n) for n in Summary.__slots__}, "steps": steps * 75})
-    assert len(render(many, audit(world().bus, NS, POLICY))) < 1_000_000
+    assert len(render(many, verdict())) < 1_000_000
 
 
 def test_what_records_say_is_escaped() -> None:
@@ -219,7 +231,7 @@ def test_violations_are_shown() -> None:
 def test_a_policy_without_versions_has_a_page_too() -> None:
     first = read(world().bus, NS, POLICY, world().now)
     begun = Reading(NS, POLICY, first.weights[:1], first.ledger[:1], [], [], [], [], [], {}, world().now)
-    text = render(summed(begun), audit(world().bus, NS, POLICY))
+    text = render(summed(begun), verdict())
     assert "No version has been trained yet" in text
 
 

@@ -21,6 +21,8 @@ from millrace.infra.process.net import free_ports
 from tests.support.asked_tables import ROWS, asked_tables, fill
 from tests.support.stores import SERVERS, server_url
 
+pytestmark = pytest.mark.slow
+
 PLAIN = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20)
 VALUES = PLAIN | st.integers(-(1 << 60), 1 << 60) | st.lists(PLAIN, max_size=4)
 

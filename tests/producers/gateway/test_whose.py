@@ -307,6 +307,7 @@ def check(stage: Stage, spoke: list[int]) -> None:
         assert not any(thought in text for thought in told), "a thought of another caller"
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(Steps)
 def test_no_interleaving_mixes_two_callers(renderer: TemplateRenderer, steps: list[tuple[int, str]]):

@@ -213,6 +213,7 @@ def test_what_is_too_large_for_a_record_is_claimed(tmp_path: Path) -> None:
         assert [one for one in (tmp_path / "claims").rglob("*") if one.is_file()]
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     deaths=st.lists(st.tuples(st.integers(1, 60), st.booleans()), max_size=4),

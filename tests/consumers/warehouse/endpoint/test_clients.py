@@ -13,6 +13,8 @@ from millrace.consumers.warehouse.endpoint.native import INFO
 from millrace.consumers.warehouse.endpoint.reading import varint
 from tests.support.asked_tables import KEY, ROWS, answering
 
+pytestmark = pytest.mark.slow
+
 JDBC_AGENT = "jdbc-v2/0.11.0 clickhouse-java-v2/0.11.0 (lv:java/17.0.15; os:Linux; hc:ahc_5.6.4)"
 GO_AGENT = "clickhouse-go/2.50.0 (lv:go/1.26.8; os:linux)"
 GO_PARAMS = {"client_protocol_version": "54460", "database": "millrace", "default_format": "Native"}

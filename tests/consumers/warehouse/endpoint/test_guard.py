@@ -19,6 +19,8 @@ from millrace.consumers.warehouse.endpoint.handles import handle
 from millrace.consumers.warehouse.endpoint.reading import Asked, Limits, Reader, bounded
 from tests.support.asked_tables import CANARY, ROWS, asked_tables
 
+pytestmark = pytest.mark.slow
+
 
 class World(NamedTuple):
     """An open warehouse, who reads it, and the folder that it lies in."""

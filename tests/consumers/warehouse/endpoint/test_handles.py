@@ -10,6 +10,8 @@ from millrace.consumers.warehouse.directory import Directory
 from millrace.consumers.warehouse.endpoint.faults import QueryError
 from millrace.consumers.warehouse.endpoint.handles import Handle
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("sql", ["SELECT throwIf(1, unhex('41BD42'))", "SELECT toUInt8(unhex('BDBD'))"])
 def test_an_error_may_quote_bytes_that_are_no_text(sql: str, tmp_path: Path) -> None:

@@ -20,6 +20,8 @@ from millrace.consumers.warehouse.endpoint.app import AT_ONCE, marked, media_typ
 from millrace.consumers.warehouse.endpoint.faults import QueryError
 from tests.support.asked_tables import KEY, ROWS, answering
 
+pytestmark = pytest.mark.slow
+
 FAILS_LATE = "SELECT number, throwIf(number = 2000000) FROM numbers(3000000)"
 SLOWLY = {"max_threads": "1", "max_block_size": "1000"}
 

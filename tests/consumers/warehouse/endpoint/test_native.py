@@ -14,6 +14,8 @@ from millrace.consumers.warehouse.endpoint.faults import QueryError
 from millrace.consumers.warehouse.endpoint.native import FRAMED, INFO, arguments, framed
 from millrace.consumers.warehouse.endpoint.reading import Asked, Limits, Reader, varint
 
+pytestmark = pytest.mark.slow
+
 LAST = b"\x01b\x06String\x00"
 ROW = b"\x04last"
 

@@ -11,6 +11,8 @@ from millrace.consumers.warehouse.endpoint.faults import QueryError
 from millrace.consumers.warehouse.endpoint.reading import Asked, Limits, Reader
 from tests.support.asked_tables import ROWS, asked_tables
 
+pytestmark = pytest.mark.slow
+
 READERS = 8
 BLOCKS = 40
 BLOCK = 1000

@@ -36,6 +36,7 @@ def read(root: str) -> list[Record]:
     return list(Archive(root).records(TOPIC, 0, 0, 1000))
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=200)
 @given(st.data())
 def test_any_flipped_bit_is_named(data: st.DataObject) -> None:

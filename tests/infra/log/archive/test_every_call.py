@@ -108,6 +108,7 @@ def test_killed_at_every_call(clean: Path, tmp_path: Path) -> None:
     assert kept > {0, len(whole())}, "it died before, between and after segments"
 
 
+@pytest.mark.slow
 def test_refused_by_the_disk_at_every_call(clean: Path, tmp_path: Path) -> None:
     """One call fails: a clear error, and the next archiver goes on; or it did not matter."""
     refused = 0

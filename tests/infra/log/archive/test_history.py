@@ -62,6 +62,7 @@ def everything(bus: Bus, partition: int) -> list[Record]:
     return list(bus.read(TOPIC, partition))
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(
     st.lists(written, max_size=30),
