@@ -93,7 +93,7 @@ def test_killed_anywhere_and_begun_again_it_loses_and_doubles_nothing(broker: st
                         topic = f"{NAMESPACE}.raw"
                         publisher.publish(Outgoing(topic, record.key, record.value, record.headers, partition)).result()
             sent = len(world.decoded("raw"))
-            world.drain()
+            world.drain(10_000 + sent)
             found, letters = told(world), world.decoded("dead-letters")
     with small() as world:
         brought(world, *files)
