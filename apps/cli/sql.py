@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from enum import StrEnum
@@ -77,7 +78,7 @@ def sql(
 
     settings = call(context).settings()
     chosen, given = form_of(form, out), values(params or [])
-    with open_asking(settings) as asking:
+    with open_asking(settings, overdue) as asking:
         text = _text(query)
         if text is None:
             prompt(asking, settings, given)
@@ -90,6 +91,12 @@ def sql(
             raise ConfigError(f"-o takes the answer of one query, and here are {len(statements)}")
         for statement in statements:
             answer(asking, statement, chosen, out, given)
+
+
+def overdue() -> None:
+    """Leave: the engine works on in this process, and hears no ^C."""
+    complain.print("error: the query is past \\[warehouse] query_seconds, and the engine has not ended it", style="red")
+    os._exit(1)
 
 
 def answer(asking: Asking, statement: str, form: Form, out: Path | None, params: dict[str, str]) -> None:

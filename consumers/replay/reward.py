@@ -1,6 +1,6 @@
 """Rewards over history: a verifier judges again what has ended, in events beside the live rewards.
 
-    trajectories (which) -> events (how each ended) -> verifier -> raw, marked with the replay's name
+    trajectories, evaluations (which) -> events (how each ended) -> verifier -> raw, marked with the replay's name
 
 Invariants: a reward of a replay counts for no sample and changes none; each trajectory gets one reward for a replay,
 source and rubric, however often the replay is killed and begun again, because what the log already holds is left out
@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 
-from millrace.consumers.history.kinds import EVENTS, RAW, TRAJECTORIES
+from millrace.consumers.history.kinds import EVALUATIONS, EVENTS, RAW, TRAJECTORIES
 from millrace.consumers.history.reader import History
 from millrace.infra import faults
 from millrace.infra.log.base import Bus, Outgoing, Record
@@ -63,8 +63,8 @@ class Again:
 
 
 def sealed(history: History, wanted: Wanted) -> Sealed:
-    """Every trajectory that is wanted."""
-    rows = history.rows(TRAJECTORIES)
+    """Every trajectory that is wanted, of training and of evaluation."""
+    rows = (row for kind in (TRAJECTORIES, EVALUATIONS) for row in history.rows(kind))
     return {(row["id"], row["attempt"]): row["reward"] for row in rows if wanted(row.record)}
 
 

@@ -8,7 +8,7 @@ without its decorations, and names the tables there are where one is unknown."""
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Self
@@ -108,10 +108,10 @@ class OverHttp(Asking):
 class InDirectory(Asking):
     """The directory of a warehouse that does not run. Raises WarehouseHeld when another process has it."""
 
-    def __init__(self, directory: Directory, limits: Limits) -> None:
+    def __init__(self, directory: Directory, limits: Limits, overdue: Callable[[], None] | None = None) -> None:
         self._held = ExitStack()
         self._held.callback(directory.close)
-        self._reader = Reader(directory.handle, limits)
+        self._reader = Reader(directory.handle, limits, overdue=overdue)
 
     def pieces(self, sql: str, form: str, params: Mapping[str, str], settings: Mapping[str, str]) -> Iterator[bytes]:
         return self._reader.ask(Asked(sql, params, settings, form=form, whole=True)).pieces()
@@ -120,8 +120,9 @@ class InDirectory(Asking):
         self._held.close()
 
 
-def open_asking(settings: Settings) -> Asking:
-    """Who answers for this deployment now. Raises WarehouseError where nobody can."""
+def open_asking(settings: Settings, overdue: Callable[[], None] | None = None) -> Asking:
+    """Who answers for this deployment now. overdue: ends this process, where it has opened the directory and the engine
+    does not end a query. Raises WarehouseError where nobody can."""
     asked = settings.warehouse
     limits = Limits(asked.query_seconds, asked.query_memory_mb << 20, asked.query_rows)
     patience = asked.query_seconds + 30
@@ -136,7 +137,7 @@ def open_asking(settings: Settings) -> Asking:
         return OverHttp(held[1], USER, warehouse_key(settings), patience, {})
     if not (home / "data").is_dir():
         raise WarehouseError(f"there is no warehouse in {home} yet: `millrace up` fills one from the log")
-    return InDirectory(Directory(home, memory_mb=asked.memory_mb), limits)
+    return InDirectory(Directory(home, memory_mb=asked.memory_mb), limits, overdue)
 
 
 def value_text(value: Value) -> str:

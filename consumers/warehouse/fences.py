@@ -8,17 +8,22 @@ Invariant: a server lists a query as running before it reads a table for it, and
 be. So an insert of a former holder either reads `fences` after (1), and is refused; or it was listed before (1), and
 then (2) waits for it and (3) counts its rows. It is never both let through and overlooked, however long its process was
 paused or its bytes were under way. That holds on one server, not for several replicas behind one URL.
+
+Rows of former holders are deleted once there are many. Who is the newest stays the same whenever that happens, however
+late: a holder deletes only what is older than a row that it has written itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from millrace.consumers.warehouse.columns import text
 from millrace.consumers.warehouse.store import REFUSED, Store
 from millrace.consumers.warehouse.tables import LOG
 
+MANY = 64
+"""rows of a partition from which on those of former holders are deleted"""
 Where = tuple[str, int]
 """a partition: full topic name and number"""
 
@@ -52,13 +57,24 @@ def take_over(store: Store, holder: str, partitions: Collection[Where]) -> None:
     Raises WarehouseError where an insert of a former one does not end."""
     if not partitions:
         return
-    epochs = {
-        (topic, part): int(epoch)
-        for topic, part, epoch in store.rows(f"SELECT topic, part, max(epoch) FROM {LOG}.fences GROUP BY ALL")
+    found = {
+        (topic, part): (int(epoch), int(count))
+        for topic, part, epoch, count in store.rows(
+            f"SELECT topic, part, max(epoch), count() FROM {LOG}.fences GROUP BY topic, part"
+        )
     }
+    mine = {where: found.get(where, (0, 0))[0] + 1 for where in sorted(partitions)}
     rows = ", ".join(
-        f"({text(topic)}, {part}, {epochs.get((topic, part), 0) + 1}, {text(holder)}, now64(3))"
-        for topic, part in sorted(partitions)
+        f"({text(topic)}, {part}, {epoch}, {text(holder)}, now64(3))" for (topic, part), epoch in mine.items()
     )
     store.run(f"INSERT INTO {LOG}.fences (topic, part, epoch, holder, taken) SETTINGS async_insert = 0 VALUES {rows}")
     store.settle([named(where) for where in partitions])
+    if former := {where: epoch for where, epoch in mine.items() if found.get(where, (0, 0))[1] >= MANY}:
+        store.run(f"ALTER TABLE {LOG}.fences DELETE WHERE {older(former)} SETTINGS mutations_sync = 0")
+
+
+def older(epochs: Mapping[Where, int]) -> str:
+    """SQL for the rows of partitions that are older than these. Pure."""
+    return " OR ".join(
+        f"(topic = {text(topic)} AND part = {part} AND epoch < {epoch})" for (topic, part), epoch in epochs.items()
+    )

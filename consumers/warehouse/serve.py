@@ -1,17 +1,21 @@
 """The process `millrace warehouse`: brings the log of a namespace into tables and answers queries.
 
 Invariants: it yields to whatever trains and serves: it runs at low priority, and nobody waits for it; the endpoint
-answers for as long as the directory is held (a server by URL answers for itself, and several processes share it)."""
+answers for as long as the directory is held (a server by URL answers for itself, and several processes share it); a
+query that the engine does not end is ended with the process, which begins anew at once, under its own id."""
 
 from __future__ import annotations
 
 import logging
 import os
+import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 from millrace.consumers.warehouse.directory import Directory
 from millrace.consumers.warehouse.endpoint.serve import open_endpoint
@@ -37,7 +41,7 @@ def run(settings: Settings) -> None:
     """Take in what the log holds and what comes, until SIGTERM. Raises WarehouseHeld where another process holds the
     directory."""
     with suppress(OSError):
-        os.nice(NICE)
+        os.setpriority(os.PRIO_PROCESS, 0, max(NICE, os.getpriority(os.PRIO_PROCESS, 0)))
     url = f"http://{LOCALHOST}:{settings.warehouse.port}"
     both = ArchivedBus(connect(settings), Archive(settings.archived))
     with opened(settings, url) as store, both as bus:
@@ -53,11 +57,14 @@ def run(settings: Settings) -> None:
             url=url,
             standing=unless_in(lambda: ingest.trouble),
         )
-        endpoint = open_endpoint(store.handle, settings) if isinstance(store, Directory) else None
+        ending = threading.Event()
+        overdue = partial(begin_anew, ending)
+        endpoint = open_endpoint(store.handle, settings, overdue) if isinstance(store, Directory) else None
         try:
             beat.start()
             attended(ingest.follow)
         finally:
+            ending.set()
             shares.close()
             beat.close()
             if endpoint is not None:
@@ -79,6 +86,20 @@ def opened(settings: Settings, url: str) -> Store:
             time.sleep(AGAIN_S)
 
 
+def begin_anew(ending: threading.Event) -> None:
+    """Become a fresh process of the same command and id. What was committed to the tables stays, and is gone on from;
+    who asks meanwhile waits for as long as a start takes. Once `ending` is set, end instead."""
+    log.error(
+        "the engine does not let go of a query that is past [warehouse] query_seconds: it is ended with the process"
+    )
+    if ending.is_set():
+        os._exit(128 + signal.SIGTERM)
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            os.set_inheritable(int(name), int(name) <= 2)
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
 def attended(follow: Callable[[threading.Event], None]) -> None:
     """Run `follow` in a thread of its own, so that a signal is noticed at once and the block under way is ended well.
     Raises what it raises."""
@@ -88,7 +109,7 @@ def attended(follow: Callable[[threading.Event], None]) -> None:
     def work() -> None:
         try:
             follow(over)
-        except BaseException as error:
+        except BaseException as error:  # raised again by who waits: none may end this thread, and not the process
             failed.append(error)
 
     thread = threading.Thread(target=work, name="ingest")

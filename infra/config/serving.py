@@ -130,7 +130,7 @@ class Warehouse(Section):
         default=SecretStr(""),
         description="a ClickHouse server in place of that directory: http://user:password@host:8123",
     )
-    port: Annotated[int, Field(ge=0, le=65535)] = Field(
+    port: Annotated[int, Field(ge=1, le=65535)] = Field(
         default=8902, description="port of this machine on which it answers queries, read-only"
     )
     memory_mb: Annotated[int, Field(ge=256)] = Field(

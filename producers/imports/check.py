@@ -1,13 +1,13 @@
 """A whole file, read and made into events before any of them is sent: how many, which rows cannot be, under which name.
 
-Invariant: the name of a source is a digest of all that it will send, so the same rows under the same terms are one
-source wherever they lie, and rows that differ are another."""
+Invariant: the name of an import is a digest of all that it will send, so the same rows in the same order under the same
+terms have one sender at a time."""
 
 from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,14 +15,14 @@ from millrace.infra.errors import ImportRefused
 from millrace.infra.log.base import Outgoing
 from millrace.infra.stages.letters import made_id
 from millrace.producers.imports.episode import Group
-from millrace.producers.imports.events import Maker, Terms
+from millrace.producers.imports.events import Maker, Terms, content
 from millrace.producers.imports.layouts import LAYOUTS, OTHER_NAMES
 from millrace.producers.imports.layouts.base import Layout
 from millrace.producers.imports.readers import Reader, Refuse, Watch, fingerprint, reader
 from millrace.producers.imports.rows import BadRow
 
-PROVISIONAL = "import"
-"""the source under which events are made to learn what they are"""
+Make = Callable[[Group], list[Outgoing]]
+"""the records of a group; raises BadRow"""
 
 
 @dataclass(slots=True)
@@ -33,7 +33,8 @@ class Checked:
     layout: type[Layout]
     seen: list[tuple[str, int, int]]
     """what the file was, so that it is known whether it is still that"""
-    source: str = ""
+    name: str = ""
+    """who sends it"""
     groups: int = 0
     episodes: int = 0
     claimed: int = 0
@@ -57,25 +58,25 @@ def check(path: Path, layout: str, terms: Terms, refuse: Refuse, watch: Watch) -
         refuse(number, error)
 
     made = found.layout()
-    for group, records in events(made, source, Maker(PROVISIONAL, terms), turned_down, watch):
+    for group, records in events(made, source, Maker(terms).draft, turned_down, watch):
         found.groups += 1
         found.episodes += len(group.episodes)
         found.claimed += sum(1 for episode in group.episodes if episode.claimed)
+        digest.update(content(records))
         for record in records:
-            digest.update(record.value or b"")
             found.events[record.headers["kind"].decode()] += 1
     found.passed += made.passed
-    found.source = f"import-{made_id('import', digest.hexdigest())}"
+    found.name = f"import-{made_id('import', digest.hexdigest())}"
     return found
 
 
 def events(
-    layout: Layout, source: Reader, maker: Maker, refuse: Refuse, watch: Watch
+    layout: Layout, source: Reader, make: Make, refuse: Refuse, watch: Watch
 ) -> Iterator[tuple[Group, list[Outgoing]]]:
-    """Every group of a file that can be imported, with its records."""
+    """Every group of a file that can be imported, with its records, as `make` gives them."""
     for group in layout.groups(source, refuse, watch):
         try:
-            yield group, maker.group(group)
+            yield group, make(group)
         except BadRow as error:
             refuse(group.row, error)
 

@@ -1,12 +1,15 @@
 """Episodes as events of `raw`, in the form in which the gateway makes them, with ids and numbers of their own.
 
-Invariants: an event follows from the rows, the terms and its number alone, byte by byte, so whoever sends a number
-again sends the same and refine skips it; a model call holds no token and says that it was imported, so nothing of it
-trains; rewards stand before the end, where seal still counts them; each group is one run of numbers, and the events of
-an episode are one chain; a group whose events refine could not take is refused here, by the name of the bound."""
+Invariants: the events of a group follow, byte by byte, from what its rows say, from the terms, and from how many equal
+groups were made before it; never from other rows, so refine skips them wherever they come again; a model call holds no
+token and says that it was imported, so nothing of it trains; rewards stand before the end, where seal still counts
+them; each group is a source with numbers of its own, and the events of an episode are one chain; a group whose events
+refine could not take is refused here, by the name of the bound."""
 
 from __future__ import annotations
 
+import hashlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -28,6 +31,8 @@ IMPORTED = "imported"
 """why nothing of an imported call trains: nobody here saw its tokens sampled"""
 JUDGE = "import"
 """who gives the rewards that a row claims"""
+DRAFT = f"import-{made_id('import', 'draft')}"
+"""the source under which a group is made to learn what it says"""
 UNKNOWN: Micros = 0
 """when something happened of which no row says when"""
 
@@ -45,22 +50,29 @@ class Terms:
 
 
 class Maker:
-    """Makes the events of one source, group after group. `made` counts kinds."""
+    """Makes the events of what one command imports, group after group. Remembers a digest of each."""
 
-    def __init__(self, source: str, terms: Terms) -> None:
-        self.source = source
-        self.terms = terms
-        self.number = 0
-        """of the next event"""
-        self.groups = 0
+    def __init__(self, terms: Terms) -> None:
+        self._terms = terms
+        self._equal = Counter[bytes]()
 
     def group(self, group: Group) -> list[Outgoing]:
-        """The records of a group. Raises BadRow, and then nothing was numbered."""
-        name = made_id("import", self.source, "group", self.groups)
+        """The records of a group. Raises BadRow."""
+        said = content(self.draft(group))
+        source = f"import-{made_id('import', said.hex(), self._equal[said])}"
+        self._equal[said] += 1
+        return self._records(group, source)
+
+    def draft(self, group: Group) -> list[Outgoing]:
+        """Its records under a name that all groups share: what they say, and how long they are. Raises BadRow."""
+        return self._records(group, DRAFT)
+
+    def _records(self, group: Group, source: str) -> list[Outgoing]:
         out: list[Outgoing] = []
         size = 0
         for sample, episode in enumerate(group.episodes):
-            for one in _Chain(self, name, sample, len(group.episodes), episode, self.number + len(out)).records():
+            chain = _Chain(source, self._terms, sample, len(group.episodes), episode, len(out))
+            for one in chain.records():
                 size += len(one.value or b"")
                 if size > bounds.ROW_BYTES:
                     raise BadRow(
@@ -69,20 +81,26 @@ class Maker:
                         "all that was said before it",
                     )
                 out.append(one)
-        self.number += len(out)
-        self.groups += 1
         return out
+
+
+def content(draft: Sequence[Outgoing]) -> bytes:
+    """What a group says, as a digest of its draft. Pure."""
+    digest = hashlib.sha256()
+    for record in draft:
+        digest.update(record.value or b"")
+    return digest.digest()[:16]
 
 
 class _Chain:
     """The events of one episode."""
 
-    def __init__(self, maker: Maker, group: str, sample: int, size: int, episode: Episode, number: int) -> None:
-        self._source, self._terms, self._episode = maker.source, maker.terms, episode
+    def __init__(self, source: str, terms: Terms, sample: int, size: int, episode: Episode, number: int) -> None:
+        self._source, self._terms, self._episode = source, terms, episode
         self._sample, self._size, self._number = sample, size, number
-        self.id = made_id("import", maker.source, "trajectory", maker.groups, sample)
-        self.group = self.id if size == 1 else group
-        self._split: Split = "evaluation" if episode.split == "evaluation" else maker.terms.split
+        self.id = made_id("import", source, "trajectory", sample)
+        self.group = self.id if size == 1 else made_id("import", source, "group")
+        self._split: Split = "evaluation" if episode.split == "evaluation" else terms.split
         self._step, self._link = 0, START
         self._at = episode.at or UNKNOWN
         self._replies: list[str] = []

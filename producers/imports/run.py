@@ -1,7 +1,8 @@
 """`millrace import`: read every file whole, say what cannot be imported, then send the rest.
 
-Invariants: nothing is sent while a file has a row that is refused, unless rows are to be skipped; the same rows are
-sent under the same numbers every time, so importing them again, or after a kill, changes nothing and loses nothing;
+Invariants: nothing is sent while a file has a row that is refused, unless rows are to be skipped; the same row is sent
+under the same names every time, whatever stands beside it, so importing it again, in a file that has grown, or after a
+kill, changes nothing and loses nothing;
 every row is counted as imported or as refused, and each refused one is named with file and number."""
 
 from __future__ import annotations
@@ -71,8 +72,8 @@ class Summary:
 
     file: str
     layout: str
-    source: str
-    """the name under which its events lie in raw"""
+    name: str
+    """of the import: the same for the same rows in the same order, under the same options"""
     groups: int
     trajectories: int
     events: dict[str, int]
@@ -140,8 +141,9 @@ def import_into(
     if bus is None or options.dry_run:
         return summaries
     faults.point("import.checked")
+    maker = Maker(terms)  # for all files: equal rows are as many, whichever of them they lie in
     for one, summary in zip(checked, summaries, strict=True):
-        _send(bus, namespace, one, terms, claims, told)
+        _send(bus, namespace, one, maker, claims, told)
         summary.sent = True
     return summaries
 
@@ -156,20 +158,20 @@ def _checked(path: Path, options: Options, terms: Terms, refusals: _Refusals, to
     )
 
 
-def _send(bus: Bus, namespace: str, one: Checked, terms: Terms, claims: ClaimStore | None, told: Told) -> None:
-    maker, again = Maker(one.source, terms), one.layout()
+def _send(bus: Bus, namespace: str, one: Checked, maker: Maker, claims: ClaimStore | None, told: Told) -> None:
+    again = one.layout()
 
     def watch(done: int, total: int) -> None:
         told("importing", one.path, done, total)
 
     def groups() -> Iterator[list[Outgoing]]:
-        for _, records in events(again, reader(one.path), maker, _said_already, watch):
+        for _, records in events(again, reader(one.path), maker.group, _said_already, watch):
             yield records
 
     if fingerprint(one.path) != one.seen:
         raise ImportRefused(f"{one.path} was written to after it was read, so nothing of it was imported: try again")
     try:
-        send(bus, full_name(namespace, one.source), groups(), claims)
+        send(bus, full_name(namespace, one.name), groups(), claims)
     except FencedError:
         raise ImportRefused(f"the rows of {one.path} are being imported by another process, which goes on") from None
     if fingerprint(one.path) != one.seen:
@@ -183,7 +185,7 @@ def _summary(one: Checked, refusals: _Refusals) -> Summary:
     return Summary(
         str(one.path),
         one.layout.name,
-        one.source,
+        one.name,
         one.groups,
         one.episodes,
         dict(one.events),

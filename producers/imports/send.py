@@ -1,8 +1,8 @@
 """What was checked, into `raw`.
 
 Invariants: a group is in one transaction, so no reader ever sees a part of an episode, whoever is killed when; groups
-go in their order, so refine skips what it has taken before, from the first number on; one sender of a source is alive,
-another fences it."""
+are sources of their own, so refine skips those that it has taken before; one sender of an import is alive, another
+fences it."""
 
 from __future__ import annotations
 

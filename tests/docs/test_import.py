@@ -86,7 +86,7 @@ def test_what_is_refused_is_one_error(bus: MemoryBus) -> None:
 def test_programs_can_read_what_was_done() -> None:
     (done,) = json.loads(run(app, ["import", "chats.jsonl", "--json"]).output)
     assert (done["layout"], done["trajectories"], done["sent"]) == ("chat", 1, True)
-    assert done["source"].startswith("import-")
+    assert done["name"].startswith("import-")
 
 
 def test_the_table_and_the_help_have_every_layout() -> None:

@@ -72,6 +72,7 @@ def test_tables_in_the_environment_are_json(monkeypatch: pytest.MonkeyPatch) -> 
         ("[policy]\nzzz = 1", "known: awaits, batch, dynamic_sampling"),
         ("[policy]\nbatch = 0", r"\[policy\] batch: input should be greater than 0"),
         ("[policy]\nbatch = 'many'", r"\[policy\] batch: input should be a valid integer"),
+        ("[warehouse]\nport = 0", r"\[warehouse\] port: input should be greater than or equal to 1"),
         ("[policy]\nrelease = 'never'", r"\[policy\] release: .*'mask-head'"),
         (
             "[gateway]\ntool_parser = 'mistral'",

@@ -163,6 +163,10 @@ RUN_BY = {
     "millrace replay branch strict --epochs 1 --rewards replay/v2": BRANCH,
     "millrace replay reward --verifier my_rewards:strict --rubric v2"
     ' --select "SELECT trajectory FROM trajectories WHERE reward IS NOT NULL"': BRANCH,
+    'millrace sql "SELECT trajectory, sealed_reward AS old, value AS new FROM rewards'
+    " WHERE replay = 'v2' ORDER BY new - old DESC LIMIT 10\"": BRANCH,
+    'millrace sql "SELECT count() AS judged, avg(sealed_reward) AS old, avg(value) AS new FROM rewards'
+    " WHERE replay = 'v2'\"": BRANCH,
     "millrace --set policy.name=imitation evaluate --tasks sort-digits --count 32": BRANCH,
     "millrace --set policy.name=imitation audit --files": BRANCH,
     "millrace replay rebuild": REBUILD,
@@ -205,6 +209,9 @@ RUN_BY = {
     "millrace ask costs-by-tenant": SQL,
     "millrace ask evaluated --version 4": SQL,
     "millrace ask funnel": SQL,
+    'millrace sql "SELECT task, source, rubric, count() AS judged, avg(sealed_reward) AS old, avg(value) AS new,'
+    " countIf(value != sealed_reward) AS differ FROM rewards JOIN trajectories USING (policy, trajectory)"
+    " WHERE replay = 'replay-1' GROUP BY ALL ORDER BY task\"": SQL,
     "millrace ask late-rewards": SQL,
     "millrace ask reward-by-engine": SQL,
     "millrace ask reward-by-task": SQL,

@@ -169,7 +169,7 @@ def read(
         events(
             chosen(source, layout)(),
             source,
-            Maker("import-test", terms),
+            Maker(terms).group,
             lambda number, error: refused.append((number, error)),
             lambda done, total: None,
         )

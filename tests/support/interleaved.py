@@ -28,6 +28,7 @@ from millrace.infra.log.memory.bus import MemoryBus
 NS = "test"
 _FENCE = re.compile(r"topic = '([^']*)' AND part = (\d+)\) != '([^']*)'")
 _VALUES = re.compile(r"\('([^']*)', (\d+), (\d+), '([^']*)', now64")
+_OLDER = re.compile(r"topic = '([^']*)' AND part = (\d+) AND epoch (<=?) (\d+)")
 _WHERE = re.compile(r"millrace_log\.(\w+)")
 
 
@@ -43,6 +44,8 @@ class Server:
         self.rows: list[tuple[str, str, int, int]] = []
         """table, topic, partition and offset of every row, doubled ones too"""
         self.fences: list[tuple[str, int, int, str]] = []
+        self.trimmed = 0
+        """how often rows of former holders were deleted"""
         self.running: list[str] = []
         self.statements: list[Statement] = []
 
@@ -121,15 +124,27 @@ class ModelStore(Store):
         name = _WHERE.search(sql)
         found: dict[tuple[str, int], int] = {}
         if "max(epoch)" in sql:
-            for topic, part, epoch, _ in self._server.fences:
-                found[topic, part] = max(epoch, found.get((topic, part), 0))
-        elif "max(off)" in sql and name:
+            fences = self._server.fences
+            places = {(topic, part) for topic, part, *_ in fences}
+            there = {where: [epoch for *at, epoch, _ in fences if (*at,) == where] for where in places}
+            return [(*where, max(epochs), len(epochs)) for where, epochs in there.items()]
+        if "max(off)" in sql and name:
             for table, topic, part, offset in self._server.rows:
                 if table == name[1]:
                     found[topic, part] = max(offset, found.get((topic, part), -1))
         return [(*where, most) for where, most in found.items()]
 
     def run(self, sql: str, database: str = "default") -> None:
+        if "DELETE" in sql:  # done at any time later, or never
+            self._switch("trims")
+            gone = [(t, int(p), sign, int(epoch)) for t, p, sign, epoch in _OLDER.findall(sql)]
+            self._server.fences = [
+                row
+                for row in self._server.fences
+                if not any(row[:2] == (t, p) and row[2] < epoch + (sign == "<=") for t, p, sign, epoch in gone)
+            ]
+            self._server.trimmed += 1
+            return
         self._switch("takes over")
         self._server.fences += [(t, int(p), int(epoch), holder) for t, p, epoch, holder in _VALUES.findall(sql)]
         self._switch("took over")

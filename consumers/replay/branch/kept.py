@@ -1,11 +1,17 @@
 """The selection of a branch, kept beside its versions: a branch that goes on learns from the same places in the same
 order, with the same rewards, however the log has grown since, and whichever replays have judged it since.
 
-Invariant: the file is whole or is not there.
+Invariants: the file is whole or is not there; one process at a time decides what a branch begins with, and it holds the
+lock beside the file until version 0, which names that, is in the log, or until it dies.
 """
 
 from __future__ import annotations
 
+import fcntl
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +23,7 @@ from millrace.infra.errors import BranchError
 from millrace.infra.log.base import Place
 
 FILE = "selection.json"
+LOCK = "beginning.lock"
 
 
 class _Stored(msgspec.Struct):
@@ -53,6 +60,25 @@ def write(root: Path, items: list[Item], source: str | None = None, rubric: str 
     root.mkdir(parents=True, exist_ok=True)
     durable.write(root / FILE, msgspec.json.encode(_File(found, stored, source, rubric)))
     return found
+
+
+@contextmanager
+def beginning(root: Path) -> Iterator[None]:
+    """Inside, nobody else begins the branch. Raises BranchError that names the process which does so already."""
+    root.mkdir(parents=True, exist_ok=True)
+    with (root / LOCK).open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            who = file.read() or "another process"
+            raise BranchError(
+                f"{who} begins this branch already: let it, or end it and give the same command again"
+            ) from None
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()}")
+        file.flush()
+        yield
 
 
 def read(root: Path) -> Kept:

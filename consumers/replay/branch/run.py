@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -96,11 +97,27 @@ class Brancher:
     ) -> WeightVersion:
         """Make the branch, or go on with it; gives the event of its last version. Raises BranchError for what cannot be
         a branch, TrainerError for what cannot be trained, FencedError when another process goes on with the same."""
-        heard = watcher or Watcher()
         if options.name == self._settings.policy.name:
             raise BranchError(f"a branch of {options.name} needs a name of its own")
         own = options.settings(self._settings)
-        head = self._head(own)
+        with ExitStack() as held:
+            head = self._head(own)
+            if head is None:
+                held.enter_context(kept.beginning(policy.weights_root(own)))
+                head = self._head(own)  # whoever held it meanwhile may have begun it
+            return self._make(options, question, watcher or Watcher(), trackers, own, head, held.close)
+
+    def _make(
+        self,
+        options: Options,
+        question: Question,
+        heard: Watcher,
+        trackers: Sequence[Tracker],
+        own: Settings,
+        head: Head | None,
+        begun: Callable[[], None],
+    ) -> WeightVersion:
+        """`run`, once it is clear whether the branch goes on from `head` or begins. begun: called when it has begun."""
         parent = self._parent(options, own, head)
         algorithm, models = options.algorithm(), options.models(parent.directory)
         described = job.about(
@@ -125,6 +142,7 @@ class Brancher:
                 if options.kind.ratios:
                     self._guard(options, backend, algorithm, items, samples, heard)
                 self._begin(own, parent, begin(), items, chosen)
+            begun()
             found = kept.read(policy.weights_root(own))
             items = found.items
             if head is not None:

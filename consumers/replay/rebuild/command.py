@@ -116,7 +116,11 @@ def show(console: Terminal, report: Report, out: Path | None) -> None:
     if more > 0:
         say(f"... and {more:,} more; --json lists what was kept", "dim")
     for kind, written in report.written.items():
-        estimated = f", {written.estimated:,} of them at offsets that nobody names" if written.estimated else ""
+        estimated = (
+            f", {written.estimated:,} of them at offsets that nobody names, so their order is guessed"
+            if written.estimated
+            else ""
+        )
         say(f"{report.topics[kind]}: {written.records:,} records -> {out}{estimated}")
     if report.equal:
         say("equal: every record is what its turn gives", "bold green")

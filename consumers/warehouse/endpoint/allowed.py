@@ -47,7 +47,7 @@ CATEGORIES = frozenset(
     }
 )
 """not: AI (they call services), Dictionary, Embedded Dictionary, Encryption, Geo Polygon (one value may take hours,
-which no limit of time ends), Internal, Introspection, Machine Learning, Other, Time Series (they keep state)"""
+which ends the process), Internal, Introspection, Machine Learning, Other, Time Series (they keep state)"""
 
 REFUSED = _words("formatrow formatrownonewline")
 """functions of those categories that are refused: they write formats that a query may not name, see FORMATS_OUTSIDE"""

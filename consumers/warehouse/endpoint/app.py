@@ -3,8 +3,8 @@
     GET, POST /                one query        GET /ping, /replicas_status    whether it serves (no key asked for)
 
 Invariants: an answer's status is decided before its first byte, by the query's first block; a query that fails later
-says so in the body, in the form that clients look for; a client that goes away ends its query; queries run in threads
-of their own, a bounded number at a time."""
+says so in the body, in the form that clients look for (of a packed body that the engine does not let go of: it is cut
+off); a client that goes away ends its query; queries run in threads of their own, a bounded number at a time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import logging
 import secrets
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from typing import Any, TypeVar
@@ -26,9 +26,16 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from millrace.consumers.warehouse.endpoint.encoding import packed
-from millrace.consumers.warehouse.endpoint.faults import REQUIRED_PASSWORD, TOO_LARGE, TOO_MANY_QUERIES, QueryError
+from millrace.consumers.warehouse.endpoint.faults import (
+    REQUIRED_PASSWORD,
+    TIMEOUT,
+    TOO_LARGE,
+    TOO_MANY_QUERIES,
+    QueryError,
+)
 from millrace.consumers.warehouse.endpoint.reading import Answer, Asked, Reader
 from millrace.consumers.warehouse.endpoint.request import LONGEST, Key, Wanted, check_caller, wanted
+from millrace.consumers.warehouse.endpoint.watch import LOOK_S, Run
 
 logger = logging.getLogger(__name__)
 
@@ -86,20 +93,32 @@ class Endpoint:
             tag = secrets.token_hex(8)
             pieces = packed(marked(answer.pieces(), tag, self._reader.version), asks.encoding)
             headers = self._headers(asks, answer, tag)
-            return _Streamed(self._send(pieces), unsent.pop_all().close, media_type(answer.form), headers)
+            return _Streamed(
+                self._send(pieces, answer.run, "" if asks.encoding else tag),
+                unsent.pop_all().close,
+                media_type(answer.form),
+                headers,
+            )
 
     async def _ask(self, asked: Asked) -> Answer:
         """The answer, begun; closed where nobody waits for it any more."""
-        asking = self._threads.submit(self._reader.ask, asked)
+        run = self._reader.run()
+        asking = self._threads.submit(self._reader.ask, asked, run)
         try:
-            return await asyncio.wrap_future(asking)
-        except asyncio.CancelledError:
+            return await _within(run, asking)
+        except (asyncio.CancelledError, QueryError):
             asking.add_done_callback(_drop)
             raise
 
-    async def _send(self, pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
-        while piece := await self._thread(next, pieces, b""):
-            yield piece
+    async def _send(self, pieces: Iterator[bytes], run: Run, tag: str) -> AsyncIterator[bytes]:
+        """The pieces. tag: with which a late error is told; empty where it cannot be, so the answer is cut off."""
+        try:
+            while piece := await _within(run, self._threads.submit(next, pieces, b"")):
+                yield piece
+        except QueryError as error:
+            if not tag:
+                raise
+            yield mark(error, tag, self._reader.version)
 
     def _ended(self) -> None:
         self._running -= 1
@@ -114,7 +133,9 @@ class Endpoint:
                     if len(body) > most:
                         raise QueryError(f"the query is longer than {LONGEST} bytes: use fewer literals.", TOO_LARGE)
         except TimeoutError:
-            raise QueryError(f"the query did not come within {BODY_S:g} s: send it again.", 159, "TIMEOUT") from None
+            raise QueryError(
+                f"the query did not come within {BODY_S:g} s: send it again.", TIMEOUT, "TIMEOUT"
+            ) from None
         except ClientDisconnect:
             raise QueryError("the client went away.", 209, "SOCKET_TIMEOUT") from None
         return bytes(body)
@@ -177,6 +198,14 @@ class Endpoint:
         self._threads.shutdown(wait=True)
 
 
+async def _within(run: Run, work: Future[T]) -> T:
+    """What `work` gives. Raises QueryError where the time of its query is over, and the engine does not end it."""
+    waiting = asyncio.wrap_future(work)
+    while not (await asyncio.wait([waiting], timeout=LOOK_S))[0]:
+        run.check()
+    return waiting.result()
+
+
 class _Streamed(StreamingResponse):
     """An answer in pieces; `end` is called once it was sent, or the client went away."""
 
@@ -198,13 +227,13 @@ def marked(pieces: Iterator[bytes], tag: str, version: str) -> Iterator[bytes]:
     try:
         yield from pieces
     except QueryError as error:
-        said = error.wire(version).rstrip("\n").encode()
-        yield b"\r\n__exception__\r\n%s\r\n%s\n%d %s\r\n__exception__\r\n" % (
-            tag.encode(),
-            said,
-            len(said) + 1,
-            tag.encode(),
-        )
+        yield mark(error, tag, version)
+
+
+def mark(error: QueryError, tag: str, version: str) -> bytes:
+    """An error that comes late, as a server marks it."""
+    said, word = error.wire(version).rstrip("\n").encode(), tag.encode()
+    return b"\r\n__exception__\r\n%s\r\n%s\n%d %s\r\n__exception__\r\n" % (word, said, len(said) + 1, word)
 
 
 def media_type(form: str) -> str:

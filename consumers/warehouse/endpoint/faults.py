@@ -14,7 +14,7 @@ _SCOPE = re.compile(r": In scope (?:SELECT formatQuerySingleLine\(|EXPLAIN AST )
 BAD_ARGUMENTS, SYNTAX_ERROR, UNKNOWN_DATABASE, READONLY = 36, 62, 81, 164
 REQUIRED_PASSWORD, TOO_MANY_QUERIES, ACCESS_DENIED, AUTHENTICATION_FAILED = 194, 202, 497, 516
 NOT_IMPLEMENTED, UNKNOWN_FORMAT, TOO_LARGE, LENGTH_REQUIRED = 48, 73, 1010, 381
-UNKNOWN_TABLE = 60
+UNKNOWN_TABLE, TIMEOUT = 60, 159
 
 NAMES = {
     BAD_ARGUMENTS: "BAD_ARGUMENTS",
@@ -23,6 +23,7 @@ NAMES = {
     READONLY: "READONLY",
     REQUIRED_PASSWORD: "REQUIRED_PASSWORD",
     TOO_MANY_QUERIES: "TOO_MANY_SIMULTANEOUS_QUERIES",
+    TIMEOUT: "TIMEOUT_EXCEEDED",
     ACCESS_DENIED: "ACCESS_DENIED",
     AUTHENTICATION_FAILED: "AUTHENTICATION_FAILED",
     NOT_IMPLEMENTED: "NOT_IMPLEMENTED",
@@ -68,13 +69,13 @@ _STATUS = {
     TOO_LARGE: 413,
     NOT_IMPLEMENTED: 501,
     TOO_MANY_QUERIES: 503,
-    159: 408,
+    TIMEOUT: 408,
 }
 """as a server answers, and 403 for what a reader may not do"""
 
 
 _NEXT = {
-    159: "[warehouse] query_seconds is the longest that a query may take.",
+    TIMEOUT: "[warehouse] query_seconds is the longest that a query may take.",
     241: "[warehouse] query_memory_mb is what a query may take: group by less, or ask for fewer columns.",
     396: "[warehouse] query_rows is the most that a query may give: add LIMIT, or aggregate.",
 }
@@ -125,7 +126,12 @@ def of_engine(text: str) -> QueryError:
         said = cut
     said = _SCOPE.sub("", said).rstrip()
     said = said if said.endswith((".", "?", "!")) else f"{said}."
-    return QueryError(f"{said} {_NEXT[code]}" if code in _NEXT else said, code, name)
+    return QueryError(limited(said, code), code, name)
+
+
+def limited(said: str, code: int) -> str:
+    """What was said, and what to do about it where it is a limit."""
+    return f"{said} {_NEXT[code]}" if code in _NEXT else said
 
 
 def brief(error: QueryError) -> QueryError:

@@ -3,6 +3,7 @@ else: settings, database and role are a handle's own."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
 from typing import Any, cast
@@ -10,15 +11,17 @@ from typing import Any, cast
 from chdb.state.sqlitelike import Connection
 
 from millrace.consumers.warehouse.endpoint.faults import of_engine, spoken
+from millrace.consumers.warehouse.endpoint.watch import Run
 
 OpenHandle = Callable[[], Connection]
 """gives a handle of one engine; whoever asks for it closes it"""
 
 
 class Handle:
-    """One handle, with the engine's errors as QueryError. One thread at a time."""
+    """One handle, with the engine's errors as QueryError. One thread at a time. run: whose time it takes."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, run: Run | None = None) -> None:
+        self._run = run or Run(math.inf)
         self._connection = connection
         self._raw: Any = connection._conn
 
@@ -29,20 +32,23 @@ class Handle:
     def run(self, sql: str, form: str, params: dict[str, str] | None = None) -> Any:
         """The whole answer in format `form`. Raises QueryError."""
         try:
-            return self._raw.query(sql, form, params=params or {})
+            with self._run.inside():
+                return self._raw.query(sql, form, params=params or {})
         except (RuntimeError, UnicodeDecodeError) as error:
             raise of_engine(spoken(error)) from None
 
     def pieces(self, sql: str, form: str, params: dict[str, str]) -> Generator[bytes, None, None]:
         """The answer a block at a time; a SELECT alone. Raises QueryError, also after pieces."""
         try:
-            stream = self._raw.send_query(sql, form, params=params)
+            with self._run.inside():
+                stream = self._raw.send_query(sql, form, params=params)
         except (RuntimeError, UnicodeDecodeError) as error:
             raise of_engine(spoken(error)) from None
         done = False
         try:
             while True:
-                found = self._raw.streaming_fetch_result(stream)
+                with self._run.inside():
+                    found = self._raw.streaming_fetch_result(stream)
                 piece: bytes = b"" if found is None else found.bytes()
                 if not piece:
                     done = True
@@ -53,7 +59,8 @@ class Handle:
             raise of_engine(spoken(error)) from None
         finally:
             if not done:
-                self._raw.streaming_cancel_query(stream)
+                with self._run.inside():
+                    self._raw.streaming_cancel_query(stream)
 
     def insert(self, sql: str, form: str, data: bytes) -> int:
         """Insert rows of format `form`; gives how many. Raises QueryError."""
@@ -75,11 +82,11 @@ class Handle:
 
 
 @contextmanager
-def handle(opens: OpenHandle) -> Iterator[Handle]:
-    """A handle, closed afterwards. Raises QueryError when the engine gives none."""
+def handle(opens: OpenHandle, run: Run | None = None) -> Iterator[Handle]:
+    """A handle, closed afterwards. run: whose time it takes. Raises QueryError when the engine gives none."""
     try:
         made = opens()
     except (RuntimeError, UnicodeDecodeError) as error:
         raise of_engine(spoken(error)) from None
-    with closing(Handle(made)) as found:
+    with closing(Handle(made, run)) as found:
         yield found

@@ -1,13 +1,14 @@
 """One query for a reader: admitted, bounded and run on a handle of its own.
 
-Invariants: time, memory and rows of a query are bounded, whatever it asks for; nothing of one query is seen by another;
+Invariants: time, memory and rows of a query are bounded, whatever it asks for (time that the engine does not bound by
+`watch`); nothing of one query is seen by another;
 the handle is closed when its answer was taken, dropped or failed."""
 
 from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
@@ -17,6 +18,7 @@ from millrace.consumers.warehouse.endpoint.faults import BAD_ARGUMENTS, READONLY
 from millrace.consumers.warehouse.endpoint.guard import Functions, Guard, check_format
 from millrace.consumers.warehouse.endpoint.handles import Handle, OpenHandle, handle
 from millrace.consumers.warehouse.endpoint.native import FRAMED, framed
+from millrace.consumers.warehouse.endpoint.watch import Run, Watch
 from millrace.consumers.warehouse.endpoint.words import identifier, literal
 
 BLOCK_ROWS = 65_409
@@ -76,6 +78,7 @@ class Answer:
     bytes_read: int = 0
     elapsed_s: float = 0.0
     held: ExitStack = field(default_factory=ExitStack)
+    run: Run = field(default_factory=lambda: Run(math.inf))
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _closed: bool = False
 
@@ -105,12 +108,20 @@ class Answer:
 class Reader:
     """Runs readers' queries over one engine. May be shared by threads; each query runs in its caller's.
 
-    database: where names without one are looked up."""
+    database: where names without one are looked up; overdue: ends this process, see `watch`."""
 
     databases = allowed.DATABASES
 
-    def __init__(self, opens: OpenHandle, limits: Limits, database: str = "millrace") -> None:
+    def __init__(
+        self,
+        opens: OpenHandle,
+        limits: Limits,
+        database: str = "millrace",
+        *,
+        overdue: Callable[[], None] | None = None,
+    ) -> None:
         self._opens, self._limits, self._database = opens, limits, database
+        self._watch = Watch(overdue)
         with handle(opens) as engine:
             self._guard = Guard(Functions.of(engine))
             roles = engine.text("SELECT arrayStringConcat(currentRoles(), ' ')").split()
@@ -118,14 +129,21 @@ class Reader:
             self.timezone = engine.text("SELECT timezone()").strip()
         self._role = READER in roles
 
-    def ask(self, asked: Asked) -> Answer:
-        """The answer, begun. Raises QueryError."""
+    def run(self) -> Run:
+        """For a query that is about to be asked."""
+        return Run(self._limits.seconds)
+
+    def ask(self, asked: Asked, run: Run | None = None) -> Answer:
+        """The answer, begun. run: tells its caller whether its time is over. Raises QueryError."""
+        run = run or self.run()
         database = asked.database or self._database
         if database not in self.databases:
             raise QueryError(f"database {database} is not served: use millrace or millrace_log.", UNKNOWN_DATABASE)
         bounds = bounded(asked.settings, self._limits)
         with ExitStack() as held:
-            engine = held.enter_context(handle(self._opens))
+            self._watch.begin(run)
+            held.callback(self._watch.end, run)
+            engine = held.enter_context(handle(self._opens, run))
             engine.text(f"USE {identifier(database)}")
             statement = self._guard.admit(engine, asked.sql, asked.params)
             form = statement.form or asked.form or DEFAULT_FORMAT
@@ -137,7 +155,7 @@ class Reader:
                 held.callback(plain.close)
                 pieces = for_client(plain, form, asked)
                 first = next(pieces, b"") or self._no_rows(engine, statement.sql, form, asked)
-                return Answer(form, first, pieces, held=held.pop_all())
+                return Answer(form, first, pieces, held=held.pop_all(), run=run)
             self._bind(engine, bounds)
             found = engine.run(statement.sql, form, params)
             seen = found.storage_rows_read(), found.storage_bytes_read(), found.elapsed()

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from granian.constants import HTTPModes, Interfaces
@@ -80,10 +81,11 @@ class Serving:
         self._endpoint.close()
 
 
-def open_endpoint(opens: OpenHandle, settings: Settings) -> Serving:
+def open_endpoint(opens: OpenHandle, settings: Settings, overdue: Callable[[], None] | None = None) -> Serving:
     """The endpoint of a deployment over the engine behind `opens`, with its key, which is made where there is none.
-    Raises ServiceError when it cannot listen on `[warehouse] port`."""
+    overdue: ends this process, where the engine does not end a query. Raises ServiceError when it cannot
+    listen on `[warehouse] port`."""
     make(settings, WAREHOUSE)
     asked = settings.warehouse
     limits = Limits(asked.query_seconds, asked.query_memory_mb << 20, asked.query_rows)
-    return Serving(Endpoint(Reader(opens, limits), warehouse_key(settings)), asked.port)
+    return Serving(Endpoint(Reader(opens, limits, overdue=overdue), warehouse_key(settings)), asked.port)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from millrace.consumers.history.kinds import EVENTS, TRAJECTORIES
+from millrace.consumers.history.kinds import EVALUATIONS, EVENTS, TRAJECTORIES
 from millrace.consumers.history.reader import History
 from millrace.consumers.replay.reward import Again, Replay
 from millrace.consumers.replay.reward import sealed as every
@@ -53,7 +53,8 @@ def rewards(made: Whole) -> list[tuple[str, Reward]]:
 
 
 def sealed(made: Whole | World) -> dict[str, float | None]:
-    return {row["id"]: row["reward"] for row in History(made.bus, NAMESPACE, POLICY).rows(TRAJECTORIES)}
+    past = History(made.bus, NAMESPACE, POLICY)
+    return {row["id"]: row["reward"] for kind in (TRAJECTORIES, EVALUATIONS) for row in past.rows(kind)}
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -100,6 +101,24 @@ def test_only_what_is_wanted_is_judged() -> None:
     made = whole(1, later=later)
     assert reports[0].wanted == 3
     assert {trajectory for trajectory, _ in rewards(made)} <= some
+
+
+@pytest.mark.parametrize("split", ["train", "evaluation"])
+def test_each_split_is_judged_when_it_is_asked_for(split: str) -> None:
+    reports = list[Again]()
+
+    def later(world: World) -> None:
+        world.drain()
+        reports.append(again(world, lambda trajectory: trajectory["split"] == split))
+        world.drain()
+
+    made = whole(2, later=later)
+    kind = TRAJECTORIES if split == "train" else EVALUATIONS
+    asked = {row["id"] for row in History(made.bus, NAMESPACE, POLICY).rows(kind)}
+    judged = {trajectory for trajectory, _ in rewards(made)}
+    assert 0 < len(judged) == reports[0].judged
+    assert judged <= asked
+    assert made.audit().clean
 
 
 @pytest.mark.parametrize("point", [name for name in faults.names(["consumers"]) if name.startswith("replay.")])

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millrace.consumers.warehouse import cutting
+from millrace.consumers.warehouse import cutting, fences
 from millrace.consumers.warehouse import ingest as under_test
 from millrace.infra.log.base import Outgoing, TopicSpec
 from millrace.infra.log.memory.bus import MemoryBus
@@ -139,12 +139,46 @@ def anything(chance: random.Random, server: Server) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=100)
-@given(st.randoms(use_true_random=False))
-def test_no_schedule_doubles_or_loses_a_row(chance: random.Random) -> None:
+@pytest.mark.parametrize("many", [1, 3])
+@settings(max_examples=60)
+@given(chance=st.randoms(use_true_random=False))
+def test_no_schedule_doubles_or_loses_a_row(many: int, chance: random.Random) -> None:
+    """However early former holders are forgotten, and however late that comes about."""
     server = Server()
-    anything(chance, server)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fences, "MANY", many)
+        anything(chance, server)
     assert faults(server) == {}
+
+
+def holders(server: Server, takeovers: int) -> None:
+    """Let processes take everything over, one after the other."""
+    for number in range(takeovers):
+        process = Process(log(), server, f"p{number}")
+        process.until("inserts")
+        process.kill()
+        finished([each for each in server.statements if not each.done])
+
+
+def test_fences_stay_few_however_often_partitions_are_taken_over() -> None:
+    server = Server()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fences, "MANY", 4)
+        holders(server, 15)
+    rows = Counter((topic, part) for topic, part, *_ in server.fences)
+    assert len(rows) == sum(PARTS.values())
+    assert max(rows.values()) <= 4 + 1
+    assert server.trimmed >= 3
+
+
+def test_forgetting_the_newest_too_would_be_seen() -> None:
+    """The model finds a holder that deletes its own row."""
+    server, sound = Server(), fences.older
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fences, "MANY", 1)
+        patch.setattr(fences, "older", lambda epochs: sound(epochs).replace("<", "<="))
+        holders(server, 2)
+    assert server.newest(EVENTS, 0) == ""
 
 
 @pytest.mark.parametrize("stage", STAGES)

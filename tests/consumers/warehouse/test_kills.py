@@ -19,6 +19,7 @@ SEED = 11
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300 + KILLS * 10)
 def test_kills_lose_and_double_nothing(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.support.warehouse", str(tmp_path / "killed"), str(SEED), str(KILLS)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280 + KILLS * 10)

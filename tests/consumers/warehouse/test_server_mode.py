@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from millrace.consumers.warehouse import cutting
+from millrace.consumers.warehouse import cutting, fences
 from millrace.consumers.warehouse.digests import Digests, differing, digests
 from millrace.consumers.warehouse.ingest import Ingest
 from millrace.consumers.warehouse.migrations import migrate
@@ -105,6 +105,23 @@ def test_an_insert_that_comes_late_is_refused(server: Server, url: str, made: Hi
 
 
 @pytest.mark.slow
+def test_former_holders_are_forgotten_and_the_newest_is_not(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fences, "MANY", 4)
+    places = [("it's.events", 0), ("it's.events", 1), ("other", 0)]
+    for number in range(10):
+        fences.take_over(server, f"holder-{number}", places[: 1 + number % 3])
+    newest = "SELECT topic, part, argMax(holder, (epoch, holder)) FROM {}.fences GROUP BY ALL ORDER BY ALL"
+    held = [(topic, part, f"holder-{number}") for (topic, part), number in zip(places, (9, 8, 8), strict=True)]
+    running = f"SELECT count() FROM system.mutations WHERE database = '{LOG}' AND NOT is_done"
+    until = time.monotonic() + PATIENCE_S
+    while server.rows(running) != [(0,)]:
+        assert server.rows(newest.format(LOG)) == held, "also while it is being done"
+        assert time.monotonic() < until
+    assert server.rows(newest.format(LOG)) == held
+    counts = server.rows(f"SELECT count() FROM {LOG}.fences GROUP BY topic, part")
+    assert max(count for (count,) in counts) <= 5
+
+
 def test_an_insert_that_still_runs_is_waited_for(server: Server, url: str, made: History) -> None:
     """It asked for its fence before another process took over, and its rows come after that: they are counted."""
     clean = load(server, made)

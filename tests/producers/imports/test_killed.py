@@ -1,9 +1,11 @@
 """The command `millrace import` as a process, killed at every point of its writing, over a real broker: once it has
-come to its end the log folds to what one undisturbed import of the same rows gives."""
+come to its end the log folds to what one undisturbed import of the same rows gives. MILLRACE_IMPORT_KILLS: how many
+more kills, each of them at a random record or at a random moment."""
 
 from __future__ import annotations
 
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -31,10 +33,13 @@ KILLS = (
 )
 ROWS_OF_CHAT = 160
 """more than two transactions of seven events each"""
+MORE = int(os.environ.get("MILLRACE_IMPORT_KILLS", "0"))
+SEED = 5
 
 
 @pytest.mark.slow
 @pytest.mark.kafka
+@pytest.mark.timeout(300 + 30 * MORE)
 def test_killed_anywhere_and_begun_again_it_loses_and_doubles_nothing(broker: str, tmp_path: Path) -> None:
     assert {kill.partition(":")[0] for kill in KILLS} == {
         name for name in faults.names(["producers"]) if name.startswith("import.")
@@ -54,6 +59,16 @@ def test_killed_anywhere_and_begun_again_it_loses_and_doubles_nothing(broker: st
         env = {**os.environ, "MILLRACE_KILL": kill}
         return subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, check=False)
 
+    def killed_at_some_moment(longest_s: float) -> bool:
+        """Whether it was killed before it had ended."""
+        process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            process.wait(chance.uniform(0, longest_s))
+        except subprocess.TimeoutExpired:
+            process.kill()
+        return process.wait() == -signal.SIGKILL
+
+    chance = random.Random(SEED)
     with KafkaBus(broker) as bus:
         bus.ensure_topics(settings.layout.specs())
         refused = run("")
@@ -61,6 +76,13 @@ def test_killed_anywhere_and_begun_again_it_loses_and_doubles_nothing(broker: st
         announce(settings, bus)
         for kill in KILLS:
             assert run(kill).returncode == -signal.SIGKILL
+        for _ in range(MORE // 2):
+            assert run(f"import.sent:{chance.randint(1, 7 * ROWS_OF_CHAT)}").returncode == -signal.SIGKILL
+        longest_s, left = 10.0, MORE - MORE // 2
+        while left:
+            killed = killed_at_some_moment(longest_s)
+            left -= killed
+            longest_s *= 1.2 if killed else 0.8
         for _ in range(2):
             done = run("")
             assert (done.returncode, f"{ROWS_OF_CHAT} trajectories" in done.stdout) == (0, True), done.stderr
@@ -71,7 +93,7 @@ def test_killed_anywhere_and_begun_again_it_loses_and_doubles_nothing(broker: st
                         topic = f"{NAMESPACE}.raw"
                         publisher.publish(Outgoing(topic, record.key, record.value, record.headers, partition)).result()
             sent = len(world.decoded("raw"))
-            world.drain()
+            world.drain(10_000 + sent)
             found, letters = told(world), world.decoded("dead-letters")
     with small() as world:
         brought(world, *files)

@@ -1,4 +1,4 @@
--- Model calls: one row a call, by engines of this deployment and by outside providers.
+-- Model calls: one row a call, by engines of this deployment, by outside providers, and out of imported files.
 --
 -- policy: the model being trained or observed
 -- tenant: whose traffic it is
@@ -11,9 +11,9 @@
 -- call_id: the engine's request
 -- response_id: what the client got; rewards may name it
 -- model: the model that the client named
--- engine: vllm, inprocess or openai, an outside provider
+-- engine: vllm or inprocess; openai, an outside provider; import, a file of another tool
 -- engine_version: its version, or its address
--- engine_start: which start of which engine answered; empty: an outside provider
+-- engine_start: which start of which engine answered; empty: an outside provider or a file
 -- prompt_tokens: tokens that were read, as billed
 -- cached_tokens: how many of them came from a cache
 -- completion_tokens: tokens that were written, as billed

@@ -9,6 +9,7 @@ import signal
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import fmean
 from typing import NamedTuple
 
 import pytest
@@ -64,6 +65,13 @@ class Deployed(NamedTuple):
     variables: dict[str, str]
 
 
+def fill(settings: Settings, bus: Bus) -> None:
+    """Bring the log into the tables."""
+    with Directory(settings.warehouse_home, memory_mb=512) as store:
+        make_tables(store)
+        Ingest(bus, store, settings.namespace, ClaimStore(settings.claims).behind).catch_up()
+
+
 @pytest.fixture(scope="module")
 def deployed(broker: str, beginner: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
     folder = tmp_path_factory.mktemp("deployed")
@@ -72,9 +80,7 @@ def deployed(broker: str, beginner: Path, tmp_path_factory: pytest.TempPathFacto
     with KafkaBus(broker) as bus:
         start_policy(settings, bus, folder, model=beginner)
         play(bus, settings, beginner, range(GROUPS), size=SIZE)
-        with Directory(settings.warehouse_home, memory_mb=512) as store:
-            make_tables(store)
-            Ingest(bus, store, settings.namespace, ClaimStore(settings.claims).behind).catch_up()
+        fill(settings, bus)
         yield Deployed(settings, bus, {f"MILLRACE_{name}": value for name, value in variables.items()})
 
 
@@ -124,6 +130,7 @@ def test_the_page_does_what_it_says(deployed: Deployed, tmp_path: Path) -> None:
         assert code == 0, f"{command}: {answers[command]}"
         if command.startswith("millrace replay reward"):
             assert admit(bus, settings.namespace, settings.policy.name) == GROUPS * SIZE
+            fill(settings, bus)
     for command, said in answers.items():
         words = shlex.split(command)
         if words[1:3] != ["replay", "branch"]:
@@ -135,6 +142,11 @@ def test_the_page_does_what_it_says(deployed: Deployed, tmp_path: Path) -> None:
         asked = one(words[words.index("--select") + 1]) if "--select" in words else "all"
         assert trained
         assert {row["selection"] for row in trained} == {asked}
+    past = History(bus, settings.namespace, settings.policy.name)
+    old = fmean(row["reward"] for row in past.rows(TRAJECTORIES))
+    (means,) = [said for command, said in answers.items() if "avg(value)" in command]
+    assert means.split()[-3:-2] == [str(GROUPS * SIZE)]
+    assert [float(mean) for mean in means.split()[-2:]] == pytest.approx([old, 1 - old], abs=1e-5)
     strict = History(bus, settings.namespace, "strict")
     assert {(row["reward_source"], row["reward_rubric"]) for row in strict.rows(WEIGHTS) if row["version"]} == {
         ("replay", "v2")

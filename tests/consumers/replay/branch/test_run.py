@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -96,6 +97,26 @@ def test_a_branch_that_dies_anywhere_goes_on_to_the_same_bytes(place: Place, beg
     play(place.bus, place.settings, beginner, range(400, 404), size=4, seed=3)
     _, heard = branch(place.bus, place.settings, "whole", **SHORT)
     assert (heard.steps, heard.went_on) == ([], [3]), "nothing is left to do"
+
+
+def test_two_that_begin_one_branch_at_once(place: Place) -> None:
+    """The second is told who begins it, and changes nothing of what the first has chosen."""
+    refused = list[str]()
+
+    def second(name: str) -> None:
+        if name == "branch.kept":
+            with pytest.raises(BranchError) as error:
+                branch(place.bus, place.settings, method="awr", **SHORT)
+            refused.append(str(error.value))
+
+    before = faults.install(second)
+    try:
+        branch(place.bus, place.settings, **SHORT)
+    finally:
+        faults.install(before)
+    assert [f"process {os.getpid()} on" in said for said in refused] == [True]
+    assert branch(place.bus, place.settings, **SHORT)[0]["version"] == ends(place)[-1][0], "it can go on"
+    assert violations(place.bus, place.settings) == []
 
 
 def test_a_branch_goes_on_from_where_it_began_though_its_source_trained_on(place: Place) -> None:
