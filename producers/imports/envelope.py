@@ -6,6 +6,7 @@ name of the bound, and then the chain stands where it stood."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, cast
 
 from millrace.infra import proof
 from millrace.producers.imports.bodies import Draft
@@ -71,7 +72,7 @@ class Sealer:
             "span_id": draft.span,
             "governance": None,
             "body_encoding": "plain",
-            "body": codec.encode_body(draft.kind, draft.body),
+            "body": codec.encode_body(draft.kind, cast(Any, draft.body)),
         }
         found = beyond("Event", event)
         if found is not None:
