@@ -6,7 +6,8 @@ import asyncio
 import gzip
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,8 @@ GOOD = a_span(1, a_call("q", "a", "r1"))
 class Running:
     """A receiver that listens in a thread."""
 
-    def __init__(self, folder: Path, *, max_waiting: int = 1 << 30) -> None:
+    def __init__(self, folder: Path, *, max_waiting: int = 1 << 30, keys: Mapping[str, str] | None = None) -> None:
+        self._options = replace(options(LIMIT), keys=keys) if keys else options(LIMIT)
         (self.port,) = free_ports(1)
         self.receiver: Receiver = made(folder, 3600, max_waiting)
         self.url = f"http://{LOCALHOST}:{self.port}"
@@ -51,7 +53,7 @@ class Running:
 
     async def _run(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
-        await serve(Endpoint(self.receiver, options(LIMIT)), LOCALHOST, self.port, self._stop)
+        await serve(Endpoint(self.receiver, self._options), LOCALHOST, self.port, self._stop)
 
     def post(self, path: str, body: bytes, media: str = JSON, **headers: str) -> httpx.Response:
         given = {"content-type": media, "authorization": f"Bearer {KEY}"} | {
@@ -130,7 +132,7 @@ def test_what_the_sdk_exports_is_one_episode(running: Running) -> None:
         (TENANT, "p", events[0]["trajectory"])
     }
     calls = [codec.decode_body("model_call", one["body"]) for one in events if one["kind"] == "model_call"]
-    assert [json.loads(one["response"])["choices"][0]["message"]["content"] for one in calls] == ["two", "four"]  # type: ignore[typeddict-item]
+    assert [json.loads(one["response"])["choices"][0]["message"]["content"] for one in calls] == ["two", "four"]
 
 
 @pytest.mark.parametrize("media", [JSON, PROTOBUF])

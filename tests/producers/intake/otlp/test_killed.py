@@ -84,7 +84,7 @@ def test_each_answered_span_is_an_event_once(tmp_path: Path) -> None:
     events = [codec.decode_as("Event", kept.entry.value) for kept in log.read()]
     log.close()
     bodies = [codec.decode_body("model_call", one["body"]) for one in events if one["kind"] == "model_call"]
-    found = Counter(json.loads(dict(body)["response"])["id"] for body in bodies)  # type: ignore[call-overload]
+    found = Counter(json.loads(dict(body)["response"])["id"] for body in bodies)
     assert len(answered) == CLIENTS * CALLS
     assert found == Counter(answered)
     assert len({one["id"] for one in events}) == len(events)
