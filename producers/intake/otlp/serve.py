@@ -11,6 +11,7 @@ import os
 import re
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 
 import uvloop
@@ -129,9 +130,10 @@ async def serve(
         stopping.cancel()
         tending.cancel()
         endpoint.stopping = True
-        async with asyncio.timeout(DRAIN_S):
-            while endpoint.busy:
-                await asyncio.sleep(0.01)
+        with suppress(TimeoutError):  # whoever is not answered by then sends again
+            async with asyncio.timeout(DRAIN_S):
+                while endpoint.busy:
+                    await asyncio.sleep(0.01)
         if not serving.done():
             server.main_loop_interrupt.set()
             server.interrupt_signal = True
