@@ -55,5 +55,9 @@ CALLS = 256
 """tool calls of one reply that are read; a reply with more is kept as the text that it is"""
 HEADER_BYTES = 64 << 10
 """bytes of the request line and headers of one HTTP request"""
+OTLP_VALUES = 2**20
+"""values of one OTLP request: messages, fields of messages, and what JSON calls so"""
+OTLP_DEPTH = 256
+"""nesting of one OTLP request; what its attributes say has `DEPTH` like any other JSON"""
 ROW_BYTES = 32 << 20
 """bytes of one row of an imported file, and of all events that it becomes"""

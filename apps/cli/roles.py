@@ -41,6 +41,15 @@ ROLES = (
         "millrace.producers.gateway.serve:run",
     ),
     Role(
+        "otlp",
+        "Take spans of model calls from OpenTelemetry, over HTTP.",
+        "Settings: [otlp], keys of [gateway]. It takes OTLP/HTTP at /v1/traces and /v1/logs, protobuf or JSON: point "
+        "OTEL_EXPORTER_OTLP_ENDPOINT at it, with OTEL_EXPORTER_OTLP_HEADERS=authorization=Bearer%20KEY. Spans of one "
+        "conversation become an episode that is kept and can be evaluated, never one that RL trains on. Run one for a "
+        "stream of spans: those of one trace belong to the same process.",
+        "millrace.producers.intake.otlp.serve:run",
+    ),
+    Role(
         "refine",
         "Check, redact and admit captured events: raw to events.",
         "Settings: [governance]. Run up to [topics] slots of them; they serve every policy of the namespace.",

@@ -11,7 +11,7 @@ from __future__ import annotations
 from millrace.infra.config.experience import Governance, Policy, Reward, Rollout, Tenant
 from millrace.infra.config.explain import nearest
 from millrace.infra.config.read import FILE, load, merge, variables
-from millrace.infra.config.serving import Engine, Gateway, GatewayKey, Warehouse
+from millrace.infra.config.serving import Engine, Gateway, GatewayKey, Otlp, Warehouse
 from millrace.infra.config.settings import PREFIX, Settings, is_local, masked
 from millrace.infra.config.training import Learner, Lora
 from millrace.infra.config.wire import Archive, Kafka, Telemetry, Topics
@@ -27,6 +27,7 @@ __all__ = [
     "Kafka",
     "Learner",
     "Lora",
+    "Otlp",
     "Policy",
     "Reward",
     "Rollout",

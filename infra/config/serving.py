@@ -82,6 +82,26 @@ class Gateway(Section):
     )
 
 
+class Otlp(Section):
+    """Where OpenTelemetry sends spans of model calls that went elsewhere."""
+
+    enabled: bool = Field(default=False, description="`millrace up` starts it")
+    host: str = Field(
+        default="127.0.0.1",
+        description="address to listen on; beyond this machine only with keys, those of [gateway.keys]",
+    )
+    port: Annotated[int, Field(ge=0, le=65535)] = Field(default=4318, description="port to listen on")
+    home: str = Field(
+        default="",
+        description="directory of what it took and of what became of it, on a disk of this machine; empty: under home",
+    )
+    quiet_s: Seconds = Field(default=120, description="a conversation is over when no span of it came for so long")
+    max_body_bytes: Positive = Field(default=16 << 20, description="larger requests are refused, uncompressed or not")
+    max_open_bytes: Positive = Field(
+        default=256 << 20, description="most bytes of spans of conversations that are not over; beyond it 503"
+    )
+
+
 class Engine(Section):
     """What samples tokens."""
 

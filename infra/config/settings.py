@@ -15,7 +15,7 @@ from millrace.infra.config.base import Name
 from millrace.infra.config.experience import Governance, Policy, Reward, Rollout
 from millrace.infra.config.keys import faults, with_workers
 from millrace.infra.config.masking import in_arguments, in_text
-from millrace.infra.config.serving import Engine, Gateway, Warehouse
+from millrace.infra.config.serving import Engine, Gateway, Otlp, Warehouse
 from millrace.infra.config.training import Learner
 from millrace.infra.config.wire import Archive, Kafka, Telemetry, Topics
 from millrace.infra.log.topics import TopicSizes
@@ -53,6 +53,7 @@ class Settings(BaseSettings):
     learner: Learner = Learner()
     archive: Archive = Archive()
     warehouse: Warehouse = Warehouse()
+    otlp: Otlp = Otlp()
     telemetry: Telemetry = Telemetry()
 
     @classmethod
@@ -90,9 +91,15 @@ class Settings(BaseSettings):
                 f"[gateway] host {self.gateway.host} is reachable from other machines: "
                 "set at least one key under [gateway.keys], or listen on 127.0.0.1"
             )
+        if not is_local(self.otlp.host) and not self.gateway.keys:
+            raise ValueError(
+                f"[otlp] host {self.otlp.host} is reachable from other machines: "
+                "set at least one key under [gateway.keys], or listen on 127.0.0.1"
+            )
         words = {name: key.key.get_secret_value() for name, key in self.gateway.keys.items()}
         secret = self.gateway.session_secret.get_secret_value()
-        if fault := faults(words, secret, local=is_local(self.gateway.host)):
+        hosts = (self.gateway.host, self.otlp.host)
+        if fault := faults(words, secret, local=all(map(is_local, hosts))):
             raise ValueError(fault)
         if self.adapters and self.engine.kind != "vllm":
             raise ValueError(f'[learner] lora: publish = "adapter" needs [engine] kind vllm, not {self.engine.kind}')
@@ -135,6 +142,11 @@ class Settings(BaseSettings):
     def warehouse_home(self) -> Path:
         """The directory of the warehouse's tables, which is of this namespace alone."""
         return Path(self.warehouse.home or self.home / "warehouse").absolute() / self.namespace
+
+    @property
+    def otlp_home(self) -> Path:
+        """Where the receiver of OpenTelemetry keeps its logs, which are of this namespace alone."""
+        return Path(self.otlp.home or self.home / "otlp").absolute() / self.namespace
 
     @property
     def claims(self) -> str:

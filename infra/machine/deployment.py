@@ -83,6 +83,8 @@ def ports(settings: Settings) -> dict[str, int]:
         asked["engine.url"] = urlsplit(settings.engine.url).port or 0
     if settings.warehouse.enabled and settings.shared:
         asked["warehouse.port"] = settings.warehouse.port
+    if settings.otlp.enabled:
+        asked["otlp.port"] = settings.otlp.port
     return {key: port for key, port in asked.items() if port}
 
 

@@ -46,6 +46,7 @@ READS: Mapping[str, tuple[str, ...]] = {
     ),
     "archive": (*EVERY, "archive"),
     "warehouse": (*EVERY, "topics", "policy.name", "warehouse"),
+    "otlp": (*EVERY, "topics", "otlp", "gateway", "rollout.key", "policy", "reward", "engine.max_model_len"),
     "rollout": (*EVERY, "policy.name", "rollout", "gateway.host", "gateway.port", "gateway.keys"),
 }
 """what each role reads, as sections or keys of them: the supervisor restarts it when one of these changes"""
@@ -71,6 +72,8 @@ def programs(settings: Settings, environment: Mapping[str, str]) -> list[Program
     for role in ("refine", "reward", "seal", "dispatch"):
         if settings.shared or role not in SHARED:
             add(role, role)
+    if settings.otlp.enabled:
+        add("otlp", "otlp")
     if settings.archive.keep:
         add("archive", "archive")
     threads = str(settings.learner.threads)

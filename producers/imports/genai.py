@@ -22,11 +22,14 @@ import orjson
 from millrace.producers.imports.messages import message
 from millrace.producers.imports.rows import BadRow, Content, json_text, text_of
 from millrace.producers.imports.spans import Said, Span
+from millrace.schemas import bounds
 
 CALLS = frozenset({"chat", "generate_content", "text_completion"})
 TOOLS = frozenset({"execute_tool"})
 AGENTS = frozenset({"invoke_agent", "create_agent", "invoke_workflow"})
 DETAILS = "gen_ai.client.inference.operation.details"
+CONVERSATION = "gen_ai.conversation.id"
+RESPONSE = "gen_ai.response.id"
 EVALUATION = "gen_ai.evaluation.result"
 _ROLES = {"human": "user", "model": "assistant", "ai": "assistant"}
 _EVENTS = {f"gen_ai.{role}.message": role for role in ("system", "user", "assistant", "tool")}
@@ -52,7 +55,13 @@ def operation(span: Span) -> str:
         return said
     if "gen_ai.tool.name" in known:
         return "execute_tool"
-    return "chat" if "gen_ai.request.model" in known or "gen_ai.response.id" in known else ""
+    return "chat" if "gen_ai.request.model" in known or RESPONSE in known else ""
+
+
+def named(span: Span) -> str:
+    """The conversation that a span names; empty where it names none, or one that is no name."""
+    said = text_of(span.attributes, CONVERSATION)
+    return said if len(said.encode("utf-8", "replace")) <= bounds.NAME_BYTES - len("conversation ") else ""
 
 
 def matters(span: Span) -> bool:
@@ -93,7 +102,8 @@ def _message(one: Mapping[str, Any]) -> list[Content]:
     role = _ROLES.get(role, role)
     parts = one.get("parts")
     if not isinstance(parts, list):
-        return [message({**one, "role": role}, "a message")]
+        plain = {name: value for name, value in one.items() if name != "finish_reason"}
+        return [message({**plain, "role": role}, "a message")]
     out: Content = {"role": role}
     answers: list[Content] = []
     content: list[Content] = []

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from millrace.producers.imports.rows import Content, whole_number
+from millrace.producers.imports.rows import Content, json_text, whole_number
 from millrace.schemas import bounds
 from millrace.schemas.ids import Micros
 
@@ -51,21 +51,33 @@ def spans(content: Mapping[str, Any]) -> Iterator[Span]:
             _hex(item.get("spanId")),
             _hex(item.get("parentSpanId")),
             str(item.get("name", "")),
-            _micros(item.get("startTimeUnixNano")),
-            _micros(item.get("endTimeUnixNano")),
+            micros(item.get("startTimeUnixNano")),
+            micros(item.get("endTimeUnixNano")),
             _failed(item.get("status")),
             attributes(item.get("attributes")),
             events,
             resource,
         )
     for resource, item in _items(content, "resourceLogs", "scopeLogs", "logRecords"):
-        at = _micros(item.get("timeUnixNano")) or _micros(item.get("observedTimeUnixNano"))
-        known = attributes(item.get("attributes"))
-        body = value(item.get("body"))
-        name = str(item.get("eventName") or known.get("event.name") or "")
-        said = Said(name, {**known, **(body if isinstance(body, dict) else {})}, at)
-        trace, span = _hex(item.get("traceId")), _hex(item.get("spanId"))
-        yield Span(trace, span, "", name, at, at, False, known, [said], resource, log=True)
+        yield said_beside(
+            _hex(item.get("traceId")),
+            _hex(item.get("spanId")),
+            str(item.get("eventName") or ""),
+            micros(item.get("timeUnixNano")) or micros(item.get("observedTimeUnixNano")),
+            attributes(item.get("attributes")),
+            value(item.get("body")),
+            resource,
+        )
+
+
+def said_beside(
+    trace: str, span: str, name: str, at: Micros | None, known: Content, body: Any, resource: Content
+) -> Span:
+    """A log record as what is said beside the span that it names; its body, where it is a map, among its
+    attributes."""
+    name = name or str(known.get("event.name") or "")
+    said = Said(name, {**known, **(body if isinstance(body, dict) else {})}, at)
+    return Span(trace, span, "", name, at, at, False, known, [said], resource, log=True)
 
 
 def attributes(given: Any) -> Content:
@@ -104,7 +116,7 @@ def _items(content: Mapping[str, Any], outer: str, middle: str, inner: str) -> I
 
 
 def _event(given: Content) -> Said:
-    return Said(str(given.get("name", "")), attributes(given.get("attributes")), _micros(given.get("timeUnixNano")))
+    return Said(str(given.get("name", "")), attributes(given.get("attributes")), micros(given.get("timeUnixNano")))
 
 
 def _failed(status: Any) -> bool:
@@ -115,7 +127,8 @@ def _hex(given: Any) -> str:
     return given.lower() if isinstance(given, str) and len(given) <= 64 else ""
 
 
-def _micros(nanos: Any) -> Micros | None:
+def micros(nanos: Any) -> Micros | None:
+    """Nanoseconds since the epoch, a number or one as text, as micros; None for none, and for what is no time."""
     if isinstance(nanos, str) and nanos.isdecimal() and len(nanos) < 24:
         nanos = int(nanos)
     if not isinstance(nanos, int) or isinstance(nanos, bool) or nanos <= 0:
@@ -134,3 +147,9 @@ def _maps(given: Any) -> list[Content]:
 def tokens(known: Mapping[str, Any], *names: str) -> int:
     """The first of these attributes that is a count."""
     return next((found for name in names if (found := whole_number(known.get(name)))), 0)
+
+
+def size_of(span: Span) -> int:
+    """Bytes of what it says, as JSON."""
+    contents: list[Content] = [span.attributes, *(said.attributes for said in span.events)]
+    return sum(len(json_text(one)) for one in contents)

@@ -81,6 +81,7 @@ REPLAY = "tests/consumers/replay/test_prove_ranks.py"
 BRANCH = "tests/consumers/replay/branch/test_deployed.py"
 READING = "tests/docs/test_reading.py"
 IMPORT = "tests/docs/test_import.py"
+OTLP = "tests/docs/test_otlp.py"
 SQL = "tests/docs/test_sql.py"
 QUESTIONS = "tests/apps/cli/test_questions.py"
 WAREHOUSE = "tests/consumers/warehouse/test_process.py"
@@ -202,6 +203,15 @@ RUN_BY = {
     "millrace import chats.jsonl": IMPORT,
     "millrace import spans.jsonl --tenant acme --split evaluation": IMPORT,
     "millrace import rows.parquet --on-error skip --refused refused.jsonl": IMPORT,
+    "millrace otlp": "tests/producers/intake/otlp/test_killed.py",
+    "export OTEL_EXPORTER_OTLP_ENDPOINT=http://127.0.0.1:4318": OTLP,
+    "export OTEL_EXPORTER_OTLP_HEADERS=authorization=Bearer%20a%20long%20random%20word": OTLP,
+    "export OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT=true": OTLP,
+    "curl -sf http://127.0.0.1:4318/v1/logs -H 'authorization: Bearer a long random word' -H 'c"
+    'ontent-type: application/json\' -d \'{"resourceLogs": [{"scopeLogs": [{"logRecords": [{"even'
+    'tName": "gen_ai.evaluation.result", "attributes": [{"key": "gen_ai.response.id", "value": '
+    '{"stringValue": "resp-1"}}, {"key": "gen_ai.evaluation.name", "value": {"stringValue": "so'
+    'rted"}}, {"key": "gen_ai.evaluation.score.value", "value": {"doubleValue": 1}}]}]}]}]}\'': OTLP,
     "millrace evaluate --model base --tasks held-out.jsonl --samples 8 --k 1,4,8": TRAINING,
     "millrace ask": QUESTIONS,
     "millrace ask NAME --help": QUESTIONS,

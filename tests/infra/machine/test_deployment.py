@@ -10,7 +10,7 @@ import pytest
 
 from millrace.infra.config import Settings, load, variables
 from millrace.infra.connect import connect
-from millrace.infra.errors import ServiceError
+from millrace.infra.errors import ConfigError, ServiceError
 from millrace.infra.machine import deployment as under_test
 from millrace.infra.machine import leftovers
 from millrace.infra.machine import programs as programs_module
@@ -40,6 +40,14 @@ def test_what_you_bring_is_not_started() -> None:
     made = load(flags={"kafka.local": False, "engine.local": False, "learner.learners": 0})
     assert names(made) == ["gateway", "refine", "reward", "seal", "dispatch", "warehouse"]
     assert "warehouse" not in names(load(flags={"warehouse.enabled": False}))
+
+
+def test_spans_are_taken_where_that_is_asked_for() -> None:
+    assert "otlp" not in names(load())
+    assert "otlp" in names(load(flags={"otlp.enabled": True}))
+    assert under_test.ports(load(flags={"otlp.enabled": True}))["otlp.port"] == 4318
+    with pytest.raises(ConfigError, match=r"\[otlp\] host .* reachable from other machines"):
+        load(flags={"otlp.host": "0.0.0.0"})
 
 
 def test_what_serves_every_policy_may_run_elsewhere() -> None:
@@ -86,6 +94,7 @@ ROOMS = {
     "learn": ["consumers/learner", "consumers/policy.py", "trainers"],
     "rollout": ["producers/rollout", "producers/tasks"],
     "warehouse": ["consumers/warehouse"],
+    "otlp": ["producers/intake/otlp", "producers/capture"],
 }
 """where the code of a role lies; behind a colon a word in the names of its functions"""
 FOLLOWS = {
@@ -94,6 +103,7 @@ FOLLOWS = {
     "adapters": ("learner",),
     "rollout_key": ("gateway.keys", "rollout.key"),
     "warehouse_home": ("home", "namespace", "warehouse"),
+    "otlp_home": ("home", "namespace", "otlp"),
     "layout": ("namespace", "policy.name", "topics"),
 }
 """properties of the settings, and what they are made of"""

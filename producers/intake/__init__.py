@@ -1,0 +1,1 @@
+"""Events without a call to answer: what other programs say happened elsewhere."""

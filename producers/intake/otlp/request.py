@@ -1,0 +1,186 @@
+"""One body of OTLP over HTTP: uncompressed, measured, read, and each span judged by itself. Pure.
+
+Invariants: nothing is uncompressed beyond the limit, nor parsed before it was measured; a span is refused for what it
+says alone, by a code, and the others are taken as if it had not been there; what was taken together can be made into
+events."""
+
+from __future__ import annotations
+
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+import orjson
+
+from millrace.producers.gateway.shape import measure
+from millrace.producers.imports import spans as in_json
+from millrace.producers.imports.bodies import Bodies
+from millrace.producers.imports.envelope import Kin, Sealer
+from millrace.producers.imports.genai import CONVERSATION, EVALUATION, matters, talk
+from millrace.producers.imports.normal import normal
+from millrace.producers.imports.rows import BadRow
+from millrace.producers.imports.spans import Said, Span, size_of
+from millrace.producers.imports.told import Told, judged
+from millrace.producers.intake.otlp import protobuf
+from millrace.producers.intake.otlp.made import OTLP, SILENT
+from millrace.schemas import bounds
+
+JSON, PROTOBUF = "application/json", "application/x-protobuf"
+TRACES, LOGS = "traces", "logs"
+ENCODINGS = ("", "identity", "gzip", "deflate")
+_KEYS: Mapping[str, str] = {TRACES: "resourceSpans", LOGS: "resourceLogs"}
+_READ = {TRACES: protobuf.traces, LOGS: protobuf.logs}
+_ID, _TRACE = "00" * 8, "00" * 16
+_SAYS = {"gen_ai.operation.name": "chat"}
+_PROBE = Span(
+    _TRACE,
+    "probe",
+    "",
+    "probe",
+    bounds.TIME,
+    bounds.TIME,
+    False,
+    {
+        **_SAYS,
+        "gen_ai.input.messages": [{"role": "user", "content": "?"}],
+        "gen_ai.output.messages": [{"role": "assistant", "content": "."}],
+    },
+    [],
+    {},
+)
+"""a call beside which any other span can be made into events"""
+
+
+class BadBody(Exception):
+    """A body that cannot be read. status: of HTTP."""
+
+    def __init__(self, status: int, detail: str) -> None:
+        super().__init__(detail)
+        self.status = status
+
+
+@dataclass(slots=True)
+class Batch:
+    """What a request brings: spans that are taken, how many were refused, for which reasons, with the first in words,
+    and what else was passed over."""
+
+    spans: list[Span] = field(default_factory=list)
+    refused: Counter[str] = field(default_factory=Counter)
+    said: str = ""
+
+
+def read(signal: str, media: str, encoding: str, data: bytes, limit: int) -> Batch:
+    """A request. signal: traces or logs; media: `JSON` or `PROTOBUF`. Raises BadBody."""
+    plain = inflated(data, encoding, limit)
+    found = _json(signal, plain) if media == JSON else _protobuf(signal, plain)
+    out = Batch()
+    for span in found:
+        try:
+            out.spans.append(_taken(span))
+        except BadRow as error:
+            out.refused[error.code] += 1
+            out.said = out.said or f"{error.code}: {error}"
+    return out
+
+
+def inflated(data: bytes, encoding: str, limit: int) -> bytes:
+    """A body without its compression. Raises BadBody 413 beyond `limit` bytes, 415 for an unknown one, 400 for
+    data that is none."""
+    if encoding not in ENCODINGS:
+        raise BadBody(415, f"the content-encoding must be one of gzip, deflate, identity, not {encoding[:40]!r}")
+    if encoding in ("", "identity"):
+        return data
+    out: list[bytes] = []
+    size = 0
+    while data:
+        reader = zlib.decompressobj(wbits=zlib.MAX_WBITS | 32)  # gzip or zlib, whichever it says
+        try:
+            out.append(reader.decompress(data, limit + 1 - size))
+        except zlib.error:
+            raise BadBody(400, f"the body is no {encoding}") from None
+        size += len(out[-1])
+        if size > limit:
+            raise BadBody(413, f"the body is larger than {limit:,} bytes once it is uncompressed")
+        if not reader.eof:
+            raise BadBody(400, f"the {encoding} of the body breaks off")
+        data = reader.unused_data  # gzip may have several members
+    return b"".join(out)
+
+
+def _json(signal: str, data: bytes) -> Iterable[Span]:
+    shape = measure(data)
+    if shape.depth > bounds.OTLP_DEPTH or shape.values > bounds.OTLP_VALUES:
+        raise BadBody(
+            400,
+            f"the body nests deeper than {bounds.OTLP_DEPTH} levels (OTLP_DEPTH) or holds more than "
+            f"{bounds.OTLP_VALUES:,} values (OTLP_VALUES): send smaller batches",
+        )
+    try:
+        content = orjson.loads(data)
+    except orjson.JSONDecodeError:
+        raise BadBody(400, "the body is no JSON") from None
+    key = _KEYS[signal]
+    if not isinstance(content, dict) or not isinstance(content.get(key, []), list):
+        raise BadBody(400, f"the body is no JSON object with a list {key}")
+    return in_json.spans({key: content.get(key)})
+
+
+def _protobuf(signal: str, data: bytes) -> Iterable[Span]:
+    try:
+        return list(_READ[signal](data))
+    except protobuf.TooMany as error:
+        raise BadBody(400, f"{error}: send smaller batches") from None
+    except protobuf.Malformed as error:
+        raise BadBody(400, str(error)) from None
+
+
+def _taken(given: Span) -> Span:
+    """A span as it is kept. Raises BadRow for one that cannot be made into events."""
+    if not _is_id(given.trace, 32) or not _is_id(given.id, 16):
+        if not given.log:
+            raise BadRow("bad_id", "a span needs a trace id of 16 bytes and a span id of 8, not all zero")
+        trace, id = (given.trace if _is_id(given.trace, 32) else ""), (given.id if _is_id(given.id, 16) else "")
+        given = replace(given, trace=trace, id=id)
+    span = normal(given)
+    if not matters(span):
+        known = {name: value for name, value in span.attributes.items() if name == CONVERSATION}
+        return replace(span, name="", attributes=known, events=[], resource={}) if not span.log else span
+    size_of(span)
+    _check(span)
+    return span
+
+
+def _is_id(id: str, digits: int) -> bool:
+    return len(id) == digits and set(id) <= _HEX and id.strip("0") != ""
+
+
+_HEX = frozenset("0123456789abcdef")
+
+
+def _check(span: Span) -> None:
+    """Raises BadRow unless it can be made into events, alone and beside others."""
+    for said in span.events:
+        if said.name == EVALUATION:
+            judged(said, None)
+        else:
+            talk(_bare(span, [said]), ())
+    own = replace(span, trace=_TRACE, log=False)
+    if span.log:
+        own = _bare(span, span.events)
+    for found in ([own], [own, _PROBE]):
+        try:
+            episode = Told(found, Counter()).episode()
+        except BadRow as error:
+            if error.code in SILENT:
+                continue
+            raise
+        kin = Kin(_TRACE, _TRACE, _TRACE, _TRACE)
+        sealer = Sealer("p", "t", kin, "train", episode.trace)
+        for number, draft in enumerate(Bodies(OTLP, _TRACE, episode).drafts()):
+            sealer.sealed(draft, _TRACE, "s", 0, number)
+        return
+
+
+def _bare(span: Span, events: Iterable[Said]) -> Span:
+    return replace(span, trace=_TRACE, id=_ID, attributes=dict(_SAYS), events=list(events), log=False)
