@@ -1,0 +1,1 @@
+"""Events of agents that no model call shows: what passes between an agent and its tools and peers."""
