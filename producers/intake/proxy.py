@@ -29,6 +29,7 @@ from millrace.producers.intake.capture import Capture, Owner, Side
 from millrace.producers.intake.jsonrpc import Events, Whole
 from millrace.producers.intake.mcp import Conversation, Parked
 from millrace.producers.session_keys import session_id
+from millrace.schemas import bounds
 from millrace.schemas.ids import new_id
 
 logger = logging.getLogger(__name__)
@@ -159,12 +160,13 @@ class Proxy:
                 return await self._answer(request, answer, exchange)
         except aiohttp.ClientConnectionError as error:
             if exchange is not None:
-                async for part in request.content.iter_any():  # what the server was not there to take was asked too
-                    exchange.asked.feed(part)
+                with suppress(ConnectionError, web.RequestPayloadError):
+                    async for part in request.content.iter_any():  # what nobody was there to take was asked too
+                        exchange.asked.feed(part)
                 exchange.asked.end()
                 exchange.failed(502)
             return web.Response(status=502, text=f"{self._origin} does not answer: {error}\n")
-        except (asyncio.CancelledError, ConnectionResetError):
+        except asyncio.CancelledError:
             if exchange is not None:
                 exchange.left()
             raise
@@ -178,6 +180,10 @@ class Proxy:
         try:
             async for part in _passing(answer.content, answer.content_length, said):
                 await response.write(part)
+        except ConnectionResetError:
+            if exchange is not None:
+                exchange.left()
+            return response
         except aiohttp.ClientError as error:
             logger.warning("%s broke off: %s", self._origin, error)
             if exchange is not None:
@@ -213,7 +219,8 @@ class _Exchange:
             conversations.forget(owner.key, name)
         self.asked = capture.side(owner, self._conversation, Whole(), client=True)
         self.asked.keeps_ids = True
-        self.asked.traceparent = request.headers.get("traceparent")
+        beside = request.headers.get("traceparent", "")
+        self.asked.traceparent = beside if beside.isascii() and 0 < len(beside) <= bounds.NAME_BYTES else None
 
     def answered(self, answer: aiohttp.ClientResponse) -> Side | None:
         """Who reads the answer; None for one that says nothing or cannot be read."""

@@ -20,6 +20,7 @@ from millrace.producers.intake.mcp import Conversation
 from millrace.producers.intake.spool import Spool, home
 from millrace.producers.intake.tee import FLUSH_S, NotStarted, Tee, leave
 from millrace.producers.session_keys import session_id
+from millrace.schemas import bounds
 from millrace.schemas.ids import new_id
 
 KEY, URL = "MILLRACE_SESSION_KEY", "MILLRACE_GATEWAY_URL"
@@ -38,8 +39,7 @@ def tell(text: str) -> None:
 def owner_of(key: str, base_url: str) -> Owner | None:
     """Whose the conversation is; None where no session is named. Raises ConfigError for what is no session's key or no
     address."""
-    if urlsplit(base_url).scheme not in ("http", "https") or not urlsplit(base_url).hostname:
-        raise ConfigError(f"{base_url!r} is no address of a gateway: write http://HOST:PORT/v1")
+    _check_address(base_url, f"{base_url!r} is no address of a gateway: write http://HOST:PORT/v1")
     if not key:
         return None
     try:
@@ -47,6 +47,22 @@ def owner_of(key: str, base_url: str) -> Owner | None:
     except GatewayError as error:
         raise ConfigError(str(error)) from None
     return Owner(key, base_url.rstrip("/"))
+
+
+def _check_address(url: str, said: str) -> None:
+    """Raises ConfigError."""
+    try:
+        parts = urlsplit(url)
+        sound = parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port > 0)
+    except ValueError:
+        sound = False
+    if not sound:
+        raise ConfigError(said)
+
+
+def _name(server: str) -> str:
+    """What records call a server: within the bounds of a name, whatever bytes a file system gave it."""
+    return server.encode(errors="replace").decode()[: bounds.NAME_BYTES // 4]
 
 
 def captured(folder: Path | None) -> Capture | None:
@@ -73,7 +89,7 @@ def stdio(command: Sequence[str], owner: Owner | None, server: str, folder: Path
     if capture is None or owner is None:
         leave(tee.run(None, None))
         return
-    conversation = Conversation(server or Path(command[0]).name, lambda: f"mcp-{new_id()}")
+    conversation = Conversation(_name(server or Path(command[0]).name), lambda: f"mcp-{new_id()}")
     status = tee.run(
         capture.side(owner, conversation, Lines(), client=True),
         capture.side(owner, conversation, Lines(), client=False),
@@ -90,13 +106,11 @@ def http(
     from millrace.producers.intake.proxy import FLUSH_S as PATIENCE_S
     from millrace.producers.intake.proxy import Proxy, serve
 
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ConfigError(f"{url!r} is no address of a server: write http://HOST:PORT/mcp")
+    _check_address(url, f"{url!r} is no address of a server: write http://HOST:PORT/mcp")
     capture = captured(folder)
     if capture is None:
         raise ConfigError("choose a folder for the spool with --spool")
-    proxy = Proxy(url, server or parts.netloc, capture, base_url.rstrip("/"), owner, tell, host)
+    proxy = Proxy(url, _name(server or urlsplit(url).netloc), capture, base_url.rstrip("/"), owner, tell, host)
     try:
         asyncio.run(serve(proxy, host, port, told))
     finally:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +20,8 @@ from millrace.producers.capture.entry import Kept
 from millrace.producers.capture.log import CaptureLog
 from millrace.producers.intake.spool import LARGEST, Spool, outdated, remove
 from millrace.producers.session_keys import session_id
+
+logger = logging.getLogger(__name__)
 
 TIMEOUT_S = 10.0
 BACKOFF_S = (0.05, 5.0)
@@ -81,7 +84,9 @@ class Sender:
                     self.spool.log.forget(LOOK_S)
                     self._adopt()
                 self._wake.wait(LOOK_S)
-            except Unanswered as error:
+            except Exception as error:  # whatever it meets, what waits is tried again as long as this process lives
+                if not isinstance(error, Unanswered):
+                    logger.exception("what was captured could not be sent")
                 self._complain(str(error))
                 if closing and time.monotonic() + pause > self._deadline:
                     return

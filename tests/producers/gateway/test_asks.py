@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from millrace.infra.engines.upstream import TextUpstream
 from millrace.producers.gateway.asks import SLACK_US, Ask, Asks, joined
 from millrace.producers.gateway.keys import canonical_json
 from millrace.producers.gateway.rendering.template import TemplateRenderer
 from millrace.schemas.ids import now_micros
+from tests.support.fake_http import answer, serving
 from tests.support.gateway_world import ScriptedEngine, World, world
 
 NAMES = st.sampled_from(["add", "fs__add", "list", "fs.list"])
@@ -142,6 +145,21 @@ async def test_a_call_is_joined_to_the_reply_that_asked_for_it(
         # A start knows what was joined before it.
         assert (await tell(w, session, seen("mcp-3"))).is_success
         assert tool_calls(w, session)[-1]["join"] == "absent"
+
+
+async def test_a_reply_of_a_text_only_upstream_is_joined_too(tmp_path: Path) -> None:
+    call = {"id": "call_9", "type": "function", "function": {"name": "add", "arguments": '{ "a": 3, "b": 4.0 }'}}
+    message = {"role": "assistant", "content": None, "tool_calls": [call]}
+    said = {"id": "up-1", "choices": [{"index": 0, "message": message, "finish_reason": "tool_calls"}]}
+    async with serving(answer(json.dumps(said).encode())) as server:
+        upstream = TextUpstream(f"{server.url}/v1", "sk-upstream")
+        async with world(tmp_path, None, None, upstream=upstream) as w:
+            session = await w.start()
+            assert (await w.chat([ASK], session["api_key"], tools=TOOLS)).is_success
+            await tell(w, session, seen())
+            (found,) = tool_calls(w, session)
+            assert (found["join"], found["asked_id"], found["response_id"]) == ("unique", "call_9", "up-1")
+        await upstream.close()
 
 
 async def test_two_that_fit_are_not_told_apart(tmp_path: Path, renderer: TemplateRenderer) -> None:

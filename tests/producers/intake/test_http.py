@@ -264,6 +264,27 @@ async def test_a_client_that_leaves_cancels_and_one_of_a_session_does_not(tmp_pa
         await until(lambda: len(pairs(s.w.events())) == 2)
 
 
+async def test_a_client_that_leaves_in_the_middle_of_an_answer(tmp_path: Path) -> None:
+    gone = asyncio.Event()
+
+    async def endless(request: web.BaseRequest) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await response.prepare(request)
+        try:
+            while True:
+                await response.write(b"data: {}\n\n" * 1000)
+        finally:
+            gone.set()
+
+    async with before(tmp_path, endless) as s:
+        answer = await s.ask()
+        await answer.content.readany()
+        answer.close()
+        await gone.wait()
+        (found,) = await s.results()
+        assert found["status"] == "cancelled"
+
+
 @pytest.mark.parametrize("status", [400, 404, 500])
 async def test_an_error_of_http_is_the_result(tmp_path: Path, status: int) -> None:
     async def refused(request: web.BaseRequest) -> web.StreamResponse:

@@ -227,6 +227,7 @@ def test_a_command_that_cannot_run_says_so(tmp_path: Path, command: str, status:
     [
         (["--session", "sk-1"], "this is not a session's own key"),
         (["--gateway", "nonsense"], "is no address of a gateway"),
+        (["--gateway", "http://here:99999/v1"], "is no address of a gateway"),
         (["--url", "http://127.0.0.1:1/mcp"], "name one server"),
     ],
 )
