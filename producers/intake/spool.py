@@ -109,10 +109,10 @@ def outdated(log: CaptureLog) -> bool:
 
 def encoded(event: dict[str, Any]) -> bytes:
     """An event as JSON. Content that no report takes is left out, and its size and digest say so in its place."""
-    data = orjson.dumps(event)
-    if len(data) <= LARGEST:
-        return data
     field = "arguments" if event["kind"] == "tool_call" else "content"
-    whole = str(event[field]).encode(errors="replace")
+    content = str(event[field])
+    if len(content) <= LARGEST and len(data := orjson.dumps(event)) <= LARGEST:
+        return data
+    whole = content.encode(errors="replace")
     left_out = {"left_out": {"bytes": len(whole), "sha256": hashlib.sha256(whole).hexdigest()}}
     return orjson.dumps({**event, field: orjson.dumps(left_out).decode()})

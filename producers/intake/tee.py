@@ -8,6 +8,7 @@ ended it. What capture does never shows in any of this, but for the time that it
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import select
 import signal
@@ -18,7 +19,8 @@ from contextlib import suppress
 
 from millrace.producers.intake.capture import Side
 
-BLOCK = 64 << 10
+BLOCK = 1 << 20
+"""bytes that are passed on at once, and that a pipe to or from the server holds"""
 QUIET_MS = 500
 """how long the output of a server that ended may be silent until it counts as ended too: others may hold it open"""
 FLUSH_S = 1.0
@@ -52,6 +54,9 @@ class Tee:
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         child_in, to_child = os.pipe()
         from_child, child_out = os.pipe()
+        for pipe in (child_in, child_out):
+            with suppress(OSError):  # a user may have as much in pipes as is allowed
+                fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, BLOCK)
         actions = [
             (os.POSIX_SPAWN_DUP2, child_in, 0),
             (os.POSIX_SPAWN_DUP2, child_out, 1),
