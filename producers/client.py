@@ -24,6 +24,7 @@ import orjson
 from tenacity import AsyncRetrying, Retrying, retry_if_exception_type, stop_after_attempt, wait_exponential
 
 from millrace.infra.errors import GatewayError
+from millrace.producers.session_keys import session_id
 
 R = TypeVar("R")
 Json = dict[str, Any]
@@ -233,13 +234,6 @@ class AsyncSession(Speaker[Awaitable[Json]]):
 
     def _send(self, path: str, body: Json, *, again: bool) -> Awaitable[Json]:
         return _apost(self._http, f"{self.base_url}/sessions/{self.id}/{path}", self._key(path), body, again=again)
-
-
-def session_id(api_key: str) -> str:
-    """The session behind a session's own key. Raises GatewayError for any other key."""
-    if not api_key.startswith("mr-") or "." not in api_key:
-        raise GatewayError("this is not a session's own key: start a session, and use the api_key that it gives you")
-    return api_key[3:].partition(".")[0]
 
 
 def _verdict(error: BaseException | None) -> Json:

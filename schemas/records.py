@@ -34,6 +34,9 @@ RewardTarget = Literal["trajectory", "step", "turn", "token_span", "tool_call", 
 Split = Literal["train", "evaluation"]
 """Whether a trajectory may train or only evaluates."""
 
+ToolJoin = Literal["unique", "ambiguous", "absent"]
+"""What joining a tool call to the model's own came to: by tool, arguments and time inside its episode."""
+
 ToolStatus = Literal["ok", "error", "timeout", "denied", "cancelled"]
 """How a tool call ended."""
 
@@ -820,6 +823,14 @@ class ToolCall(TypedDict):
     """as sent"""
     response_id: str | None
     """reply that asked for it"""
+    asked_id: str | None
+    """id under which the model asked for it, for a call that was seen on its way to the tool"""
+    join: ToolJoin | None
+    """whether the model's call was found for one that was seen on its way; null: whoever reported it named the id itself"""
+    server: str | None
+    """which server the tool belongs to"""
+    traceparent: str | None
+    """W3C trace context that came with the call"""
 
 
 class ToolResult(TypedDict):

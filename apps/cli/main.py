@@ -16,6 +16,7 @@ from millrace.apps.cli import (
     evaluate,
     export,
     importing,
+    intake,
     lineage,
     logs,
     offline,
@@ -65,6 +66,7 @@ app.command("status", rich_help_panel=RUN)(deploy.status)
 app.command("logs", rich_help_panel=RUN)(logs.logs)
 app.command("topics", rich_help_panel=RUN)(setup.topics)
 app.command("sweep", rich_help_panel=RUN)(setup.sweep)
+app.command("mcp", rich_help_panel=RUN)(intake.mcp)
 app.add_typer(ask.policy, name="policy", rich_help_panel=RUN)
 app.command("sft", rich_help_panel=FILES)(offline.sft)
 app.command("dpo", rich_help_panel=FILES)(offline.dpo)

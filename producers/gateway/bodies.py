@@ -146,8 +146,17 @@ class EndIn(Body):
     reason: str | None = None
 
 
-class ToolCallIn(Body, tag_field="kind", tag="tool_call"):
-    """The agent asks a tool."""
+class ReportIn(Body, kw_only=True):
+    """What every event may say of itself. `event_time`: micros, when it happened; default: when it came. `seq`: its
+    number at the `source` of its report."""
+
+    event_time: Annotated[int, msgspec.Meta(ge=0, le=bounds.TIME)] | None = None
+    seq: Annotated[int, msgspec.Meta(ge=0, le=bounds.VERSION)] | None = None
+
+
+class ToolCallIn(ReportIn, tag_field="kind", tag="tool_call"):
+    """The agent asks a tool. `join`: it was seen on its way to the tool, so that `call_id` is not the model's: find the
+    model's call."""
 
     TEXTS: ClassVar[frozenset[str]] = frozenset({"arguments"})
 
@@ -155,9 +164,12 @@ class ToolCallIn(Body, tag_field="kind", tag="tool_call"):
     call_id: str
     arguments: str = "{}"
     response_id: str | None = None
+    join: bool = False
+    server: str | None = None
+    traceparent: str | None = None
 
 
-class ToolResultIn(Body, tag_field="kind", tag="tool_result"):
+class ToolResultIn(ReportIn, tag_field="kind", tag="tool_result"):
     """A tool answered."""
 
     TEXTS: ClassVar[frozenset[str]] = frozenset({"content"})
@@ -171,7 +183,7 @@ class ToolResultIn(Body, tag_field="kind", tag="tool_result"):
     side_effect: Literal["none", "reversible", "irreversible"] | None = None
 
 
-class ObservationIn(Body, tag_field="kind", tag="observation"):
+class ObservationIn(ReportIn, tag_field="kind", tag="observation"):
     """The agent saw something."""
 
     TEXTS: ClassVar[frozenset[str]] = frozenset({"content"})
@@ -189,7 +201,7 @@ class InjectedIn(Body):
     version: str = ""
 
 
-class InternalStateIn(Body, tag_field="kind", tag="internal_state"):
+class InternalStateIn(ReportIn, tag_field="kind", tag="internal_state"):
     """What the agent held in mind, in short."""
 
     TEXTS: ClassVar[frozenset[str]] = frozenset({"summary", "plan_step"})
@@ -200,7 +212,7 @@ class InternalStateIn(Body, tag_field="kind", tag="internal_state"):
     injected: Annotated[list[InjectedIn], msgspec.Meta(max_length=bounds.NAMES)] = []
 
 
-class UserFeedbackIn(Body, tag_field="kind", tag="user_feedback"):
+class UserFeedbackIn(ReportIn, tag_field="kind", tag="user_feedback"):
     """What a person said about a reply."""
 
     TEXTS: ClassVar[frozenset[str]] = frozenset({"text"})
@@ -211,7 +223,7 @@ class UserFeedbackIn(Body, tag_field="kind", tag="user_feedback"):
     text: str | None = None
 
 
-class SecurityLabelIn(Body, tag_field="kind", tag="security_label"):
+class SecurityLabelIn(ReportIn, tag_field="kind", tag="security_label"):
     """Labels for the trajectory from here on."""
 
     classification: Literal["public", "internal", "confidential", "restricted"]
@@ -223,9 +235,11 @@ EventIn = ToolCallIn | ToolResultIn | ObservationIn | InternalStateIn | UserFeed
 
 
 class EventsIn(msgspec.Struct, forbid_unknown_fields=True):
-    """`POST /v1/sessions/{id}/events`."""
+    """`POST /v1/sessions/{id}/events`. With a `source` each event has a `seq`, which rises: one that this source has
+    reported to the session is taken for a repetition, so that a report may be sent until it is answered."""
 
     events: Annotated[list[EventIn], msgspec.Meta(max_length=bounds.EVENTS)]
+    source: Annotated[str, msgspec.Meta(min_length=1, max_length=bounds.NAME_BYTES // 4)] | None = None
 
 
 ACTORS: dict[type, str] = {

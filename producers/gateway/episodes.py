@@ -7,7 +7,8 @@ give one."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from typing import Any, TypeVar, cast
 
 import msgspec
@@ -15,11 +16,13 @@ import orjson
 
 from millrace.producers.gateway import shape
 from millrace.producers.gateway.aside import Step, aside, by_turns
-from millrace.producers.gateway.bodies import ACTORS, EndIn, EventIn, EventsIn, RewardIn, StartIn
+from millrace.producers.gateway.bodies import ACTORS, EndIn, EventsIn, RewardIn, StartIn, ToolCallIn
 from millrace.producers.gateway.errors import ApiError, bad_request
 from millrace.producers.gateway.gateway import Caller, Gateway
 from millrace.producers.gateway.judges import SELF, check_room, check_source
+from millrace.producers.gateway.recorder import NO_NOTES
 from millrace.producers.gateway.session import Session, reward_key, source_of
+from millrace.producers.gateway.sessions import REPORT
 from millrace.schemas import bounds
 from millrace.schemas.ids import new_id, now_micros
 from millrace.schemas.records import EpisodeStarted, Reward, Versions
@@ -28,6 +31,8 @@ AT_ONCE = 16
 """events that are recorded in one go"""
 LONGEST_GROUP = 200
 """bytes; a group's name is part of the Kafka key and of the headers of each of its events"""
+
+NOT_JOINED: Mapping[str, str | None] = {"join": None, "asked_id": None}
 
 T = TypeVar("T")
 
@@ -145,25 +150,41 @@ class Episodes:
         return {"reward_id": id}
 
     async def events(self, session: Session, body: bytes) -> dict[str, list[str | None]]:
-        """Record what the agent did and saw; returns the ids of the events (null where the log was full)."""
-        given = (await _read(EventsIn, body)).events
+        """Record what the agent did and saw; returns the ids of the events (null where the log was full, and for a
+        repetition)."""
+        report = await _read(EventsIn, body)
         if session.ended:
             raise ApiError(403, f"Session {session.id} has ended", code="session_ended")
+        _check_numbers(session, report)
         ids: list[str | None] = []
-        records = self._events(session, given, ids)
+        records = self._events(session, report, ids)
         with self.gateway.calling(session, new_id()):
             await by_turns(records)
         await self.gateway.recorder.durable(session)
         return {"ids": ids}
 
-    def _events(self, session: Session, given: Sequence[EventIn], ids: list[str | None]) -> Iterator[Step]:
+    def _events(self, session: Session, report: EventsIn, ids: list[str | None]) -> Iterator[Step]:
         """Record events, a few at a time; nothing happens between the last of them and the end."""
-        for at, event in enumerate(given):
+        for at, event in enumerate(report.events):
             if at and at % AT_ONCE == 0:
                 yield None
             fields = msgspec.to_builtins(event)
             kind = fields.pop("kind")  # the tag says which record it is, and is no field of it
-            ids.append(self.gateway.recorder.record(session, kind, fields, actor=ACTORS[type(event)]))
+            when, seq, notes = fields.pop("event_time"), fields.pop("seq"), NO_NOTES
+            if report.source is not None:
+                # Looked at here, since the same report may be on its way twice.
+                if seq < session.reported.get(report.source, 0):
+                    ids.append(None)
+                    continue
+                session.reported[report.source] = seq + 1
+                notes = {REPORT: f"{report.source} {seq}"}
+            if isinstance(event, ToolCallIn):
+                fields |= _joined(session, event, when or now_micros()) if fields.pop("join") else NOT_JOINED
+            ids.append(
+                self.gateway.recorder.record(
+                    session, kind, fields, actor=ACTORS[type(event)], event_time=when, notes=notes
+                )
+            )
 
     async def end(self, session: Session, body: bytes) -> dict[str, str | bool]:
         """End a session."""
@@ -226,6 +247,26 @@ class Episodes:
             spawn_call=wanted.spawn_call,
             defaults=wanted.sampling.named(),
         )
+
+
+def _check_numbers(session: Session, report: EventsIn) -> None:
+    """Raises ApiError 400 for events whose numbers do not say what is a repetition."""
+    seqs, source = [event.seq for event in report.events], report.source
+    if source is None:
+        if any(seq is not None for seq in seqs):
+            raise bad_request("seq: a number belongs to a source: name it beside the events", param="source")
+        return
+    if None in seqs or any(after <= before for before, after in pairwise(cast(list[int], seqs))):
+        raise bad_request("seq: the events of a source have numbers that rise", param="seq")
+    if source not in session.reported and len(session.reported) >= bounds.NAMES:
+        raise bad_request(f"source: a session has at most {bounds.NAMES} sources of reports", param="source")
+
+
+def _joined(session: Session, call: ToolCallIn, at: int) -> dict[str, str | None]:
+    """What is known of the model's call behind one that was seen on its way to the tool."""
+    found = session.asks.join(call.name, call.arguments, at)
+    asked = found.ask.id or None if found.ask else None
+    return {"join": found.join, "asked_id": asked, "response_id": call.response_id or found.response}
 
 
 def _text(value: Any) -> str:

@@ -34,7 +34,7 @@ from millrace.producers.gateway.sampling import to_sampling, too_long
 from millrace.producers.gateway.session import Session, to_reply
 from millrace.producers.gateway.sessions import KEY_PREFIX, Sessions
 from millrace.producers.gateway.whose import Hints, hints
-from millrace.schemas.ids import new_id
+from millrace.schemas.ids import new_id, now_micros
 from millrace.schemas.records import EpisodeEnded, EpisodeStatus
 
 logger = logging.getLogger(__name__)
@@ -422,6 +422,8 @@ class Gateway:
                 logger.warning("%s of %s: %s from %s", call.response_id, session.id, breach, call.target.url)
                 self.fleet.doubt(call.target)
             self.recorder.record(session, "model_call", body, actor="policy", event_time=call.when, draft=draft)
+            session.asks.called(plan.messages, call.when, plan.supersedes)
+            session.asks.replied(call.response_id, reply, now_micros())
             session.said = reply["content"] or session.said
             _calls.add(1, finish=choice.reason)
             _tokens.add(len(choice.ids))

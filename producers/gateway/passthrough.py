@@ -197,6 +197,8 @@ class Passthrough:
             elif at:
                 yield None
             recorder.record(session, "model_call", body, actor="policy", event_time=call.when, draft=draft)
+            session.asks.called(call.messages, call.when)
+            session.asks.replied(read.answer.id, said.message, now_micros())
             session.said = said.message["content"] or session.said
             self.gateway.sessions.replied(session, digest)
         if unread:

@@ -8,6 +8,7 @@ too."""
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import cast
 
@@ -24,6 +25,7 @@ logger = logging.getLogger(__name__)
 
 RESERVED = {"gap", "episode_ended"}
 FULL = "capture log full"
+NO_NOTES: Mapping[str, str] = {}
 LARGE = 256 << 10
 """bytes of an event from which on a `Draft` of it is worth its while"""
 _events = telemetry.counter("millrace.gateway.events", "{event}", "events captured, by kind")
@@ -65,15 +67,16 @@ class Recorder:
         event_time: int | None = None,
         parent_event: str | None = None,
         draft: Draft | None = None,
+        notes: Mapping[str, str] = NO_NOTES,
     ) -> str | None:
         """Append an event; returns its id, or None when it could not be written and the trajectory is not whole.
 
-        `draft`: what `draft` made of the same body."""
+        `draft`: what `draft` made of the same body; `notes`: headers that stay in the capture log."""
         try:
             if session.gap_open:
                 self._append(session, "gap", {"missed": 1, "reason": FULL}, "gateway", None, None)
                 session.gap_open = False
-            return self._append(session, kind, body, actor, event_time, parent_event, draft)
+            return self._append(session, kind, body, actor, event_time, parent_event, draft, notes)
         except LogFull as error:
             if session.whole or not session.gap_open:
                 logger.error("trajectory %s is no longer whole: %s", session.id, error)
@@ -117,6 +120,7 @@ class Recorder:
         event_time: int | None,
         parent_event: str | None,
         draft: Draft | None = None,
+        notes: Mapping[str, str] = NO_NOTES,
     ) -> str:
         log, event = self.log, self._event(session, kind, actor, event_time, parent_event)
         written, begun = (draft and draft.written) or (codec.encode_named(codec.BODIES[kind], body), None)
@@ -131,6 +135,7 @@ class Recorder:
             "source": log.source,
             "source-seq": str(log.end),
         }
+        headers |= notes
         if kind == "episode_started":
             headers |= session.origin
         if context := telemetry.context(session.root, session.id):

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from millrace.producers.gateway.asks import Asks
 from millrace.producers.gateway.lineage import Lineages
 from millrace.producers.gateway.rendering.base import Message
 from millrace.schemas.chain import START
@@ -40,6 +41,9 @@ class Session:
     ended: bool = False
     lineages: Lineages = field(default_factory=Lineages)
     rewards: set[str] = field(default_factory=set)
+    asks: Asks = field(default_factory=Asks)
+    reported: dict[str, int] = field(default_factory=dict)
+    """source of reports -> number from which on its events are new"""
     calls: dict[str, asyncio.Task[Any]] = field(default_factory=dict)
     digests: list[bytes] = field(default_factory=list)
     engine: str | None = None
@@ -104,6 +108,8 @@ class Session:
     def shrink(self) -> None:
         """Keep only what a late reward needs."""
         self.lineages = Lineages()
+        self.asks = Asks()
+        self.reported = {}
         self.digests.clear()
         self.start = {**self.start, "task": ""}
         self.said = None

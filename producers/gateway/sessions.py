@@ -28,7 +28,7 @@ from millrace.producers.gateway.whose import Conversations, Hints
 from millrace.schemas import codec
 from millrace.schemas.errors import SchemaError
 from millrace.schemas.ids import new_id, now_micros
-from millrace.schemas.records import EpisodeStarted, Event, ModelCall, Reward
+from millrace.schemas.records import EpisodeStarted, Event, ModelCall, Reward, ToolCall
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +41,8 @@ ENDED = 20_000
 """ended sessions that a late reward may still name"""
 
 
+REPORT = "_report"
+"""header of an event's entry: the source of the report that it came in, and its number there"""
 NAMED_S = 12 * 3600.0
 NAMED_CALLS = 10_000
 """calls after which a name begins another episode"""
@@ -223,6 +225,9 @@ class Sessions:
             session.followed(event["kind"], event["step"], event["hash"])
             if session.ended and session.id in self.live:
                 self.retire(session)
+        if session is not None and REPORT in headers:
+            source, _, seq = headers[REPORT].rpartition(" ")
+            session.reported[source] = int(seq) + 1
         kind, body = event["kind"], codec.decode_body(event["kind"], event["body"])
         if kind == "episode_started":
             session = begun(event, cast(EpisodeStarted, body), headers)
@@ -231,15 +236,19 @@ class Sessions:
         if session is None:
             return  # its start lies in files that are gone, or was never written: nothing can be added to it
         if kind == "model_call" and not session.ended:
-            self._recall(session, cast(ModelCall, body))
+            self._recall(session, event, cast(ModelCall, body))
+        elif kind == "tool_call" and (asked := cast(ToolCall, body)["asked_id"]) is not None:
+            session.asks.joined_before(asked)
         elif kind == "reward":
             reward = cast(Reward, body)
             session.rewards.add(reward_key(reward["source"], reward["reward_id"]))
 
-    def _recall(self, session: Session, call: ModelCall) -> None:
+    def _recall(self, session: Session, event: Event, call: ModelCall) -> None:
         messages, tools, replies = read(call["request"], call["response"])
         message = replies[call["choice"]]
         session.said = message["content"] or session.said
+        session.asks.called(messages, event["event_time"], call["supersedes"])
+        session.asks.replied(call["response_id"], message, event["capture_time"])
         digests = keys.chain(messages, tools)
         self.replied(session, keys.extend(digests[-1], message))
         if session.id not in self.unreadable:

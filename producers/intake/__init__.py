@@ -1,1 +1,1 @@
-"""Events without a call to answer: what other programs say happened elsewhere."""
+"""What happened elsewhere, without a call to answer: between an agent and its tools and peers, and in spans."""

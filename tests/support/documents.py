@@ -82,6 +82,7 @@ BRANCH = "tests/consumers/replay/branch/test_deployed.py"
 READING = "tests/docs/test_reading.py"
 IMPORT = "tests/docs/test_import.py"
 OTLP = "tests/docs/test_otlp.py"
+MCP = "tests/docs/test_mcp.py"
 SQL = "tests/docs/test_sql.py"
 QUESTIONS = "tests/apps/cli/test_questions.py"
 WAREHOUSE = "tests/consumers/warehouse/test_process.py"
@@ -199,6 +200,9 @@ RUN_BY = {
     "millrace export --layout trl -o best.jsonl --reward '>=0.3' --best-of-group": READING,
     "millrace export --layout openai -o late.jsonl --version 2.. --status completed": READING,
     "millrace export --layout parquet -o held-out.parquet --split evaluation": READING,
+    "millrace mcp": MCP,
+    "millrace mcp -- python my_server.py": MCP,
+    "millrace mcp --url http://127.0.0.1:9000/mcp --port 9100": MCP,
     "millrace import chats.jsonl --dry-run": IMPORT,
     "millrace import chats.jsonl": IMPORT,
     "millrace import spans.jsonl --tenant acme --split evaluation": IMPORT,

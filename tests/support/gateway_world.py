@@ -193,6 +193,7 @@ async def world(
     *,
     log_options: dict[str, Any] | None = None,
     upstream: Any = None,
+    port: int | None = None,
     **options: Any,
 ) -> AsyncIterator[World]:
     """Serve a gateway; its folder may be used again by another world afterwards."""
@@ -205,7 +206,7 @@ async def world(
     gateway = Gateway(GatewayOptions(**{"policy": POLICY, **options}), sessions, Recorder(log), fleet, renderer)
     forwarder = Forwarder(log, bus, RAW, ClaimStore(str(folder / "claims")))
     forwarder.start()
-    stop, (port,) = asyncio.Event(), free_ports(1)
+    stop, port = asyncio.Event(), port or free_ports(1)[0]
     serving = asyncio.create_task(serve(gateway, "127.0.0.1", port, stop, upstream))
     url = f"http://127.0.0.1:{port}"
     async with httpx.AsyncClient(base_url=url, timeout=30) as http:

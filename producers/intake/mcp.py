@@ -1,0 +1,165 @@
+"""A conversation of the Model Context Protocol, folded into tool calls and tool results: both eras, either transport.
+
+The fold reads what passes and decides nothing about it. Its events are those of `POST /v1/sessions/{id}/events`.
+
+Invariants: every `tools/call` request is one tool call; the first answer to it, or its cancellation, is its one result;
+an answer to nothing that waits is no event; a call that is asked again because the server wanted more input, or whose
+result is fetched as a task, is one call. Ids of the two directions never meet."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from millrace.producers.intake import jsonrpc
+from millrace.producers.intake.jsonrpc import Message
+from millrace.schemas import bounds
+
+MOST = 4096
+"""requests that may wait for their answers; the oldest are given up"""
+SAME = 16
+"""requests under one id, which is against the protocol, that may wait at once"""
+Event = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A tool call that is on its way. `at`: micros."""
+
+    call_id: str
+    name: str
+    arguments: str
+    at: int
+
+
+@dataclass(slots=True)
+class Parked:
+    """Calls whose answer was not the result yet: by what their next request names them."""
+
+    calls: OrderedDict[Hashable, Call] = field(default_factory=OrderedDict)
+
+    def put(self, name: Hashable, call: Call) -> None:
+        self.calls[name] = call
+        while len(self.calls) > MOST:
+            self.calls.popitem(last=False)
+
+    def take(self, name: Hashable) -> Call | None:
+        return self.calls.pop(name, None)
+
+
+class Conversation:
+    """One client and one server. `server`: what the server is called; `parked` is shared by all conversations of a
+    client where each request is a conversation of its own."""
+
+    def __init__(self, server: str, new_id: Callable[[], str], parked: Parked | None = None) -> None:
+        self._server = server
+        self._new_id = new_id
+        self._parked = parked or Parked()
+        self._waiting: OrderedDict[Hashable, deque[Call | None]] = OrderedDict()
+
+    def sent(self, message: Message, now: int, traceparent: str | None = None) -> Iterator[Event]:
+        """The client said this at `now` (micros)."""
+        method, id = jsonrpc.member(message, "method"), jsonrpc.id_of(message)
+        params = jsonrpc.members(message, "params")
+        if method == "notifications/cancelled" and id is None:
+            call = self._answered(jsonrpc.id_of(params, "requestId"))
+            if call is not None:
+                yield _result(call, "cancelled", jsonrpc.text(message["params"]), now)
+        elif isinstance(method, str) and id is not None:
+            call, begun = self._asked(method, params, now)
+            self._waiting.setdefault(id, deque(maxlen=SAME)).append(call)
+            while len(self._waiting) > MOST:
+                self._waiting.popitem(last=False)
+            if call is not None and begun:
+                yield _call(call, self._server, _traceparent(params) or traceparent)
+
+    def received(self, message: Message, now: int) -> Iterator[Event]:
+        """The server said this at `now` (micros)."""
+        failed = "error" in message and bytes(message["error"]) != b"null"
+        if "method" in message or not (failed or "result" in message):
+            return
+        call = self._answered(jsonrpc.id_of(message))
+        if call is None:
+            return
+        if failed:
+            yield _result(call, "error", jsonrpc.text(message["error"]), now)
+            return
+        result = jsonrpc.members(message, "result")
+        parked = _parked(call, result)
+        if parked is not None:
+            self._parked.put(parked, call)
+            return
+        status = "error" if jsonrpc.member(result, "isError") is True else "ok"
+        yield _result(call, status, jsonrpc.text(message["result"]), now)
+
+    def broken_off(self, ids: Iterable[Hashable | None], status: str, why: str, now: int) -> Iterator[Event]:
+        """No answer comes to these requests, if they still wait."""
+        for id in ids:
+            call = self._answered(id)
+            if call is not None:
+                yield _result(call, status, why, now)
+
+    def _asked(self, method: str, params: Message, now: int) -> tuple[Call | None, bool]:
+        """The tool call that a request makes or goes on with, and whether it begins it."""
+        if method == "tasks/result":
+            return self._parked.take(("task", jsonrpc.member(params, "taskId"))), False
+        name = jsonrpc.member(params, "name")
+        if method != "tools/call" or not isinstance(name, str):
+            return None, False
+        arguments = jsonrpc.text(params["arguments"]) if "arguments" in params else "{}"
+        if "requestState" in params or "inputResponses" in params:
+            state = jsonrpc.member(params, "requestState")
+            found = self._parked.take(("state", state) if isinstance(state, str) else ("call", name, arguments))
+            if found is not None:
+                return found, False
+        return Call(self._new_id(), name, arguments, now), True
+
+    def _answered(self, id: Hashable | None) -> Call | None:
+        queue = self._waiting.get(id) if id is not None else None
+        if not queue:
+            return None
+        call = queue.popleft()
+        if not queue:
+            del self._waiting[id]
+        return call
+
+
+def _parked(call: Call, result: Message) -> Hashable | None:
+    """What the next request of a call is known by, where this answer is not its result."""
+    if jsonrpc.member(result, "resultType") == "input_required":
+        state = jsonrpc.member(result, "requestState")
+        return ("state", state) if isinstance(state, str) else ("call", call.name, call.arguments)
+    task = jsonrpc.member(jsonrpc.members(result, "task"), "taskId")
+    return ("task", task) if isinstance(task, str) and "content" not in result else None
+
+
+def _traceparent(params: Message) -> str | None:
+    found = jsonrpc.member(jsonrpc.members(params, "_meta"), "traceparent")
+    return found if isinstance(found, str) and len(found.encode()) <= bounds.NAME_BYTES else None
+
+
+def _call(call: Call, server: str, traceparent: str | None) -> Event:
+    return {
+        "kind": "tool_call",
+        "call_id": call.call_id,
+        "name": call.name,
+        "arguments": call.arguments,
+        "join": True,
+        "server": server,
+        "traceparent": traceparent,
+        "event_time": call.at,
+    }
+
+
+def _result(call: Call, status: str, content: str, now: int) -> Event:
+    return {
+        "kind": "tool_result",
+        "call_id": call.call_id,
+        "name": call.name,
+        "status": status,
+        "content": content,
+        "latency_us": min(max(now - call.at, 0), bounds.WAIT_MS * 1000),
+        "event_time": now,
+    }

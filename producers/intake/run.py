@@ -1,0 +1,117 @@
+"""The processes behind `millrace mcp`: standard input and output, or a port.
+
+Invariant: a session that is missing, and before a command a spool that cannot be made, is said and costs the capture
+alone: the server is served all the same."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from millrace.infra.errors import ConfigError, GatewayError
+from millrace.producers.intake.capture import Capture, Owner
+from millrace.producers.intake.jsonrpc import Lines
+from millrace.producers.intake.mcp import Conversation
+from millrace.producers.intake.spool import Spool, home
+from millrace.producers.intake.tee import FLUSH_S, NotStarted, Tee, leave
+from millrace.producers.session_keys import session_id
+from millrace.schemas import bounds
+from millrace.schemas.ids import new_id
+
+KEY, URL = "MILLRACE_SESSION_KEY", "MILLRACE_GATEWAY_URL"
+GATEWAY = "http://127.0.0.1:8900/v1"
+UNNAMED = f"no session is named ({KEY} or --session): serving goes on, and nothing is captured"
+
+
+def tell(text: str) -> None:
+    """A line on standard error, which the server's own lines share."""
+    try:
+        os.write(2, f"millrace mcp: {text}\n".encode(errors="replace"))
+    except OSError:
+        return  # nobody reads it
+
+
+def owner_of(key: str, base_url: str) -> Owner | None:
+    """Whose the conversation is; None where no session is named. Raises ConfigError for what is no session's key or no
+    address."""
+    _check_address(base_url, f"{base_url!r} is no address of a gateway: write http://HOST:PORT/v1")
+    if not key:
+        return None
+    try:
+        session_id(key)
+    except GatewayError as error:
+        raise ConfigError(str(error)) from None
+    return Owner(key, base_url.rstrip("/"))
+
+
+def _check_address(url: str, said: str) -> None:
+    """Raises ConfigError."""
+    try:
+        parts = urlsplit(url)
+        sound = parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port > 0)
+    except ValueError:
+        sound = False
+    if not sound:
+        raise ConfigError(said)
+
+
+def _name(server: str) -> str:
+    """What records call a server: within the bounds of a name, whatever bytes a file system gave it."""
+    return server.encode(errors="replace").decode()[: bounds.NAME_BYTES // 4]
+
+
+def captured(folder: Path | None) -> Capture | None:
+    """A capture with a spool of its own; None, and said, where none can be made."""
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="millrace mcp: %(message)s")
+    try:
+        return Capture(Spool(folder or home()), tell)
+    except (OSError, GatewayError) as error:
+        tell(f"nothing is captured, since there is no spool: {error}")
+        return None
+
+
+def stdio(command: Sequence[str], owner: Owner | None, server: str, folder: Path | None) -> None:
+    """Run a server in the place of this process. Never returns."""
+    environment = {name: value for name, value in os.environ.items() if name != KEY}
+    try:
+        tee = Tee(command, environment)
+    except NotStarted as error:
+        tell(str(error))
+        os._exit(error.status)
+    if owner is None:
+        tell(UNNAMED)
+    capture = captured(folder) if owner is not None else None
+    if capture is None or owner is None:
+        leave(tee.run(None, None))
+        return
+    conversation = Conversation(_name(server or Path(command[0]).name), lambda: f"mcp-{new_id()}")
+    status = tee.run(
+        capture.side(owner, conversation, Lines(), client=True),
+        capture.side(owner, conversation, Lines(), client=False),
+    )
+    capture.close(FLUSH_S)
+    leave(status)
+
+
+def http(
+    url: str, host: str, port: int, owner: Owner | None, base_url: str, server: str, folder: Path | None,
+    told: Callable[[str], None],
+) -> None:  # fmt: skip
+    """Serve a server's other address until SIGTERM. Raises ConfigError for an address that is none."""
+    from millrace.producers.intake.proxy import FLUSH_S as PATIENCE_S
+    from millrace.producers.intake.proxy import Proxy, serve
+
+    _check_address(url, f"{url!r} is no address of a server: write http://HOST:PORT/mcp")
+    capture = captured(folder)
+    if capture is None:
+        raise ConfigError("choose a folder for the spool with --spool")
+    proxy = Proxy(url, _name(server or urlsplit(url).netloc), capture, base_url.rstrip("/"), owner, tell, host)
+    try:
+        asyncio.run(serve(proxy, host, port, told))
+    finally:
+        capture.close(PATIENCE_S)
