@@ -102,8 +102,8 @@ def begin_anew(ending: threading.Event) -> None:
 
 def attended(follow: Callable[[threading.Event], None]) -> None:
     """Run `follow` in a thread of its own, so that a signal is noticed at once and the block under way is ended well.
-    Raises what it raises."""
-    over = threading.Event()
+    Raises what it raises, or what a signal raises here, once it has returned."""
+    over, ended = threading.Event(), threading.Event()
     failed: list[BaseException] = []
 
     def work() -> None:
@@ -111,12 +111,17 @@ def attended(follow: Callable[[threading.Event], None]) -> None:
             follow(over)
         except BaseException as error:  # raised again by who waits: none may end this thread, and not the process
             failed.append(error)
+        finally:
+            ended.set()
 
     thread = threading.Thread(target=work, name="ingest")
-    thread.start()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
     try:
-        while thread.is_alive():
-            thread.join(0.5)
+        thread.start()
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        # Not `thread.join`: of a signal that raises within it Python makes a thread that has ended, however alive.
+        while not ended.wait(0.5):
+            pass
     finally:
         over.set()
         thread.join()
