@@ -23,7 +23,7 @@ from millrace.streams.seal.stage import Seal
 from tests.support.corruptions.forgeries import append, uncount, write
 from tests.support.whole import Whole, whole
 
-SEED = 3
+SEED = 4
 
 
 class Boom(Exception):
@@ -57,8 +57,8 @@ def breaking(patch: pytest.MonkeyPatch, stage: type[Stage], records: int, timers
 def broken() -> Iterator[Whole]:
     """A history whose stages could not fold all of it; as long as it is in use they still cannot."""
     with pytest.MonkeyPatch.context() as patch:
-        breaking(patch, Refine, 40)
-        breaking(patch, Seal, 25, 12)
+        breaking(patch, Refine, 20)
+        breaking(patch, Seal, 25, 6)
         breaking(patch, Dispatch, 25)
         yield whole(SEED, isolate=True)
 
