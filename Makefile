@@ -54,6 +54,7 @@ $(STAMP): $(UV) $(LOCK) pyproject.toml infra/machine/kafka.lock $(if $(filter $(
 	@mkdir -p .venv/package && ln -sfn ../.. .venv/package/millrace
 	@echo "setup, 4 of 4: Kafka (a minute)"
 	@$(BIN)/python -m millrace.infra.machine.jars > /dev/null
+	@$(BIN)/python -m millrace.infra.machine.make_class_archive > /dev/null
 	@touch $@
 
 check: setup ## formatting, lint, imports, types

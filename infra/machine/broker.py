@@ -21,6 +21,7 @@ from uuid import uuid4
 from millrace.infra import durable
 from millrace.infra.errors import ServiceError
 from millrace.infra.local_keys import USER, login
+from millrace.infra.machine import class_archive
 from millrace.infra.machine.jars import class_path
 from millrace.infra.machine.java import java
 from millrace.infra.process.net import LOCALHOST, free_ports
@@ -197,7 +198,7 @@ class Broker(Service):
         ]
         flags += ["-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-Dorg.slf4j.simpleLogger.showDateTime=true"]
         flags += ["-Dorg.slf4j.simpleLogger.dateTimeFormat=yyyy-MM-dd HH:mm:ss,SSS"]
-        return [str(java()), *flags, "-cp", self._class_path(), "kafka.Kafka", str(self.properties), *self._choices()]
+        return [*self._java(*flags), "kafka.Kafka", str(self.properties), *self._choices()]
 
     def _choices(self) -> list[str]:
         """What may change over the life of a data directory, on the command line and not in its file."""
@@ -231,16 +232,8 @@ class Broker(Service):
         return path.read_text()
 
     def _tool(self, *arguments: str) -> str:
-        command = [
-            str(java()),
-            "-Xmx64m",
-            f"-Djava.io.tmpdir={self.scratch}",
-            "-XX:TieredStopAtLevel=1",
-            "-cp",
-            self._class_path(),
-            "kafka.tools.StorageTool",
-            *arguments,
-        ]
+        flags = ["-Xmx64m", f"-Djava.io.tmpdir={self.scratch}", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
+        command = [*self._java(*flags), "kafka.tools.StorageTool", *arguments]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=self.home)
         if done.returncode:
             raise ServiceError(
@@ -249,8 +242,10 @@ class Broker(Service):
             )
         return done.stdout
 
-    def _class_path(self) -> str:
-        return os.pathsep.join(map(str, class_path()))
+    def _java(self, *flags: str) -> list[str]:
+        """Java with Kafka on its class path, up to the name of what it runs."""
+        jars = class_path()
+        return [str(java()), *flags, *class_archive.flags(java(), jars), "-cp", os.pathsep.join(map(str, jars))]
 
 
 def _random_id() -> str:

@@ -14,17 +14,20 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
-import pyarrow as pa
 from fsspec.implementations.local import LocalFileSystem
 
 from millrace.infra import durable, faults
 from millrace.infra.errors import ArchiveError
-from millrace.infra.log.archive import segment as segments
-from millrace.infra.log.archive.segment import Stored
 from millrace.infra.log.archive.shelf import Segment, Shelf, decode, encode
 from millrace.infra.log.base import Record
 from millrace.infra.log.blobs import storage
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from millrace.infra.log.archive.segment import Stored
 
 MANIFEST = "manifest.json"
 LOCK = ".lock"
@@ -32,7 +35,8 @@ DRAFT = ".draft"
 
 
 class Archive:
-    """Reads and writes an archive. Nothing is opened until it is asked for; a root that is not there is empty."""
+    """Reads and writes an archive. Nothing is opened until it is asked for; a root that is not there is empty.
+    Parquet is loaded with the first segment: every role has an archive at hand, and few read one."""
 
     def __init__(self, root: str) -> None:
         self._fs, path = storage(root)
@@ -119,11 +123,17 @@ class Archive:
 
     def stored(self, topic: str, partition: int, segment: Segment) -> Iterator[Stored]:
         """The rows of a segment. Raises ArchiveError naming it, and the first offset that cannot be trusted."""
+        from millrace.infra.log.archive.segment import read
+
         name = f"{self._folder(topic, partition)}/{segment.file}"
         data = self._load(name, topic, partition, segment)
-        yield from segments.read(data, topic, partition, name)
+        yield from read(data, topic, partition, name)
 
     def _load(self, name: str, topic: str, partition: int, segment: Segment) -> pa.Buffer:
+        import pyarrow as pa
+
+        from millrace.infra.log.archive.segment import read
+
         key = f"{name}#{segment.sha256}"
         if self._loaded is not None and self._loaded[0] == key:
             return self._loaded[1]
@@ -136,7 +146,7 @@ class Archive:
         except OSError as error:
             raise ArchiveError(f"{name} cannot be read: {error}. Check that its storage answers.") from error
         if hashlib.sha256(data).hexdigest() != segment.sha256:
-            for _ in segments.read(data, topic, partition, name):
+            for _ in read(data, topic, partition, name):
                 pass  # names the offset where a record differs
             raise ArchiveError(
                 f"{name} has other bytes than its manifest says, though its records read well: restore it"

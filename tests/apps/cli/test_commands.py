@@ -283,7 +283,7 @@ def _nobody(settings: Settings) -> None:
 
 
 def test_the_command_line_loads_no_heavy_library() -> None:
-    heavy = ("torch", "transformers", "vllm", "faust")
+    heavy = ("torch", "transformers", "vllm", "faust", "pyarrow")
     code = f"import sys, millrace.apps.cli.main; print([m for m in {heavy} if m in sys.modules])"
     root = Path(millrace.__file__).parent
     done = subprocess.run(

@@ -81,8 +81,7 @@ def test_another_port_for_the_same_data_is_refused(tmp_path: Path) -> None:
 
 def test_a_broker_that_syncs_says_so_on_its_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not in its file, which is written once: the choice may change over the life of a home."""
-    monkeypatch.setattr(Broker, "_class_path", lambda self: "jars")
-    monkeypatch.setattr("millrace.infra.machine.broker.java", lambda: "java")
+    monkeypatch.setattr(Broker, "_java", lambda self, *flags: ["java", *flags])
     assert Broker(tmp_path, sync=True).command()[-2:] == ["--override", "log.flush.interval.messages=1"]
     assert "--override" not in Broker(tmp_path).command()
     assert local.broker(load(flags={"home": str(tmp_path)})).sync, "the local broker of a deployment does by default"
