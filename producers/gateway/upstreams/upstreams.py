@@ -77,8 +77,8 @@ class Upstreams:
 
 
 def make(settings: Settings, environment: Mapping[str, str]) -> Upstreams | None:
-    """Those that the settings name, `upstream_url` last; None where they name none. Create them inside the event loop that uses them. Raises
-    ConfigError for a key that the environment lacks."""
+    """Those that the settings name, `upstream_url` last; None where they name none. Made inside the event loop that
+    uses them. Raises ConfigError for a key that the environment lacks."""
     gateway = settings.gateway
     keys = {name: _key(name, given.key_env, environment) for name, given in gateway.upstreams.items()}
     upstreams = [

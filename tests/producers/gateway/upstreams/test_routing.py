@@ -237,15 +237,18 @@ async def test_a_model_goes_by_the_name_that_its_rule_says(tmp_path: Path) -> No
 @both
 async def test_what_nobody_here_reads_passes_and_leaves_a_gap(tmp_path: Path, dialect: str, streamed: bool) -> None:
     odd = json.dumps({"model": "far", "stream": streamed, "messages": 7, "input": 7}).encode()
-    async with serving(stream(b"data: ?\n\n") if streamed else answer(b"[]")) as far:
-        async with before(tmp_path, None, {"far": far.url}, [Rule("*", "far")]) as w:
-            for body in (odd, request(dialect, streamed=streamed)):
-                wire = await asked(w, dialect, body)
-                assert (wire.status, wire.got) == (200, b"data: ?\n\n" if streamed else b"[]")
-                assert far.requests[-1][1] == body
-            assert [event["kind"] for event in w.events()] == ["episode_started", "gap"] * 2
-            assert (await asked(w, dialect, b"{")).status == 400
-            assert len(far.requests) == 2
+    said = b"data: ?\n\n" if streamed else b"[]"
+    async with (
+        serving(stream(said) if streamed else answer(said)) as far,
+        before(tmp_path, None, {"far": far.url}, [Rule("*", "far")]) as w,
+    ):
+        for body in (odd, request(dialect, streamed=streamed)):
+            wire = await asked(w, dialect, body)
+            assert (wire.status, wire.got) == (200, said)
+            assert far.requests[-1][1] == body
+        assert [event["kind"] for event in w.events()] == ["episode_started", "gap"] * 2
+        assert (await asked(w, dialect, b"{")).status == 400
+        assert len(far.requests) == 2
 
 
 async def told(
