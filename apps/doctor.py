@@ -79,6 +79,12 @@ def _open(settings: Settings) -> Iterator[Answer]:
         "[engine] key": (settings.engine.key, engine, "[engine] url"),
         "[gateway] upstream_key": (settings.gateway.upstream_key, settings.gateway.upstream_url, "upstream_url"),
     }
+    for name, upstream in settings.gateway.upstreams.items():
+        if upstream.key_env and _in_clear(upstream.url):
+            said = (
+                f"{upstream.key_env} goes to {urlsplit(upstream.url).hostname} in clear: give url an https:// address"
+            )
+            yield Answer(f"[gateway.upstreams.{name}]", "warning", said)
     for name, (key, url, where) in keys.items():
         if key.get_secret_value() and _in_clear(url):
             said = f"{name} goes to {urlsplit(url).hostname} in clear: give {where} an https:// address"

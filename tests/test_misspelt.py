@@ -43,7 +43,12 @@ MISSPELT = [
     ("producers/gateway/session.py", 'event["capture_time"]', 'event["capture_tiem"]', "capture_tiem"),
     ("producers/gateway/episodes.py", 'found.start["sample"]', 'found.start["smaple"]', "smaple"),
     ("producers/gateway/episodes.py", '"rubric_version": given', '"rubric_verison": given', "rubric_verison"),
-    ("producers/gateway/passthrough.py", '"untrainable_reason": UN', '"untrainable_raeson": UN', "untrainable_raeson"),
+    (
+        "producers/gateway/upstreams/passthrough.py",
+        '"untrainable_reason": UN',
+        '"untrainable_raeson": UN',
+        "untrainable_raeson",
+    ),
     ("producers/gateway/lineage.py", 'call["prefix_len"]', 'call["prefix_lne"]', "prefix_lne"),
     ("producers/gateway/gateway.py", '"whole": session.whole', '"hwole": session.whole', "hwole"),
     ("producers/rollout/worker.py", 'resolution["solicited"]', 'resolution["solicted"]', "solicted"),

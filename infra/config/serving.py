@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, SecretStr
 
 from millrace.infra.config.base import Name, Positive, Seconds, Section
+from millrace.infra.config.upstreams import GatewayRoute, GatewayUpstream
 
 
 def _hermes(given: Any) -> Any:
@@ -53,6 +54,15 @@ class Gateway(Section):
     engine_url: str = Field(default="", description="engine that answers token-in, token-out; empty: [engine] url")
     upstream_url: str = Field(default="", description="text-only upstream instead: captured, never trainable by RL")
     upstream_key: SecretStr = Field(default=SecretStr(""), description="bearer key for the upstream")
+    upstreams: dict[str, GatewayUpstream] = Field(
+        default={},
+        description='servers of others by name: { openai = { url = "https://api.openai.com/v1", key_env = '
+        '"OPENAI_API_KEY" } }',
+    )
+    routes: tuple[GatewayRoute, ...] = Field(
+        default=(),
+        description='which of them answers a model, the first that fits: [{ model = "gpt-*", upstream = "openai" }]',
+    )
     capture_dir: Path = Field(default=Path(), description="local log of what was captured; empty: under home")
     capture_max_bytes: Positive = Field(default=4 << 30, description="most bytes of it that may wait to be sent")
     idle_timeout_s: Seconds = Field(default=300, description="an episode nobody ended ends after this silence")

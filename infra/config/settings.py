@@ -17,6 +17,7 @@ from millrace.infra.config.keys import faults, with_workers
 from millrace.infra.config.masking import in_arguments, in_text
 from millrace.infra.config.serving import Engine, Gateway, Otlp, Warehouse
 from millrace.infra.config.training import Learner
+from millrace.infra.config.upstreams import misrouted
 from millrace.infra.config.wire import Archive, Kafka, Telemetry, Topics
 from millrace.infra.log.topics import TopicSizes
 
@@ -101,6 +102,8 @@ class Settings(BaseSettings):
         hosts = (self.gateway.host, self.otlp.host)
         if fault := faults(words, secret, local=all(map(is_local, hosts))):
             raise ValueError(fault)
+        if wrong := misrouted(self.gateway.upstreams, self.gateway.routes):
+            raise ValueError(wrong)
         if self.adapters and self.engine.kind != "vllm":
             raise ValueError(f'[learner] lora: publish = "adapter" needs [engine] kind vllm, not {self.engine.kind}')
         if self.rollout.key and self.rollout.key not in self.gateway.keys:

@@ -1,4 +1,5 @@
-"""An upstream that gives text and no token ids: any server of OpenAI's chat completions, passed through byte for byte.
+"""An upstream that gives text and no token ids: any server of an API that the gateway speaks, passed through byte for
+byte.
 
 Invariant: nothing that comes from here may be trained on by RL: there are no token ids, no log-probabilities of them
 and no weight versions, and none are made up."""
@@ -18,7 +19,10 @@ UNTRAINABLE = "the upstream gives text without token ids"
 """the reason that calls through here carry in the record"""
 
 IDLE_S = 2.0
-PASSED_ON = ("content-type", "retry-after", "x-request-id", "openai-processing-ms")
+PASSED_ON = ("content-type", "retry-after", "retry-after-ms", "x-should-retry", "x-request-id", "request-id")
+"""headers of an answer that its client gets, beside those of `FAMILIES`"""
+FAMILIES = ("openai-", "anthropic-", "x-ratelimit-")
+NO_HEADERS: Mapping[str, str] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,17 +64,24 @@ class StreamedReply:
 
 
 class TextUpstream:
-    """The server at `base_url` (with its /v1), with our own key for it: the caller's is never passed on.
+    """The server at `base_url` (with its /v1), with our own key for it: the caller's is never passed on. The key is a
+    bearer's, or stands in `key_header` as it is.
 
     Create it inside the event loop that uses it."""
 
     def __init__(
-        self, base_url: str, api_key: str = "", *, connect_timeout_s: float = 5.0, idle_s: float = 600.0
+        self,
+        base_url: str,
+        api_key: str = "",
+        *,
+        key_header: str = "authorization",
+        connect_timeout_s: float = 5.0,
+        idle_s: float = 600.0,
     ) -> None:
         self.base_url = base_url.rstrip("/")
         self._headers = {"content-type": "application/json"}
         if api_key:
-            self._headers["authorization"] = f"Bearer {api_key}"
+            self._headers[key_header] = f"Bearer {api_key}" if key_header == "authorization" else api_key
         self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s, sock_read=idle_s)
         self._idle_s = idle_s
         self._session: aiohttp.ClientSession | None = None
@@ -79,13 +90,22 @@ class TextUpstream:
         """POST /chat/completions, whole. A refusal is a reply too; raises EngineUnavailable and EngineTimeout."""
         return await self._whole("POST", "/chat/completions", body)
 
+    async def ask(self, path: str, body: bytes, headers: Mapping[str, str] = NO_HEADERS) -> UpstreamReply:
+        """POST to a path below the base url, whole, with these headers beside our own. A refusal is a reply too; raises
+        EngineUnavailable and EngineTimeout."""
+        return await self._whole("POST", path, body, headers)
+
     async def models(self) -> UpstreamReply:
         """GET /models."""
         return await self._whole("GET", "/models", None)
 
     async def stream_chat(self, body: bytes) -> StreamedReply:
         """POST /chat/completions of a body that asks for a stream: returns once the status is known."""
-        return StreamedReply(await self._send("POST", "/chat/completions", body), self.base_url, self._idle_s)
+        return await self.stream("/chat/completions", body)
+
+    async def stream(self, path: str, body: bytes, headers: Mapping[str, str] = NO_HEADERS) -> StreamedReply:
+        """The same for a path below the base url, with these headers beside our own."""
+        return StreamedReply(await self._send("POST", path, body, headers), self.base_url, self._idle_s)
 
     async def health(self) -> bool:
         """Whether it answers at all."""
@@ -99,8 +119,10 @@ class TextUpstream:
         if self._session is not None:
             await self._session.close()
 
-    async def _whole(self, method: str, path: str, body: bytes | None) -> UpstreamReply:
-        answer = await self._send(method, path, body)
+    async def _whole(
+        self, method: str, path: str, body: bytes | None, headers: Mapping[str, str] = NO_HEADERS
+    ) -> UpstreamReply:
+        answer = await self._send(method, path, body, headers)
         try:
             return UpstreamReply(answer.status, _headers(answer), await answer.read())
         except TimeoutError as error:
@@ -110,7 +132,9 @@ class TextUpstream:
         finally:
             answer.release()
 
-    async def _send(self, method: str, path: str, body: bytes | None) -> aiohttp.ClientResponse:
+    async def _send(
+        self, method: str, path: str, body: bytes | None, headers: Mapping[str, str] = NO_HEADERS
+    ) -> aiohttp.ClientResponse:
         # never sent twice: an upstream may charge for a request whose answer was lost
         if self._session is None:
             self._session = aiohttp.ClientSession(
@@ -119,7 +143,10 @@ class TextUpstream:
                 timeout=self._timeout,
             )
         try:
-            return await self._session.request(method, f"{self.base_url}{path}", data=body)
+            # A redirect is an answer like any other: our key goes to no other address.
+            return await self._session.request(
+                method, f"{self.base_url}{path}", data=body, headers=headers, allow_redirects=False
+            )
         except aiohttp.ConnectionTimeoutError as error:
             raise EngineUnavailable(f"cannot connect to {self.base_url}: {error}") from error
         except TimeoutError as error:
@@ -129,4 +156,5 @@ class TextUpstream:
 
 
 def _headers(answer: aiohttp.ClientResponse) -> dict[str, str]:
-    return {name: answer.headers[name] for name in PASSED_ON if name in answer.headers}
+    named = {name.lower(): text for name, text in answer.headers.items()}
+    return {name: text for name, text in named.items() if name in PASSED_ON or name.startswith(FAMILIES)}

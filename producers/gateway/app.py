@@ -27,9 +27,10 @@ from millrace.producers.gateway.errors import ApiError
 from millrace.producers.gateway.event_stream import EventStream
 from millrace.producers.gateway.gateway import Caller, Gateway
 from millrace.producers.gateway.intake import Intake, Visit, check_origin
-from millrace.producers.gateway.passthrough import Passthrough
 from millrace.producers.gateway.protocols.all import CHAT, DIALECTS, MESSAGES, RESPONSES, of_path
 from millrace.producers.gateway.protocols.base import Dialect
+from millrace.producers.gateway.upstreams.door import Door
+from millrace.producers.gateway.upstreams.upstreams import Upstreams
 
 logger = logging.getLogger(__name__)
 
@@ -51,14 +52,16 @@ VISIT = "millrace.visit"
 Handler = Callable[[Request], Awaitable[Response]]
 
 
-def make_app(gateway: Gateway, upstream: TextUpstream | None = None, address: str = "") -> ASGIApp:
-    """The application, before engines or before one text-only upstream. Lifecycle is the caller's.
+def make_app(gateway: Gateway, upstream: TextUpstream | Upstreams | None = None, address: str = "") -> ASGIApp:
+    """The application, before engines, upstreams by the model, or one text-only upstream in place of the engines.
+    Lifecycle is the caller's.
 
     `address` is what sessions are told to come back to: never what a request says of it."""
     episodes = Episodes(gateway)
     intake = Intake(gateway.options)
     keyless = not gateway.options.keys
-    through = Passthrough(gateway, upstream) if upstream is not None else None
+    upstreams = upstream if upstream is None or isinstance(upstream, Upstreams) else Upstreams.one(upstream)
+    door = Door(gateway, upstreams) if upstreams is not None else None
 
     def enter(request: Request) -> tuple[Visit, Caller]:
         visit: Visit = request.scope[VISIT]
@@ -68,10 +71,10 @@ def make_app(gateway: Gateway, upstream: TextUpstream | None = None, address: st
         async def handler(request: Request) -> Response:
             gateway.check_open()
             visit, caller = enter(request)
-            if through is not None:
-                raise ApiError(404, f"The upstream of this gateway is asked by {CHAT.path} alone", code="not_found")
             body = await visit.body(request)
             visit.watch()
+            if door is not None and (routed := await door.routed(dialect, body)) is not None:
+                return await door.answer(caller, request, body, routed, partial(_refusal, request))
             call = await gateway.prepare(caller, request.headers, body, dialect)
             if not call.request.stream:
                 return Response(await gateway.chat(call), media_type=JSON)
@@ -83,34 +86,23 @@ def make_app(gateway: Gateway, upstream: TextUpstream | None = None, address: st
     async def count_tokens(request: Request) -> Response:
         gateway.check_open()
         visit, _ = enter(request)
-        return _json({"input_tokens": await gateway.count(MESSAGES.parse_count, await visit.body(request))})
-
-    async def passed(request: Request) -> Response:
-        gateway.check_open()
-        assert through is not None
-        visit, caller = enter(request)
         body = await visit.body(request)
-        visit.watch()
-        call = await through.prepare(caller, request.headers, body)
-        if not call.asked.stream:
-            return await through.chat(call)
-        answer = await through.open(call)
-        if answer.status != 200:
-            async with answer:
-                refusal = b"".join([part async for part in answer.chunks()])
-            return Response(refusal, answer.status, dict(answer.headers))
-        # No comments of ours: an upstream's bytes go on as they are.
-        return EventStream(through.stream(call, answer), partial(_refusal, request))
+        if door is not None and (routed := await door.routed(MESSAGES, body)) is not None:
+            return await door.uncaptured(request, body, routed, "/count_tokens")
+        return _json({"input_tokens": await gateway.count(MESSAGES.parse_count, body)})
 
     async def models(request: Request) -> Response:
         enter(request)
-        model = {"id": gateway.options.policy, "object": "model", "created": 0, "owned_by": "millrace"}
-        return _json({"object": "list", "data": [model]})
+        owned = {gateway.options.policy: "millrace"}
+        for name in upstreams.models if upstreams is not None else ():
+            owned.setdefault(name, "upstream")
+        listed = [{"id": id, "object": "model", "created": 0, "owned_by": owner} for id, owner in owned.items()]
+        return _json({"object": "list", "data": listed})
 
     async def health(request: Request) -> Response:
         gateway.check_open()
         # No error: a load balancer would turn away rewards and ends of episodes too.
-        status = "no engine" if through is None and gateway.fleet.away else "ok"
+        status = "no engine" if gateway.renderer is not None and gateway.fleet.away else "ok"
         try:
             enter(request)
         except ApiError:
@@ -146,7 +138,6 @@ def make_app(gateway: Gateway, upstream: TextUpstream | None = None, address: st
 
     handlers = {
         **{dialect.name: spoken(dialect) for dialect in DIALECTS},
-        **({} if through is None else {CHAT.name: passed}),
         "count_tokens": count_tokens,
         "models": models,
         "health": health,

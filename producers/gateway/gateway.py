@@ -79,7 +79,7 @@ class Caller:
 
 class Gateway:
     """The parts, made elsewhere: see `millrace.producers.gateway.serve`. Without a renderer it only keeps sessions, and
-    `millrace.producers.gateway.passthrough` answers the calls."""
+    `millrace.producers.gateway.upstreams` answers the calls."""
 
     def __init__(
         self, options: GatewayOptions, sessions: Sessions, recorder: Recorder, fleet: Fleet, renderer: Renderer | None

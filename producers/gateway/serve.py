@@ -51,6 +51,8 @@ from millrace.producers.gateway.recorder import Recorder
 from millrace.producers.gateway.rendering.base import Renderer
 from millrace.producers.gateway.rendering.choose import check, choose
 from millrace.producers.gateway.sessions import Sessions
+from millrace.producers.gateway.upstreams.upstreams import Upstreams
+from millrace.producers.gateway.upstreams.upstreams import make as make_upstreams
 from millrace.schemas import bounds, codec
 from millrace.schemas.errors import SchemaError
 from millrace.schemas.records import WorkerStatus
@@ -78,9 +80,9 @@ async def _run(settings: Settings, bus: Bus) -> None:
         loop.add_signal_handler(number, stop.set)
     renderer: Renderer | None = None
     urls: tuple[str, ...] = ()
-    upstream = _make_upstream(settings)
+    upstreams = make_upstreams(settings, os.environ)
     options = GatewayOptions.of(settings, ANY)
-    if upstream is None:
+    if upstreams is None or not upstreams.whole:
         model = await asyncio.to_thread(find_model, settings, bus, stop)
         if model is None:
             return
@@ -111,14 +113,14 @@ async def _run(settings: Settings, bus: Bus) -> None:
     gc.collect()
     gc.freeze()
     try:
-        await serve(gateway, settings.gateway.host, settings.gateway.port, stop, upstream, guard)
+        await serve(gateway, settings.gateway.host, settings.gateway.port, stop, upstreams, guard)
     finally:
         guard.cancel()
         await asyncio.to_thread(beat.close)
         watch.close()
         await fleet.close()
-        if upstream is not None:
-            await upstream.close()
+        if upstreams is not None:
+            await upstreams.close()
         await asyncio.to_thread(forwarder.close)
         log.close()
 
@@ -144,7 +146,7 @@ async def serve(
     host: str,
     port: int,
     stop: asyncio.Event,
-    upstream: TextUpstream | None = None,
+    upstream: TextUpstream | Upstreams | None = None,
     guard: asyncio.Task[None] | None = None,
 ) -> None:
     """Serve `gateway` over HTTP until `stop` is set, or `guard` raises."""
@@ -300,8 +302,3 @@ def make_engine(
         raise ConfigError(f"[gateway] engine_url {url!r} must begin with http:// or https://")
     engine = VllmEngine(url, api_key=key, absent_patience_s=absent_patience_s)
     return ResubmittingEngine(engine) if resubmits else engine
-
-
-def _make_upstream(settings: Settings) -> TextUpstream | None:
-    url = settings.gateway.upstream_url
-    return TextUpstream(url, settings.gateway.upstream_key.get_secret_value()) if url else None

@@ -19,6 +19,7 @@ from typing import cast
 
 from millrace.infra import durable, telemetry
 from millrace.infra.config.keys import SESSION_KEY
+from millrace.infra.engines.upstream import UNTRAINABLE
 from millrace.producers.capture.entry import Entry
 from millrace.producers.capture.log import CaptureLog
 from millrace.producers.gateway import keys
@@ -251,5 +252,7 @@ class Sessions:
         session.asks.replied(call["response_id"], message, event["capture_time"])
         digests = keys.chain(messages, tools)
         self.replied(session, keys.extend(digests[-1], message))
-        if session.id not in self.unreadable:
+        if call["untrainable_reason"] == UNTRAINABLE:  # it has no tokens that another call could go on from
+            session.lineages.turns = max(session.lineages.turns, call["turn"] + 1)
+        elif session.id not in self.unreadable:
             session.lineages.apply(call, messages, digests, keys.request_hash(call["request"]), message)

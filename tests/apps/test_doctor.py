@@ -130,6 +130,12 @@ def test_a_collector_that_is_told_a_token_in_clear_is_warned_of(
             ["[gateway] upstream_key"],
         ),
         ({"gateway.upstream_url": "https://models.example.org/v1", "gateway.upstream_key": "sk-word"}, []),
+        ({"gateway.upstreams": '{"far": {"url": "https://far.example.org/v1", "key_env": "FAR_KEY"}}'}, []),
+        ({"gateway.upstreams": '{"far": {"url": "http://far.example.org/v1"}}'}, []),
+        (
+            {"gateway.upstreams": '{"far": {"url": "http://far.example.org/v1", "key_env": "FAR_KEY"}}'},
+            ["[gateway.upstreams.far]"],
+        ),
     ],
 )
 def test_a_key_that_travels_in_clear_is_warned_of(flags: dict[str, str], warned: list[str]) -> None:

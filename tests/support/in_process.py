@@ -72,7 +72,7 @@ class PlayedUpstream(TextUpstream):
 
     script: Script
 
-    async def _send(self, method: str, path: str, body: bytes | None) -> Any:
+    async def _send(self, method: str, path: str, body: bytes | None, headers: Any = None) -> Any:
         return self.script(body or b"")
 
 

@@ -90,7 +90,7 @@ class Messages(Dialect):
         asked = parse_any(request)
         parts = [part for block in listed(response.get("content")) if (part := _read(mapping(block))) is not None]
         (reply,) = messages_of([Turn("assistant", parts)])
-        return Recorded(messages_of(turns_of(asked)), tools_of(asked.tools), {0: reply})
+        return Recorded(messages_of(turns_of(asked), strict=False), tools_of(asked.tools), {0: reply})
 
 
 class MessagesStream(ReplyStream):

@@ -162,12 +162,12 @@ def ask_of(request: CountRequest) -> Ask:
     ask.temperature, ask.top_p, ask.top_k = request.temperature, request.top_p, request.top_k
     ask.stop = tuple(request.stop_sequences or ())
     user = (request.metadata or {}).get("user_id")
-    ask.name = _session(user)
+    ask.name = session_of(user)
     ask.users = () if ask.name else (user,)
     return ask
 
 
-def _session(user: Any) -> str | None:
+def session_of(user: Any) -> str | None:
     """The session that a user's id names: Claude Code sends a JSON text with one."""
     if not isinstance(user, str) or not user.startswith("{") or shape.unwieldy(user):
         return None

@@ -66,7 +66,7 @@ class Responses(Dialect):
         asked = parse_any(request)
         parts = [part for item in listed(response.get("output")) for part in _read(mapping(item))]
         (reply,) = messages_of([Turn("assistant", parts)])
-        return Recorded(messages_of(turns_of(asked)), tools_of(asked.tools), {0: reply})
+        return Recorded(messages_of(turns_of(asked), strict=False), tools_of(asked.tools), {0: reply})
 
 
 class ResponsesStream(ReplyStream):

@@ -1,20 +1,17 @@
 """A streamed chat completion put together again, while its bytes go on to the client untouched.
 
-Invariants: nothing that a server sends raises; what is no event of the known shape is counted in `unread` and left out;
-memory is bounded by `LARGEST` and by the bounds on choices and tool calls, whatever indexes the server writes."""
+Invariant: memory is bounded by the bounds on choices and tool calls too, whatever indexes the server writes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-import orjson
-
 from millrace.producers.gateway.answers import content, listed, mapping, number, text
+from millrace.producers.gateway.lineage import ABORT
+from millrace.producers.gateway.upstreams.events import Events
 from millrace.schemas import bounds
 
-LARGEST = 8 << 20
-"""bytes of an upstream's reply that are kept; a longer one passes and is not captured whole"""
 FIELDS = ("content", "reasoning_content")
 
 
@@ -74,42 +71,15 @@ def _counts(usage: Mapping[str, Any]) -> dict[str, Any]:
     return {**counts, "prompt_tokens_details": details}
 
 
-class Assembled:
-    """A whole stream of server-sent events."""
+class Assembled(Events):
+    """A whole stream of chunks."""
 
     def __init__(self) -> None:
-        self.finish: str | None = None
-        self.unread = 0
-        """events, or parts of them, that could not be read"""
-        self.size = 0
-        self._rest: list[bytes] = []
+        super().__init__()
         self._head: dict[str, Any] = {}
         self._choices: dict[int, ChoiceParts] = {}
 
-    def feed(self, part: bytes) -> None:
-        """More bytes of the event stream."""
-        self.size += len(part)
-        if self.size > LARGEST:
-            self._rest.clear()
-            self.unread += 1
-            return
-        *lines, rest = part.split(b"\n")
-        if lines:
-            lines[0] = b"".join([*self._rest, lines[0]])
-            self._rest.clear()
-        self._rest.append(rest)
-        for line in lines:
-            data = line.removeprefix(b"data:").strip()
-            if line.startswith(b"data:") and data and data != b"[DONE]":
-                self.unread += not self._take(data)
-
-    def _take(self, data: bytes) -> bool:
-        try:
-            event = orjson.loads(data)
-        except orjson.JSONDecodeError:
-            return False
-        if not isinstance(event, dict):
-            return False
+    def take(self, event: dict[str, Any]) -> bool:
         self._head |= {name: text(event[name]) for name in ("id", "model") if text(event.get(name))}
         if usage := mapping(event.get("usage")):
             self._head["usage"] = _counts(usage)
@@ -127,9 +97,10 @@ class Assembled:
         return good
 
     def response(self) -> dict[str, Any]:
-        """The whole response that the stream amounts to."""
-        choices = [
+        choices: list[dict[str, Any]] = [
             {"index": index, "message": parts.message(), "finish_reason": self.finish or parts.finish}
             for index, parts in sorted(self._choices.items())
         ]
+        if not choices and self.finish == ABORT:
+            choices = [{"index": 0, "message": {"role": "assistant", "content": ""}, "finish_reason": ABORT}]
         return {**self._head, "object": "chat.completion", "choices": choices}

@@ -1,40 +1,45 @@
-"""In front of an upstream that gives text and no token ids: what it says is captured and never trainable by RL.
+"""Calls that an upstream answers, which gives text and no token ids: captured, and never trainable by RL.
 
-Invariants: the request goes on byte for byte and the answer comes back byte for byte, refusals included; the caller's
-key is never passed on; the assembled reply is in the capture log before the last byte leaves; a stream that breaks off,
-or whose client left, is recorded as aborted; an answer that cannot be read leaves a gap in the log and reaches the
-client all the same."""
+Invariants: the request goes on byte for byte, but for the name of its model where its rule says another, and the answer
+comes back byte for byte, refusals included; the caller's key is never passed on; the assembled reply is in the capture
+log before the last byte leaves; a stream that breaks off, or whose client left, is recorded as aborted; a request or an
+answer that cannot be read leaves a gap in the log and is passed on all the same; no call is sent again once its client
+got a byte."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from typing import TypeVar
 
-import orjson
 from starlette.responses import Response
 
-from millrace.infra.engines.upstream import UNTRAINABLE, StreamedReply, TextUpstream
-from millrace.infra.errors import EngineError
+from millrace.infra.engines.upstream import UNTRAINABLE, StreamedReply, TextUpstream, UpstreamReply
+from millrace.infra.errors import EngineError, EngineTimeout
 from millrace.producers.gateway import keys
-from millrace.producers.gateway.answers import Said, WholeAnswer, number, read_answer, understood
+from millrace.producers.gateway.answers import Said, WholeAnswer
 from millrace.producers.gateway.aside import Step, aside, by_turns
-from millrace.producers.gateway.assembled import LARGEST, Assembled
 from millrace.producers.gateway.errors import ApiError, of_engine
 from millrace.producers.gateway.gateway import Caller, Gateway
 from millrace.producers.gateway.lineage import ABORT
-from millrace.producers.gateway.protocols.chat_request import AnyChat, parse_any
 from millrace.producers.gateway.recorder import LARGE
 from millrace.producers.gateway.rendering.base import Message
 from millrace.producers.gateway.session import Session
+from millrace.producers.gateway.upstreams import attempts
+from millrace.producers.gateway.upstreams.events import Events
+from millrace.producers.gateway.upstreams.head import Head, renamed
+from millrace.producers.gateway.upstreams.prices import cost
+from millrace.producers.gateway.upstreams.reader import Asked, Read, Reader
+from millrace.producers.gateway.upstreams.routes import Rule
+from millrace.producers.gateway.upstreams.upstreams import Upstream, Upstreams
 from millrace.producers.gateway.whose import hints
-from millrace.schemas import bounds
 from millrace.schemas.arrays import empty
 from millrace.schemas.ids import new_id, now_micros
-from millrace.schemas.records import ModelCall, Sampling
+from millrace.schemas.records import ModelCall
 
 logger = logging.getLogger(__name__)
 
@@ -46,56 +51,76 @@ LONGEST_EVENT = 1 << 20
 """bytes of a streamed event that are held back until its end comes"""
 
 
+ASKED_WITH = ("anthropic-version", "anthropic-beta", "openai-beta", "idempotency-key")
+"""headers of a request that say how it is meant, and go on"""
+
+R = TypeVar("R", UpstreamReply, StreamedReply)
+
+
 @dataclass(slots=True)
 class Passed:
-    """One call on its way."""
+    """One call on its way. `sent`: the body as upstreams get it. `asked`: None for a request that nobody here reads."""
 
     session: Session
-    asked: AnyChat
+    reader: Reader
+    rule: Rule
+    head: Head
     body: bytes
-    messages: list[Message]
-    digests: list[bytes]
+    sent: bytes
+    path: str
+    headers: Mapping[str, str]
+    asked: Asked | None
+    upstream: Upstream
     name: str = field(default_factory=new_id)
     began: float = field(default_factory=time.perf_counter)
     when: int = field(default_factory=now_micros)
     first: float | None = None
 
-
-class Read:
-    """What an answer says, and the digest of the conversation with each of its choices, from `before`, that of
-    the request."""
-
-    def __init__(self, answer: WholeAnswer, before: bytes) -> None:
-        self.answer = answer
-        self.digests = [keys.extend(before, said.message) for said in answer.choices]
+    @property
+    def before(self) -> bytes:
+        """The digest of the conversation that the request holds."""
+        return self.asked.digests[-1] if self.asked else b""
 
 
 class Passthrough:
-    """Chat calls of `gateway` answered by `upstream`."""
+    """Calls of `gateway` answered by `upstreams`."""
 
-    def __init__(self, gateway: Gateway, upstream: TextUpstream) -> None:
+    def __init__(self, gateway: Gateway, upstreams: Upstreams) -> None:
         self.gateway = gateway
-        self.upstream = upstream
+        self.upstreams = upstreams
 
-    async def prepare(self, caller: Caller, headers: Mapping[str, str], body: bytes) -> Passed:
+    async def prepare(
+        self,
+        caller: Caller,
+        headers: Mapping[str, str],
+        body: bytes,
+        head: Head,
+        rule: Rule,
+        reader: Reader,
+        query: str = "",
+    ) -> Passed:
         """Whose call it is. Raises ApiError."""
-        asked, messages, digests = await aside(len(body), _understood, body)
-        said = hints(headers, asked.user, asked.safety_identifier)
-        session, _ = self.gateway.called(caller, said, messages, digests)
-        return Passed(session, asked, body, messages, digests)
+        asked = await aside(len(body), _understood, reader, body)
+        sent = await aside(len(body), renamed, body, rule.send_as) if rule.send_as else body
+        users, name = reader.whose(head)
+        messages, digests = asked or (list[Message](), keys.chain([], None))
+        session, _ = self.gateway.called(caller, hints(headers, *users, name=name), messages, digests)
+        upstream = self.upstreams.chain(rule, reader.dialect.name)[0]
+        path = f"{reader.path}?{query}" if query else reader.path
+        return Passed(session, reader, rule, head, body, sent, path, asked_with(headers), asked, upstream)
 
-    async def chat(self, call: Passed) -> Response:
+    async def answer(self, call: Passed) -> Response:
         """The upstream's whole answer."""
         answered = False
         try:
             with self.gateway.calling(call.session, call.name):
-                answer = await self.upstream.chat(call.body)
-                read = await aside(len(answer.body), _readable, answer.body, call.digests[-1])
+                answer = await self._sent(call, lambda upstream: upstream.ask(call.path, call.sent, call.headers))
+                read = await aside(len(answer.body), call.reader.answer, answer.body, call.before)
             answered = answer.status == 200
         except EngineError as error:
             raise self._failed(call, error) from error
         except asyncio.CancelledError:
-            self._abort(call, Assembled())
+            self._abort(call, call.reader.assembled())
             raise
         finally:
             if not answered:
@@ -111,17 +136,55 @@ class Passthrough:
         opened = False
         try:
             with self.gateway.calling(call.session, call.name):
-                answer = await self.upstream.stream_chat(call.body)
+                answer = await self._sent(call, lambda upstream: upstream.stream(call.path, call.sent, call.headers))
             opened = answer.status == 200
         except EngineError as error:
             raise self._failed(call, error) from error
         except asyncio.CancelledError:
-            self._abort(call, Assembled())
+            self._abort(call, call.reader.assembled())
             raise
         finally:
             if not opened:
                 self.gateway.unbegun(call.session)
         return answer
+
+    async def _sent(self, call: Passed, send: Callable[[TextUpstream], Awaitable[R]]) -> R:
+        """The first answer that no other attempt may better. Raises EngineError where the last attempt got none."""
+        chain = self.upstreams.chain(call.rule, call.reader.dialect.name)
+        at, tried = 0, 0
+        while True:
+            call.upstream, tried = chain[at], tried + 1
+            answer: R | None = None
+            failed: EngineError | None = None
+            try:
+                answer = await send(call.upstream.client)
+                if not attempts.passing(answer.status):
+                    return answer
+                wait = attempts.retry_after(answer.headers.get("retry-after"))
+                failure = attempts.Failure(answer.status, wait)
+            except EngineError as error:
+                failed, failure = error, attempts.Failure(None, silent=isinstance(error, EngineTimeout))
+            then = attempts.after(
+                failure,
+                tried,
+                call.upstream.retries,
+                behind=at + 1 < len(chain),
+                first_s=self.upstreams.first_s,
+            )
+            if then == "end":
+                if answer is None:
+                    assert failed is not None
+                    raise failed
+                return answer
+            what = failed or f"status {failure.status}"
+            logger.warning("%s of %s: attempt %d failed: %s", call.upstream.name, call.session.id, tried, what)
+            if isinstance(answer, StreamedReply):
+                async with answer:
+                    pass
+            if isinstance(then, attempts.Again):
+                await asyncio.sleep(then.wait_s)
+            else:
+                at, tried = at + 1, 0
 
     def _failed(self, call: Passed, error: EngineError) -> ApiError:
         logger.warning("a call of %s failed: %s", call.session.id, error)
@@ -136,7 +199,7 @@ class Passthrough:
 
     async def _stream(self, call: Passed, answer: StreamedReply) -> AsyncGenerator[bytes, None]:
         # Whole events only, so that an error event can follow any of them; the newest wait until more comes.
-        assembled, held, rest, done = Assembled(), b"", b"", False
+        assembled, held, rest, done = call.reader.assembled(), b"", b"", False
         try:
             async with answer:
                 async for part in answer.chunks():
@@ -152,7 +215,7 @@ class Passthrough:
                         if held:
                             yield held
                         held = events
-            response, read = await aside(assembled.size, _whole, assembled, call.digests[-1])
+            response, read = await aside(assembled.size, call.reader.whole, assembled, call.before)
             done = True
             await self._record(call, response, read, assembled.unread)
             await self.gateway.recorder.durable(call.session)
@@ -160,18 +223,15 @@ class Passthrough:
         except EngineError as error:
             done = True
             self._abort(call, assembled)
-            yield b"data: " + self._failed(call, error).body() + b"\n\n"
+            yield held + call.reader.dialect.failed(self._failed(call, error)).sse()
         finally:
             if not done:
                 self._abort(call, assembled)
 
-    def _abort(self, call: Passed, assembled: Assembled) -> None:
-        assembled.finish = ABORT
-        found = assembled.response()
-        if not found["choices"]:
-            found["choices"] = [{"index": 0, "message": {"role": "assistant", "content": ""}, "finish_reason": ABORT}]
-        read = Read(understood(found), call.digests[-1])
-        for _ in self._records(call, orjson.dumps(found), read, assembled.unread):
+    def _abort(self, call: Passed, events: Events) -> None:
+        events.finish = ABORT
+        response, read = call.reader.whole(events, call.before)
+        for _ in self._records(call, response, read, events.unread, finish=ABORT):
             pass
 
     async def _record(self, call: Passed, response: bytes, read: Read | None, unread: int = 0) -> None:
@@ -179,25 +239,28 @@ class Passthrough:
         read. Never raises; cancelling it leaves nothing unrecorded."""
         await by_turns(self._records(call, response, read, unread))
 
-    def _records(self, call: Passed, response: bytes, read: Read | None, unread: int) -> Iterator[Step]:
+    def _records(
+        self, call: Passed, response: bytes, read: Read | None, unread: int, finish: str | None = None
+    ) -> Iterator[Step]:
         session, recorder = call.session, self.gateway.recorder
         self.gateway.begun(session)
-        if read is None or not read.answer.choices:
-            logger.warning("an answer of the upstream to %s is no chat completion: %d bytes", session.id, len(response))
-            recorder.missed(session, "model_call", "the upstream's answer is no chat completion")
+        if call.asked is None or read is None or not read.answer.choices:
+            what = "the request" if call.asked is None else "the upstream's answer"
+            logger.warning("%s: %s is none of %s that can be read", session.id, what, call.reader.dialect.name)
+            recorder.missed(session, "model_call", f"{what} is none of {call.reader.dialect.name} that can be read")
             return
         turn, session.lineages.turns = session.lineages.turns, session.lineages.turns + 1
         size = len(call.body) + len(response)
         room = max(1, TOGETHER // size)
         for at, (said, digest) in enumerate(zip(read.answer.choices[:room], read.digests, strict=False)):
-            body, draft = self._body(call, response, read.answer, said, turn), None
+            body, draft = self._body(call, response, read.answer, said, turn, finish, at), None
             if size >= LARGE:
                 draft = recorder.draft(session, "model_call", body, actor="policy")
                 yield draft.write
             elif at:
                 yield None
             recorder.record(session, "model_call", body, actor="policy", event_time=call.when, draft=draft)
-            session.asks.called(call.messages, call.when)
+            session.asks.called(call.asked.messages, call.when)
             session.asks.replied(read.answer.id, said.message, now_micros())
             session.said = said.message["content"] or session.said
             self.gateway.sessions.replied(session, digest)
@@ -209,9 +272,12 @@ class Passthrough:
             recorder.missed(session, "model_call", reason)
         session.touch()
 
-    def _body(self, call: Passed, response: bytes, answer: WholeAnswer, said: Said, turn: int) -> ModelCall:
+    def _body(
+        self, call: Passed, response: bytes, answer: WholeAnswer, said: Said, turn: int, finish: str | None, at: int
+    ) -> ModelCall:
         now = time.perf_counter()
         prompt, completion, cached = answer.usage
+        priced = cost(call.rule.prices, answer.usage)
         return {
             "call_id": new_id(),
             "response_id": answer.id,
@@ -227,16 +293,16 @@ class Passthrough:
             "output_versions": empty("int32"),
             "request": call.body,
             "response": response,
-            "sampling": _sampling(call.asked),
-            "finish_reason": said.finish or ABORT,
+            "sampling": call.head.sampling(),
+            "finish_reason": finish or said.finish or ABORT,
             "stop_condition": None,
-            "engine": "openai",
-            "engine_version": self.upstream.base_url,
+            "engine": call.upstream.engine,
+            "engine_version": call.upstream.client.base_url,
             "engine_incarnation": "",
             "tokenizer_hash": "",
             "template_hash": "",
             "usage": {"prompt": prompt, "completion": completion, "cached": cached},
-            "cost": None,
+            "cost": 0.0 if at and priced is not None else priced,  # the first choice bears it for all
             "latency_us": int((now - call.began) * 1e6),
             "ttft_us": int(((call.first or now) - call.began) * 1e6),
             "trainable": False,
@@ -244,40 +310,19 @@ class Passthrough:
         }
 
 
-def _understood(body: bytes) -> tuple[AnyChat, list[Message], list[bytes]]:
-    asked = parse_any(body)
-    messages = asked.plain()
-    return asked, messages, keys.chain(messages, asked.tools)
-
-
-def _readable(body: bytes, before: bytes) -> Read | None:
-    if len(body) > LARGEST:
-        return None
+def _understood(reader: Reader, body: bytes) -> Asked | None:
     try:
-        return Read(read_answer(body), before)
-    except ValueError:
+        return reader.asked(body)
+    except (ApiError, ValueError):
         return None
 
 
-def _whole(assembled: Assembled, before: bytes) -> tuple[bytes, Read]:
-    found = assembled.response()
-    return orjson.dumps(found), Read(understood(found), before)
+def asked_with(headers: Mapping[str, str]) -> dict[str, str]:
+    """The headers of a request that go on with it."""
+    return {name: headers[name] for name in ASKED_WITH if name in headers}
 
 
 def _split(data: bytes) -> tuple[bytes, bytes]:
     """(whole events, the beginning of the next)."""
     at = max((data.rfind(end) + len(end) for end in (b"\n\n", b"\r\n\r\n") if end in data), default=0)
     return data[:at], data[at:]
-
-
-def _sampling(asked: AnyChat) -> Sampling:
-    stop = [asked.stop] if isinstance(asked.stop, str) else asked.stop
-    return {
-        "temperature": 1.0 if asked.temperature is None else asked.temperature,
-        "top_p": 1.0 if asked.top_p is None else asked.top_p,
-        "top_k": 0,
-        "max_tokens": number(asked.max_completion_tokens or asked.max_tokens),
-        "seed": asked.seed if asked.seed is not None and abs(asked.seed) <= bounds.INT else None,
-        "stop": stop if stop and len(stop) <= bounds.NAMES else [],
-        "n": number(asked.n, 1) or 1,
-    }

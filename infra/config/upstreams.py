@@ -1,0 +1,76 @@
+"""Servers of others behind the gateway: `[gateway.upstreams]`, and which models they answer: `[[gateway.routes]]`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from millrace.infra.config.base import Section
+
+Dialect = Literal["chat", "messages", "responses"]
+RESERVED = "upstream_url"
+"""how rules name the upstream of that setting"""
+NotNegative = Annotated[float, Field(ge=0)]
+
+
+class GatewayUpstream(Section):
+    """One server that gives text and no token ids."""
+
+    url: Annotated[str, Field(pattern=r"^https?://[^?#\s]+$")]
+    """with the version in its path, as https://api.openai.com/v1"""
+    speaks: Annotated[tuple[Dialect, ...], Field(min_length=1)] = ("chat",)
+    """its APIs: chat (/chat/completions), messages (/messages), responses (/responses)"""
+    key_env: str = ""
+    """the environment variable of the gateway that holds its key; empty: it asks for none"""
+    key_header: Literal["authorization", "x-api-key", "api-key"] = "authorization"
+    """the header that takes the key; authorization: as a bearer"""
+    retries: Annotated[int, Field(ge=0, le=10)] = 0
+    """how often a call is sent again that it did not answer, or answered with 408, 409, 429 or 5xx"""
+    fallback: str = ""
+    """the upstream that is asked where this one and its retries fail so"""
+
+
+class GatewayPrices(Section):
+    """What a million tokens cost, in the one currency of all routes."""
+
+    prompt: NotNegative
+    completion: NotNegative
+    cached: NotNegative | None = None
+    """tokens of a prompt that were read from a cache; None: as all others"""
+
+
+class GatewayRoute(Section):
+    """Models, and who answers them."""
+
+    model: Annotated[str, Field(min_length=1)]
+    """the name; each * in it stands for any text"""
+    upstream: str
+    send_as: str = ""
+    """the name that the upstream is asked for; empty: the request goes on byte for byte"""
+    prices: GatewayPrices | None = None
+
+
+def misrouted(upstreams: Mapping[str, GatewayUpstream], routes: Sequence[GatewayRoute]) -> str | None:
+    """What is wrong with them together; None when all is well."""
+    for at, route in enumerate(routes):
+        if route.upstream not in upstreams:
+            return f"[[gateway.routes]] {at} ({route.model!r}): {_unknown(route.upstream, upstreams)}"
+    for name, upstream in upstreams.items():
+        if name == RESERVED:
+            return f"[gateway.upstreams.{name}] is the name of [gateway] upstream_url: choose another"
+        if upstream.fallback and upstream.fallback not in upstreams:
+            return f"[gateway.upstreams.{name}] fallback: {_unknown(upstream.fallback, upstreams)}"
+        seen, behind = [name], upstream.fallback
+        while behind and behind in upstreams:
+            if behind in seen:
+                return f"[gateway.upstreams.{name}] fallback: {' -> '.join([*seen, behind])} is a circle"
+            seen.append(behind)
+            behind = upstreams[behind].fallback
+    return None
+
+
+def _unknown(name: str, upstreams: Mapping[str, GatewayUpstream]) -> str:
+    known = ", ".join(sorted(upstreams)) or "none"
+    return f"{name!r} is none of [gateway.upstreams], which has {known}"

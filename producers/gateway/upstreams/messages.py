@@ -1,0 +1,122 @@
+"""Anthropic's Messages of an upstream, and their stream put together again.
+
+Invariants: a block is known by its index, and what a server says of no open block is unread; the input of a tool that
+is cut off, and so no JSON, stays text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from millrace.producers.gateway import shape
+from millrace.producers.gateway.answers import WholeAnswer, mapping, name, number, text
+from millrace.producers.gateway.lineage import ABORT
+from millrace.producers.gateway.protocols.all import MESSAGES
+from millrace.producers.gateway.protocols.messages_request import session_of
+from millrace.producers.gateway.upstreams.events import Events
+from millrace.producers.gateway.upstreams.head import Head
+from millrace.producers.gateway.upstreams.reader import Reader, single
+from millrace.schemas import bounds
+from millrace.schemas.ids import new_id
+
+FINISH = {"end_turn": "stop", "stop_sequence": "stop", "max_tokens": "length", "tool_use": "tool_calls"}
+"""reasons of an end by their name; others keep their own"""
+PIECES = {"text_delta": "text", "thinking_delta": "thinking", "input_json_delta": "partial_json"}
+"""the field of each kind of delta that says something, by its type"""
+SILENT = ("signature_delta", "citations_delta")
+NOTHING = b'{"messages":[]}'
+
+
+class MessagesReader(Reader):
+    """`POST /messages`."""
+
+    dialect = MESSAGES
+    path = "/messages"
+
+    def whose(self, head: Head) -> tuple[tuple[Any, ...], str | None]:
+        named = session_of(head.user_id)
+        return (() if named else (head.user_id,)), named
+
+    def understood(self, found: Mapping[str, Any]) -> WholeAnswer:
+        usage, reason = mapping(found.get("usage")), name(found.get("stop_reason"))
+        read, written = (number(usage.get(f"cache_{what}_input_tokens")) for what in ("read", "creation"))
+        prompt = number(number(usage.get("input_tokens")) + read + written)
+        counts = (prompt, number(usage.get("output_tokens")), read)
+        message = self.dialect.read(NOTHING, found).replies[0]
+        return single(name(found.get("id")) or new_id(), message, FINISH.get(reason or "", reason), counts)
+
+    def assembled(self) -> Events:
+        return AssembledMessages()
+
+
+class AssembledMessages(Events):
+    """A stream of named events."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._head: dict[str, Any] = {}
+        self._blocks: dict[int, dict[str, Any]] = {}
+        self._pieces: dict[int, list[str]] = {}
+        self._end: dict[str, Any] = {}
+
+    def take(self, event: dict[str, Any]) -> bool:
+        match event.get("type"):
+            case "message_start":
+                self._head = dict(mapping(event.get("message")))
+            case "content_block_start":
+                return self._begin(event.get("index"), event.get("content_block"))
+            case "content_block_delta":
+                return self._piece(event.get("index"), mapping(event.get("delta")))
+            case "message_delta":
+                self._end |= mapping(event.get("delta"))
+                usage = {**mapping(self._head.get("usage")), **mapping(event.get("usage"))}
+                self._head["usage"] = usage
+            case "error":
+                self._end["stop_reason"] = ABORT
+        return True
+
+    def _begin(self, index: Any, block: Any) -> bool:
+        if not isinstance(index, int) or not isinstance(block, dict) or len(self._blocks) >= bounds.VALUES:
+            return False
+        self._blocks[index], self._pieces[index] = block, []
+        return True
+
+    def _piece(self, index: Any, delta: Mapping[str, Any]) -> bool:
+        kind = delta.get("type")
+        if kind in SILENT:
+            return True
+        piece = delta.get(PIECES.get(kind, "")) if isinstance(kind, str) else None
+        if not isinstance(index, int) or index not in self._pieces or not isinstance(piece, str):
+            return False
+        self._pieces[index].append(piece)
+        return True
+
+    def response(self) -> dict[str, Any]:
+        if not self._head and self.finish is None:
+            return {}  # no event of a message came
+        content = [_whole(block, "".join(self._pieces[index])) for index, block in sorted(self._blocks.items())]
+        reason = self.finish or self._end.get("stop_reason")
+        head = {"type": "message", "role": "assistant", **self._head, **self._end}
+        return {**head, "type": "message", "content": content, "stop_reason": reason}
+
+
+def _whole(block: dict[str, Any], said: str) -> dict[str, Any]:
+    """A block with the pieces that came for it."""
+    if not said:
+        return block
+    match block.get("type"):
+        case "text":
+            return {**block, "text": (text(block.get("text")) or "") + said}
+        case "thinking":
+            return {**block, "thinking": (text(block.get("thinking")) or "") + said}
+        case _:
+            return {**block, "input": _input(said)}
+
+
+def _input(said: str) -> Any:
+    try:
+        return said if shape.unwieldy(said) else orjson.loads(said)
+    except orjson.JSONDecodeError:
+        return said

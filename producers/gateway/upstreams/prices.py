@@ -1,0 +1,26 @@
+"""What a call of an upstream costs, from its tokens as the upstream counted them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+MILLION = 1_000_000
+
+
+class Prices(NamedTuple):
+    """Of a million tokens. `cached`: those of a prompt that the upstream had read before."""
+
+    prompt: float
+    completion: float
+    cached: float
+
+
+def cost(prices: Prices | None, usage: tuple[int, int, int]) -> float | None:
+    """Of (prompt, completion, cached) tokens, the cached among those of the prompt. None where nobody knows: there are
+    no prices, or the upstream counted nothing."""
+    prompt, completion, cached = usage
+    if prices is None or not (prompt or completion):
+        return None
+    cached = min(cached, prompt)
+    asked = (prompt - cached) * prices.prompt + cached * prices.cached
+    return (asked + completion * prices.completion) / MILLION

@@ -1,0 +1,88 @@
+"""How one API's calls to an upstream are read for the log, from a copy: the seam beside `Dialect`.
+
+Invariants: nothing here raises anything but ApiError or ValueError, and nobody's call ends by it; what is read here is
+read alike from the log when a gateway starts (`Dialect.read`), else it is no call of this API."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import orjson
+
+from millrace.producers.gateway import keys
+from millrace.producers.gateway.answers import Said, WholeAnswer
+from millrace.producers.gateway.protocols.all import DIALECTS
+from millrace.producers.gateway.protocols.base import Dialect
+from millrace.producers.gateway.rendering.base import Message
+from millrace.producers.gateway.upstreams.events import LARGEST, Events
+from millrace.producers.gateway.upstreams.head import Head
+
+NO_ANSWER: Mapping[str, Any] = {}
+
+
+class Asked(NamedTuple):
+    """A request: its messages, and the digests that say what it continues."""
+
+    messages: list[Message]
+    digests: list[bytes]
+
+
+class Read:
+    """What an answer says, and the digest of the conversation with each of its choices, from `before`, that of
+    the request."""
+
+    def __init__(self, answer: WholeAnswer, before: bytes) -> None:
+        self.answer = answer
+        self.digests = [keys.extend(before, said.message) for said in answer.choices]
+
+
+class Reader(ABC):
+    """One API."""
+
+    dialect: Dialect
+    path: str
+    """below an upstream's base url"""
+
+    @abstractmethod
+    def understood(self, found: Mapping[str, Any]) -> WholeAnswer:
+        """The answer in a response's fields."""
+
+    @abstractmethod
+    def assembled(self) -> Events:
+        """What puts a streamed answer together."""
+
+    def asked(self, body: bytes) -> Asked:
+        """Raises ApiError or ValueError for a request that nobody here understands."""
+        said = self.dialect.read(body, NO_ANSWER)
+        return Asked(said.messages, keys.chain(said.messages, said.tools))
+
+    def whose(self, head: Head) -> tuple[tuple[Any, ...], str | None]:
+        """What a request says of its end user, and what it calls the conversation."""
+        return (head.user, head.safety_identifier), None
+
+    def answer(self, body: bytes, before: bytes) -> Read | None:
+        """What a whole answer says; None for what is none of this API, or too large."""
+        if len(body) > LARGEST:
+            return None
+        try:
+            found = orjson.loads(body)
+            return self.read(found, before) if isinstance(found, dict) else None
+        except ValueError:
+            return None
+
+    def read(self, found: Mapping[str, Any], before: bytes) -> Read | None:
+        """What a response says; None for what is none of this API."""
+        writer = next(dialect for dialect in DIALECTS if dialect.wrote(found))
+        return Read(self.understood(found), before) if writer is self.dialect else None
+
+    def whole(self, events: Events, before: bytes) -> tuple[bytes, Read | None]:
+        """The response that a stream amounts to, and what it says."""
+        found = events.response()
+        return orjson.dumps(found), self.read(found, before)
+
+
+def single(id: str, message: Message, finish: str | None, usage: tuple[int, int, int]) -> WholeAnswer:
+    """An answer of one choice."""
+    return WholeAnswer(id, [Said(0, message, finish)], usage)

@@ -1,0 +1,102 @@
+"""OpenAI's Responses of an upstream, and their stream put together again.
+
+Invariants: the response with which a stream ends counts for the whole of it; a stream that is cut off amounts to the
+items that came, the last ones as far as they came."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from millrace.producers.gateway.answers import WholeAnswer, listed, mapping, name, number, text
+from millrace.producers.gateway.lineage import ABORT
+from millrace.producers.gateway.protocols.all import RESPONSES
+from millrace.producers.gateway.upstreams.events import Events
+from millrace.producers.gateway.upstreams.reader import Reader, single
+from millrace.schemas import bounds
+from millrace.schemas.ids import new_id
+
+ENDS = ("response.completed", "response.incomplete", "response.failed", "response.cancelled")
+PIECES = (
+    "response.output_text.delta",
+    "response.function_call_arguments.delta",
+    "response.reasoning_summary_text.delta",
+)
+NOTHING = b'{"input":[]}'
+
+
+class ResponsesReader(Reader):
+    """`POST /responses`."""
+
+    dialect = RESPONSES
+    path = "/responses"
+
+    def understood(self, found: Mapping[str, Any]) -> WholeAnswer:
+        usage = mapping(found.get("usage"))
+        cached = number(mapping(usage.get("input_tokens_details")).get("cached_tokens"))
+        counts = (number(usage.get("input_tokens")), number(usage.get("output_tokens")), cached)
+        message = self.dialect.read(NOTHING, found).replies[0]
+        return single(name(found.get("id")) or new_id(), message, _finish(found, message), counts)
+
+    def assembled(self) -> Events:
+        return AssembledResponses()
+
+
+def _finish(found: Mapping[str, Any], message: Mapping[str, Any]) -> str | None:
+    match found.get("status"):
+        case "completed":
+            return "tool_calls" if message.get("tool_calls") else "stop"
+        case "incomplete":
+            reason = name(mapping(found.get("incomplete_details")).get("reason"))
+            return "length" if reason == "max_output_tokens" else reason
+        case _:
+            return None
+
+
+class AssembledResponses(Events):
+    """A stream of named events."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._response: dict[str, Any] = {}
+        self._items: dict[int, dict[str, Any]] = {}
+        self._pieces: dict[int, list[str]] = {}
+
+    def take(self, event: dict[str, Any]) -> bool:
+        kind, index = event.get("type"), event.get("output_index")
+        if kind in ENDS or kind in ("response.created", "response.in_progress"):
+            self._response = dict(mapping(event.get("response")))
+        elif kind in ("response.output_item.added", "response.output_item.done"):
+            item = event.get("item")
+            if not isinstance(index, int) or not isinstance(item, dict) or len(self._items) >= bounds.VALUES:
+                return False
+            self._items[index], self._pieces[index] = item, []
+        elif kind in PIECES:
+            piece = event.get("delta")
+            if not isinstance(index, int) or index not in self._pieces or not isinstance(piece, str):
+                return False
+            self._pieces[index].append(piece)
+        return True
+
+    def response(self) -> dict[str, Any]:
+        if not self._response and self.finish is None:
+            return {}  # no event of a response came
+        items = [_whole(item, "".join(self._pieces[index])) for index, item in sorted(self._items.items())]
+        output = listed(self._response.get("output")) or items
+        status = "incomplete" if self.finish == ABORT else self._response.get("status")
+        return {**self._response, "object": "response", "status": status, "output": output}
+
+
+def _whole(item: dict[str, Any], said: str) -> dict[str, Any]:
+    """An item that was not whole, with the pieces that came for it."""
+    if not said:
+        return item
+    match item.get("type"):
+        case "function_call":
+            return {**item, "arguments": (text(item.get("arguments")) or "") + said}
+        case "reasoning":
+            return {**item, "summary": [{"type": "summary_text", "text": said}]}
+        case "message":
+            return {**item, "content": [{"type": "output_text", "text": said, "annotations": []}]}
+        case _:
+            return item

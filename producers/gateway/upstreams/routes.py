@@ -1,0 +1,65 @@
+"""Which call goes where, by the name of its model: to a policy's own engines, or to an upstream.
+
+Invariants: a pure choice; the policy's own name is always its engines', where there are any; the first rule that fits
+decides, and a rule fits only where its upstream speaks the call's API; what no rule fits goes to the engines, where
+there are any, and is refused otherwise, as is a model that only other APIs are asked for."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from millrace.producers.gateway.errors import ApiError
+from millrace.producers.gateway.upstreams.prices import Prices
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Models whose name fits `model`, in which each * stands for any text, are answered by an upstream, which is asked
+    for `send_as` where that is said."""
+
+    model: str
+    upstream: str
+    send_as: str = ""
+    prices: Prices | None = None
+
+
+def fits(pattern: str, model: str) -> bool:
+    """Whether a model's name is one that the pattern means."""
+    return re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), model, re.DOTALL) is not None
+
+
+def choose(
+    rules: Sequence[Rule], speaks: Callable[[str, str], bool], policy: str | None, model: str, dialect: str
+) -> Rule | None:
+    """The rule for a call; None: the engines of `policy` answer it. `policy` is None where there are none. `speaks`
+    says whether an upstream speaks a dialect. Raises ApiError 404."""
+    if policy is not None and (model == policy or model.startswith(f"{policy}@")):
+        return None
+    named = [rule for rule in rules if fits(rule.model, model)]
+    for rule in named:
+        if speaks(rule.upstream, dialect):
+            return rule
+    if named:
+        upstreams = ", ".join(sorted({rule.upstream for rule in named}))
+        said = f"The model {model!r} is answered by {upstreams}, which speaks another API than {dialect}"
+        raise ApiError(404, said, param="model", code="model_not_found")
+    if policy is None:
+        raise ApiError(404, f"No upstream answers the model {model!r}", param="model", code="model_not_found")
+    return None
+
+
+def chain(upstream: str, fallbacks: Mapping[str, str], speaks: Callable[[str], bool]) -> list[str]:
+    """The upstream and those behind it, in the order in which they are asked: none twice, and only such as speak the
+    call's API."""
+    out: list[str] = []
+    while upstream and upstream not in out:
+        out.append(upstream)
+        upstream = fallbacks.get(upstream, "")
+    return [name for name in out if speaks(name)]
+
+
+def exact(rules: Sequence[Rule]) -> list[str]:
+    """The models that rules name in full."""
+    return list(dict.fromkeys(rule.model for rule in rules if "*" not in rule.model))

@@ -1,0 +1,116 @@
+"""The upstreams of a gateway, by name, and the rules that choose among them.
+
+Invariant: a key comes from the environment of the gateway and goes to the upstream that it belongs to alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from millrace.infra.config import Settings
+from millrace.infra.config.upstreams import RESERVED
+from millrace.infra.engines.upstream import TextUpstream
+from millrace.infra.errors import ConfigError
+from millrace.producers.gateway.upstreams.attempts import FIRST_S
+from millrace.producers.gateway.upstreams.prices import Prices
+from millrace.producers.gateway.upstreams.routes import Rule, chain, choose, exact
+
+ONE = RESERVED
+"""the name of the single one that needs none, which records call openai"""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Upstream:
+    """One of them. `speaks`: names of dialects."""
+
+    name: str
+    client: TextUpstream
+    speaks: frozenset[str]
+    retries: int = 0
+    fallback: str = ""
+
+    @property
+    def engine(self) -> str:
+        """What records say of who answered."""
+        return "openai" if self.name == ONE else self.name
+
+
+class Upstreams:
+    """`whole`: one of the rules takes what no other does, and there is no engine. `first_s`: wait before a first
+    retry, in seconds."""
+
+    def __init__(
+        self, upstreams: Sequence[Upstream], rules: Sequence[Rule], *, whole: bool = False, first_s: float = FIRST_S
+    ) -> None:
+        self.rules = list(rules)
+        self.whole = whole
+        self.first_s = first_s
+        self._named = {upstream.name: upstream for upstream in upstreams}
+        self._fallbacks = {upstream.name: upstream.fallback for upstream in upstreams}
+
+    @classmethod
+    def one(cls, client: TextUpstream) -> Upstreams:
+        """A single one, of chat completions, in place of the engines."""
+        return cls([Upstream(ONE, client, frozenset({"chat"}))], [Rule("*", ONE)], whole=True)
+
+    def route(self, policy: str, model: str, dialect: str) -> Rule | None:
+        """`routes.choose`. Raises ApiError 404."""
+        return choose(self.rules, self._speaks, None if self.whole else policy, model, dialect)
+
+    def chain(self, rule: Rule, dialect: str) -> list[Upstream]:
+        """Who is asked for a call, in order: at least one."""
+        names = chain(rule.upstream, self._fallbacks, lambda name: self._speaks(name, dialect))
+        return [self._named[name] for name in names]
+
+    def _speaks(self, name: str, dialect: str) -> bool:
+        return dialect in self._named[name].speaks
+
+    @property
+    def models(self) -> list[str]:
+        """Those that rules name in full."""
+        return exact(self.rules)
+
+    async def close(self) -> None:
+        """Let go of every connection. Idempotent."""
+        for upstream in self._named.values():
+            await upstream.client.close()
+
+
+def make(settings: Settings, environment: Mapping[str, str]) -> Upstreams | None:
+    """Those that the settings name, `upstream_url` last; None where they name none. Made inside the event loop that
+    uses them. Raises ConfigError for a key that the environment lacks."""
+    gateway = settings.gateway
+    keys = {name: _key(name, given.key_env, environment) for name, given in gateway.upstreams.items()}
+    upstreams = [
+        Upstream(
+            name,
+            TextUpstream(given.url, keys[name], key_header=given.key_header),
+            frozenset(given.speaks),
+            given.retries,
+            given.fallback,
+        )
+        for name, given in gateway.upstreams.items()
+    ]
+    rules = []
+    for route in gateway.routes:
+        prices: Prices | None = None
+        if (told := route.prices) is not None:
+            prices = Prices(told.prompt, told.completion, told.prompt if told.cached is None else told.cached)
+        rules.append(Rule(route.model, route.upstream, route.send_as, prices))
+    if gateway.upstream_url:
+        one = TextUpstream(gateway.upstream_url, gateway.upstream_key.get_secret_value())
+        upstreams.append(Upstream(ONE, one, frozenset({"chat"})))
+        rules.append(Rule("*", ONE))
+    return Upstreams(upstreams, rules, whole=bool(gateway.upstream_url)) if rules else None
+
+
+def _key(name: str, variable: str, environment: Mapping[str, str]) -> str:
+    if not variable:
+        return ""
+    key = environment.get(variable, "")
+    if not key:
+        raise ConfigError(
+            f"[gateway.upstreams.{name}] key_env: {variable} is not in the environment of the gateway: export it "
+            "before `millrace up`, or leave key_env out for an upstream that asks for no key"
+        )
+    return key
