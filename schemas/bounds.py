@@ -49,6 +49,10 @@ CHOICES = 128
 """replies that one call may ask for"""
 STOPS = 16
 """stop strings of one call"""
+SCHEMA_BYTES = 64 << 10
+"""bytes of what one call's reply is held to: schemas as ASCII JSON, of all its tools where these are forced"""
+BIASES = 1024
+"""tokens that the `logit_bias` of one call names"""
 LOGPROBS = 2**17
 """log-probabilities that one call may ask for on the wire: choices times tokens times (1 + rivals)"""
 CALLS = 256

@@ -71,6 +71,11 @@ class Gateway(Section):
         description="a stream that waits for its engine gets a comment after each such silence, so that no proxy cuts "
         "it; 0: none",
     )
+    strict: bool = Field(
+        default=False,
+        description="refuse calls whose replies never train because they are held to a shape or drawn under penalties, "
+        "and fields that the API does not have; else these are served",
+    )
     renderer: str = Field(
         default="auto", description="template, or a family of the renderers package; auto: by the model's type and name"
     )

@@ -4,8 +4,9 @@ Invariants that every sibling keeps (`tests/infra/engines/test_conformance.py`):
 
 - Prompts are token ids and are used as they are. Outputs are the sampled ids, the ending token included; a stop string
   ends a choice but is not cut out of its ids.
-- `logprobs[i]` is the raw log-softmax of the model at that position: temperature 1, before top-k and top-p (vLLM's
-  default `logprobs_mode`, "raw_logprobs"). At temperature 1 without truncation it is the sampled distribution.
+- `logprobs[i]` is the raw log-softmax of the model at that position: temperature 1, before penalties, biases, min-p,
+  top-k and top-p (vLLM's default `logprobs_mode`, "raw_logprobs"). At temperature 1 without any of these it is the
+  sampled distribution. Under a grammar it is taken over the tokens that the grammar allows.
 - Chunks of one choice arrive in order; the last one, and only it, carries `finish_reason` and the version spans, which
   cover all its tokens without gap. Tokens sampled after a weight swap carry the new label, in the same choice.
 - Leaving the iterator early frees the request in the engine.
@@ -17,7 +18,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,11 +43,20 @@ class Usage(NamedTuple):
     cached: int
 
 
+class Grammar(NamedTuple):
+    """What outputs are held to. `json`: JSON of the schema `text`; `structural_tag`: what xgrammar's structural tag
+    `text` describes."""
+
+    kind: Literal["json", "structural_tag"]
+    text: str
+
+
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """How tokens are drawn. `temperature` is 0 (greedy) to 2, `top_k` 0 and `top_p` 1 are off, `stop` are strings of
     the output text, `stop_ids` are token ids beside the model's own end tokens, `n` is how many choices,
-    `top_logprobs` (0 to 19) how many most likely tokens to report at each position."""
+    `top_logprobs` (0 to 19) how many most likely tokens to report at each position. Penalties of 0, a
+    `repetition_penalty` of 1 and a `min_p` of 0 are off; `logit_bias` is (token id, what is added to its logit)."""
 
     max_tokens: int
     temperature: float = 1.0
@@ -58,6 +68,12 @@ class Sampling:
     n: int = 1
     ignore_eos: bool = False
     top_logprobs: int = 0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    min_p: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
         """Raises EngineRejected for a value that no engine takes."""
@@ -69,6 +85,17 @@ class Sampling:
             (self.n >= 1, f"n must be at least 1, not {self.n}"),
             (0 <= self.top_logprobs < 20, f"top_logprobs must be 0 to 19, not {self.top_logprobs}"),
             (all(self.stop), "a stop string must not be empty"),
+            (abs(self.presence_penalty) <= 2.0, f"presence_penalty must be -2 to 2, not {self.presence_penalty}"),
+            (abs(self.frequency_penalty) <= 2.0, f"frequency_penalty must be -2 to 2, not {self.frequency_penalty}"),
+            (
+                0.0 < self.repetition_penalty <= 2.0,
+                f"repetition_penalty must be above 0 and at most 2, not {self.repetition_penalty}",
+            ),
+            (0.0 <= self.min_p <= 1.0, f"min_p must be 0 to 1, not {self.min_p}"),
+            (
+                all(token >= 0 and abs(bias) <= 100.0 for token, bias in self.logit_bias),
+                "logit_bias must give token ids numbers from -100 to 100",
+            ),
         )
         for good, message in checks:
             if not good:
@@ -77,7 +104,24 @@ class Sampling:
     @property
     def from_policy(self) -> bool:
         """Whether tokens are drawn from the very distribution whose log-probabilities engines report."""
-        return self.temperature == 1 and self.top_p == 1 and self.top_k == 0
+        return self.temperature == 1 and self.top_p == 1 and self.top_k == 0 and not self.biased
+
+    @property
+    def biased(self) -> bool:
+        """Whether penalties, a bias or min_p change the distribution."""
+        return bool(
+            self.presence_penalty
+            or self.frequency_penalty
+            or self.repetition_penalty != 1
+            or self.min_p
+            or self.logit_bias
+        )
+
+    @property
+    def remembers(self) -> bool:
+        """Whether what is drawn, or where it ends, depends on the tokens of this request that were drawn before, beyond
+        what the model reads: then the rest of an output cannot be asked for apart."""
+        return bool(self.stop or self.grammar or self.presence_penalty or self.frequency_penalty)
 
 
 @dataclass(slots=True)

@@ -4,9 +4,9 @@ A choice that the engine ends with `abort` is asked for again: the prompt and wh
 is left of its tokens. The parts are one choice to whoever listens.
 
 Invariants: no token is dropped or sampled twice; spans, log-probabilities and the order of chunks are those of one
-request, so each token keeps the version that sampled it; a choice that was given to nobody yet and has stop strings
-begins anew, since an engine looks for them in what it samples only; one that was goes on as aborted. Whoever leaves the
-iterator ends the part that runs."""
+request, so each token keeps the version that sampled it; a choice that was given to nobody yet and has stop strings,
+penalties or a grammar begins anew, since an engine applies them to what it samples only; one that was goes on as
+aborted. Whoever leaves the iterator ends the part that runs."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class ResubmittingEngine(Engine):
         usage: Usage | None = None
         while True:
             number += 1
-            if sampling.stop:
+            if sampling.remembers:
                 choice.begin_anew()
             before = len(choice.ids)
             self.recomputed += len(prompt_ids) + before
@@ -148,7 +148,7 @@ class _Choice:
 
     def may_go_on(self, sampling: Sampling, stream: bool) -> bool:
         """Whether there are tokens left to ask for, and an engine would end it where it should."""
-        return len(self.ids) < sampling.max_tokens and not (sampling.stop and stream and self.ids)
+        return len(self.ids) < sampling.max_tokens and not (sampling.remembers and stream and self.ids)
 
     def begin_anew(self) -> None:
         """Forget what nobody was given."""

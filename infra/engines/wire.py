@@ -129,12 +129,25 @@ def request_body(
         params["stop_token_ids"] = list(sampling.stop_ids)
     if sampling.ignore_eos:
         params["ignore_eos"] = True
+    if sampling.biased:
+        params |= {
+            "presence_penalty": sampling.presence_penalty,
+            "frequency_penalty": sampling.frequency_penalty,
+            "repetition_penalty": sampling.repetition_penalty,
+            "min_p": sampling.min_p,
+        }
+        if sampling.logit_bias:
+            params["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias}
     body: dict[str, Any] = {
         "request_id": request_id,
         "token_ids": prompt_ids if isinstance(prompt_ids, list) else [int(token) for token in prompt_ids],
         "sampling_params": params,
         "stream": stream,
     }
+    if sampling.grammar is not None:
+        params["structured_outputs"] = {sampling.grammar.kind: sampling.grammar.text}
+        # The grammar says where thoughts may stand: no parser of vLLM's own is to wait for their end.
+        body["reasoning_ended"] = True
     if model is not None:
         body["model"] = model
     if stream:

@@ -245,6 +245,8 @@ class Call:
             return "aborted"
         if not choice.ids:
             return "no_tokens"
+        if self.sampling.grammar is not None:
+            return "constrained"
         if self.sampling.temperature == 0:
             return "greedy"
         if not self.sampling.from_policy:

@@ -74,16 +74,17 @@ class Turn(msgspec.Struct, frozen=True):
 
 
 class Forced(msgspec.Struct, frozen=True, gc=False):
-    """The reply must be a tool call: of the tool `name`, or of any."""
+    """The reply must be tool calls: of the tools `names`, or of any where these are none."""
 
-    name: str | None = None
+    names: tuple[str, ...] = ()
 
 
 class Shape(msgspec.Struct, frozen=True, gc=False):
-    """The reply must be JSON, of a `schema` where there is one. `param` is the field that asks for it."""
+    """The reply must be a JSON object, or JSON of a `schema` where there is one. `param` is the field that asks for
+    it."""
 
     param: str
-    schema: Any = None
+    schema: dict[str, Any] | None = None
 
 
 class Ask(msgspec.Struct, kw_only=True):
@@ -95,6 +96,8 @@ class Ask(msgspec.Struct, kw_only=True):
     tools: Tools = None
     choice: Literal["auto", "none"] | Forced = "auto"
     output: Shape | None = None
+    parallel: bool = True
+    """whether several calls at once are wanted, where calls are forced"""
     stream: bool = False
     n: int = 1
     max_tokens: int | None = None
@@ -106,11 +109,21 @@ class Ask(msgspec.Struct, kw_only=True):
     stop: tuple[str, ...] = ()
     logprobs: bool = False
     top_logprobs: int = 0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    min_p: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
     name: str | None = None
     """what the body calls the conversation"""
     users: tuple[Any, ...] = ()
     """what the body says of the end user: the first text among these"""
     given: Any = None
+
+    @property
+    def held(self) -> bool:
+        """Whether the reply is to have a shape, or to be calls."""
+        return self.output is not None or isinstance(self.choice, Forced)
 
 
 def messages_of(turns: Sequence[Turn], *, strict: bool = True) -> list[Message]:
@@ -175,9 +188,45 @@ def _result(part: ToolResult) -> Message:
 def check_served(ask: Ask) -> None:
     """Raises ApiError 400 for what no engine here does."""
     if isinstance(ask.choice, Forced):
-        raise unsupported("tool_choice", "only auto and none are supported: calls are not forced")
-    if ask.output is not None:
-        raise unsupported(ask.output.param, "only text is supported: outputs are not constrained")
+        functions = [tool.get("function") for tool in ask.tools or ()]
+        offered = {function.get("name") for function in functions if isinstance(function, dict)}
+        if not offered:
+            raise bad_request("tool_choice: calls are forced only where tools are offered", param="tool_choice")
+        for name in ask.choice.names:
+            if name not in offered:
+                raise bad_request(f"tool_choice: there is no tool {name!r} among the tools", param="tool_choice")
+
+
+def check_strict(ask: Ask, unknown: Sequence[str], said: str) -> None:
+    """Raises ApiError 400 for what a strict gateway refuses: a shape or calls that are forced, penalties, a bias,
+    min_p, and the first of the fields that are `unknown`, in the words `said`."""
+    for param in unknown:
+        raise ApiError(400, said.format(param), param=param, code="unknown_parameter")
+    altered = {
+        "tool_choice": isinstance(ask.choice, Forced),
+        "response_format" if ask.output is None else ask.output.param: ask.output is not None,
+        "presence_penalty": ask.presence_penalty != 0,
+        "frequency_penalty": ask.frequency_penalty != 0,
+        "repetition_penalty": ask.repetition_penalty != 1,
+        "min_p": ask.min_p != 0,
+        "logit_bias": bool(ask.logit_bias),
+    }
+    for param, refused in altered.items():
+        if refused:
+            raise unsupported(param, "its reply could not train, and this gateway is strict")
+
+
+def unknown_fields(ask: Ask, body: bytes) -> list[str]:
+    """Fields of a request that its API, as it is parsed here, does not have."""
+    known = {field.encode_name for field in msgspec.structs.fields(ask.given)}
+    return [field for field in msgspec.json.decode(body, type=dict[str, msgspec.Raw]) if field not in known]
+
+
+def schema_of(given: Any, param: str) -> dict[str, Any] | None:
+    """The JSON schema that a field holds, None where there is none. Raises ApiError 400 for what is no schema."""
+    if given is None or isinstance(given, dict):
+        return given
+    raise bad_request(f"{param}: a schema is a JSON object", param=param)
 
 
 def check_stops(stops: Sequence[str], param: str) -> None:

@@ -21,7 +21,8 @@ from millrace.infra.errors import ConfigError, EngineError, EngineRejected
 from millrace.producers.gateway import keys
 from millrace.producers.gateway.aside import Step, aside, by_turns
 from millrace.producers.gateway.call import SLICE, Call, Choice, slices
-from millrace.producers.gateway.conversation import Ask, Part, messages_of
+from millrace.producers.gateway.constraint import grammar_of
+from millrace.producers.gateway.conversation import Ask, Part, check_strict, messages_of, unknown_fields
 from millrace.producers.gateway.errors import ApiError, bad_request, of_engine
 from millrace.producers.gateway.fleet import Fleet
 from millrace.producers.gateway.lineage import ABORT
@@ -211,7 +212,9 @@ class Gateway:
             # A call from here on: neither silence nor another call's failure ends its session meanwhile.
             with self.calling(session, response_id):
                 await aside(len(body), session.lineages.write, plan, request.tools, self.renderer)
-                sampling = to_sampling(request, session.defaults, self.options.max_model_len - len(plan.prompt))
+                grammar = grammar_of(request, self.renderer.marks(plan.prompt)) if request.held else None
+                room = self.options.max_model_len - len(plan.prompt)
+                sampling = to_sampling(request, session.defaults, room, grammar)
                 minimum = session.start["min_version"]
                 target = await self.fleet.route(session.granted, minimum, session.engine, self.options.patience_s)
         except BaseException as error:
@@ -245,6 +248,8 @@ class Gateway:
 
     def _understood(self, dialect: Dialect, body: bytes) -> Understood:
         request = dialect.parse(body)
+        if self.options.strict:
+            check_strict(request, unknown_fields(request, body), dialect.unknown)
         if request.n * len(body) > self.options.max_body_bytes:
             most = self.options.max_body_bytes // len(body)
             raise bad_request(f"n: a request of {len(body)} bytes may ask for at most {most} choices", param="n")

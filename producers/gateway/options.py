@@ -12,7 +12,8 @@ from millrace.infra.config import Settings
 class GatewayOptions:
     """`keys` maps static keys to tenants; without any, every caller is `tenant` and may take grants. `rollout_key` is
     the one whose callers may. `reserved` are the sources of deployed verifiers, `judges` those of them that a static
-    key may speak for. `public_url` is where clients reach the gateway, empty where it listens."""
+    key may speak for. `public_url` is where clients reach the gateway, empty where it listens. `strict`: what
+    would bar a reply from training by its shape, or would have no effect, is refused."""
 
     policy: str
     keys: Mapping[str, str] = field(default_factory=dict)
@@ -33,6 +34,7 @@ class GatewayOptions:
     awaits: tuple[str, ...] = ()
     reward_deadline_ms: int = 60_000
     public_url: str = ""
+    strict: bool = False
 
     @classmethod
     def of(cls, settings: Settings, context: int) -> GatewayOptions:
@@ -55,5 +57,6 @@ class GatewayOptions:
             keep_alive_s=gateway.keep_alive_s,
             awaits=settings.policy.awaits,
             public_url=gateway.public_url.rstrip("/"),
+            strict=gateway.strict,
             reward_deadline_ms=int(settings.policy.reward_deadline_s * 1000),
         )

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from millrace.infra.engines.base import Sampling
+from millrace.infra.engines.base import Grammar, Sampling
 from millrace.producers.gateway.conversation import Ask
 from millrace.producers.gateway.errors import ApiError, bad_request
 from millrace.schemas import bounds
 
 
-def to_sampling(ask: Ask, defaults: dict[str, Any], room: int) -> Sampling:
-    """How to sample; a session's `defaults` fill what the request leaves open, `room` is what the context has left.
+def to_sampling(ask: Ask, defaults: dict[str, Any], room: int, grammar: Grammar | None = None) -> Sampling:
+    """How to sample; a session's `defaults` fill what the request leaves open, `room` is what the context has left; the
+    reply is held to `grammar`.
 
     Raises ApiError 400 when the prompt fills the context, EngineRejected for values no engine takes."""
     if room < 1:
@@ -30,6 +31,12 @@ def to_sampling(ask: Ask, defaults: dict[str, Any], room: int) -> Sampling:
         stop=ask.stop,
         n=ask.n,
         top_logprobs=ask.top_logprobs,
+        presence_penalty=ask.presence_penalty,
+        frequency_penalty=ask.frequency_penalty,
+        repetition_penalty=ask.repetition_penalty,
+        min_p=ask.min_p,
+        logit_bias=ask.logit_bias,
+        grammar=grammar,
     )
     told = sampling.n * min(sampling.max_tokens, room) * (1 + sampling.top_logprobs)
     if ask.logprobs and told > bounds.LOGPROBS:

@@ -151,10 +151,16 @@ def draw(logits: Tensor, rows: Sequence[Row], shared: torch.Generator) -> tuple[
     raw = logits.log_softmax(-1)
     temperature = torch.tensor([row.sampling.temperature for row in rows])
     greedy = temperature == 0
+    if any(row.sampling.biased for row in rows):
+        logits = torch.stack([biased(scores, row) for scores, row in zip(logits, rows, strict=True)])
+    best = logits.argmax(-1)
     if bool(greedy.all()):
-        return raw.argmax(-1), raw
+        return best, raw
     scores = logits / torch.where(greedy, 1.0, temperature)[:, None]
     for position, row in enumerate(rows):
+        if row.sampling.min_p:
+            weak = scores[position].softmax(-1) < row.sampling.min_p * scores[position].softmax(-1).max()
+            scores[position, weak] = float("-inf")
         if row.sampling.top_k or row.sampling.top_p < 1:
             scores[position] = truncate(scores[position], row.sampling.top_k, row.sampling.top_p)
     # argmax of p / Exp(1) is a draw from p
@@ -163,7 +169,19 @@ def draw(logits: Tensor, rows: Sequence[Row], shared: torch.Generator) -> tuple[
         if row.generator is not None:
             noise[position].exponential_(generator=row.generator)
     drawn = (scores.softmax(-1) / noise).argmax(-1)
-    return torch.where(greedy, raw.argmax(-1), drawn), raw
+    return torch.where(greedy, best, drawn), raw
+
+
+def biased(logits: Tensor, row: Row) -> Tensor:
+    """`logits` [vocabulary] with a row's bias and penalties, as vLLM applies them."""
+    sampling, out = row.sampling, logits.clone()
+    for token, bias in sampling.logit_bias:
+        out[token] += bias
+    seen = torch.tensor(sorted({*row.prompt, *row.output}))
+    factor = sampling.repetition_penalty
+    out[seen] = torch.where(out[seen] > 0, out[seen] / factor, out[seen] * factor)
+    counts = torch.bincount(torch.tensor(row.output, dtype=torch.long), minlength=len(out))
+    return out - sampling.frequency_penalty * counts - sampling.presence_penalty * (counts > 0)
 
 
 def truncate(scores: Tensor, top_k: int, top_p: float) -> Tensor:

@@ -88,7 +88,7 @@ class InprocessEngine(Engine):
         self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str, stream: bool = True
     ) -> AsyncGenerator[Chunk, None]:
         prompt = [int(token) for token in prompt_ids]
-        self._check(prompt)
+        self._check(prompt, sampling)
         limit = min(sampling.max_tokens, self.context - len(prompt))
         request = _Request(request_id, asyncio.get_running_loop(), stream, asyncio.Queue(), sampling.n)
         rows = []
@@ -364,12 +364,15 @@ class InprocessEngine(Engine):
         if self._closing:
             raise EngineUnavailable(f"the in-process engine has ended: {self._death or 'closed'}; start it again")
 
-    def _check(self, prompt: list[int]) -> None:
+    def _check(self, prompt: list[int], sampling: Sampling) -> None:
+        if sampling.grammar is not None:
+            raise EngineRejected("the in-process engine holds outputs to no grammar: use vLLM", 400)
         if not prompt:
             raise EngineRejected("the prompt is empty", 400)
         if len(prompt) >= self.context:
             raise EngineRejected(f"the prompt has {len(prompt)} tokens, the model takes {self.context - 1}", 400)
-        odd = [token for token in prompt if not 0 <= token < self._vocabulary]
+        named = [*prompt, *(token for token, _ in sampling.logit_bias)]
+        odd = [token for token in named if not 0 <= token < self._vocabulary]
         if odd:
             raise EngineRejected(f"token id {odd[0]} is out of vocabulary", 400)
 

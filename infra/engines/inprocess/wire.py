@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
-from millrace.infra.engines.base import Chunk, Sampling
+from millrace.infra.engines.base import Chunk, Grammar, Sampling
 
 
 class Params(msgspec.Struct):
@@ -22,6 +22,12 @@ class Params(msgspec.Struct):
     stop_token_ids: list[int] = []
     ignore_eos: bool = False
     logprobs: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    min_p: float = 0.0
+    logit_bias: dict[int, float] = {}
+    structured_outputs: dict[Literal["json", "structural_tag"], str] = {}
 
 
 class Body(msgspec.Struct):
@@ -75,6 +81,12 @@ def sampling(params: Params) -> Sampling:
         n=params.n,
         ignore_eos=params.ignore_eos,
         top_logprobs=min(params.logprobs or 0, 19),
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        repetition_penalty=params.repetition_penalty,
+        min_p=params.min_p,
+        logit_bias=tuple(params.logit_bias.items()),
+        grammar=next((Grammar(kind, text) for kind, text in params.structured_outputs.items()), None),
     )
 
 

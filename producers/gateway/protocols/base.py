@@ -62,6 +62,8 @@ class Dialect(ABC):
     """of its route"""
     prefix: str
     """of the ids of its responses"""
+    unknown = "Unrecognized request argument supplied: {}"
+    """what a strict gateway says of a field that the API does not have"""
     keep_alive = b": keep-alive\n\n"
     """what a stream is sent while its next event takes long"""
 

@@ -1,8 +1,8 @@
 """What clients of chat completions send: OpenAI's request, typed, and what of it this gateway serves.
 
-Policy for fields: what changes sampling in a way that is not served is refused with 400, never ignored; what changes
-nothing here (`user`, `metadata`, ...) is accepted and kept with the captured request; an unknown field of the request
-is refused as OpenAI does; unknown keys inside messages are ignored, since frameworks add their own.
+Policy for fields: what asks for something that is not served is refused with 400, never ignored; what changes nothing
+here (`user`, `metadata`, ...) and what nobody here knows is accepted and kept with the captured request, unless the
+gateway is strict; unknown keys inside messages are ignored, since frameworks add their own.
 
 Invariant: every number, name, list and depth is within `millrace.schemas.bounds` once a request is parsed."""
 
@@ -29,6 +29,7 @@ from millrace.producers.gateway.conversation import (
     check_served,
     check_stops,
     messages_of,
+    schema_of,
     unsupported,
 )
 from millrace.producers.gateway.errors import bad_request
@@ -76,8 +77,8 @@ class StreamOptions(msgspec.Struct):
     include_usage: bool = False
 
 
-class ChatRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """OpenAI's chat completion request, with vLLM's `top_k`."""
+class ChatRequest(msgspec.Struct):
+    """OpenAI's chat completion request, with vLLM's `top_k`, `min_p` and `repetition_penalty`."""
 
     model: Name
     messages: list[MessageIn]
@@ -86,6 +87,8 @@ class ChatRequest(msgspec.Struct, forbid_unknown_fields=True):
     temperature: float | None = None
     top_p: float | None = None
     top_k: Count | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
     n: Whole | None = None
     seed: Whole | None = None
     stop: str | list[str] | None = None
@@ -107,6 +110,10 @@ class ChatRequest(msgspec.Struct, forbid_unknown_fields=True):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     verbosity: str | None = None
+    modalities: list[str] | None = None
+    functions: list[Any] | None = None
+    function_call: Any = None
+    web_search_options: Any = None
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -162,9 +169,6 @@ def parse_chat(body: bytes) -> ChatRequest:
         request = _decoder.decode(body)
     except msgspec.ValidationError as error:
         message, _, path = str(error).partition(" - at `$")
-        if "unknown field" in message:
-            field = message.rsplit("`", 2)[1]
-            raise bad_request(f"Unrecognized request argument supplied: {field}", param=field) from None
         raise bad_request(message, param=path.strip("`.") or None) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise bad_request(f"The body is not valid JSON: {error}") from None
@@ -182,6 +186,7 @@ def ask_of(request: ChatRequest) -> Ask:
         tools=request.offered,
         choice=_choice(request.tool_choice),
         output=None if output is None or output.get("type", "text") == "text" else _shape(output),
+        parallel=request.parallel_tool_calls is not False,
         stream=bool(request.stream),
         n=request.n or 1,
         max_tokens=most,
@@ -192,6 +197,11 @@ def ask_of(request: ChatRequest) -> Ask:
         stop=request.stops,
         logprobs=bool(request.logprobs),
         top_logprobs=request.top_logprobs or 0,
+        presence_penalty=request.presence_penalty or 0.0,
+        frequency_penalty=request.frequency_penalty or 0.0,
+        repetition_penalty=1.0 if request.repetition_penalty is None else request.repetition_penalty,
+        min_p=request.min_p or 0.0,
+        logit_bias=_biases(request.logit_bias or {}),
         users=(request.user, request.safety_identifier),
         given=request,
     )
@@ -204,14 +214,45 @@ def _choice(given: str | dict[str, Any] | None) -> Literal["auto", "none"] | For
         return "auto"
     if given == "none":
         return "none"
-    function = given.get("function") if isinstance(given, dict) else None
+    if given == "required":
+        return Forced()
+    if isinstance(given, dict) and given.get("type") == "function":
+        return Forced((_named(given),))
+    allowed = given.get("allowed_tools") if isinstance(given, dict) else None
+    tools = allowed.get("tools") if isinstance(allowed, dict) and allowed.get("mode") == "required" else None
+    if isinstance(tools, list) and tools:
+        return Forced(tuple(_named(tool) for tool in tools))
+    raise unsupported("tool_choice", "auto, none, required, a function, or allowed_tools that are required")
+
+
+def _named(tool: Any) -> str:
+    """The name of a function that a choice names."""
+    function = tool.get("function") if isinstance(tool, dict) else None
     name = function.get("name") if isinstance(function, dict) else None
-    return Forced(name if isinstance(name, str) else None)
+    if not isinstance(name, str):
+        raise bad_request("tool_choice: a function has a name", param="tool_choice")
+    return name
 
 
 def _shape(output: dict[str, Any]) -> Shape:
-    schema = output.get("json_schema")
-    return Shape("response_format", schema.get("schema") if isinstance(schema, dict) else None)
+    match output.get("type"):
+        case "json_object":
+            return Shape("response_format")
+        case "json_schema":
+            given = output.get("json_schema")
+            if not isinstance(given, dict):
+                raise bad_request("response_format: json_schema holds a name and a schema", param="response_format")
+            return Shape("response_format", schema_of(given.get("schema"), "response_format"))
+        case kind:
+            raise unsupported("response_format", f"text, json_object or json_schema, not {kind!r}")
+
+
+def _biases(given: dict[str, float]) -> tuple[tuple[int, float], ...]:
+    if len(given) > bounds.BIASES:
+        raise unsupported("logit_bias", f"at most {bounds.BIASES} tokens")
+    if not all(token.isascii() and token.isdecimal() and len(token) < 10 for token in given):
+        raise bad_request("logit_bias: its names are token ids", param="logit_bias")
+    return tuple((int(token), bias) for token, bias in given.items())
 
 
 def _checked(message: MessageIn, at: int) -> Turn:
@@ -274,9 +315,10 @@ def _parts(content: str | list[dict[str, Any]] | None, at: int) -> list[Part]:
 def _check(request: ChatRequest) -> None:
     refusals: list[tuple[bool, str, str]] = [
         (not request.messages, "messages", "at least one message is needed"),
-        (bool(request.frequency_penalty), "frequency_penalty", "penalties are not supported"),
-        (bool(request.presence_penalty), "presence_penalty", "penalties are not supported"),
-        (bool(request.logit_bias), "logit_bias", "a bias is not supported"),
+        (any(kind != "text" for kind in request.modalities or ()), "modalities", "only text is made"),
+        (bool(request.functions), "functions", "calls are asked for by tools"),
+        (bool(request.function_call), "function_call", "calls are asked for by tools"),
+        (request.web_search_options is not None, "web_search_options", "the gateway calls no tools"),
         (request.n is not None and not 1 <= request.n <= bounds.CHOICES, "n", f"must be 1 to {bounds.CHOICES}"),
         (bool(request.top_logprobs) and not request.logprobs, "top_logprobs", "needs logprobs: true"),
     ]

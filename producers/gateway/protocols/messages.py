@@ -49,6 +49,7 @@ class Messages(Dialect):
     name = "messages"
     path = "/v1/messages"
     prefix = "msg_"
+    unknown = "{}: Extra inputs are not permitted"
     keep_alive = StreamEvent("ping", b'{"type":"ping"}').sse()
 
     def parse(self, body: bytes) -> Ask:

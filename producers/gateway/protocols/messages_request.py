@@ -28,6 +28,7 @@ from millrace.producers.gateway.conversation import (
     Turn,
     check_served,
     check_stops,
+    schema_of,
     unsupported,
 )
 from millrace.producers.gateway.errors import ApiError, bad_request
@@ -60,7 +61,7 @@ class AnyMessages(msgspec.Struct, kw_only=True):
     tools: list[dict[str, Any]] | None = None
 
 
-class CountRequest(AnyMessages, kw_only=True, forbid_unknown_fields=True):
+class CountRequest(AnyMessages, kw_only=True):
     """`POST /v1/messages/count_tokens`."""
 
     model: Name
@@ -77,7 +78,7 @@ class CountRequest(AnyMessages, kw_only=True, forbid_unknown_fields=True):
     workspace_id: Any = None
 
 
-class MessagesRequest(CountRequest, kw_only=True, forbid_unknown_fields=True):
+class MessagesRequest(CountRequest, kw_only=True):
     """Anthropic's request to create a message."""
 
     max_tokens: Positive
@@ -110,7 +111,7 @@ _any_decoder = msgspec.json.Decoder(AnyMessages)
 
 
 def parse_messages(body: bytes) -> MessagesRequest:
-    """The request. Raises ApiError 400 for what is no JSON, has wrong types, or has fields that nobody knows."""
+    """The request. Raises ApiError 400 for what is no JSON, or has wrong types."""
     request: MessagesRequest = _decoded(_decoder, body)
     return request
 
@@ -134,9 +135,6 @@ def _decoded(decoder: Any, body: bytes) -> Any:
     except msgspec.ValidationError as error:
         message, _, path = str(error).partition(" - at `$")
         place = path.strip("`.")
-        if "unknown field" in message:
-            field = message.rsplit("`", 2)[1]
-            raise bad_request(f"{field}: Extra inputs are not permitted", param=field) from None
         raise bad_request(f"{place}: {message}" if place else message, param=place or None) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise bad_request(f"The body is not valid JSON: {error}") from None
@@ -150,6 +148,7 @@ def ask_of(request: CountRequest) -> Ask:
         tools=tools_of(request.tools),
         choice=_choice(request.tool_choice),
         output=_output(request),
+        parallel=not (request.tool_choice or {}).get("disable_parallel_tool_use"),
         given=request,
     )
     _check(request)
@@ -209,15 +208,24 @@ def _choice(given: dict[str, Any] | None) -> Literal["auto", "none"] | Forced:
         return "none"
     if kind == "auto":
         return "auto"
+    if kind == "any":
+        return Forced()
     name = (given or {}).get("name")
-    return Forced(name if isinstance(name, str) else None)
+    if kind != "tool" or not isinstance(name, str):
+        raise unsupported("tool_choice", "auto, none, any, or a tool by its name")
+    return Forced((name,))
 
 
 def _output(request: CountRequest) -> Shape | None:
-    if (form := (request.output_config or {}).get("format")) is not None:
-        return Shape("output_config", form.get("schema") if isinstance(form, dict) else None)
-    if request.output_format is not None:
-        return Shape("output_format")
+    for param, form in (
+        ("output_config", (request.output_config or {}).get("format")),
+        ("output_format", request.output_format),
+    ):
+        if form is None:
+            continue
+        if not isinstance(form, dict) or form.get("type") != "json_schema":
+            raise unsupported(param, "a format is a json_schema")
+        return Shape(param, schema_of(form.get("schema"), param))
     return None
 
 

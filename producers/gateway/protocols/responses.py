@@ -13,7 +13,7 @@ import orjson
 
 from millrace.producers.gateway.answers import listed, mapping, text
 from millrace.producers.gateway.call import Call, Choice
-from millrace.producers.gateway.conversation import Ask, Part, Text, Thinking, ToolUse, Turn, messages_of
+from millrace.producers.gateway.conversation import Ask, Forced, Part, Text, Thinking, ToolUse, Turn, messages_of
 from millrace.producers.gateway.errors import ApiError
 from millrace.producers.gateway.lineage import ABORT
 from millrace.producers.gateway.protocols.base import Dialect, Recorded, ReplyStream, StreamEvent
@@ -36,6 +36,7 @@ class Responses(Dialect):
     name = "responses"
     path = "/v1/responses"
     prefix = "resp_"
+    unknown = "Unknown parameter: '{}'."
 
     def parse(self, body: bytes) -> Ask:
         return ask_of(parse_responses(body))
@@ -200,11 +201,21 @@ def _response(call: Call, choice: Choice | None, output: Sequence[Item]) -> dict
         "previous_response_id": None,
         "store": False,
         "temperature": call.sampling.temperature,
-        "tool_choice": call.request.choice,
+        "tool_choice": _choice(call.request.choice),
         "tools": [],
         "top_p": call.sampling.top_p,
         "usage": None if choice is None else _usage(call),
     }
+
+
+def _choice(choice: str | Forced) -> Any:
+    """Which tools were asked for."""
+    if not isinstance(choice, Forced):
+        return choice
+    if not choice.names:
+        return "required"
+    tools = [{"type": "function", "name": name} for name in choice.names]
+    return tools[0] if len(tools) == 1 else {"type": "allowed_tools", "mode": "required", "tools": tools}
 
 
 def _id(call: Call, at: int, part: Part) -> str:

@@ -25,6 +25,7 @@ from millrace.producers.gateway.conversation import (
     ToolUse,
     Turn,
     check_served,
+    schema_of,
     unsupported,
 )
 from millrace.producers.gateway.errors import ApiError, bad_request
@@ -64,7 +65,7 @@ class AnyResponses(msgspec.Struct, kw_only=True):
     tools: list[dict[str, Any]] | None = None
 
 
-class ResponsesRequest(AnyResponses, kw_only=True, forbid_unknown_fields=True):
+class ResponsesRequest(AnyResponses, kw_only=True):
     """OpenAI's request to create a response, with vLLM's `top_k`."""
 
     model: Name
@@ -106,7 +107,7 @@ _any_decoder = msgspec.json.Decoder(AnyResponses)
 
 
 def parse_responses(body: bytes) -> ResponsesRequest:
-    """The request. Raises ApiError 400 for what is no JSON, has wrong types, or has fields that nobody knows."""
+    """The request. Raises ApiError 400 for what is no JSON, or has wrong types."""
     request: ResponsesRequest = _decoded(_decoder, body)
     return request
 
@@ -123,9 +124,6 @@ def _decoded(decoder: Any, body: bytes) -> Any:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
         message, _, path = str(error).partition(" - at `$")
-        if "unknown field" in message:
-            field = message.rsplit("`", 2)[1]
-            raise bad_request(f"Unknown parameter: '{field}'.", param=field, code="unknown_parameter") from None
         place = path.strip("`.")
         raise bad_request(f"{place}: {message}" if place else message, param=place or None) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -141,6 +139,7 @@ def ask_of(request: ResponsesRequest) -> Ask:
         tools=tools_of(request.tools),
         choice=_choice(request.tool_choice),
         output=_output(request.text),
+        parallel=request.parallel_tool_calls is not False,
         stream=bool(request.stream),
         max_tokens=request.max_output_tokens,
         temperature=request.temperature,
@@ -170,15 +169,34 @@ def _choice(given: str | dict[str, Any] | None) -> Literal["auto", "none"] | For
         return "auto"
     if given == "none":
         return "none"
-    name = given.get("name") if isinstance(given, dict) else None
-    return Forced(name if isinstance(name, str) else None)
+    if given == "required":
+        return Forced()
+    if isinstance(given, dict) and given.get("type") == "function":
+        return Forced((_chosen(given),))
+    tools = given.get("tools") if isinstance(given, dict) and given.get("mode") == "required" else None
+    if isinstance(tools, list) and tools:
+        return Forced(tuple(_chosen(tool) for tool in tools))
+    raise unsupported("tool_choice", "auto, none, required, a function, or allowed_tools that are required")
+
+
+def _chosen(tool: Any) -> str:
+    """The name of a function that a choice names."""
+    name = tool.get("name") if isinstance(tool, dict) else None
+    if not isinstance(name, str):
+        raise bad_request("tool_choice: a function has a name", param="tool_choice")
+    return name
 
 
 def _output(text: dict[str, Any] | None) -> Shape | None:
     form = (text or {}).get("format")
     if form is None or (isinstance(form, dict) and form.get("type", "text") == "text"):
         return None
-    return Shape("text.format", form.get("schema") if isinstance(form, dict) else None)
+    kind = form.get("type") if isinstance(form, dict) else None
+    if kind == "json_object":
+        return Shape("text.format")
+    if kind != "json_schema":
+        raise unsupported("text.format", f"text, json_object or json_schema, not {kind!r}")
+    return Shape("text.format", schema_of(form.get("schema"), "text.format"))
 
 
 def tools_of(tools: list[dict[str, Any]] | None) -> Tools:

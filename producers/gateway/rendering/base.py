@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from millrace.infra.errors import GatewayError
 
@@ -37,6 +37,18 @@ class ToolCall(NamedTuple):
 
     name: str
     arguments: str
+
+
+class Marks(NamedTuple):
+    """The tokens that a form puts around calls (in Hermes form) and thoughts, None where it has none, and what ends a
+    reply. `thoughts`: a prompt has opened them, or closed them, or leaves them to the model."""
+
+    call: int | None
+    call_end: int | None
+    think: int | None
+    think_end: int | None
+    stop_ids: frozenset[int]
+    thoughts: Literal["open", "closed", "free"]
 
 
 class ReplyDelta(NamedTuple):
@@ -106,6 +118,10 @@ class Renderer(ABC):
     @abstractmethod
     def parser(self, prompt: Sequence[int], tools: Tools, stop: Sequence[str] = ()) -> Parser:
         """A parser for one reply to `prompt`; text is cut before the first of the `stop` strings."""
+
+    def marks(self, prompt: Sequence[int]) -> Marks | None:
+        """By which tokens a reply to `prompt` can be held to a shape; None where the form is not known so well."""
+        return None
 
     @abstractmethod
     def text(self, token: int) -> str:

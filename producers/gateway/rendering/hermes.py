@@ -20,7 +20,7 @@ from renderers.parsing import parse_qwen3
 from renderers.reasoning import prompt_ends_in_reasoning
 from tokenizers.decoders import DecodeStream
 
-from millrace.producers.gateway.rendering.base import Parser, Reply, ReplyDelta, ToolCall
+from millrace.producers.gateway.rendering.base import Marks, Parser, Reply, ReplyDelta, ToolCall
 from millrace.producers.gateway.rendering.stops import StopCutter
 from millrace.producers.gateway.rendering.tokenizer import ChatTokenizer
 from millrace.schemas import bounds
@@ -289,6 +289,16 @@ def opens_thoughts(tokenizer: ChatTokenizer, markers: Markers, prompt: Sequence[
     return markers.think in prompt[-OPENING:] and prompt_ends_in_reasoning(
         tokenizer, list(prompt), stop_ids=set(stop_ids)
     )
+
+
+def marks_of(tokenizer: ChatTokenizer, markers: Markers, prompt: Sequence[int], stop_ids: frozenset[int]) -> Marks:
+    """The marks of a form whose replies are read here, at this prompt."""
+    known = markers.call, markers.call_end, markers.think, markers.think_end, stop_ids
+    if opens_thoughts(tokenizer, markers, prompt, stop_ids):
+        return Marks(*known, "open")
+    tail = list(prompt[-OPENING:])
+    turn = next((tail[at + 1 :] for at in range(len(tail) - 1, -1, -1) if tail[at] in stop_ids), tail)
+    return Marks(*known, "closed" if markers.think_end in turn else "free")
 
 
 def reading(read: Callable[[Sequence[int]], Any], ids: Sequence[int]) -> Any:

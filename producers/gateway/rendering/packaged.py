@@ -16,6 +16,7 @@ from renderers import config_from_name, create_renderer
 
 from millrace.infra.errors import ConfigError
 from millrace.producers.gateway.rendering.base import (
+    Marks,
     Message,
     NoContinuation,
     Parser,
@@ -26,7 +27,14 @@ from millrace.producers.gateway.rendering.base import (
     ReplyDelta,
     Tools,
 )
-from millrace.producers.gateway.rendering.hermes import HermesParser, Markers, as_call, opens_thoughts, reading
+from millrace.producers.gateway.rendering.hermes import (
+    HermesParser,
+    Markers,
+    as_call,
+    marks_of,
+    opens_thoughts,
+    reading,
+)
 from millrace.producers.gateway.rendering.messages import decoded
 from millrace.producers.gateway.rendering.stops import StopCutter
 from millrace.producers.gateway.rendering.tokenizer import ChatTokenizer
@@ -133,6 +141,11 @@ class PackagedRenderer(Renderer):
             read=read,
             trim=True,
         )
+
+    def marks(self, prompt: Sequence[int]) -> Marks | None:
+        if self.name not in HERMES:
+            return None
+        return marks_of(self.tokenizer, self.markers, prompt, self.stop_ids)
 
     def text(self, token: int) -> str:
         return self.tokenizer.text(token)

@@ -11,8 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from millrace.producers.gateway.rendering.base import Message, NoContinuation, Parser, Renderer, RenderError, Tools
-from millrace.producers.gateway.rendering.hermes import HermesParser, Markers, opens_thoughts
+from millrace.producers.gateway.rendering.base import (
+    Marks,
+    Message,
+    NoContinuation,
+    Parser,
+    Renderer,
+    RenderError,
+    Tools,
+)
+from millrace.producers.gateway.rendering.hermes import HermesParser, Markers, marks_of, opens_thoughts
 from millrace.producers.gateway.rendering.messages import decoded
 from millrace.producers.gateway.rendering.tokenizer import ChatTokenizer
 from millrace.producers.gateway.rendering.written import USER, Written
@@ -79,6 +87,9 @@ class TemplateRenderer(Renderer):
     def parser(self, prompt: Sequence[int], tools: Tools, stop: Sequence[str] = ()) -> Parser:
         thinking = opens_thoughts(self.tokenizer, self.markers, prompt, self.stop_ids)
         return HermesParser(self.tokenizer, self.markers, tools=bool(tools), thinking=thinking, stop=stop)
+
+    def marks(self, prompt: Sequence[int]) -> Marks | None:
+        return marks_of(self.tokenizer, self.markers, prompt, self.stop_ids)
 
     def text(self, token: int) -> str:
         return self.tokenizer.text(token)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterable, AsyncIterator
 from contextlib import aclosing
+from dataclasses import replace
 
 import pytest
 
@@ -105,6 +106,42 @@ async def test_nucleus_keeps_the_smallest_set(rig: Rig) -> None:
     (choice,) = await complete(rig.engine, PROMPT, Sampling(30, top_p=1e-6, ignore_eos=True))
     plain = plain_logprobs(rig.models[0], PROMPT, choice.token_ids)
     assert choice.token_ids == plain.argmax(-1).tolist()
+
+
+async def test_a_bias_and_penalties_change_what_is_drawn_and_no_logprob(rig: Rig) -> None:
+    additive = Sampling(24, temperature=0, ignore_eos=True, presence_penalty=1.5, frequency_penalty=0.5)
+    biased = replace(additive, logit_bias=((7, 9.0), (9, -50.0)))
+    (choice,) = await complete(rig.engine, PROMPT, biased)
+    assert max(differences(rig.models[0], PROMPT, choice.token_ids, choice.logprobs)) < EXACT
+    plain = plain_logprobs(rig.models[0], PROMPT, choice.token_ids)
+    for position, token in enumerate(choice.token_ids):
+        scores = plain[position].clone()
+        scores[7] += 9.0
+        scores[9] -= 50.0
+        for seen in choice.token_ids[:position]:
+            scores[seen] -= 0.5
+        for seen in set(choice.token_ids[:position]):
+            scores[seen] -= 1.5
+        assert scores.max() - scores[token] < EXACT
+    assert choice.token_ids != plain.argmax(-1).tolist()
+
+
+async def test_a_repetition_penalty_counts_the_prompt(rig: Rig) -> None:
+    (free,) = await complete(rig.engine, PROMPT, Sampling(1, temperature=0, ignore_eos=True))
+    prompt = [*PROMPT, *free.token_ids]
+    told = Sampling(1, temperature=0, ignore_eos=True, logit_bias=((free.token_ids[0], 50.0),))
+    assert (await complete(rig.engine, prompt, told))[0].token_ids == free.token_ids
+    strong = replace(told, repetition_penalty=0.01)
+    other = replace(strong, logit_bias=((free.token_ids[0], 50.0), (501, 51.0)))
+    assert (await complete(rig.engine, prompt, other))[0].token_ids == free.token_ids
+    assert (await complete(rig.engine, prompt, replace(other, repetition_penalty=1.0)))[0].token_ids == [501]
+
+
+async def test_the_highest_min_p_takes_the_most_likely(rig: Rig) -> None:
+    (choice,) = await complete(rig.engine, PROMPT, Sampling(12, min_p=1.0, ignore_eos=True))
+    plain = plain_logprobs(rig.models[0], PROMPT, choice.token_ids)
+    assert choice.token_ids == plain.argmax(-1).tolist()
+    assert max(differences(rig.models[0], PROMPT, choice.token_ids, choice.logprobs)) < EXACT
 
 
 async def test_stop_ids_end_a_choice_and_stay_in_it(rig: Rig) -> None:
