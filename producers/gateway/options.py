@@ -33,6 +33,7 @@ class GatewayOptions:
     awaits: tuple[str, ...] = ()
     reward_deadline_ms: int = 60_000
     public_url: str = ""
+    followups: bool = False
 
     @classmethod
     def of(cls, settings: Settings, context: int) -> GatewayOptions:
@@ -54,6 +55,7 @@ class GatewayOptions:
             idle_timeout_s=gateway.idle_timeout_s,
             keep_alive_s=gateway.keep_alive_s,
             awaits=settings.policy.awaits,
+            followups=gateway.followups,
             public_url=gateway.public_url.rstrip("/"),
             reward_deadline_ms=int(settings.policy.reward_deadline_s * 1000),
         )

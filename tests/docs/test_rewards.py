@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 from pathlib import Path
@@ -9,10 +10,12 @@ from pathlib import Path
 import pytest
 
 from millrace.infra.config import Settings, load
+from millrace.infra.engines.upstream import TextUpstream
 from millrace.streams.reward import rubric
 from millrace.streams.reward.choose import choose
 from tests.support.documents import ROOT, Block, blocks
 from tests.support.fake_http import answer, serving
+from tests.support.gateway_world import world
 
 PAGE = ROOT / "docs" / "rewards.md"
 
@@ -53,3 +56,23 @@ async def test_the_tests_of_the_page_judge_a_program(
     finally:
         tests.close()
     assert (found.value, found.components["tests.total"]) == (value, 1.0), found.critique
+
+
+async def test_the_feedback_of_the_page_becomes_two_rewards_of_the_reply(tmp_path: Path) -> None:
+    """Of a reply that an upstream gave, under the upstream's own id."""
+    (program,) = [block.text for block in shown("python")]
+    choice = {"index": 0, "message": {"role": "assistant", "content": "352041"}, "finish_reason": "stop"}
+    said = {"id": "upstream-7", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice]}
+    async with serving(answer(json.dumps(said).encode())) as server:
+        upstream = TextUpstream(f"{server.url}/v1")
+        async with world(tmp_path, None, None, upstream=upstream, keys={"a long random word": "local"}) as w:
+            typed = program.replace("http://127.0.0.1:8900", w.url)
+            ran = await asyncio.create_subprocess_exec(sys.executable, "-c", typed)
+            assert await ran.wait() == 0
+            found = [event["data"] for event in w.events() if event["kind"] == "reward"]
+            await upstream.close()
+    assert {one["target"] for one in found} == {"upstream-7"}
+    assert [(one["value"], one["critique"], one["supersedes"]) for one in found] == [
+        (0.0, None, None),
+        (-1.0, "012345", "click-1"),
+    ]
