@@ -20,7 +20,7 @@ from millrace.infra.config import Settings
 from millrace.infra.errors import ConfigError, MillraceError, RewardError
 from millrace.infra.process.loaders import load_function
 from millrace.producers.tasks.source import Source, open_tasks
-from millrace.streams.reward.pool import Pool
+from millrace.streams.reward.choose import JUDGE, SETTLED, choose
 from millrace.streams.reward.verifiers import OURS, load
 
 TAKES_AGENT = "(task, base_url, api_key)"
@@ -87,13 +87,16 @@ def _tasks(path: Path) -> str:
 def _verifier(settings: Settings) -> str:
     """Loads it, and lets it judge an empty output of the first task, as the reward role would."""
     name = settings.reward.verifier
-    function = load(name)
-    if name not in OURS:
+    if name == JUDGE:
+        choose(settings.reward).close()  # its model is not asked: that would cost money
+        return f"{settings.reward.judge.model} judges by {settings.reward.judge.rubric}"
+    function = None if name in SETTLED else load(name)
+    if function is not None and name not in OURS:
         _takes_three(function, f"verifier {name!r}", TAKES_VERIFIER, RewardError)
     source = _first(settings)
     if source is None:
         return f"{name} can be loaded"
-    pool = Pool(name, workers=1, timeout_s=settings.reward.timeout_s)
+    pool = choose(settings.reward, workers=1)
     try:
         task = source.task(0)
         found = asyncio.run(pool.judge(orjson.dumps(task).decode(), "", dict(EPISODE)))

@@ -37,7 +37,9 @@ def evaluate(
     max_tokens: Annotated[int, typer.Option(min=1, help="of an answer")] = 256,
     temperature: Annotated[float, typer.Option(min=0, help="0: always the likeliest token")] = 1.0,
     success: Annotated[float, typer.Option(help="reward from which an answer is right")] = 1.0,
-    verifier: Annotated[str, typer.Option(help="exact, math or module:function; default: that of \\[reward]")] = "",
+    verifier: Annotated[
+        str, typer.Option(help="exact, math, judge, tests or module:function; default: that of \\[reward]")
+    ] = "",
     seed: Annotated[int, typer.Option(min=0, help="of every random choice")] = 0,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; default: what there is")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of a table")] = False,

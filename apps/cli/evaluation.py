@@ -26,7 +26,7 @@ from millrace.producers.rollout.agents import load_agent
 from millrace.producers.tasks.source import open_tasks
 from millrace.schemas import records
 from millrace.schemas.ids import new_id, now_micros
-from millrace.streams.reward.pool import Pool
+from millrace.streams.reward.choose import Chosen, choose
 from millrace.trainers.evaluation.answering import answer, load
 from millrace.trainers.evaluation.estimators import Estimate, summary
 from millrace.trainers.offline.text import Encoder
@@ -271,9 +271,9 @@ class Verdicts:
         self._policy = settings.policy.name
         self._tasks = tasks
         self._written = [_written(task) for task in tasks]
-        self._pool: Pool | None = None
+        self._pool: Chosen | None = None
         if verifier != SORT:
-            self._pool = Pool(verifier, workers=settings.reward.workers, timeout_s=settings.reward.timeout_s)
+            self._pool = choose(settings.reward, verifier)
 
     def __enter__(self) -> Verdicts:
         return self

@@ -14,7 +14,7 @@ Many = list[str] | None
 
 def reward(
     context: typer.Context,
-    verifier: Annotated[str, typer.Option(help="exact, math, or module:function")],
+    verifier: Annotated[str, typer.Option(help="exact, math, judge, tests, or module:function")],
     rubric: Annotated[str, typer.Option(help="version of the rubric that it judges by")],
     name: Annotated[
         str, typer.Option(help="of this replay; one that was killed goes on under its name; default: the rubric")

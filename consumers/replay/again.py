@@ -1,4 +1,4 @@
-"""`millrace replay reward`: the shell around `reward`: the log, a pool of verifiers, and what it came to in words."""
+"""`millrace replay reward`: the shell around `reward`: the log, a verifier, and what it came to in words."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from millrace.consumers.replay.selection import Selector
 from millrace.infra.config import Settings
 from millrace.infra.connect import claims, history
 from millrace.schemas.records import Trajectory
+from millrace.streams.reward.choose import choose, independent
 from millrace.streams.reward.judge import Evaluator, Judge
-from millrace.streams.reward.pool import Pool
 
 
 class Asked(NamedTuple):
@@ -41,22 +41,23 @@ def run(
         return selection.leaves_out(trajectory, None) is None
 
     ask = question(settings, sql, wanted) if sql else None
-    who = Evaluator(asked.source, asked.verifier, asked.rubric, asked.name)
-    store = claims(settings)
-    pool = Pool(asked.verifier, workers=asked.workers, timeout_s=asked.timeout_s)
+    reward, store = settings.reward, claims(settings)
+    chosen = choose(reward, asked.verifier, workers=asked.workers, timeout_s=asked.timeout_s)
+    apart = independent(reward, asked.verifier)
+    who = Evaluator(asked.source, chosen.version, asked.rubric, asked.name, independent=apart)
     try:
         with history(settings) as bus:
-            judge = Judge(pool, who, settings.policy.name, store, key=settings.reward.key.get_secret_value())
+            judge = Judge(chosen, who, settings.policy.name, store, key=reward.key.get_secret_value())
             past = History(bus, settings.namespace, settings.policy.name, store.resolve)
             if ask is None:
                 return asyncio.run(Replay(past, who, judge, told).run(bus, sealed(past, wanted)))
             found = ask(Selector(past, clearance.today(settings), settings.policy.tenant, None))
-            chosen = {(one.id, one.attempt): one.reward for one in found.candidates}
-            report = asyncio.run(Replay(past, who, judge, told).run(bus, chosen))
+            picked = {(one.id, one.attempt): one.reward for one in found.candidates}
+            report = asyncio.run(Replay(past, who, judge, told).run(bus, picked))
             report.left_out = +found.left_out
             return report
     finally:
-        pool.close()
+        chosen.close()
 
 
 def lines(report: Again) -> list[str]:

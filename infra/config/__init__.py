@@ -8,7 +8,7 @@ underscores, key); tables and lists as JSON. `MILLRACE_CONFIG` names the file.
 
 from __future__ import annotations
 
-from millrace.infra.config.experience import Governance, Policy, Reward, Rollout, Tenant
+from millrace.infra.config.experience import Governance, Policy, Reward, RewardJudge, RewardTests, Rollout, Tenant
 from millrace.infra.config.explain import nearest
 from millrace.infra.config.read import FILE, load, merge, variables
 from millrace.infra.config.serving import Engine, Gateway, GatewayKey, Otlp, Warehouse
@@ -30,6 +30,8 @@ __all__ = [
     "Otlp",
     "Policy",
     "Reward",
+    "RewardJudge",
+    "RewardTests",
     "Rollout",
     "Settings",
     "Telemetry",

@@ -72,10 +72,33 @@ class Rollout(Section):
     )
 
 
+class RewardJudge(Section):
+    """A model that judges by a rubric."""
+
+    url: str = ""
+    model: str = ""
+    key: SecretStr = SecretStr("")
+    rubric: str = ""
+    independent: bool = True
+    max_tokens: Positive = 1024
+    tries: Positive = 3
+    price_prompt: Annotated[float, Field(ge=0)] = 0.0
+    price_completion: Annotated[float, Field(ge=0)] = 0.0
+
+
+class RewardTests(Section):
+    """Unit tests that judge a program."""
+
+    command: tuple[str, ...] = ()
+    program: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$")] = "solution.py"
+    report: Annotated[str, Field(pattern=r"^([A-Za-z0-9_][A-Za-z0-9_.-]*)?$")] = ""
+    memory_mb: Positive = 1024
+
+
 class Reward(Section):
     """Verifiers that judge ended episodes."""
 
-    verifier: str = Field(default="exact", description="exact, math, or module:function")
+    verifier: str = Field(default="exact", description="exact, math, judge, tests, or module:function")
     source: str = Field(default="verifier", description="name under which its rewards are recorded")
     rubric: str = Field(default="1", description="version of the rubric; a new one is a new reward")
     key: SecretStr = Field(
@@ -85,6 +108,16 @@ class Reward(Section):
     )
     timeout_s: Seconds = Field(default=10, description="a verdict that takes longer is a labelled failure")
     workers: Positive = Field(default=1, description="processes that verify")
+    judge: RewardJudge = Field(
+        default=RewardJudge(),
+        description="of the verifier judge: url (of chat completions, with its /v1), model and key; rubric: a file; "
+        "independent: false for a model that is trained by it; prices are of a million tokens",
+    )
+    tests: RewardTests = Field(
+        default=RewardTests(),
+        description="of the verifier tests: command that tests the file program in a directory of its own; report: "
+        "JUnit file that it writes there, whose share of passed tests is the value; empty: its exit status decides",
+    )
 
 
 class Tenant(Section):

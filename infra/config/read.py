@@ -112,6 +112,8 @@ def _anchored(data: dict[str, Any], folder: Path) -> dict[str, Any]:
         files = [key for key in options if key.endswith((".location", ".keytab")) and options[key] != "probe"]
     else:
         files, options = [], {}
+    reward = out.get("reward")
+    judge = reward.get("judge") if isinstance(reward, dict) else None
     for table, key in (
         (out, "home"),
         (out, "objects"),
@@ -123,6 +125,7 @@ def _anchored(data: dict[str, Any], folder: Path) -> dict[str, Any]:
         (out.get("learner"), "reference"),
         (out.get("learner"), "teacher"),
         (out.get("learner"), "reward_model"),
+        (judge, "rubric"),
     ):
         if isinstance(table, dict) and isinstance(path := table.get(key), str) and path and "://" not in path:
             table[key] = str(folder / path)

@@ -83,6 +83,11 @@ class Gateway(Section):
         default="hermes",
         description="form of the tool calls in the model's text; no other is supported but by a renderer of its family",
     )
+    followups: bool = Field(
+        default=False,
+        description="a user's message that repeats the one before or corrects the reply is a reward of that reply, "
+        "source followup, of low confidence",
+    )
     max_body_bytes: Positive = Field(default=8 << 20, description="larger requests are refused")
     max_bodies_bytes: Positive = Field(
         default=256 << 20, description="most bytes of requests in flight, together; beyond it new ones get 503"

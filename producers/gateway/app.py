@@ -46,6 +46,7 @@ ROUTES = (
     ("/v1/sessions/{id}/reward", "POST", "reward"),
     ("/v1/sessions/{id}/events", "POST", "events"),
     ("/v1/sessions/{id}/end", "POST", "end"),
+    ("/v1/feedback", "POST", "feedback"),
 )
 """path, method and name of every route; docs/openapi.json describes them"""
 VISIT = "millrace.visit"
@@ -128,6 +129,10 @@ def make_app(gateway: Gateway, upstream: TextUpstream | Upstreams | None = None,
         session = episodes.find(caller, request.path_params["id"])
         return _json(await episodes.reward(caller, session, await visit.body(request)))
 
+    async def feedback(request: Request) -> Response:
+        visit, caller = enter(request)
+        return _json(await episodes.feedback(caller, await visit.body(request)))
+
     def on_session(work: Callable[[Any, bytes], Awaitable[dict[str, Any]]]) -> Handler:
         async def handler(request: Request) -> Response:
             visit, caller = enter(request)
@@ -143,6 +148,7 @@ def make_app(gateway: Gateway, upstream: TextUpstream | Upstreams | None = None,
         "health": health,
         "start": start,
         "reward": reward,
+        "feedback": feedback,
         "events": on_session(episodes.events),
         "end": on_session(episodes.end),
     }

@@ -135,6 +135,44 @@ class RewardIn(Body):
     confidence: Share | None = None
 
 
+class FeedbackIn(Body):
+    """`POST /v1/feedback`: what a user says of a reply by its id, or of a whole session by its id or by the name that
+    the caller gave it. `user` is the end user of that name; `correction` is what should have been said."""
+
+    TEXTS: ClassVar[frozenset[str]] = frozenset({"text", "correction"})
+
+    response_id: str | None = None
+    session: str | None = None
+    user: str | None = None
+    rating: Amount | None = None
+    label: str | None = None
+    text: str | None = None
+    correction: str | None = None
+    source: str = "user"
+    reward_id: str | None = None
+    supersedes: str | None = None
+    confidence: Share | None = None
+
+    def reward(self) -> RewardIn:
+        """The reward that it is. Raises ValueError for feedback that says nothing, or two things at once."""
+        if self.rating is None and self.label is None and self.text is None and self.correction is None:
+            raise ValueError("feedback has a rating, a label, a text or a correction")
+        if self.text is not None and self.correction is not None:
+            raise ValueError("feedback has a text or a correction: send the other as feedback of its own")
+        return RewardIn(
+            value=self.rating,
+            source=self.source,
+            reward_id=self.reward_id,
+            response_id=self.response_id,
+            label=self.label or (None if self.correction is None else "corrected"),
+            critique=self.text if self.correction is None else self.correction,
+            supersedes=self.supersedes,
+            independent=True,
+            signal="user_feedback",
+            confidence=self.confidence,
+        )
+
+
 class EndIn(Body):
     """`POST /v1/sessions/{id}/end`."""
 

@@ -16,13 +16,15 @@ import orjson
 
 from millrace.producers.gateway import shape
 from millrace.producers.gateway.aside import Step, aside, by_turns
-from millrace.producers.gateway.bodies import ACTORS, EndIn, EventsIn, RewardIn, StartIn, ToolCallIn
+from millrace.producers.gateway.bodies import ACTORS, EndIn, EventsIn, FeedbackIn, RewardIn, StartIn, ToolCallIn
 from millrace.producers.gateway.errors import ApiError, bad_request
 from millrace.producers.gateway.gateway import Caller, Gateway
 from millrace.producers.gateway.judges import SELF, check_room, check_source
 from millrace.producers.gateway.recorder import NO_NOTES
+from millrace.producers.gateway.replies import SeveralReplies
 from millrace.producers.gateway.session import Session, reward_key, source_of
 from millrace.producers.gateway.sessions import REPORT
+from millrace.producers.gateway.whose import hints
 from millrace.schemas import bounds
 from millrace.schemas.ids import new_id, now_micros
 from millrace.schemas.records import EpisodeStarted, Reward, Versions
@@ -109,7 +111,43 @@ class Episodes:
 
     async def reward(self, caller: Caller, session: Session, body: bytes) -> dict[str, str]:
         """Record a reward; returns its id."""
-        given = await _read(RewardIn, body)
+        return await self._judged(caller, session, await _read(RewardIn, body))
+
+    async def feedback(self, caller: Caller, body: bytes) -> dict[str, str]:
+        """Record what a user said of a reply or of a session; returns the reward's id and the session's."""
+        given = await _read(FeedbackIn, body)
+        try:
+            reward = given.reward()
+        except ValueError as error:
+            raise bad_request(str(error)) from None
+        session = self._of(caller, given)
+        return {**await self._judged(caller, session, reward), "session": session.id}
+
+    def _of(self, caller: Caller, given: FeedbackIn) -> Session:
+        """The session that feedback is about."""
+        sessions = self.gateway.sessions
+        if given.session is not None:
+            said = hints({}, given.user, name=given.session)
+            session = sessions.get(given.session)
+            if session is None or session.tenant != caller.tenant:
+                session = sessions.named(caller.tenant, said)
+            return self.find(caller, given.session if session is None else session.id)
+        if given.response_id is None:
+            raise bad_request("feedback names a reply (response_id) or a session", param="response_id")
+        try:
+            id = sessions.replies.find(caller.tenant, given.response_id)
+        except SeveralReplies:
+            raise ApiError(
+                409,
+                f"Several sessions have a reply {given.response_id}: name the session too",
+                code="ambiguous_reply",
+                param="session",
+            ) from None
+        if id is None:
+            raise ApiError(404, f"There is no reply {given.response_id} here", code="reply_not_found")
+        return self.find(caller, id)
+
+    async def _judged(self, caller: Caller, session: Session, given: RewardIn) -> dict[str, str]:
         if given.span_start is not None and given.span_end is not None and given.span_end < given.span_start:
             raise bad_request("span_end is before span_start", param="span_end")
         own_key = caller.session is not None

@@ -25,6 +25,7 @@ from millrace.producers.gateway.constraint import grammar_of
 from millrace.producers.gateway.conversation import Ask, Part, check_strict, messages_of, unknown_fields
 from millrace.producers.gateway.errors import ApiError, bad_request, of_engine
 from millrace.producers.gateway.fleet import Fleet
+from millrace.producers.gateway.followups import followup
 from millrace.producers.gateway.lineage import ABORT
 from millrace.producers.gateway.options import GatewayOptions
 from millrace.producers.gateway.protocols.all import CHAT
@@ -407,7 +408,8 @@ class Gateway:
             try:
                 reply = to_reply(choice.message())
                 # Its caller may echo it, whatever becomes of its record.
-                self.sessions.replied(session, keys.extend(plan.digests[-1], reply))
+                with_reply = keys.extend(plan.digests[-1], reply)
+                self.sessions.replied(session, with_reply)
                 told = call.dialect.record(call, choice) if responses is None else responses[at]
                 body, breach = call.record(choice, told, call.target.url)
                 draft = None
@@ -429,9 +431,19 @@ class Gateway:
             self.recorder.record(session, "model_call", body, actor="policy", event_time=call.when, draft=draft)
             session.asks.called(plan.messages, call.when, plan.supersedes)
             session.asks.replied(call.response_id, reply, now_micros())
+            if not at:
+                self.followed_up(session, plan.messages, plan.digests)
+            self.sessions.answered(session, call.response_id, with_reply)
             session.said = reply["content"] or session.said
             _calls.add(1, finish=choice.reason)
             _tokens.add(len(choice.ids))
+
+    def followed_up(self, session: Session, messages: Sequence[Message], digests: Sequence[bytes]) -> None:
+        """Record what a call's messages say of the session's newest reply, before the call's own is the newest."""
+        if self.options.followups:
+            reward = followup(session, messages, digests)
+            if reward is not None:
+                self.recorder.record(session, "reward", reward, actor="evaluator")
 
     # ------------------------------------------------------------------ sessions
 

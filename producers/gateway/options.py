@@ -35,6 +35,7 @@ class GatewayOptions:
     reward_deadline_ms: int = 60_000
     public_url: str = ""
     strict: bool = False
+    followups: bool = False
 
     @classmethod
     def of(cls, settings: Settings, context: int) -> GatewayOptions:
@@ -56,6 +57,7 @@ class GatewayOptions:
             idle_timeout_s=gateway.idle_timeout_s,
             keep_alive_s=gateway.keep_alive_s,
             awaits=settings.policy.awaits,
+            followups=gateway.followups,
             public_url=gateway.public_url.rstrip("/"),
             strict=gateway.strict,
             reward_deadline_ms=int(settings.policy.reward_deadline_s * 1000),

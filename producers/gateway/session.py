@@ -48,6 +48,8 @@ class Session:
     digests: list[bytes] = field(default_factory=list)
     engine: str | None = None
     said: str | None = None
+    answered: tuple[str, bytes] | None = None
+    """id of its newest reply, and the digest of the conversation with it"""
     alias: str | None = None
     """the name that its caller gave the conversation"""
     subject: str = ""
@@ -112,7 +114,7 @@ class Session:
         self.reported = {}
         self.digests.clear()
         self.start = {**self.start, "task": ""}
-        self.said = None
+        self.said = self.answered = None
 
 
 def reward_key(source: str, id: str) -> str:

@@ -24,6 +24,7 @@ from millrace.producers.capture.entry import Entry
 from millrace.producers.capture.log import CaptureLog
 from millrace.producers.gateway import keys
 from millrace.producers.gateway.protocols.all import read
+from millrace.producers.gateway.replies import Replies
 from millrace.producers.gateway.session import Session, begun, reward_key
 from millrace.producers.gateway.whose import Conversations, Hints
 from millrace.schemas import codec
@@ -65,6 +66,7 @@ class Sessions:
         self._broken: set[str] = set()
         self._secret = secret.encode() or durable.once(folder / "secret", os.urandom(32))
         self.conversations = Conversations()
+        self.replies = Replies()
         self._aliases: dict[tuple[str, str, str], Session] = {}
         self._attempts: dict[tuple[str, str], Session] = {}
 
@@ -142,6 +144,11 @@ class Sessions:
         """A reply was recorded under this digest."""
         if not session.granted:
             self.conversations.replied(session, digest)
+
+    def answered(self, session: Session, response: str, digest: bytes) -> None:
+        """A reply of this id was recorded; `digest` is of the conversation with it."""
+        session.answered = response, digest
+        self.replies.add(session.tenant, response, session.id)
 
     def unsolicited(self, tenant: str, hints: Hints, awaits: Sequence[str], reward_deadline_ms: int) -> Session:
         """A new episode that nobody asked for. Its group is its own root trajectory."""
@@ -251,7 +258,9 @@ class Sessions:
         session.asks.called(messages, event["event_time"], call["supersedes"])
         session.asks.replied(call["response_id"], message, event["capture_time"])
         digests = keys.chain(messages, tools)
-        self.replied(session, keys.extend(digests[-1], message))
+        with_reply = keys.extend(digests[-1], message)
+        self.replied(session, with_reply)
+        self.answered(session, call["response_id"], with_reply)
         if call["untrainable_reason"] == UNTRAINABLE:  # it has no tokens that another call could go on from
             session.lineages.turns = max(session.lineages.turns, call["turn"] + 1)
         elif session.id not in self.unreadable:

@@ -2,7 +2,7 @@
 
     def agent(task: dict, base_url: str, api_key: str) -> str | None
 
-Invariant: the agent never sees the task's `answer`; that is for the judges."""
+Invariant: the agent never sees the task's `answer` and `tests`; they are for the judges."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 from millrace.infra.process.loaders import load_function
 
-HIDDEN = ("answer", "answers", "solution")
+HIDDEN = ("answer", "answers", "solution", "tests")
 Agent = Callable[[dict[str, Any], str, str], Awaitable[str | None]]
 
 

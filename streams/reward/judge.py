@@ -45,6 +45,8 @@ class Evaluator:
     rubric: str
     replay: str | None = None
     """the replay that judges history again: nothing awaits its rewards, and none of them counts for a sample"""
+    independent: bool = True
+    """whether it is apart from the policy that it judges"""
 
 
 def reward_id(trajectory: str, who: Evaluator) -> str:
@@ -144,10 +146,10 @@ class Judge:
             "failure": verdict.failure,
             "critique": verdict.critique,
             "supersedes": None,
-            "independent": True,
+            "independent": who.independent,
             "observed_at": self._clock(),
-            "signal": None,
-            "confidence": None,
+            "signal": verdict.signal,
+            "confidence": verdict.confidence,
             "replay": who.replay,
         }
 

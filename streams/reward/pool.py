@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import orjson
 from pebble import ProcessExpired, ProcessPool
 
-from millrace.streams.reward.verifiers import load, normal
+from millrace.streams.reward.verifiers import Signal, load, normal
 
 LIFE = 10_000
 """verdicts after which a process is replaced, should a verifier leak"""
@@ -30,6 +30,10 @@ class Verdict(NamedTuple):
     label: str | None
     critique: str | None
     failure: str | None
+    confidence: float | None = None
+    """of whoever judges in the verdict, 0 to 1"""
+    signal: Signal | None = None
+    """what kind of evidence it is"""
 
 
 class Pool:
@@ -47,6 +51,11 @@ class Pool:
             initargs=(verifier, list(sys.path)),
             context=get_context("spawn"),
         )
+
+    @property
+    def version(self) -> str:
+        """Names the verifier."""
+        return self._verifier
 
     async def judge(self, task: str, output: str, episode: dict[str, Any]) -> Verdict:
         """The verdict on an output. `task` is JSON."""

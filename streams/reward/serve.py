@@ -8,8 +8,8 @@ from millrace.infra.connect import connect
 from millrace.infra.local_keys import kafka_options
 from millrace.infra.log.blobs import ClaimStore
 from millrace.infra.log.topics import full_name
+from millrace.streams.reward.choose import choose, independent
 from millrace.streams.reward.judge import Evaluator, Judge
-from millrace.streams.reward.pool import Pool
 
 IN_FLIGHT = 32
 """episodes judged at once; more than processes, so that publishing overlaps with judging"""
@@ -20,9 +20,10 @@ def run(settings: Settings) -> None:
     from millrace.streams.reward.agents import make_app, run_app
 
     reward = settings.reward
-    pool = Pool(reward.verifier, workers=reward.workers, timeout_s=reward.timeout_s)
-    evaluator = Evaluator(reward.source, reward.verifier, reward.rubric)
-    judge = Judge(pool, evaluator, settings.policy.name, ClaimStore(settings.claims), key=reward.key.get_secret_value())
+    chosen = choose(reward)
+    evaluator = Evaluator(reward.source, chosen.version, reward.rubric, independent=independent(reward))
+    key = reward.key.get_secret_value()
+    judge = Judge(chosen, evaluator, settings.policy.name, ClaimStore(settings.claims), key=key)
     events = full_name(settings.namespace, "events")
     try:
         with connect(settings) as bus:
@@ -39,4 +40,4 @@ def run(settings: Settings) -> None:
             )
             run_app(app)
     finally:
-        pool.close()
+        chosen.close()

@@ -4,7 +4,8 @@
 
 `task` is the task as its author wrote it, answers included; `output` what the agent returned, else the last reply's
 text ("" when there is none); `episode` has trajectory, group, task_id, status, stop_condition, steps, policy, attempt.
-A dict may hold `value` (number), `components` (numbers by name), `label` and `critique`.
+A dict may hold `value` (number), `components` (numbers by name), `label`, `critique`, `confidence` (0 to 1) and
+`signal`.
 
 Invariant: a verdict is a finite number with its parts, or an error; nothing else becomes a reward."""
 
@@ -12,12 +13,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, SupportsFloat
+from typing import Any, Literal, SupportsFloat, get_args
 
 from millrace.infra.errors import RewardError
 from millrace.infra.process.loaders import load_function
 from millrace.schemas import bounds
 
+Signal = Literal[
+    "deterministic_check",
+    "task_outcome",
+    "process_reward",
+    "user_feedback",
+    "delayed_operational",
+    "judge",
+    "safety",
+]
+"""what kind of evidence a reward is, the most trusted first"""
+PARTS = frozenset({"value", "components", "label", "critique", "confidence", "signal"})
 Verifier = Callable[[dict[str, Any], str, dict[str, Any]], float | Mapping[str, Any]]
 
 
@@ -48,9 +60,9 @@ def load(name: str) -> Verifier:
 
 
 def normal(answer: object) -> dict[str, Any]:
-    """A verdict with value, components, label and critique. Raises ValueError for what is none."""
+    """A verdict with value, components, label, critique, confidence and signal. Raises ValueError for what is none."""
     given: Mapping[str, Any] = answer if isinstance(answer, Mapping) else {"value": answer}
-    unknown = set(given) - {"value", "components", "label", "critique"}
+    unknown = set(given) - PARTS
     if unknown:
         raise ValueError(f"a verdict has no {', '.join(sorted(map(str, unknown)))}")
     parts = dict(given.get("components") or {})
@@ -61,7 +73,24 @@ def normal(answer: object) -> dict[str, Any]:
         "components": {_name(name): _number(part) for name, part in parts.items()},
         "label": _text(given.get("label")),
         "critique": _text(given.get("critique")),
+        "confidence": _confidence(given.get("confidence")),
+        "signal": _signal(given.get("signal")),
     }
+
+
+def _confidence(value: object) -> float | None:
+    if value is None:
+        return None
+    share = _number(value)
+    if not 0 <= share <= 1:
+        raise ValueError("a verdict's confidence is from 0 to 1")
+    return share
+
+
+def _signal(value: object) -> str | None:
+    if value is not None and value not in get_args(Signal):
+        raise ValueError(f"a verdict's signal is one of {', '.join(get_args(Signal))}")
+    return None if value is None else str(value)
 
 
 def _number(value: object) -> float:

@@ -82,6 +82,22 @@ def test_tasks_without_an_answer_cannot_be_compared_with_one(home: Path) -> None
     assert "The task has id, prompt" in answer.said
 
 
+@pytest.mark.parametrize(
+    ("verifier", "words"), [("judge", "set url under [reward.judge]"), ("tests", "set command under [reward.tests]")]
+)
+def test_a_judge_or_tests_that_are_not_described_are_bad(home: Path, verifier: str, words: str) -> None:
+    answer = said(home, reward__verifier=verifier)["verifier"]
+    assert (answer.word, words in answer.said) == ("bad", True), answer
+
+
+def test_a_judge_that_is_described_is_not_asked(home: Path) -> None:
+    """Nobody listens where it is said to be."""
+    (home / "rubric.md").write_text("1 for a sorted list.")
+    told = {"reward__judge__url": "http://127.0.0.1:9/v1", "reward__judge__model": "m"}
+    answer = said(home, reward__verifier="judge", reward__judge__rubric=str(home / "rubric.md"), **told)["verifier"]
+    assert (answer.word, answer.said.startswith("m judges by ")) == ("ok", True), answer
+
+
 def test_tasks_and_algorithm_that_are_none_are_bad(home: Path) -> None:
     found = said(home, rollout__tasks="nosuch.jsonl", learner__algorithm="grppo")
     assert (found["tasks"].word, found["algorithm"].word) == ("bad", "bad")

@@ -12,7 +12,8 @@ def length(task: dict[str, Any], output: str, episode: dict[str, Any]) -> float:
 
 
 def parts(task: dict[str, Any], output: str, episode: dict[str, Any]) -> dict[str, Any]:
-    return {"value": 0.5, "components": {"style": 1, "truth": 0}, "label": episode["status"], "critique": "fine"}
+    said = {"value": 0.5, "components": {"style": 1, "truth": 0}, "label": episode["status"], "critique": "fine"}
+    return {**said, "confidence": 0.9, "signal": "process_reward"}
 
 
 def moody(task: dict[str, Any], output: str, episode: dict[str, Any]) -> object:
@@ -23,7 +24,15 @@ def moody(task: dict[str, Any], output: str, episode: dict[str, Any]) -> object:
         time.sleep(60)
     if output == "raise":
         raise KeyError("quotes the secret")
-    return {"nan": float("nan"), "text": "0.5", "nothing": None, "odd": {"value": 1, "score": 2}}.get(output, 1.0)
+    odd = {
+        "nan": float("nan"),
+        "text": "0.5",
+        "nothing": None,
+        "odd": {"value": 1, "score": 2},
+        "sure": {"value": 1, "confidence": 1.5},
+        "signal": {"value": 1, "signal": "rumour"},
+    }
+    return odd.get(output, 1.0)
 
 
 NOT_A_FUNCTION = 3

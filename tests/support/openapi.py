@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from millrace.producers.gateway.app import ROUTES
-from millrace.producers.gateway.bodies import EndIn, EventsIn, RewardIn, StartIn
+from millrace.producers.gateway.bodies import EndIn, EventsIn, FeedbackIn, RewardIn, StartIn
 from millrace.producers.gateway.protocols.all import DIALECTS
 from millrace.producers.gateway.protocols.chat_request import ChatRequest
 from millrace.producers.gateway.protocols.messages_request import CountRequest, MessagesRequest
@@ -32,6 +32,7 @@ SAID = {
     "reward": "Judge an episode, or one reply of it",
     "events": "Say what the agent did and saw beyond its calls",
     "end": "The episode is over",
+    "feedback": "What a user says of a reply, or of a session",
 }
 BODIES: dict[str, type[msgspec.Struct]] = {
     "chat": ChatRequest,
@@ -42,6 +43,7 @@ BODIES: dict[str, type[msgspec.Struct]] = {
     "reward": RewardIn,
     "events": EventsIn,
     "end": EndIn,
+    "feedback": FeedbackIn,
 }
 TEXT: dict[str, Any] = {"type": "string"}
 OBJECT: dict[str, Any] = {"type": "object"}
@@ -63,6 +65,7 @@ ANSWERS: dict[str, dict[str, Any]] = {
     "reward": an_object(reward_id=TEXT),
     "events": an_object(ids={"type": "array", "items": {"type": ["string", "null"]}}),
     "end": an_object(session=TEXT, ended={"const": True}),
+    "feedback": an_object(reward_id=TEXT, session=TEXT),
 }
 ERROR = an_object(
     error=an_object(
@@ -90,6 +93,7 @@ REFUSALS = {
     "403": "another's session, or one that has ended",
     "404": "no such session here",
     "408": "a body that did not come",
+    "409": "a name that is that of several",
     "413": "too large",
     "429": "too much at once, here or in the engine: see retry-after",
     "502": "the engine is gone or broke off",
@@ -108,6 +112,7 @@ REFUSED_OF = {
     "reward": (*BODY, "404"),
     "events": (*BODY, "404"),
     "end": (*BODY, "404"),
+    "feedback": (*BODY, "404", "409"),
 }
 
 

@@ -262,6 +262,9 @@ class Passthrough:
             recorder.record(session, "model_call", body, actor="policy", event_time=call.when, draft=draft)
             session.asks.called(call.asked.messages, call.when)
             session.asks.replied(read.answer.id, said.message, now_micros())
+            if not at:
+                self.gateway.followed_up(session, call.messages, call.digests)
+            self.gateway.sessions.answered(session, read.answer.id, digest)
             session.said = said.message["content"] or session.said
             self.gateway.sessions.replied(session, digest)
         if unread:

@@ -60,6 +60,8 @@ def pool():
         ("text", "error: ValueError"),
         ("nothing", "error: ValueError"),
         ("odd", "error: ValueError"),
+        ("sure", "error: ValueError"),
+        ("signal", "error: ValueError"),
     ],
 )
 async def test_a_verifier_that_fails_is_a_labelled_failure_and_costs_one_verdict(pool, output, failure):
@@ -80,4 +82,4 @@ async def test_a_verdict_may_have_parts():
         verdict = await pool.judge(json.dumps({}), "x", {"status": "completed"})
     finally:
         pool.close()
-    assert verdict == (0.5, {"style": 1.0, "truth": 0.0}, "completed", "fine", None)
+    assert verdict == (0.5, {"style": 1.0, "truth": 0.0}, "completed", "fine", None, 0.9, "process_reward")

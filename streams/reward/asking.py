@@ -1,0 +1,88 @@
+"""A judge behind any API of OpenAI's chat completions: asks it, and asks again where it is busy or away.
+
+Invariants: every judgement ends, in time, with a verdict or with a labelled failure (`timeout`, `unavailable`,
+`refused: STATUS`, `unreadable`); a reply that came is paid for and is not asked for again, whatever it says."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
+
+from millrace.infra.config import RewardJudge
+from millrace.infra.engines.upstream import TextUpstream, UpstreamReply
+from millrace.infra.errors import EngineTimeout, EngineUnavailable, RewardError
+from millrace.streams.reward import rubric
+from millrace.streams.reward.pool import Verdict
+
+TIMEOUT = Verdict(None, {}, None, None, "timeout")
+UNAVAILABLE = Verdict(None, {}, None, None, "unavailable")
+BUSY = frozenset({408, 429, 500, 502, 503, 504})
+"""statuses after which another try may work"""
+
+
+class _Busy(Exception):
+    """The judge answered that it cannot answer."""
+
+
+class AskedJudge:
+    """The judge of `[reward.judge]`. Any number of judgements at once, in any event loop."""
+
+    def __init__(self, options: RewardJudge, timeout_s: float) -> None:
+        """timeout_s bounds a judgement, all its tries together. Raises RewardError where no judge is described."""
+        for name in ("url", "model", "rubric"):
+            if not getattr(options, name):
+                raise RewardError(f"verifier judge: set {name} under [reward.judge]")
+        try:
+            self.rubric = Path(options.rubric).read_text().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise RewardError(f"[reward.judge] rubric {options.rubric} cannot be read: {error}") from error
+        if not self.rubric:
+            raise RewardError(f"[reward.judge] rubric {options.rubric} is empty")
+        self._options = options
+        self._timeout_s = timeout_s
+        self._prices = rubric.Prices(options.price_prompt, options.price_completion)
+
+    @property
+    def version(self) -> str:
+        """Names the model, and what it is told."""
+        return rubric.version(self._options.model, self.rubric)
+
+    async def judge(self, task: str, output: str, episode: dict[str, Any]) -> Verdict:
+        """The verdict on an output. `task` is JSON text. Never raises for what the judge does."""
+        options = self._options
+        body = rubric.request(self.rubric, options.model, task, output, options.max_tokens)
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                reply = await self._asked(body)
+        except (TimeoutError, EngineTimeout):
+            return TIMEOUT
+        except (EngineUnavailable, _Busy):
+            return UNAVAILABLE
+        if reply.status != 200:
+            return Verdict(None, {}, None, None, f"refused: {reply.status}")
+        return rubric.verdict(reply.body, rubric.number(self.rubric, task, output), self._prices)
+
+    async def _asked(self, body: bytes) -> UpstreamReply:
+        """The reply, of the last try where others found the judge busy or away."""
+        upstream = TextUpstream(self._options.url, self._options.key.get_secret_value(), idle_s=self._timeout_s)
+        try:
+            async for attempt in AsyncRetrying(
+                retry=retry_if_exception_type((EngineUnavailable, _Busy)),
+                stop=stop_after_attempt(self._options.tries),
+                wait=wait_random_exponential(0.2, max=10),
+                reraise=True,
+            ):
+                with attempt:
+                    reply = await upstream.chat(body)
+                    if reply.status in BUSY:
+                        raise _Busy
+                    return reply
+        finally:
+            await upstream.close()
+        raise AssertionError("tenacity either returns or raises")
+
+    def close(self) -> None:
+        """Nothing is held between judgements."""

@@ -1,0 +1,154 @@
+"""Feedback that names a reply or a conversation, and the weak signal of a message that follows a reply."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from millrace.producers.gateway.rendering.template import TemplateRenderer
+from millrace.producers.gateway.replies import Replies, SeveralReplies
+from tests.producers.gateway.test_sessions import make_engine
+from tests.support.gateway_world import World, world
+
+USER = {"role": "user", "content": "What is 3 + 4?"}
+KEYS = {"sk-app": "local", "sk-other": "other"}
+SAID = "The answer is 42."
+
+
+async def said(w: World, key: str = "sk-app", **body: Any) -> tuple[int, dict[str, Any]]:
+    answer = await w.http.post("/v1/feedback", json=body, headers={"authorization": f"Bearer {key}"})
+    return answer.status_code, answer.json()
+
+
+async def reply(w: World, messages: Any = (USER,), **headers: str) -> str:
+    answer = await w.http.post(
+        "/v1/chat/completions",
+        json={"model": "m", "messages": list(messages)},
+        headers={"authorization": "Bearer sk-app", **headers},
+    )
+    assert answer.status_code == 200, answer.text
+    return str(answer.json()["id"])
+
+
+def rewards(w: World) -> list[dict[str, Any]]:
+    return [event["data"] for event in w.events() if event["kind"] == "reward"]
+
+
+async def test_a_rating_names_the_reply_alone_and_is_once(tmp_path: Path, renderer: TemplateRenderer) -> None:
+    async with world(tmp_path, renderer, make_engine(renderer), keys=KEYS) as w:
+        id = await reply(w)
+        for _ in range(2):
+            status, answer = await said(w, response_id=id, rating=0.25, text="meh", reward_id="r1", confidence=0.5)
+            assert (status, answer["reward_id"]) == (200, "r1")
+        status, _ = await said(w, response_id=id, correction="7", reward_id="r2", supersedes="r1")
+        assert status == 200
+        one, two = rewards(w)
+        (call,) = w.calls()
+    assert (one["target_kind"], one["target"]) == ("turn", call["response_id"])
+    assert (one["value"], one["critique"], one["source"], one["signal"]) == (0.25, "meh", "user", "user_feedback")
+    assert (one["confidence"], one["independent"]) == (0.5, True)
+    assert (two["value"], two["label"], two["critique"], two["supersedes"]) == (None, "corrected", "7", "r1")
+
+
+async def test_a_reply_is_known_after_a_restart_and_after_the_end(tmp_path: Path, renderer: TemplateRenderer) -> None:
+    async with world(tmp_path, renderer, make_engine(renderer), keys=KEYS) as w:
+        id = await reply(w)
+        (session,) = w.gateway.sessions.live
+        end = await w.http.post(f"/v1/sessions/{session}/end", json={}, headers={"authorization": "Bearer sk-app"})
+        assert end.status_code == 200
+    async with world(tmp_path, renderer, make_engine(renderer), keys=KEYS) as w:
+        assert await said(w, response_id=id, rating=1, reward_id="r") == (200, {"reward_id": "r", "session": session})
+
+
+async def test_a_conversation_is_named_as_its_caller_named_it(tmp_path: Path, renderer: TemplateRenderer) -> None:
+    async with world(tmp_path, renderer, make_engine(renderer), keys=KEYS) as w:
+        await reply(w, **{"x-millrace-session": "case 7", "x-millrace-user": "ann"})
+        (session,) = w.gateway.sessions.live
+        assert (await said(w, session="case 7", user="ann", label="up"))[1]["session"] == session
+        assert (await said(w, session=session, label="up"))[1]["session"] == session
+        assert (await said(w, session="case 7", user="bob", label="up"))[0] == 404
+        assert (await said(w, "sk-other", session=session, label="up"))[0] == 404
+        assert [one["target"] for one in rewards(w)] == [session, session]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "word"),
+    [
+        ({"rating": 1}, 400, "session"),
+        ({"response_id": "ID"}, 400, "rating"),
+        ({"response_id": "ID", "text": "a", "correction": "b"}, 400, "correction"),
+        ({"response_id": "ID", "rating": 1e9}, 400, "rating"),
+        ({"response_id": "ID", "rating": 1, "confidence": 2}, 400, "confidence"),
+        ({"response_id": "ID", "rating": 1, "source": "verifier"}, 403, "verifier"),
+        ({"response_id": "none", "rating": 1}, 404, "none"),
+        ({"session": "none", "rating": 1}, 404, "none"),
+    ],
+)
+async def test_feedback_that_cannot_be_taken_says_why_and_leaves_nothing(
+    tmp_path: Path, renderer: TemplateRenderer, body: dict[str, Any], status: int, word: str
+) -> None:
+    reserved = frozenset({"verifier"})
+    async with world(tmp_path, renderer, make_engine(renderer), keys=KEYS, reserved=reserved) as w:
+        id = await reply(w)
+        found, answer = await said(w, **{k: id if v == "ID" else v for k, v in body.items()})
+        assert (found, word in answer["error"]["message"]) == (status, True), answer
+        assert rewards(w) == []
+
+
+async def test_no_other_tenant_and_no_agent_speaks_for_a_user(tmp_path: Path, renderer: TemplateRenderer) -> None:
+    async with world(tmp_path, renderer, make_engine(renderer), keys=KEYS) as w:
+        id = await reply(w)
+        (session,) = w.gateway.sessions.live.values()
+        assert (await said(w, "sk-other", response_id=id, rating=1))[0] == 404
+        own = w.gateway.sessions.key_of(session)
+        assert (await said(w, own, response_id=id, rating=1))[0] == 403
+        assert rewards(w) == []
+
+
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from("xyz"), st.sampled_from("123"))))
+def test_a_reply_names_a_session_only_where_one_alone_gave_it(given_: list[tuple[str, str, str]]) -> None:
+    replies = Replies()
+    for tenant, response, session in given_:
+        replies.add(tenant, response, session)
+    for tenant in "ab":
+        for response in "xyz":
+            owners = {session for t, r, session in given_ if (t, r) == (tenant, response)}
+            if len(owners) > 1:
+                with pytest.raises(SeveralReplies):
+                    replies.find(tenant, response)
+            else:
+                assert replies.find(tenant, response) == next(iter(owners), None)
+
+
+def test_the_oldest_replies_are_forgotten() -> None:
+    replies = Replies(kept=2)
+    for response in "xyz":
+        replies.add("a", response, "1")
+    assert [replies.find("a", response) for response in "xyz"] == [None, "1", "1"]
+
+
+async def test_a_message_that_corrects_a_reply_is_a_weak_reward_of_it(
+    tmp_path: Path, renderer: TemplateRenderer
+) -> None:
+    """Once, however often the call is made."""
+    async with world(tmp_path, renderer, make_engine(renderer), keys=KEYS, followups=True) as w:
+        name = {"x-millrace-session": "case"}
+        first = await reply(w, **name)
+        more = [USER, {"role": "assistant", "content": SAID}, {"role": "user", "content": "No, that is not 7."}]
+        for _ in range(2):
+            await reply(w, more, **name)
+        (found,) = rewards(w)
+    assert (found["source"], found["target"], found["target_kind"]) == ("followup", first, "turn")
+    assert (found["value"], found["label"], found["confidence"]) == (-1.0, "corrected", 0.3)
+
+
+async def test_nothing_is_read_into_messages_unless_it_is_asked_for(tmp_path: Path, renderer: TemplateRenderer) -> None:
+    async with world(tmp_path, renderer, make_engine(renderer), keys=KEYS) as w:
+        name = {"x-millrace-session": "case"}
+        await reply(w, **name)
+        await reply(w, [USER, {"role": "assistant", "content": SAID}, {"role": "user", "content": "Wrong."}], **name)
+        assert rewards(w) == []

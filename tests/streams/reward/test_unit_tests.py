@@ -1,0 +1,86 @@
+"""Which files tests are, and what a run of them says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from millrace.streams.reward.unit_tests import How, Ran, files, program, verdict
+
+TEXT = st.text(st.characters(exclude_characters="`", exclude_categories=["Cs"]), max_size=40)
+
+
+@given(TEXT, TEXT, TEXT)
+def test_the_program_is_the_last_fenced_block_or_everything(before: str, first: str, last: str) -> None:
+    fenced = f"{before}\n```py\n{first}\n```\nwords\n```python\n{last}\n```\n"
+    assert program(fenced) == last + "\n"
+    assert program(before) == before
+
+
+@given(st.text(alphabet="./a\0s", max_size=8))
+def test_no_file_of_a_task_lies_above_or_in_the_place_of_the_program(path: str) -> None:
+    parts = path.split("/")
+    if path == "s" or {"", ".", ".."} & set(parts) or "\0" in path:
+        with pytest.raises(ValueError, match="bad_tests"):
+            files({"tests": {"files": {path: "x"}}}, "s")
+    else:
+        assert files({"tests": {"files": {path: "x"}}}, "s") == {path: "x"}
+
+
+@pytest.mark.parametrize(
+    ("task", "failure"),
+    [
+        ({}, "no_tests"),
+        ({"tests": {"files": {}}}, "no_tests"),
+        ({"tests": "x"}, "bad_tests"),
+        ({"tests": {"files": ["a"]}}, "bad_tests"),
+        ({"tests": {"files": {"a": 1}}}, "bad_tests"),
+        ({"tests": {"files": {"a" * 5000: "x"}}}, "bad_tests"),
+        ({"tests": {"files": {str(n): "x" for n in range(5000)}}}, "bad_tests"),
+    ],
+)
+def test_a_task_without_tests_is_a_labelled_failure(task: Any, failure: str) -> None:
+    with pytest.raises(ValueError, match=failure):
+        files(task, "solution.py")
+
+
+CASES = (
+    b"<r><s><testcase/><testcase><failure/></testcase></s>"
+    b"<s><testcase><skipped/></testcase><testcase><error/></testcase></s></r>"
+)
+
+
+@pytest.mark.parametrize(
+    ("ran", "reported", "value", "label"),
+    [
+        (Ran(How.EXITED, 0, "", None), False, 1.0, "passed"),
+        (Ran(How.EXITED, 1, "", None), False, 0.0, "failed"),
+        (Ran(How.TIMEOUT, -9, "", None), False, 0.0, "timeout"),
+        (Ran(How.EXITED, -11, "", None), False, 0.0, "killed"),
+        (Ran(How.EXITED, 0, "", None), True, 0.0, "failed"),
+        (Ran(How.EXITED, 0, "", b"torn"), True, 0.0, "failed"),
+        (Ran(How.EXITED, 0, "", b"<r/>"), True, 0.0, "failed"),
+        (Ran(How.EXITED, 1, "", CASES), True, 1 / 3, "failed"),
+        (Ran(How.EXITED, 0, "", b"<r><testcase/></r>"), True, 1.0, "passed"),
+        (Ran(How.TIMEOUT, -9, "", b"<r><testcase/></r>"), True, 0.0, "timeout"),
+    ],
+)
+def test_what_a_run_says(ran: Ran, reported: bool, value: float, label: str) -> None:
+    found = verdict(ran, reported=reported)
+    assert (found.value, found.label, found.failure) == (value, label, None)
+    assert (found.confidence, found.signal) == (1.0, "deterministic_check")
+
+
+def test_a_command_that_did_not_start_says_nothing_of_the_program() -> None:
+    found = verdict(Ran(How.NOT_STARTED, 127, "", None), reported=False)
+    assert (found.value, found.failure) == (None, "not_started")
+
+
+@given(st.binary(max_size=200), st.integers(-64, 255), st.sampled_from(How), st.booleans())
+def test_no_report_raises(report: bytes, status: int, how: How, reported: bool) -> None:
+    found = verdict(Ran(how, status, "x" * 5000, report), reported=reported)
+    assert found.value in (None, 0.0, 1.0)
+    assert len(found.critique or "") <= 2000
