@@ -39,6 +39,7 @@ ROUTES = (
     (MESSAGES.path, "POST", MESSAGES.name),
     (f"{MESSAGES.path}/count_tokens", "POST", "count_tokens"),
     (RESPONSES.path, "POST", RESPONSES.name),
+    (f"{RESPONSES.path}/{{id}}", "GET", "response"),
     ("/v1/models", "GET", "models"),
     ("/health", "GET", "health"),
     ("/v1/sessions", "POST", "start"),
@@ -102,6 +103,14 @@ def make_app(gateway: Gateway, upstream: TextUpstream | None = None, address: st
         # No comments of ours: an upstream's bytes go on as they are.
         return EventStream(through.stream(call, answer), partial(_refusal, request))
 
+    async def response(request: Request) -> Response:
+        _, caller = enter(request)
+        id = request.path_params["id"]
+        found = gateway.recall(caller, request.headers).response(id)
+        if found is None:
+            raise ApiError(404, f"Response with id '{id}' not found.")
+        return Response(found, media_type=JSON)
+
     async def models(request: Request) -> Response:
         enter(request)
         model = {"id": gateway.options.policy, "object": "model", "created": 0, "owned_by": "millrace"}
@@ -148,6 +157,7 @@ def make_app(gateway: Gateway, upstream: TextUpstream | None = None, address: st
         **{dialect.name: spoken(dialect) for dialect in DIALECTS},
         **({} if through is None else {CHAT.name: passed}),
         "count_tokens": count_tokens,
+        "response": response,
         "models": models,
         "health": health,
         "start": start,

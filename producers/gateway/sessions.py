@@ -22,8 +22,10 @@ from millrace.infra.config.keys import SESSION_KEY
 from millrace.producers.capture.entry import Entry
 from millrace.producers.capture.log import CaptureLog
 from millrace.producers.gateway import keys
+from millrace.producers.gateway.lineage import ABORT
 from millrace.producers.gateway.protocols.all import read
 from millrace.producers.gateway.session import Session, begun, reward_key
+from millrace.producers.gateway.stored import Stored
 from millrace.producers.gateway.whose import Conversations, Hints
 from millrace.schemas import codec
 from millrace.schemas.errors import SchemaError
@@ -64,6 +66,7 @@ class Sessions:
         self._broken: set[str] = set()
         self._secret = secret.encode() or durable.once(folder / "secret", os.urandom(32))
         self.conversations = Conversations()
+        self.stored = Stored(named_s)
         self._aliases: dict[tuple[str, str, str], Session] = {}
         self._attempts: dict[tuple[str, str], Session] = {}
 
@@ -244,8 +247,10 @@ class Sessions:
             session.rewards.add(reward_key(reward["source"], reward["reward_id"]))
 
     def _recall(self, session: Session, event: Event, call: ModelCall) -> None:
-        messages, tools, replies = read(call["request"], call["response"])
+        messages, tools, replies, stored = read(call["request"], call["response"])
         message = replies[call["choice"]]
+        if stored is not None and call["finish_reason"] != ABORT:
+            self.stored.keep(call["response_id"], session, stored, call["response"], event["capture_time"])
         session.said = message["content"] or session.said
         session.asks.called(messages, event["event_time"], call["supersedes"])
         session.asks.replied(call["response_id"], message, event["capture_time"])
