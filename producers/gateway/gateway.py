@@ -194,7 +194,7 @@ class Gateway:
             owner = named(caller.tenant, said.subject, said.name)
         else:
             owner = nameless(caller.tenant, said.subject)
-        return Recall(self.sessions.stored, owner)
+        return Recall(self.sessions.stored, owner, self.options.max_body_bytes)
 
     def called(
         self,
@@ -238,8 +238,7 @@ class Gateway:
         request, messages, body = asked.request, asked.messages, asked.body
         said = hints(headers, *request.users, name=request.name)
         session, proven = self.called(caller, said, messages, asked.digests, asked.used)
-        for kept in asked.used:
-            self.sessions.stored.touch(kept)
+        self.sessions.stored.touch(asked.used)
         response_id = f"{dialect.prefix}{new_id()}"
         plan = session.lineages.open(messages, asked.digests, asked.hash, response_id, proven=proven)
         try:

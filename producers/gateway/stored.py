@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
+from millrace.producers.gateway.errors import bad_request
 from millrace.producers.gateway.session import Session
 from millrace.schemas.ids import now_micros
 
@@ -68,8 +69,10 @@ class Kept:
     follows: bool
     said: tuple[list[bytes], bytes] | None
     size: int
-    used: int
-    """micros"""
+    owned: tuple[str, ...] = ()
+    """its items whose ids do not say that they are"""
+    used: int = 0
+    """micros; never before a response that goes on from it"""
 
     def conversation(self) -> list[bytes] | None:
         """The items that the next turn goes on from; None where a part of them is forgotten."""
@@ -122,17 +125,17 @@ class Stored:
 
     def keep(self, id: str, session: Session, given: Given, response: bytes, at: int | None = None) -> None:
         """A caller was told this response (JSON) at `at` (micros; now where None)."""
-        owned = [item["id"] for item in items_of(response) if item["type"] == "function_call"]
+        owned = tuple(item["id"] for item in items_of(response) if item["type"] == "function_call")
         known, before, follows = self._known(session, given)
         new = given.items[len(known) :]
         size = OVERHEAD * (2 + len(new) + len(owned)) + sum(map(sys.getsizeof, new)) + 2 * len(response)
-        kept = Kept(id, owner_of(session), session.id, before, follows, (new, response), size, at or now_micros())
+        kept = Kept(id, owner_of(session), session.id, before, follows, (new, response), size, owned)
         self._drop(id)
         self._kept[id] = kept
         self._newest[session.id] = Line(kept, known + new, output_of(response))
         self._items.update(dict.fromkeys(owned, id))
         self.size += size
-        self.touch(kept, kept.used)
+        self.touch([kept], at)
         self.sweep(kept.used)
 
     def _known(self, session: Session, given: Given) -> tuple[list[bytes], Kept | None, bool]:
@@ -163,18 +166,19 @@ class Stored:
         """The id of the response whose item this would be."""
         return self._items.get(item) or f"resp_{item.partition('_')[2].rpartition('_')[0]}"
 
-    def touch(self, kept: Kept, at: int | None = None) -> None:
-        """A response was used, and with it those that it goes on from."""
+    def touch(self, used: Iterable[Kept], at: int | None = None) -> None:
+        """Responses were used, and with them those that they go on from."""
         now = at or now_micros()
-        line: list[Kept] = []
-        here: Kept | None = kept
-        while here is not None:
-            line.append(here)
-            here = here.before
-        for one in reversed(line):
-            one.used = max(one.used, now)
-            if self._kept.get(one.id) is one:
-                self._kept.move_to_end(one.id)
+        for kept in used:
+            line: list[Kept] = []
+            here: Kept | None = kept
+            while here is not None and here.used < now:
+                line.append(here)
+                here = here.before
+            for one in reversed(line):
+                one.used = now
+                if self._kept.get(one.id) is one:
+                    self._kept.move_to_end(one.id)
 
     def sweep(self, now: int) -> None:
         """Forget what is too much, or was not used for too long, at `now` (micros)."""
@@ -188,39 +192,51 @@ class Stored:
         kept = self._kept.pop(id, None)
         if kept is None or kept.said is None:
             return
-        for item in items_of(kept.said[1]):
-            self._items.pop(item["id"], None)
+        for item in kept.owned:
+            self._items.pop(item, None)
         self._newest.pop(kept.session, None)  # it holds what is forgotten here
         self.size -= kept.size
         kept.said = kept.before = None
 
 
 class Recall:
-    """What one caller may name. `used`: the responses that it named and that are known."""
+    """What one caller may name in one call, `most` bytes of items. `used`: the responses that it named and that are
+    known."""
 
-    def __init__(self, stored: Stored, owner: Owner) -> None:
-        self._stored, self._owner = stored, owner
+    def __init__(self, stored: Stored, owner: Owner, most: int) -> None:
+        self._stored, self._owner, self._room = stored, owner, most
+        self._read: dict[str, dict[str, bytes]] = {}
+        """response -> its items by their ids, each response read once"""
         self.used: list[Kept] = []
 
     def conversation(self, id: str) -> list[bytes] | None:
-        """The items up to the end of a response; None where it is not known."""
+        """The items up to the end of a response; None where it is not known. Raises ApiError 400 beyond `most`."""
         kept = self._stored.find(self._owner, id)
         items = None if kept is None else self._stored.conversation(kept)
-        if kept is not None and items is not None:
-            self.used.append(kept)
-        return items
-
-    def item(self, id: str) -> bytes | None:
-        """One item of a response; None where it is not known."""
-        kept = self._stored.find(self._owner, self._stored.holder(id))
-        said = None if kept is None else kept.said
-        if kept is None or said is None:
-            return None
-        found = next((item for item in items_of(said[1]) if item["id"] == id), None)
-        if found is None:
+        if kept is None or items is None:
             return None
         self.used.append(kept)
-        return msgspec.json.encode(found)
+        return self._given(items)
+
+    def item(self, id: str) -> bytes | None:
+        """One item of a response; None where it is not known. Raises ApiError 400 beyond `most`."""
+        holder = self._stored.holder(id)
+        if holder not in self._read:
+            kept = self._stored.find(self._owner, holder)
+            said = None if kept is None else kept.said
+            if kept is None or said is None:
+                return None
+            self.used.append(kept)
+            self._read[holder] = {item["id"]: msgspec.json.encode(item) for item in items_of(said[1])}
+        found = self._read[holder].get(id)
+        return None if found is None else self._given([found])[0]
+
+    def _given(self, items: list[bytes]) -> list[bytes]:
+        self._room -= sum(map(len, items))
+        if self._room < 0:
+            said = "The conversation is longer than a request may be"
+            raise bad_request(said, param="input", code="context_length_exceeded")
+        return items
 
     def response(self, id: str) -> bytes | None:
         """The whole response; None where it is not known."""
@@ -234,4 +250,4 @@ Recalled: TypeAlias = Callable[[Sequence[Any]], Recall]
 
 def nobody(users: Sequence[Any]) -> Recall:
     """Of a caller who was never told anything."""
-    return Recall(Stored(0.0), ())
+    return Recall(Stored(0.0), (), 0)

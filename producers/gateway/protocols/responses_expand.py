@@ -6,6 +6,7 @@ records do not depend on how a conversation is sent."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
@@ -14,10 +15,13 @@ from millrace.producers.gateway.errors import ApiError, bad_request
 from millrace.producers.gateway.protocols.responses_request import AnyResponses, ResponsesRequest
 from millrace.producers.gateway.stored import Given, Recall
 
+_ESCAPED = re.compile(rb"\\u00[4-7]")
+"""a letter of a name, as no client writes it"""
+
 
 def refers(body: bytes) -> bool:
     """Whether a body may name what was said before; what it does name, `names_others` says."""
-    return b"previous_response_id" in body or b"item_reference" in body
+    return b"previous_response_id" in body or b'"id"' in body or _ESCAPED.search(body) is not None
 
 
 def names_others(request: ResponsesRequest) -> bool:

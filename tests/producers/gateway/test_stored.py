@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from millrace.producers.gateway.errors import ApiError
 from millrace.producers.gateway.session import Session
 from millrace.producers.gateway.sessions import Sessions
 from millrace.producers.gateway.stored import OVERHEAD, Given, Recall, Stored, owner_of
@@ -75,10 +76,12 @@ def test_a_conversation_is_whole_or_forgotten_and_its_owners_alone(
             stored.keep(id, sessions[who], Given(items(whole), previous), msgspec.json.encode(response), now)
             said.append((who, id, whole, response))
         assert stored.size <= most
+        uses = [kept.used for kept in stored._kept.values()]
+        assert uses == sorted(uses)
         assert stored.size == sum(kept.size for kept in stored._kept.values())
         for whose, id, asked, response in said:
             for session in sessions:
-                recall = Recall(stored, owner_of(session))
+                recall = Recall(stored, owner_of(session), 1 << 30)
                 found, entry = recall.conversation(id), recall.response(id)
                 output = [recall.item(item["id"]) for item in response["output"]]
                 if session is not sessions[whose]:
@@ -89,6 +92,7 @@ def test_a_conversation_is_whole_or_forgotten_and_its_owners_alone(
                 assert output in ([None, None], items(response["output"]))
                 assert entry is None or msgspec.json.decode(entry) == response
                 assert bool(recall.used) == (found is not None or output != [None, None])
+
     stored.sweep(now + 61_000_000)
     assert (stored.size, stored._kept, stored._items, stored._newest) == (0, {}, {}, {})
 
@@ -104,5 +108,19 @@ def test_memory_grows_with_what_is_new(sessions: list[Session], named: bool) -> 
         talk += response["output"]
         new += 4 * 1000 + 8 * OVERHEAD
     assert stored.size < 2 * new
-    found = Recall(stored, owner_of(sessions[0])).conversation("resp_100")
+    found = Recall(stored, owner_of(sessions[0]), 1 << 30).conversation("resp_100")
     assert found == items(talk[: 3 * 101])
+
+
+def test_a_small_request_names_no_more_than_a_request_may_hold(sessions: list[Session]) -> None:
+    stored, response = Stored(60.0), answer("resp_1", 5000)
+    stored.keep("resp_1", sessions[0], Given(items([an_item(1, 1)]), None), msgspec.json.encode(response))
+    item = response["output"][0]["id"]
+    recall = Recall(stored, owner_of(sessions[0]), 20_000)
+    found = [recall.item(item) for _ in range(3)]
+    assert found == items(response["output"][:1]) * 3
+    for again in (recall.item, lambda _: recall.conversation("resp_1")):
+        with pytest.raises(ApiError) as refused:
+            again(item)
+        assert (refused.value.status, refused.value.code) == (400, "context_length_exceeded")
+    assert len(recall.used) <= 2
