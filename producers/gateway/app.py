@@ -40,6 +40,7 @@ ROUTES = (
     (MESSAGES.path, "POST", MESSAGES.name),
     (f"{MESSAGES.path}/count_tokens", "POST", "count_tokens"),
     (RESPONSES.path, "POST", RESPONSES.name),
+    (f"{RESPONSES.path}/{{id}}", "GET", "response"),
     ("/v1/models", "GET", "models"),
     ("/health", "GET", "health"),
     ("/v1/sessions", "POST", "start"),
@@ -91,6 +92,14 @@ def make_app(gateway: Gateway, upstream: TextUpstream | Upstreams | None = None,
         if door is not None and (routed := await door.routed(MESSAGES, body)) is not None:
             return await door.uncaptured(request, body, routed, "/count_tokens")
         return _json({"input_tokens": await gateway.count(MESSAGES.parse_count, body)})
+
+    async def response(request: Request) -> Response:
+        _, caller = enter(request)
+        id = request.path_params["id"]
+        found = gateway.recall(caller, request.headers).response(id)
+        if found is None:
+            raise ApiError(404, f"Response with id '{id}' not found.")
+        return Response(found, media_type=JSON)
 
     async def models(request: Request) -> Response:
         enter(request)
@@ -144,6 +153,7 @@ def make_app(gateway: Gateway, upstream: TextUpstream | Upstreams | None = None,
     handlers = {
         **{dialect.name: spoken(dialect) for dialect in DIALECTS},
         "count_tokens": count_tokens,
+        "response": response,
         "models": models,
         "health": health,
         "start": start,

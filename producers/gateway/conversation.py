@@ -15,6 +15,7 @@ import msgspec
 
 from millrace.producers.gateway.errors import ApiError, bad_request
 from millrace.producers.gateway.rendering.base import Message, Tools
+from millrace.producers.gateway.stored import Given
 from millrace.schemas import bounds
 
 
@@ -119,6 +120,8 @@ class Ask(msgspec.Struct, kw_only=True):
     users: tuple[Any, ...] = ()
     """what the body says of the end user: the first text among these"""
     given: Any = None
+    stored: Given | None = None
+    """what it said, where its response may be named by later requests"""
 
     @property
     def held(self) -> bool:

@@ -13,7 +13,8 @@ import logging
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 from millrace.infra import telemetry
 from millrace.infra.engines.base import Chunk
@@ -35,6 +36,8 @@ from millrace.producers.gateway.rendering.base import Message, PromptTooLong, Re
 from millrace.producers.gateway.sampling import to_sampling, too_long
 from millrace.producers.gateway.session import Session, to_reply
 from millrace.producers.gateway.sessions import KEY_PREFIX, Sessions
+from millrace.producers.gateway.shape import HEAVY
+from millrace.producers.gateway.stored import Kept, Recall, Recalled, named, nameless, owner_of
 from millrace.producers.gateway.whose import Hints, hints
 from millrace.schemas.ids import new_id, now_micros
 from millrace.schemas.records import EpisodeEnded, EpisodeStatus
@@ -55,6 +58,10 @@ class Understood(NamedTuple):
     messages: list[Message]
     digests: list[bytes]
     hash: bytes
+    body: bytes
+    """whole in itself"""
+    used: Sequence[Kept]
+    """the responses that it named"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,13 +148,20 @@ class Gateway:
         return Caller(session.tenant, session)
 
     def session_of(
-        self, caller: Caller, hints: Hints, messages: Sequence[Message], digests: Sequence[bytes]
+        self,
+        caller: Caller,
+        hints: Hints,
+        messages: Sequence[Message],
+        digests: Sequence[bytes],
+        used: Sequence[Kept] = (),
     ) -> tuple[Session, bool]:
         """The session of a call, an unsolicited one, not begun yet, where it belongs to none; and whether the call
-        proves that it is its own. Raises ApiError 403."""
+        proves that it is its own. `used`: the responses that it named. Raises ApiError 403."""
         session, proven = caller.session, True
         if session is None and hints.name:
             session = self._named(caller, hints)
+        elif session is None and len(told := {kept.session for kept in used}) == 1 and told & self.sessions.live.keys():
+            session = self.sessions.live[told.pop()]
         elif session is None and (
             found := self.sessions.conversations.find(caller.tenant, hints.subject, messages, digests)
         ):
@@ -171,11 +185,29 @@ class Gateway:
             caller.check_speaks_in(session)
         return session
 
+    def recall(self, caller: Caller, headers: Mapping[str, str], users: Sequence[Any] = ()) -> Recall:
+        """The stored responses that a call may name, which says this of its end user. Raises ApiError 403."""
+        said, session = hints(headers, *users), caller.session
+        if session is None and said.name:
+            session = self._named(caller, said)
+        if session is not None:
+            owner = owner_of(session)
+        elif said.name:
+            owner = named(caller.tenant, said.subject, said.name)
+        else:
+            owner = nameless(caller.tenant, said.subject)
+        return Recall(self.sessions.stored, owner, self.options.max_body_bytes)
+
     def called(
-        self, caller: Caller, hints: Hints, messages: Sequence[Message], digests: Sequence[bytes]
+        self,
+        caller: Caller,
+        hints: Hints,
+        messages: Sequence[Message],
+        digests: Sequence[bytes],
+        used: Sequence[Kept] = (),
     ) -> tuple[Session, bool]:
         """`session_of`, where calls that come meanwhile find it too. It begins with its first record."""
-        session, proven = self.session_of(caller, hints, messages, digests)
+        session, proven = self.session_of(caller, hints, messages, digests, used)
         if session.id not in self.sessions.live:
             self.admit(caller.tenant)
             self.sessions.add(session)
@@ -203,10 +235,12 @@ class Gateway:
         """Everything of a call before its first token. Raises ApiError."""
         if self.renderer is None:
             raise ConfigError("this gateway has no model to render for: set [gateway] engine_url, or upstream_url")
-        asked = await aside(len(body), self._understood, dialect, body)
-        request, messages = asked.request, asked.messages
+        size = HEAVY if dialect.refers(body) else len(body)
+        asked = await aside(size, self._understood, dialect, body, partial(self.recall, caller, headers))
+        request, messages, body = asked.request, asked.messages, asked.body
         said = hints(headers, *request.users, name=request.name)
-        session, proven = self.called(caller, said, messages, asked.digests)
+        session, proven = self.called(caller, said, messages, asked.digests, asked.used)
+        self.sessions.stored.touch(asked.used)
         response_id = f"{dialect.prefix}{new_id()}"
         plan = session.lineages.open(messages, asked.digests, asked.hash, response_id, proven=proven)
         try:
@@ -247,15 +281,19 @@ class Gateway:
         asked = parse(body)
         return len(renderer.render(messages_of(asked.turns), asked.tools))
 
-    def _understood(self, dialect: Dialect, body: bytes) -> Understood:
-        request = dialect.parse(body)
+    def _understood(self, dialect: Dialect, body: bytes, recalled: Recalled) -> Understood:
+        received = body
+        request, body, used = dialect.understand(body, recalled)
         if self.options.strict:
-            check_strict(request, unknown_fields(request, body), dialect.unknown)
+            check_strict(request, unknown_fields(request, received), dialect.unknown)
         if request.n * len(body) > self.options.max_body_bytes:
             most = self.options.max_body_bytes // len(body)
             raise bad_request(f"n: a request of {len(body)} bytes may ask for at most {most} choices", param="n")
+        if used and len(body) > self.options.max_body_bytes:
+            raise too_long()
         messages = messages_of(request.turns)
-        return Understood(request, messages, keys.chain(messages, request.tools), keys.request_hash(body))
+        digests = keys.chain(messages, request.tools)
+        return Understood(request, messages, digests, keys.request_hash(body), body, used)
 
     async def chat(self, call: Call) -> bytes:
         """The whole response of a call, recorded. Raises ApiError."""
@@ -411,6 +449,8 @@ class Gateway:
                 with_reply = keys.extend(plan.digests[-1], reply)
                 self.sessions.replied(session, with_reply)
                 told = call.dialect.record(call, choice) if responses is None else responses[at]
+                if call.request.stored is not None and choice.reason != ABORT:
+                    self.sessions.stored.keep(call.response_id, session, call.request.stored, told)
                 body, breach = call.record(choice, told, call.target.url)
                 draft = None
                 if len(call.body) + len(told) + len(plan.packed) >= LARGE:
@@ -510,6 +550,7 @@ class Gateway:
         """End what has been silent for too long. Runs until it is cancelled."""
         while True:
             await asyncio.sleep(min(1.0, self.options.idle_timeout_s / 4))
+            self.sessions.stored.sweep(now_micros())
             for session in self.sessions.idle(self.options.idle_timeout_s):
                 await asyncio.sleep(0)  # there may be thousands
                 if not session.silent(self.options.idle_timeout_s) or session.ended:

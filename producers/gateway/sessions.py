@@ -23,9 +23,11 @@ from millrace.infra.engines.upstream import UNTRAINABLE
 from millrace.producers.capture.entry import Entry
 from millrace.producers.capture.log import CaptureLog
 from millrace.producers.gateway import keys
+from millrace.producers.gateway.lineage import ABORT
 from millrace.producers.gateway.protocols.all import read
 from millrace.producers.gateway.replies import Replies
 from millrace.producers.gateway.session import Session, begun, reward_key
+from millrace.producers.gateway.stored import Stored
 from millrace.producers.gateway.whose import Conversations, Hints
 from millrace.schemas import codec
 from millrace.schemas.errors import SchemaError
@@ -67,6 +69,7 @@ class Sessions:
         self._secret = secret.encode() or durable.once(folder / "secret", os.urandom(32))
         self.conversations = Conversations()
         self.replies = Replies()
+        self.stored = Stored(named_s)
         self._aliases: dict[tuple[str, str, str], Session] = {}
         self._attempts: dict[tuple[str, str], Session] = {}
 
@@ -252,8 +255,11 @@ class Sessions:
             session.rewards.add(reward_key(reward["source"], reward["reward_id"]))
 
     def _recall(self, session: Session, event: Event, call: ModelCall) -> None:
-        messages, tools, replies = read(call["request"], call["response"])
+        messages, tools, replies, stored = read(call["request"], call["response"])
         message = replies[call["choice"]]
+        ours = call["untrainable_reason"] != UNTRAINABLE
+        if stored is not None and ours and call["finish_reason"] != ABORT:
+            self.stored.keep(call["response_id"], session, stored, call["response"], event["capture_time"])
         session.said = message["content"] or session.said
         session.asks.called(messages, event["event_time"], call["supersedes"])
         session.asks.replied(call["response_id"], message, event["capture_time"])
@@ -261,7 +267,7 @@ class Sessions:
         with_reply = keys.extend(digests[-1], message)
         self.replied(session, with_reply)
         self.answered(session, call["response_id"], with_reply)
-        if call["untrainable_reason"] == UNTRAINABLE:  # it has no tokens that another call could go on from
+        if not ours:  # it has no tokens that another call could go on from
             session.lineages.turns = max(session.lineages.turns, call["turn"] + 1)
         elif session.id not in self.unreadable:
             session.lineages.apply(call, messages, digests, keys.request_hash(call["request"]), message)

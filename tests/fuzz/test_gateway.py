@@ -33,6 +33,9 @@ from tests.support.in_process import Answer, InProcess, Loud
 from tests.support.messages_fuzz import PATH as MESSAGES
 from tests.support.messages_fuzz import UNSERVED as UNSERVED_MESSAGES
 from tests.support.messages_fuzz import MessagesTraffic
+from tests.support.responses_fuzz import PATH as RESPONSES
+from tests.support.responses_fuzz import UNSERVED as UNSERVED_RESPONSES
+from tests.support.responses_fuzz import ResponsesTraffic
 
 ASKED = int(os.environ.get("MILLRACE_FUZZ", "0"))
 ROUND = 750
@@ -97,6 +100,16 @@ def check_served_message(body: bytes) -> None:
         assert not isinstance(name, str) or len(name.encode(errors="replace")) <= bounds.NAME_BYTES, name[:20]
 
 
+def check_served_response(body: bytes) -> None:
+    """The same of a response."""
+    asked = json.loads(body.decode(errors="replace"), parse_int=float)
+    for name, value in UNSERVED_RESPONSES.items():
+        assert asked.get(name) != value, name
+    items = asked["input"] if isinstance(asked["input"], list) else []
+    for name in (item.get(field) for item in items for field in ("call_id", "name")):
+        assert not isinstance(name, str) or len(name.encode(errors="replace")) <= bounds.NAME_BYTES, name[:20]
+
+
 def check_captured(log: CaptureLog, first: int) -> int:
     """What the gateway wrote from number `first` on is taken by refine; gives the number after it."""
     for kept in log.read(first):
@@ -145,6 +158,8 @@ async def rounds(
                     check_served(body)
                 if not upstream and path == MESSAGES and answer.status == 200 and answer.body:
                     check_served_message(body)
+                if path == RESPONSES and answer.status == 200 and answer.body:
+                    check_served_response(body)
                 assert not loud.faults, loud.faults[0]
                 if at % HEALTH == 0:
                     assert (await gateway.ask("GET", "/health")).json == {"status": "ok"}
@@ -175,6 +190,11 @@ async def test_no_request_and_no_engine_ends_it(
 async def test_no_message_ends_it(tmp_path: Path, renderer: TemplateRenderer, loud: Loud, upstream: bool) -> None:
     inputs = ASKED // 10 or 1000
     await rounds(tmp_path, renderer, loud, inputs, upstream=upstream, seed=4, kind=MessagesTraffic)
+
+
+@pytest.mark.slow
+async def test_no_response_ends_it(tmp_path: Path, renderer: TemplateRenderer, loud: Loud) -> None:
+    await rounds(tmp_path, renderer, loud, ASKED // 10 or 800, upstream=False, seed=6, kind=ResponsesTraffic)
 
 
 @pytest.mark.slow

@@ -25,6 +25,7 @@ SAID = {
     "chat": "A chat completion as OpenAI's, plain or streamed; what is refused stands in docs/gateway.md",
     "messages": "A message as Anthropic's, plain or streamed; what is refused stands in docs/gateway.md",
     "responses": "A response as OpenAI's, plain or streamed; what is refused stands in docs/gateway.md",
+    "response": "A stored response, as it was answered",
     "count_tokens": "How many tokens the prompt of a message has",
     "models": "The one policy that this gateway serves",
     "health": "Whether events are taken, and whether an engine is known; more of it to who has a key",
@@ -58,6 +59,7 @@ ANSWERS: dict[str, dict[str, Any]] = {
     "chat": an_object(id=TEXT, object=TEXT, created={"type": "integer"}, model=TEXT, choices={"type": "array"}),
     "messages": an_object(id=TEXT, type=TEXT, role=TEXT, model=TEXT, content={"type": "array"}, usage=OBJECT),
     "responses": an_object(id=TEXT, object=TEXT, status=TEXT, model=TEXT, output={"type": "array"}),
+    "response": an_object(id=TEXT, object=TEXT, status=TEXT, model=TEXT, output={"type": "array"}),
     "count_tokens": an_object(input_tokens={"type": "integer"}),
     "models": an_object(object=TEXT, data={"type": "array", "items": OBJECT}),
     "health": an_object(status={"enum": ["ok", "no engine"]}),
@@ -91,7 +93,7 @@ REFUSALS = {
     "400": "malformed, unsupported, or beyond a limit",
     "401": "no key, or a wrong one",
     "403": "another's session, or one that has ended",
-    "404": "no such session here",
+    "404": "no such session, response or item here",
     "408": "a body that did not come",
     "409": "a name that is that of several",
     "413": "too large",
@@ -104,8 +106,9 @@ BODY = ("400", "401", "403", "408", "413", "429")
 REFUSED_OF = {
     "chat": (*BODY, "502", "503", "504"),
     "messages": (*BODY, "502", "503", "504"),
-    "responses": (*BODY, "502", "503", "504"),
+    "responses": (*BODY, "404", "502", "503", "504"),
     "count_tokens": (*BODY, "503"),
+    "response": ("401", "403", "404"),
     "models": ("401",),
     "health": ("503",),
     "start": (*BODY, "503"),
@@ -140,7 +143,7 @@ def document() -> dict[str, Any]:
 def operation(path: str, name: str) -> dict[str, Any]:
     """What one route takes and answers."""
     made: dict[str, Any] = {"operationId": name, "summary": SAID[name]}
-    taken = [at("id", "path", "The session")] if "{id}" in path else []
+    taken = [at("id", "path", "The response" if name == "response" else "The session")] if "{id}" in path else []
     spoken = name in {dialect.name for dialect in DIALECTS}
     if spoken:
         taken += [at(header, "header", said) for header, said in HEADERS.items()]

@@ -17,6 +17,7 @@ from millrace.producers.gateway.call import Call, Choice
 from millrace.producers.gateway.conversation import Ask, Part
 from millrace.producers.gateway.errors import ApiError
 from millrace.producers.gateway.rendering.base import Message, Tools
+from millrace.producers.gateway.stored import Given, Kept, Recalled
 
 
 class StreamEvent(NamedTuple):
@@ -33,11 +34,21 @@ class StreamEvent(NamedTuple):
 
 
 class Recorded(NamedTuple):
-    """A call of the capture log as lineages know it: what was asked, and the replies by their choice."""
+    """A call of the capture log as lineages know it: what was asked, and the replies by their choice. `stored`: what
+    was asked, where its response may be named by later requests."""
 
     messages: list[Message]
     tools: Tools
     replies: dict[int, Message]
+    stored: Given | None = None
+
+
+class Whole(NamedTuple):
+    """A request that is whole in itself, its body as the log has it, and the earlier responses that it named."""
+
+    request: Ask
+    body: bytes
+    used: Sequence[Kept] = ()
 
 
 class ReplyStream(ABC):
@@ -70,6 +81,15 @@ class Dialect(ABC):
     @abstractmethod
     def parse(self, body: bytes) -> Ask:
         """The request. Raises ApiError 400 for what is no JSON, has wrong types, or asks for what is not served."""
+
+    def refers(self, body: bytes) -> bool:
+        """Whether a request may name what was said before, so that it says more than its bytes show."""
+        return False
+
+    def understand(self, body: bytes, recalled: Recalled) -> Whole:
+        """`parse`, with what a request names by an id in its place. Raises ApiError, also for an id that its caller
+        was never told."""
+        return Whole(self.parse(body), body)
 
     @abstractmethod
     def whole(self, call: Call, choices: Sequence[Choice]) -> bytes:

@@ -16,7 +16,8 @@ from millrace.producers.gateway.call import Call, Choice
 from millrace.producers.gateway.conversation import Ask, Forced, Part, Text, Thinking, ToolUse, Turn, messages_of
 from millrace.producers.gateway.errors import ApiError
 from millrace.producers.gateway.lineage import ABORT
-from millrace.producers.gateway.protocols.base import Dialect, Recorded, ReplyStream, StreamEvent
+from millrace.producers.gateway.protocols.base import Dialect, Recorded, ReplyStream, StreamEvent, Whole
+from millrace.producers.gateway.protocols.responses_expand import expanded, names_others, refers, to_store
 from millrace.producers.gateway.protocols.responses_request import (
     ResponsesRequest,
     ask_of,
@@ -25,6 +26,7 @@ from millrace.producers.gateway.protocols.responses_request import (
     tools_of,
     turns_of,
 )
+from millrace.producers.gateway.stored import Kept, Recalled, nobody
 
 ABORTED = {"code": "server_error", "message": "The engine aborted this reply: try again"}
 Item = dict[str, Any]
@@ -39,7 +41,20 @@ class Responses(Dialect):
     unknown = "Unknown parameter: '{}'."
 
     def parse(self, body: bytes) -> Ask:
-        return ask_of(parse_responses(body))
+        return self.understand(body, nobody).request
+
+    def refers(self, body: bytes) -> bool:
+        return refers(body)
+
+    def understand(self, body: bytes, recalled: Recalled) -> Whole:
+        request, used = parse_responses(body), list[Kept]()
+        if names_others(request):
+            recall = recalled((request.user, request.safety_identifier))
+            body = expanded(request, body, recall)
+            request, used = parse_responses(body), recall.used
+        ask = ask_of(request)
+        ask.stored = to_store(request)
+        return Whole(ask, body, used)
 
     def whole(self, call: Call, choices: Sequence[Choice]) -> bytes:
         (choice,) = choices
@@ -67,7 +82,7 @@ class Responses(Dialect):
         asked = parse_any(request)
         parts = [part for item in listed(response.get("output")) for part in _read(mapping(item))]
         (reply,) = messages_of([Turn("assistant", parts)])
-        return Recorded(messages_of(turns_of(asked), strict=False), tools_of(asked.tools), {0: reply})
+        return Recorded(messages_of(turns_of(asked), strict=False), tools_of(asked.tools), {0: reply}, to_store(asked))
 
 
 class ResponsesStream(ReplyStream):
@@ -198,8 +213,8 @@ def _response(call: Call, choice: Choice | None, output: Sequence[Item]) -> dict
         "model": call.request.model,
         "output": output,
         "parallel_tool_calls": True,
-        "previous_response_id": None,
-        "store": False,
+        "previous_response_id": given.previous_response_id,
+        "store": given.store is not False,
         "temperature": call.sampling.temperature,
         "tool_choice": _choice(call.request.choice),
         "tools": [],

@@ -1,7 +1,8 @@
 """What clients of OpenAI's Responses send, typed, and what of it this gateway serves.
 
-Policy for fields: as `millrace.producers.gateway.protocols.chat_request` has it. Conversations come whole: what names
-an earlier response or item by its id is refused. Items of one reply (thoughts, text, calls) are one turn.
+Policy for fields: as `millrace.producers.gateway.protocols.chat_request` has it. A request is whole when it comes here:
+`millrace.producers.gateway.protocols.responses_expand` puts items where it names them. Items of one reply (thoughts,
+text, calls) are one turn.
 
 Invariant: every number, name, list and depth is within `millrace.schemas.bounds` once a request is parsed."""
 
@@ -42,10 +43,8 @@ MEDIA: dict[Any, Literal["image", "audio", "file"]] = {
 }  # fmt: skip
 ROLES: dict[Any, Role] = {"system": "system", "developer": "developer", "user": "user", "assistant": "assistant"}
 TEXTS = ("input_text", "output_text", "text")
-WHOLE = "send the conversation's items whole: replies are not looked up by their id"
 UNSERVED = {
-    "previous_response_id": WHOLE,
-    "conversation": WHOLE,
+    "conversation": "the gateway keeps no conversations: send previous_response_id, or the items whole",
     "background": "a reply is made while its client waits",
     "prompt": "the gateway keeps no prompts",
     "context_management": "nothing is compacted",
@@ -63,6 +62,8 @@ class AnyResponses(msgspec.Struct, kw_only=True):
     input: str | list[dict[str, Any]]
     instructions: str | None = None
     tools: list[dict[str, Any]] | None = None
+    store: bool | None = None
+    previous_response_id: str | None = None
 
 
 class ResponsesRequest(AnyResponses, kw_only=True):
@@ -80,11 +81,9 @@ class ResponsesRequest(AnyResponses, kw_only=True):
     text: dict[str, Any] | None = None
     stream: bool | None = None
     stream_options: Any = None
-    store: bool | None = None
     include: list[str] | None = None
     reasoning: dict[str, Any] | None = None
     truncation: str | None = None
-    previous_response_id: Any = None
     conversation: Any = None
     background: Any = None
     prompt: Any = None
@@ -263,8 +262,6 @@ def _turn(item: dict[str, Any], place: str) -> Turn:
             return Turn("tool", [*(part for part in said if isinstance(part, Media)), ToolResult(id, text)])
         case "reasoning":
             return Turn("assistant", [Thinking(_thoughts(item))])
-        case "item_reference":
-            raise unsupported(place, WHOLE)
         case kind:
             raise unsupported(place, f"items of type {kind!r} are not supported")
 

@@ -1,0 +1,84 @@
+"""A request of OpenAI's Responses that names what was said before, made whole: `previous_response_id` and items by
+their ids become the items themselves.
+
+Invariant: a whole request says what it would have said, had its client sent every item again; so tokens, lineages and
+records do not depend on how a conversation is sent."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+
+from millrace.producers.gateway.errors import ApiError, bad_request
+from millrace.producers.gateway.protocols.responses_request import AnyResponses, ResponsesRequest
+from millrace.producers.gateway.stored import Given, Recall
+
+_ESCAPED = re.compile(rb"\\u00[4-7]")
+"""a letter of a name, as no client writes it"""
+
+
+def refers(body: bytes) -> bool:
+    """Whether a body may name what was said before; what it does name, `names_others` says."""
+    return b"previous_response_id" in body or b'"id"' in body or _ESCAPED.search(body) is not None
+
+
+def names_others(request: ResponsesRequest) -> bool:
+    """Whether a request names a response or an item."""
+    items = request.input if isinstance(request.input, list) else ()
+    return bool(request.previous_response_id) or any(map(_is_reference, items))
+
+
+def _is_reference(item: dict[str, Any]) -> bool:
+    """OpenAI lets the type of a reference be left out."""
+    kind = item.get("type")
+    return kind == "item_reference" or (kind is None and "id" in item and "role" not in item)
+
+
+def expanded(request: ResponsesRequest, body: bytes, recall: Recall) -> bytes:
+    """The body of a request with every item that it names, and every other field as it came. Raises ApiError in OpenAI's shape for what is not known."""
+    items: list[bytes] = []
+    if request.previous_response_id:
+        known = recall.conversation(request.previous_response_id)
+        if known is None:
+            raise _no_response(request.previous_response_id)
+        items += known
+    for at, item in enumerate(listed(request)):
+        items.append(_named(item, at, recall) if _is_reference(item) else msgspec.json.encode(item))
+    given = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    said = msgspec.Raw(b"[" + b",".join(items) + b"]")
+    return msgspec.json.encode({**given, "input": said})
+
+
+def _named(item: dict[str, Any], at: int, recall: Recall) -> bytes:
+    id = item.get("id")
+    if not isinstance(id, str):
+        raise bad_request(f"input[{at}].id: a text is required", param=f"input[{at}]")
+    if (found := recall.item(id)) is None:
+        raise ApiError(
+            404,
+            f"Item with id '{id}' not found. Items are not persisted when `store` is set to false. Try again with "
+            "`store` set to true, or remove this item from your input.",
+            param="input",
+        )
+    return found
+
+
+def _no_response(id: str) -> ApiError:
+    said = f"Previous response with id '{id}' not found."
+    return bad_request(said, param="previous_response_id", code="previous_response_not_found")
+
+
+def listed(request: AnyResponses) -> list[dict[str, Any]]:
+    """The items of a request; a text is one."""
+    if isinstance(request.input, str):
+        return [{"type": "message", "role": "user", "content": request.input}]
+    return request.input
+
+
+def to_store(request: AnyResponses) -> Given | None:
+    """What is kept of a whole request; None where its response is not to be stored."""
+    if request.store is False:
+        return None
+    return Given([msgspec.json.encode(item) for item in listed(request)], request.previous_response_id or None)

@@ -1,0 +1,253 @@
+"""Responses that a later request may name by their ids, and what they answered: the items of a conversation that its
+client need not send again.
+
+A response keeps what its request added to an earlier one, so that a conversation takes memory by its length, whether
+its client names the response before or sends everything again.
+
+Invariants: a conversation is given whole or not at all; nobody is given what another caller was told, and learns no
+more of it than of an id that nobody has; memory is bounded in bytes and by time, what was not used for longest goes
+first; what is kept follows from the recorded calls alone, so that a restart makes it again."""
+
+from __future__ import annotations
+
+import sys
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+import msgspec
+
+from millrace.producers.gateway.errors import bad_request
+from millrace.producers.gateway.session import Session
+from millrace.schemas.ids import now_micros
+
+STORED_BYTES = 64 << 20
+"""memory of all that is kept"""
+OVERHEAD = 512
+"""bytes of memory that a response takes beside its text, and of each of its items"""
+
+Owner: TypeAlias = tuple[str, ...]
+"""whose conversation it is"""
+
+
+def owner_of(session: Session) -> Owner:
+    """Whose the conversation of a session is. An episode that its caller named, or that nobody named, may be followed
+    by another of the same caller; one that was started is its own."""
+    if session.alias is not None:
+        return named(session.tenant, session.subject, session.alias)
+    return nameless(session.tenant, session.subject) if session.nameless else (session.tenant, "started", session.id)
+
+
+def named(tenant: str, subject: str, name: str) -> Owner:
+    """A conversation that its caller named."""
+    return tenant, "named", subject, name
+
+
+def nameless(tenant: str, subject: str) -> Owner:
+    """The conversations of who names none."""
+    return tenant, "nameless", subject
+
+
+class Given(NamedTuple):
+    """What a request that is to be kept said: its items as JSON, the whole conversation, and the response that it
+    named."""
+
+    items: list[bytes]
+    previous: str | None
+
+
+@dataclass(slots=True, eq=False)
+class Kept:
+    """A response. `said`: the items that its request added to what `before` was asked, and answered where it `follows`,
+    and the response itself; None once that is forgotten."""
+
+    id: str
+    owner: Owner
+    session: str
+    before: Kept | None
+    follows: bool
+    said: tuple[list[bytes], bytes] | None
+    size: int
+    owned: tuple[str, ...] = ()
+    """its items whose ids do not say that they are"""
+    used: int = 0
+    """micros; never before a response that goes on from it"""
+
+    def conversation(self) -> list[bytes] | None:
+        """The items that the next turn goes on from; None where a part of them is forgotten."""
+        line: list[tuple[bool, list[bytes], bytes]] = []
+        at: Kept | None = self
+        while at is not None:
+            said = at.said
+            if said is None:
+                return None
+            line.append((at.follows, *said))
+            at = at.before
+        out: list[bytes] = []
+        answered: list[bytes] = []
+        for follows, items, response in reversed(line):
+            out += [*(answered if follows else ()), *items]
+            answered = output_of(response)
+        return out + answered
+
+
+class Line(NamedTuple):
+    """The newest conversation of a session: the items of its last request, and the response to it."""
+
+    kept: Kept
+    asked: list[bytes]
+    answered: list[bytes]
+
+
+def items_of(response: bytes) -> list[dict[str, Any]]:
+    """The items of a response that this gateway wrote."""
+    found: list[dict[str, Any]] = msgspec.json.decode(response)["output"]
+    return found
+
+
+def output_of(response: bytes) -> list[bytes]:
+    """They as JSON."""
+    return [msgspec.json.encode(item) for item in items_of(response)]
+
+
+class Stored:
+    """The responses of one gateway. Those that nobody used for `idle_s` are forgotten."""
+
+    def __init__(self, idle_s: float, most: int = STORED_BYTES) -> None:
+        self._idle_us, self._most = int(idle_s * 1e6), most
+        self._kept: OrderedDict[str, Kept] = OrderedDict()
+        self._newest: dict[str, Line] = {}
+        self._items: dict[str, str] = {}
+        """item -> response, of items whose ids do not say it"""
+        self.size = 0
+        """bytes, roughly"""
+
+    def keep(self, id: str, session: Session, given: Given, response: bytes, at: int | None = None) -> None:
+        """A caller was told this response (JSON) at `at` (micros; now where None)."""
+        owned = tuple(item["id"] for item in items_of(response) if item["type"] == "function_call")
+        known, before, follows = self._known(session, given)
+        new = given.items[len(known) :]
+        size = OVERHEAD * (2 + len(new) + len(owned)) + sum(map(sys.getsizeof, new)) + 2 * len(response)
+        kept = Kept(id, owner_of(session), session.id, before, follows, (new, response), size, owned)
+        self._drop(id)
+        self._kept[id] = kept
+        self._newest[session.id] = Line(kept, known + new, output_of(response))
+        self._items.update(dict.fromkeys(owned, id))
+        self.size += size
+        self.touch([kept], at)
+        self.sweep(kept.used)
+
+    def _known(self, session: Session, given: Given) -> tuple[list[bytes], Kept | None, bool]:
+        """The items with which a request begins that are kept already; the response behind which what is new in it
+        stands, and whether it goes on from what that answered."""
+        previous, newest = self._kept.get(given.previous or ""), self._newest.get(session.id)
+        if previous is not None and previous.session == session.id:
+            known = self.conversation(previous)
+            if known is not None and given.items[: len(known)] == known:
+                return known, previous, True
+        if newest is not None and given.items[: len(newest.asked)] == newest.asked:
+            return newest.asked, newest.kept, False
+        return [], None, False
+
+    def conversation(self, kept: Kept) -> list[bytes] | None:
+        """The items up to the end of a response; None where a part of them is forgotten."""
+        newest = self._newest.get(kept.session)
+        if newest is not None and newest.kept is kept:
+            return newest.asked + newest.answered
+        return kept.conversation()
+
+    def find(self, owner: Owner, id: str) -> Kept | None:
+        """The response of an id; None for one that is not known, or that is not the owner's."""
+        kept = self._kept.get(id)
+        return kept if kept is not None and kept.owner == owner else None
+
+    def holder(self, item: str) -> str:
+        """The id of the response whose item this would be."""
+        return self._items.get(item) or f"resp_{item.partition('_')[2].rpartition('_')[0]}"
+
+    def touch(self, used: Iterable[Kept], at: int | None = None) -> None:
+        """Responses were used, and with them those that they go on from."""
+        now = at or now_micros()
+        for kept in used:
+            line: list[Kept] = []
+            here: Kept | None = kept
+            while here is not None and here.used < now:
+                line.append(here)
+                here = here.before
+            for one in reversed(line):
+                one.used = now
+                if self._kept.get(one.id) is one:
+                    self._kept.move_to_end(one.id)
+
+    def sweep(self, now: int) -> None:
+        """Forget what is too much, or was not used for too long, at `now` (micros)."""
+        while self._kept:
+            id, oldest = next(iter(self._kept.items()))
+            if self.size <= self._most and now - oldest.used <= self._idle_us:
+                return
+            self._drop(id)
+
+    def _drop(self, id: str) -> None:
+        kept = self._kept.pop(id, None)
+        if kept is None or kept.said is None:
+            return
+        for item in kept.owned:
+            self._items.pop(item, None)
+        self._newest.pop(kept.session, None)  # it holds what is forgotten here
+        self.size -= kept.size
+        kept.said = kept.before = None
+
+
+class Recall:
+    """What one caller may name in one call, `most` bytes of items. `used`: the responses that it named and that are
+    known."""
+
+    def __init__(self, stored: Stored, owner: Owner, most: int) -> None:
+        self._stored, self._owner, self._room = stored, owner, most
+        self._read: dict[str, dict[str, bytes]] = {}
+        """response -> its items by their ids, each response read once"""
+        self.used: list[Kept] = []
+
+    def conversation(self, id: str) -> list[bytes] | None:
+        """The items up to the end of a response; None where it is not known. Raises ApiError 400 beyond `most`."""
+        kept = self._stored.find(self._owner, id)
+        items = None if kept is None else self._stored.conversation(kept)
+        if kept is None or items is None:
+            return None
+        self.used.append(kept)
+        return self._given(items)
+
+    def item(self, id: str) -> bytes | None:
+        """One item of a response; None where it is not known. Raises ApiError 400 beyond `most`."""
+        holder = self._stored.holder(id)
+        if holder not in self._read:
+            kept = self._stored.find(self._owner, holder)
+            said = None if kept is None else kept.said
+            if kept is None or said is None:
+                return None
+            self.used.append(kept)
+            self._read[holder] = {item["id"]: msgspec.json.encode(item) for item in items_of(said[1])}
+        found = self._read[holder].get(id)
+        return None if found is None else self._given([found])[0]
+
+    def _given(self, items: list[bytes]) -> list[bytes]:
+        self._room -= sum(map(len, items))
+        if self._room < 0:
+            said = "The conversation is longer than a request may be"
+            raise bad_request(said, param="input", code="context_length_exceeded")
+        return items
+
+    def response(self, id: str) -> bytes | None:
+        """The whole response; None where it is not known."""
+        kept = self._stored.find(self._owner, id)
+        return None if kept is None or kept.said is None else kept.said[1]
+
+
+Recalled: TypeAlias = Callable[[Sequence[Any]], Recall]
+"""What the caller of a request may name, by what the request says of its end user"""
+
+
+def nobody(users: Sequence[Any]) -> Recall:
+    """Of a caller who was never told anything."""
+    return Recall(Stored(0.0), (), 0)
