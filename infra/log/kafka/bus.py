@@ -13,7 +13,15 @@ from contextlib import contextmanager
 from typing import Any
 
 import confluent_kafka.admin
-from confluent_kafka import Consumer, ConsumerGroupState, IsolationLevel, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import (
+    OFFSET_INVALID,
+    Consumer,
+    ConsumerGroupState,
+    IsolationLevel,
+    KafkaError,
+    KafkaException,
+    TopicPartition,
+)
 
 from millrace.infra.errors import BusError, MillraceError, TopicError, UnreachableError
 from millrace.infra.log.base import (
@@ -262,7 +270,10 @@ class KafkaBus(Bus):
 
         def ask() -> dict[Where, int]:
             answers = admin.list_offsets(asked, isolation_level=level, request_timeout=WAIT_S)
-            return {(tp.topic, tp.partition): future.result(WAIT_S).offset for tp, future in answers.items()}
+            found = {(tp.topic, tp.partition): future.result(WAIT_S).offset for tp, future in answers.items()}
+            if OFFSET_INVALID in found.values():  # so the library ends a wait in vain, without an error
+                raise TimeoutError
+            return found
 
         with self._asking():
             return patient(ask, admin, {topic for topic, _ in wheres}, "asking for offsets")

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millrace.infra.errors import UnreachableError
-from millrace.infra.log.base import EARLIEST, Bus, Outgoing, TopicSpec
+from millrace.infra.log.base import EARLIEST, Outgoing, TopicSpec
 from millrace.infra.log.kafka import alive as kafka_alive
 from millrace.infra.log.kafka.alive import GAP_S, LOOK_S, SILENT_S, Pulse, Vigil, Watcher
 from millrace.infra.log.kafka.bus import KafkaBus
@@ -140,7 +140,7 @@ class Fronted(Broker):
 
 
 @pytest.fixture
-def forgetful(tmp_path: Path) -> Iterator[tuple[Forgetful, Bus]]:
+def forgetful(tmp_path: Path) -> Iterator[tuple[Forgetful, KafkaBus]]:
     front = Forgetful()
     with Fronted(tmp_path, front.port) as broker:
         broker.prepare()
@@ -155,7 +155,24 @@ def forgetful(tmp_path: Path) -> Iterator[tuple[Forgetful, Bus]]:
 
 @pytest.mark.slow
 @pytest.mark.kafka
-def test_every_client_that_the_broker_forgot_is_made_anew(forgetful: tuple[Forgetful, Bus]) -> None:
+def test_a_broker_that_gives_no_answer_has_not_said_where_its_records_end(
+    forgetful: tuple[Forgetful, KafkaBus], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    front, bus = forgetful
+    with bus.publisher() as publisher:
+        publisher.publish(Outgoing("t", b"k", b"v", partition=0)).result(60)
+    assert bus.ends("t") == {0: 1, 1: 0}
+    front.forget()
+    ask = bus.admin.list_offsets  # the library's wait ends before ours
+    monkeypatch.setattr(bus.admin, "list_offsets", lambda *asked, **how: ask(*asked, **{**how, "request_timeout": 0.5}))
+    with pytest.raises(UnreachableError, match="no answer"):
+        bus.ends("t")
+    assert bus.ends("t") == {0: 1, 1: 0}, "the administration is made anew"
+
+
+@pytest.mark.slow
+@pytest.mark.kafka
+def test_every_client_that_the_broker_forgot_is_made_anew(forgetful: tuple[Forgetful, KafkaBus]) -> None:
     front, bus = forgetful
     with bus.tail({("t", 0): EARLIEST, ("t", 1): EARLIEST}) as tail, bus.publisher() as publisher:
         gapless = bus.publisher(gapless=True)
