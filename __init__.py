@@ -15,10 +15,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from millrace.infra import errors
     from millrace.producers.client import AsyncSession, Session
+    from millrace.producers.tools import tool
 
-__all__ = ["AsyncSession", "Session", "errors"]
+__all__ = ["AsyncSession", "Session", "errors", "tool"]
 
-_HOMES = {"AsyncSession": "millrace.producers.client", "Session": "millrace.producers.client"}
+_HOMES = {
+    "AsyncSession": "millrace.producers.client",
+    "Session": "millrace.producers.client",
+    "tool": "millrace.producers.tools",
+}
 
 
 def __getattr__(name: str) -> Any:

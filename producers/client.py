@@ -8,15 +8,18 @@
 
 Inside a rollout the episode is there already: `Session.attach(base_url, api_key)`, which does not end it. Both classes
 say the same things: `Session` at once, `AsyncSession` when awaited. Leaving the block ends the session, as failed when
-an exception leaves it."""
+an exception leaves it. In the block, tools report to the session (`millrace.tool`); its end waits for what they said.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, Generic, Literal, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar, overload
 
 import aiohttp
 import httpx
@@ -24,12 +27,14 @@ import orjson
 from tenacity import AsyncRetrying, Retrying, retry_if_exception_type, stop_after_attempt, wait_exponential
 
 from millrace.infra.errors import GatewayError
+from millrace.producers.intake.capture import Owner
+from millrace.producers.reports import REPORTS
 from millrace.producers.session_keys import session_id
+from millrace.producers.tools import SideEffect, ToolStatus, current, decorated
 
 R = TypeVar("R")
+F = TypeVar("F", bound=Callable[..., Any])
 Json = dict[str, Any]
-ToolStatus = Literal["ok", "error", "timeout", "denied", "cancelled"]
-SideEffect = Literal["none", "reversible", "irreversible"]
 
 TIMEOUT_S = 30.0
 ATTEMPTS = 4
@@ -142,6 +147,60 @@ class Speaker(ABC, Generic[R]):
         body = {"status": status, "stop_condition": stop_condition, "output": output, "reason": reason}
         return self._send("end", body, again=True)
 
+    @overload
+    def tool(self, function: F, /) -> F: ...
+    @overload
+    def tool(
+        self,
+        /,
+        *,
+        name: str | None = None,
+        version: str | None = None,
+        side_effect: SideEffect | None = None,
+        call_id: str | None = None,
+        leave_out: Collection[str] = (),
+    ) -> Callable[[F], F]: ...
+    def tool(
+        self,
+        function: Callable[..., Any] | None = None,
+        /,
+        *,
+        name: str | None = None,
+        version: str | None = None,
+        side_effect: SideEffect | None = None,
+        call_id: str | None = None,
+        leave_out: Collection[str] = (),
+    ) -> Any:
+        """`millrace.tool`, reporting to this session from whatever thread or task."""
+        return decorated(function, self._owner, name, version, side_effect, call_id, leave_out)
+
+    @contextmanager
+    def active(self) -> Iterator[Self]:
+        """In this block tools report to this session. For threads, which do not have it from the code that makes
+        them; it ends nothing."""
+        before = current.get()
+        current.set(self._owner)
+        try:
+            yield self
+        finally:
+            current.set(before)
+
+    @property
+    def lost(self) -> int:
+        """Reports of tools in this process that never reach this gateway."""
+        return REPORTS.lost(self.base_url)
+
+    @property
+    def _owner(self) -> Owner:
+        return Owner(self.api_key, self.base_url)
+
+    def _enter(self) -> None:
+        self._before = current.get()
+        current.set(self._owner)
+
+    def _leave(self) -> None:
+        current.set(self._before)
+
     def _key(self, path: str) -> str:
         return self.api_key if path != "reward" or self.judge_key is None else self.judge_key
 
@@ -173,17 +232,22 @@ class Session(Speaker[Json]):
 
     def close(self) -> None:
         """Let go of the connection; ends nothing."""
+        REPORTS.flush(self.base_url)
         self._http.close()
 
     def __enter__(self) -> Self:
+        self._enter()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._leave()
         if self.owned:
             self.end(**_verdict(error))
         self.close()
 
     def _send(self, path: str, body: Json, *, again: bool) -> Json:
+        if path == "end":
+            REPORTS.flush(self.base_url)
         return _post(self._http, f"{self.base_url}/sessions/{self.id}/{path}", self._key(path), body, again=again)
 
 
@@ -219,21 +283,33 @@ class AsyncSession(Speaker[Awaitable[Json]]):
 
     async def close(self) -> None:
         """Let go of the connection; ends nothing."""
+        await _flushed(self.base_url)
         if self._own_http:
             await self._http.close()
 
     async def __aenter__(self) -> Self:
+        self._enter()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
+        self._leave()
         if self.owned:
             await self.end(**_verdict(error))
         await self.close()
 
-    def _send(self, path: str, body: Json, *, again: bool) -> Awaitable[Json]:
-        return _apost(self._http, f"{self.base_url}/sessions/{self.id}/{path}", self._key(path), body, again=again)
+    async def _send(self, path: str, body: Json, *, again: bool) -> Json:
+        if path == "end":
+            await _flushed(self.base_url)
+        url = f"{self.base_url}/sessions/{self.id}/{path}"
+        return await _apost(self._http, url, self._key(path), body, again=again)
+
+
+async def _flushed(base_url: str) -> None:
+    """What tools reported is at the gateway, or was waited for."""
+    if not REPORTS.flush(base_url, 0):
+        await asyncio.to_thread(REPORTS.flush, base_url)
 
 
 def _verdict(error: BaseException | None) -> Json:

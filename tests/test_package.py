@@ -36,7 +36,8 @@ def python(code: str, cwd: Path, *, path: str = "") -> str:
 
 
 def test_the_public_face() -> None:
-    assert millrace.__all__ == ["AsyncSession", "Session", "errors"]
+    assert millrace.__all__ == ["AsyncSession", "Session", "errors", "tool"]
+    assert millrace.tool.__module__ == "millrace.producers.tools"
     assert millrace.Session.__module__ == millrace.AsyncSession.__module__ == "millrace.producers.client"
     assert issubclass(millrace.errors.GatewayError, millrace.errors.MillraceError)
     assert set(millrace.__all__) <= set(dir(millrace))

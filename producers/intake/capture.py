@@ -45,6 +45,11 @@ class Capture:
         self.unread = 0
         self._sender.start()
 
+    @property
+    def refused(self) -> int:
+        """Events that the gateway will never take."""
+        return self._sender.refused
+
     def side(self, owner: Owner, conversation: Conversation, cutter: Lines | Events, *, client: bool) -> Side:
         """One direction of a conversation: what the client says, or what the server says."""
         return Side(self, owner, conversation, cutter, client)

@@ -73,6 +73,7 @@ def reading() -> Iterator[Block]:
 HERE = "tests/docs/test_docs.py"
 DEPLOYMENT = "tests/docs/test_deployment.py"
 BENCHMARKS = "tests/docs/test_benchmarks.py"
+FRAMEWORKS = "tests/benchmarks/test_frameworks.py"
 SETUP = "tests/docs/test_setup.py"
 TUTORIAL = "tests/docs/test_tutorial.py"
 TRAINING = "tests/docs/test_training.py"
@@ -120,6 +121,9 @@ RUN_BY = {
     ".venv/bin/python -m benchmarks.bench_tokens": BENCHMARKS,
     ".venv/bin/python -m benchmarks.bench_tree": BENCHMARKS,
     ".venv/bin/python -m benchmarks.bench_warehouse": BENCHMARKS,
+    ".venv/bin/python -m benchmarks.frameworks": FRAMEWORKS,
+    '.venv/bin/python -m benchmarks.frameworks --only LangGraph --only "Codex CLI" --cache downloads': FRAMEWORKS,
+    ".venv/bin/python -m benchmarks.frameworks --here": FRAMEWORKS,
     ".venv/bin/python -m benchmarks.study_branch": "tests/benchmarks/test_study_branch.py",
     ".venv/bin/python -m benchmarks.study_layouts": "tests/benchmarks/test_study_layouts.py",
     ".venv/bin/python -m benchmarks.study_algorithms": "tests/benchmarks/test_study_algorithms.py",

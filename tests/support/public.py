@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import Any, get_args
 
 from millrace.infra import errors
-from millrace.producers import client
+from millrace.producers import client, tools
 
 PAGE = Path(__file__).parents[2] / "docs" / "api.md"
+OF_TOOLS = ("tool", "active")
+"""what both say that is no report to the gateway"""
 TOP = """# The public face
 
-`from millrace import Session, AsyncSession, errors` is all that an agent's own code needs, and what stays between
+`from millrace import Session, AsyncSession, tool, errors` is all that an agent's own code needs, and what stays between
 releases. An agent that only calls a model needs none of it: the stock `openai` client does. How to write an agent or a
 verifier is in [tasks](tasks.md), what a session means in [gateway](gateway.md), and what may be said in it in
 [events](events.md). The same routes for other languages are in [openapi.json](openapi.json). This page is made from the
@@ -33,6 +35,12 @@ SAID = """### What both say of an episode
 
 Each returns what the gateway answers, a `dict`; those of `AsyncSession` are awaited. A refusal is raised as
 `GatewayRefused`, silence as `GatewayUnreachable`."""
+TOOLS = """### Tools that report themselves
+
+How they are used is in [the client](client.md)."""
+TOOL = """## tool
+
+`from millrace import tool`, in front of a function: `@tool`, or `@tool(...)` with what follows."""
 ERRORS = """## errors
 
 What Millrace raises on purpose, as `millrace.errors.NAME`: what each is a kind of, and what it means."""
@@ -42,12 +50,13 @@ CLIENT = """A session raises the following two, from `millrace.producers.client`
 
 def page() -> str:
     """The whole page."""
-    both = [name for name, _ in methods(client.Speaker)]
+    both = [name for name, _ in methods(client.Speaker) if name not in OF_TOOLS]
     parts = [TOP, SESSIONS]
     for kind in (client.Session, client.AsyncSession):
         parts += [f"### {kind.__name__}", sentence(kind), "\n".join(line(name, of) for name, of in methods(kind))]
     parts += [SAID, "\n".join(line(name, vars(client.Speaker)[name]) for name in both)]
-    parts += [ERRORS, "\n".join(error(kind) for kind in kinds(errors)), CLIENT]
+    parts += [TOOLS, "\n".join(line(name, vars(client.Speaker)[name]) for name in OF_TOOLS)]
+    parts += [TOOL, line("tool", tools.tool), ERRORS, "\n".join(error(kind) for kind in kinds(errors)), CLIENT]
     parts += ["\n".join(error(kind) for kind in kinds(client))]
     return "\n\n".join(parts) + "\n"
 
