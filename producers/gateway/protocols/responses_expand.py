@@ -37,7 +37,8 @@ def _is_reference(item: dict[str, Any]) -> bool:
 
 
 def expanded(request: ResponsesRequest, body: bytes, recall: Recall) -> bytes:
-    """The body of a request with every item that it names, and every other field as it came. Raises ApiError in OpenAI's shape for what is not known."""
+    """The body of a request with every item that it names, and every other field as it came. Raises ApiError in
+    OpenAI's shape for what is not known."""
     items: list[bytes] = []
     if request.previous_response_id:
         known = recall.conversation(request.previous_response_id)

@@ -263,7 +263,7 @@ class Passthrough:
             session.asks.called(call.asked.messages, call.when)
             session.asks.replied(read.answer.id, said.message, now_micros())
             if not at:
-                self.gateway.followed_up(session, call.messages, call.digests)
+                self.gateway.followed_up(session, call.asked.messages, call.asked.digests)
             self.gateway.sessions.answered(session, read.answer.id, digest)
             session.said = said.message["content"] or session.said
             self.gateway.sessions.replied(session, digest)

@@ -140,14 +140,11 @@ async def test_thoughts_that_are_dropped_break_no_lineage(w: World, speaks: type
 
 @both
 async def test_a_stop_string_ends_it(w: World, speaks: type[Speaker], stream: bool) -> None:
+    """Elsewhere `stop` is a field that nobody knows."""
     client = await spoken(w, speaks)
-    if not speaks.stops:
-        with pytest.raises(speaks.rejected, match="stop"):
-            await client.say(["hi"], stream=stream, stop=["is"])
-        return
     said = await client.say(["hi"], stream=stream, stop=["is"])
-    assert w.engine.asked[0].sampling.stop == ("is",)
-    assert said.text == "The answer "
+    assert w.engine.asked[0].sampling.stop == (("is",) if speaks.stops else ())
+    assert (said.text == "The answer ") == speaks.stops
 
 
 @both
@@ -158,12 +155,10 @@ async def test_a_length_ends_it(w: World, speaks: type[Speaker], stream: bool) -
 
 
 async def test_several_replies_where_the_api_has_them(w: World, speaks: type[Speaker]) -> None:
-    async def asked() -> Any:
-        return await w.http.post(speaks.path, json={**speaks(w).body("hi"), "n": 2})
-
-    answer = await asked()
-    assert answer.status_code == (200 if speaks.several else 400)
-    assert len(w.calls()) == (2 if speaks.several else 0)
+    """Elsewhere `n` is a field that nobody knows."""
+    answer = await w.http.post(speaks.path, json={**speaks(w).body("hi"), "n": 2})
+    assert answer.status_code == 200
+    assert len(w.calls()) == (2 if speaks.several else 1)
 
 
 # ---------------------------------------------------------------------- what goes wrong
