@@ -27,6 +27,7 @@ from millrace.producers.gateway.errors import ApiError
 from millrace.producers.gateway.event_stream import EventStream
 from millrace.producers.gateway.gateway import Caller, Gateway
 from millrace.producers.gateway.intake import Intake, Visit, check_origin
+from millrace.producers.gateway.named_path import plain
 from millrace.producers.gateway.protocols.all import CHAT, DIALECTS, MESSAGES, RESPONSES, of_path
 from millrace.producers.gateway.protocols.base import Dialect
 from millrace.producers.gateway.upstreams.door import Door
@@ -172,8 +173,9 @@ def make_app(gateway: Gateway, upstream: TextUpstream | Upstreams | None = None,
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await routes(scope, receive, send)
-        visit = scope[VISIT] = Visit(intake, receive)
+        visit = Visit(intake, receive)
         try:
+            scope = {**plain(scope), VISIT: visit}
             if keyless:
                 check_origin(Headers(scope=scope))
             # Straight to the hot routes: matching and two middlewares would cost them a tenth of their time.

@@ -45,11 +45,21 @@ NAMED = ("x-millrace-session", "x-session-id", "x-claude-code-session-id", "sess
 def hints(headers: Mapping[str, str], *users: object, name: str | None = None) -> Hints:
     """What the headers say, and the body's own words: for the conversation, where they name none, and for the end user.
     Raises ApiError 400 for a name too long."""
-    name = next((given for header in NAMED if (given := headers.get(header))), name)
+    name = next((_utf8(given) for header in NAMED if (given := headers.get(header))), name)
     if name is not None and len(name.encode(errors="surrogatepass")) > NAME_BYTES:
         raise bad_request(f"x-millrace-session: a name has at most {NAME_BYTES} bytes", param="x-millrace-session")
-    said = headers.get("x-millrace-user") or next((user for user in users if isinstance(user, str) and user), "")
+    said = _utf8(headers.get("x-millrace-user") or "") or next(
+        (user for user in users if isinstance(user, str) and user), ""
+    )
     return Hints(name, blake2b(said.encode(errors="surrogatepass"), digest_size=16).hexdigest() if said else "")
+
+
+def _utf8(value: str) -> str:
+    """A header's value as bodies would say it: its bytes are UTF-8 where they can be."""
+    try:
+        return value if value.isascii() else value.encode("latin-1").decode()
+    except UnicodeError:
+        return value
 
 
 class Conversations:
