@@ -8,7 +8,7 @@ cannot do is refused here for all dialects alike."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 import msgspec
@@ -120,6 +120,8 @@ class Ask(msgspec.Struct, kw_only=True):
     users: tuple[Any, ...] = ()
     """what the body says of the end user: the first text among these"""
     given: Any = None
+    inside: Mapping[str, tuple[str, str]] = {}
+    """(namespace, name) of the tools that are in one, by the name that the model knows"""
     stored: Given | None = None
     """what it said, where its response may be named by later requests"""
 

@@ -154,12 +154,42 @@ _any_decoder = msgspec.json.Decoder(AnyChat)
 
 
 def parse_any(body: bytes) -> AnyChat:
-    """The little that any chat request must have. Raises ApiError 400."""
+    """The little that any chat request must have; messages that no engine of ours could read are left out. Raises
+    ApiError 400."""
     shape.check(body)
     try:
         return _any_decoder.decode(body)
+    except msgspec.ValidationError:
+        pass
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise bad_request(str(error)) from None
+    try:
+        found = msgspec.json.decode(body, type=dict[str, Any])
+        messages = found.get("messages")
+        usual = [_usual(message) for message in messages] if isinstance(messages, list) else []
+        return msgspec.convert({**found, "messages": [message for message in usual if message is not None]}, AnyChat)
+    except msgspec.ValidationError as error:
+        raise bad_request(str(error)) from None
+
+
+def _usual(message: Any) -> MessageIn | None:
+    """A message with results of functions and calls of custom tools as those of tools, None for one in no shape."""
+    match message:
+        case {"role": "function"}:
+            message = {**message, "role": "tool"}
+        case {"tool_calls": list(calls)}:
+            message = {**message, "tool_calls": [_usual_call(call) for call in calls]}
+    try:
+        return msgspec.convert(message, MessageIn)
+    except msgspec.ValidationError:
+        return None
+
+
+def _usual_call(call: Any) -> Any:
+    match call:
+        case {"custom": {"name": name, "input": given}}:
+            return {**call, "function": {"name": name, "arguments": given}}
+    return call
 
 
 def parse_chat(body: bytes) -> ChatRequest:

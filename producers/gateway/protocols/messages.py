@@ -91,7 +91,8 @@ class Messages(Dialect):
         asked = parse_any(request)
         parts = [part for block in listed(response.get("content")) if (part := _read(mapping(block))) is not None]
         (reply,) = messages_of([Turn("assistant", parts)])
-        return Recorded(messages_of(turns_of(asked), strict=False), tools_of(asked.tools), {0: reply})
+        messages = messages_of(turns_of(asked, strict=False), strict=False)
+        return Recorded(messages, tools_of(asked.tools, strict=False), {0: reply})
 
 
 class MessagesStream(ReplyStream):

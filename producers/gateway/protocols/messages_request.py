@@ -229,9 +229,19 @@ def _output(request: CountRequest) -> Shape | None:
     return None
 
 
-def tools_of(tools: list[dict[str, Any]] | None) -> Tools:
-    """The tools as templates want them, so that clients of either API offer the same ones. Raises ApiError 400."""
+def tools_of(tools: list[dict[str, Any]] | None, *, strict: bool = True) -> Tools:
+    """The tools as templates want them, so that clients of either API offer the same ones. Raises ApiError 400; not
+    `strict`: tools that no model of ours could call stay as they are."""
+    if not strict:
+        return [_as_called(tool) for tool in tools] if tools else None
     return [_tool(tool, at) for at, tool in enumerate(tools)] if tools else None
+
+
+def _as_called(tool: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return _tool(tool, 0)
+    except ApiError:
+        return tool
 
 
 def _tool(tool: dict[str, Any], at: int) -> dict[str, Any]:
@@ -248,28 +258,29 @@ def _tool(tool: dict[str, Any], at: int) -> dict[str, Any]:
     return {"type": "function", "function": {**function, "parameters": schema}}
 
 
-def turns_of(request: AnyMessages) -> list[Turn]:
-    """The conversation, the system text first. Raises ApiError 400 for what is none."""
+def turns_of(request: AnyMessages, *, strict: bool = True) -> list[Turn]:
+    """The conversation, the system text first. Raises ApiError 400 for what is none; not `strict`: what is no text in
+    the result of a tool is left out."""
     out: list[Turn] = []
     if request.system:
         blocks = request.system
         if isinstance(blocks, list):
             blocks = [block for block in blocks if not str(block.get("text")).startswith(BILLING)]
-        if parts := _parts(blocks, "system", "\n"):
+        if parts := _parts(blocks, "system", "\n", strict):
             out.append(Turn("system", parts))
     for at, message in enumerate(request.messages):
         gap = "" if message.role == "assistant" else "\n"
-        out.append(Turn(message.role, _parts(message.content, f"messages.{at}.content", gap)))
+        out.append(Turn(message.role, _parts(message.content, f"messages.{at}.content", gap, strict)))
     return out
 
 
-def _parts(content: Content, place: str, gap: str) -> list[Part]:
+def _parts(content: Content, place: str, gap: str, strict: bool) -> list[Part]:
     """The parts of a message. Text blocks that follow each other are one text, with `gap` between them."""
     if isinstance(content, str):
         return [Text(content)]
     parts: list[Part] = []
     for at, block in enumerate(content):
-        part = _part(block, f"{place}.{at}")
+        part = _part(block, f"{place}.{at}", strict)
         last = parts[-1] if parts else None
         if isinstance(part, Text) and isinstance(last, Text):
             parts[-1] = Text(f"{last.text}{gap}{part.text}")
@@ -278,7 +289,7 @@ def _parts(content: Content, place: str, gap: str) -> list[Part]:
     return parts
 
 
-def _part(block: dict[str, Any], place: str) -> Part | None:
+def _part(block: dict[str, Any], place: str, strict: bool) -> Part | None:
     kind = block.get("type")
     match kind:
         case "text":
@@ -292,12 +303,13 @@ def _part(block: dict[str, Any], place: str) -> Part | None:
             id, name = _string(block, "id", place), _string(block, "name", place)
             return ToolUse(_named(id, place), _named(name, place), arguments_of(block.get("input")))
         case "tool_result":
-            return ToolResult(_named(_string(block, "tool_use_id", place), place), _result(block.get("content"), place))
+            id = _named(_string(block, "tool_use_id", place), place)
+            return ToolResult(id, _result(block.get("content"), place, strict))
         case _:
             return Media(MEDIA.get(kind, "unknown") if isinstance(kind, str) else "unknown", kind, place)
 
 
-def _result(content: Any, place: str) -> str:
+def _result(content: Any, place: str, strict: bool) -> str:
     """The text of a tool's result."""
     if content is None:
         return ""
@@ -308,6 +320,8 @@ def _result(content: Any, place: str) -> str:
     texts = []
     for at, block in enumerate(content):
         if block.get("type") != "text":
+            if not strict:
+                continue
             raise _no_text(block.get("type"), f"{place}.content.{at}")
         texts.append(_string(block, "text", f"{place}.content.{at}"))
     return "\n".join(texts)

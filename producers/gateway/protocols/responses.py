@@ -23,9 +23,9 @@ from millrace.producers.gateway.protocols.responses_request import (
     ask_of,
     parse_any,
     parse_responses,
-    tools_of,
     turns_of,
 )
+from millrace.producers.gateway.protocols.responses_tools import custom_arguments, full_name, tools_of
 from millrace.producers.gateway.stored import Kept, Recalled, nobody
 
 ABORTED = {"code": "server_error", "message": "The engine aborted this reply: try again"}
@@ -82,7 +82,8 @@ class Responses(Dialect):
         asked = parse_any(request)
         parts = [part for item in listed(response.get("output")) for part in _read(mapping(item))]
         (reply,) = messages_of([Turn("assistant", parts)])
-        return Recorded(messages_of(turns_of(asked), strict=False), tools_of(asked.tools), {0: reply}, to_store(asked))
+        messages = messages_of(turns_of(asked, strict=False), strict=False)
+        return Recorded(messages, tools_of(asked.tools, strict=False), {0: reply}, to_store(asked))
 
 
 class ResponsesStream(ReplyStream):
@@ -182,7 +183,7 @@ class ResponsesStream(ReplyStream):
         begun = {**item, "arguments": "", "status": "in_progress"}
         self._of_item("output_item.added", out, item=begun)
         self._of_item("function_call_arguments.delta", out, item_id=item["id"], delta=part.arguments)
-        done = {"item_id": item["id"], "name": part.name, "arguments": part.arguments}
+        done = {"item_id": item["id"], "name": item["name"], "arguments": part.arguments}
         self._of_item("function_call_arguments.done", out, **done)
         self._of_item("output_item.done", out, item=item)
         self._output.append(item)
@@ -248,13 +249,21 @@ def _item(call: Call, at: int, part: Part, status: str) -> Item:
         case Thinking():
             return {"id": id, "type": "reasoning", "summary": [{"type": "summary_text", "text": part.text}]}
         case ToolUse():
-            made = {"call_id": part.id, "name": part.name, "arguments": part.arguments}
+            made = {"call_id": part.id, **_called(call, part.name), "arguments": part.arguments}
             return {"id": id, "type": "function_call", "status": "completed", **made}
         case Text():
             ended = "incomplete" if status == "failed" else status
             return {"id": id, "type": "message", "role": "assistant", "status": ended, "content": [_text(part.text)]}
         case _:
             raise AssertionError(f"no model writes {type(part).__name__}")
+
+
+def _called(call: Call, name: str) -> dict[str, Any]:
+    """A tool in its client's words."""
+    if name not in call.request.inside:
+        return {"name": name}
+    namespace, own = call.request.inside[name]
+    return {"name": own, "namespace": namespace}
 
 
 def _text(said: str) -> dict[str, Any]:
@@ -269,8 +278,11 @@ def _read(item: Mapping[str, Any]) -> list[Part]:
         case "reasoning":
             return [Thinking(text(mapping(part).get("text")) or "") for part in listed(item.get("summary"))]
         case "function_call":
-            id, name = text(item.get("call_id")) or "", text(item.get("name")) or ""
+            id, name = text(item.get("call_id")) or "", full_name(item, text(item.get("name")) or "")
             return [ToolUse(id, name, text(item.get("arguments")) or "")]
+        case "custom_tool_call":
+            id, name = text(item.get("call_id")) or "", full_name(item, text(item.get("name")) or "")
+            return [ToolUse(id, name, custom_arguments(text(item.get("input")) or ""))]
         case _:
             return []
 

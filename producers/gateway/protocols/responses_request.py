@@ -30,7 +30,7 @@ from millrace.producers.gateway.conversation import (
     unsupported,
 )
 from millrace.producers.gateway.errors import ApiError, bad_request
-from millrace.producers.gateway.rendering.base import Tools
+from millrace.producers.gateway.protocols.responses_tools import bounded, custom_arguments, full_name, inside, tools_of
 from millrace.schemas import bounds
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=bounds.INT)]
@@ -146,6 +146,7 @@ def ask_of(request: ResponsesRequest) -> Ask:
         top_k=request.top_k,
         users=(request.user, request.safety_identifier),
         given=request,
+        inside=inside(request.tools),
     )
     if not ask.turns:
         raise bad_request("input: at least one item is needed", param="input")
@@ -183,7 +184,7 @@ def _chosen(tool: Any) -> str:
     name = tool.get("name") if isinstance(tool, dict) else None
     if not isinstance(name, str):
         raise bad_request("tool_choice: a function has a name", param="tool_choice")
-    return name
+    return full_name(tool, name)
 
 
 def _output(text: dict[str, Any] | None) -> Shape | None:
@@ -198,24 +199,9 @@ def _output(text: dict[str, Any] | None) -> Shape | None:
     return Shape("text.format", schema_of(form.get("schema"), "text.format"))
 
 
-def tools_of(tools: list[dict[str, Any]] | None) -> Tools:
-    """The tools as templates want them, so that clients of any API offer the same ones. Raises ApiError 400."""
-    return [_tool(tool, f"tools[{at}]") for at, tool in enumerate(tools)] if tools else None
-
-
-def _tool(tool: dict[str, Any], place: str) -> dict[str, Any]:
-    if tool.get("type") != "function":
-        raise unsupported(place, f"only functions are supported, not {tool.get('type')!r}")
-    name, schema, description = tool.get("name"), tool.get("parameters"), tool.get("description")
-    if not isinstance(name, str) or not isinstance(schema, dict | None) or not isinstance(description, str | None):
-        raise bad_request(f"{place}: a function has a name, parameters and a description", param=place)
-    said = {"description": description, "parameters": schema}
-    kept = {field: value for field, value in said.items() if value is not None}
-    return {"type": "function", "function": {"name": _named(name, place), **kept}}
-
-
-def turns_of(request: AnyResponses) -> list[Turn]:
-    """The conversation, the instructions first. Raises ApiError 400 for what is none."""
+def turns_of(request: AnyResponses, *, strict: bool = True) -> list[Turn]:
+    """The conversation, the instructions first. Raises ApiError 400 for what is none; not `strict`: items that no
+    model of ours makes are left out."""
     out: list[Turn] = []
     if request.instructions:
         out.append(Turn("system", [Text(request.instructions)]))
@@ -224,7 +210,12 @@ def turns_of(request: AnyResponses) -> list[Turn]:
     said: list[Part] | None = None
     """what the model's turn that goes on has"""
     for at, item in enumerate(request.input):
-        turn = _turn(item, f"input[{at}]")
+        try:
+            turn = _turn(item, f"input[{at}]")
+        except ApiError:
+            if strict:
+                raise
+            continue
         if turn.role != "assistant":
             out.append(turn)
             said = None
@@ -252,11 +243,15 @@ def _turn(item: dict[str, Any], place: str) -> Turn:
         case "message":
             return _message(item, place)
         case "function_call":
-            id, name = _string(item, "call_id", place), _string(item, "name", place)
-            call = ToolUse(_named(id, place), _named(name, place), _string(item, "arguments", place))
+            id, name = _string(item, "call_id", place), full_name(item, _string(item, "name", place))
+            call = ToolUse(bounded(id, place), bounded(name, place), _string(item, "arguments", place))
             return Turn("assistant", [call])
-        case "function_call_output":
-            id = _named(_string(item, "call_id", place), place)
+        case "custom_tool_call":
+            id, name = _string(item, "call_id", place), full_name(item, _string(item, "name", place))
+            given = custom_arguments(_string(item, "input", place))
+            return Turn("assistant", [ToolUse(bounded(id, place), bounded(name, place), given)])
+        case "function_call_output" | "custom_tool_call_output":
+            id = bounded(_string(item, "call_id", place), place)
             said = _parts(item.get("output"), f"{place}.output")
             text = "".join(part.text for part in said if isinstance(part, Text))
             return Turn("tool", [*(part for part in said if isinstance(part, Media)), ToolResult(id, text)])
@@ -310,13 +305,3 @@ def _string(item: dict[str, Any], field: str, place: str) -> str:
     if not isinstance(found, str):
         raise bad_request(f"{place}.{field}: a text is required", param=place)
     return found
-
-
-def _named(name: str, place: str) -> str:
-    if len(name) > bounds.NAME_BYTES // 4 and len(name.encode(errors="surrogatepass")) > bounds.NAME_BYTES:
-        raise _too_long(place)
-    return name
-
-
-def _too_long(place: str) -> ApiError:
-    return bad_request(f"{place}: A name is longer than {bounds.NAME_BYTES} bytes", param=place)

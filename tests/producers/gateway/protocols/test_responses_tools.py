@@ -1,0 +1,90 @@
+"""Functions in a namespace: one name for the model, two for its client, and the way back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from millrace.infra.engines.base import Sampling
+from millrace.producers.gateway.errors import ApiError
+from millrace.producers.gateway.protocols.responses_tools import full_name, inside, tools_of
+from millrace.producers.gateway.rendering.template import TemplateRenderer
+from millrace.schemas.arrays import unpack
+from tests.support.gateway_world import ScriptedEngine, World, world
+
+NAMES = st.sampled_from(["a", "b", "a__b", "b__a", "__", "b__"])
+FUNCTION = st.builds(lambda name: {"type": "function", "name": name, "description": f"does {name}"}, NAMES)
+SPACE = st.builds(
+    lambda name, tools: {"type": "namespace", "name": name, "description": f"about {name}", "tools": tools},
+    NAMES,
+    st.lists(FUNCTION, max_size=3),
+)
+
+
+@given(st.lists(FUNCTION | SPACE, min_size=1, max_size=4))
+def test_each_function_has_one_name_and_one_way_back(tools: list[dict[str, Any]]) -> None:
+    said = [(None, tool["name"]) for tool in tools if tool["type"] == "function"]
+    said += [(tool["name"], each["name"]) for tool in tools if tool["type"] == "namespace" for each in tool["tools"]]
+    full = [full_name({"namespace": space}, name) for space, name in said]
+    if len(set(full)) < len(full) and any(tool["type"] == "namespace" for tool in tools):
+        with pytest.raises(ApiError, match="one name"):
+            tools_of(tools)
+        return
+    found = tools_of(tools)
+    assert found is not None
+    assert sorted(tool["function"]["name"] for tool in found) == sorted(full)
+    assert inside(tools) == {name: at for name, at in zip(full, said, strict=True) if at[0] is not None}
+    for space in (tool for tool in tools if tool["type"] == "namespace" and tool["tools"]):
+        assert sum(space["description"] in tool["function"]["description"] for tool in found) >= 1
+
+
+CALLED = [("crm", "find", {"id": 7}), (None, "find", {"id": 8})]
+TOOLS: list[Any] = [
+    {"type": "function", "name": "find", "parameters": {"type": "object"}, "strict": False},
+    {
+        "type": "namespace",
+        "name": "crm",
+        "description": "customers",
+        "tools": [{"type": "function", "name": "find", "parameters": {"type": "object"}}],
+    },
+]
+
+
+@pytest.fixture
+async def w(tmp_path: Path, renderer: TemplateRenderer) -> AsyncIterator[World]:
+    def script(prompt: list[int], sampling: Sampling, choice: int) -> Sequence[int]:
+        said = ({"name": full_name({"namespace": space}, name), "arguments": given} for space, name, given in CALLED)
+        calls = "\n".join(f"<tool_call>\n{json.dumps(call)}\n</tool_call>" for call in said)
+        return renderer.tokenizer.encode(calls + "<|im_end|>")
+
+    async with world(tmp_path, renderer, ScriptedEngine(script)) as w:
+        yield w
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
+async def test_a_client_is_told_the_namespace_and_echoes_it(w: World, stream: bool) -> None:
+    client = openai.AsyncOpenAI(base_url=f"{w.url}/v1", api_key=(await w.start())["api_key"], max_retries=0)
+    talk: list[Any] = [{"role": "user", "content": "Both."}]
+    for _ in range(2):
+        if stream:
+            async with client.responses.stream(model="m", input=talk, tools=TOOLS) as events:
+                reply = await events.get_final_response()
+        else:
+            reply = await client.responses.create(model="m", input=talk, tools=TOOLS)
+        told = [item for item in reply.output if item.type == "function_call"]
+        assert [(item.namespace, item.name, json.loads(item.arguments)) for item in told] == CALLED
+        talk += [*reply.output, *({"type": "function_call_output", "call_id": i.call_id, "output": "ok"} for i in told)]
+    first, second = w.calls()
+    former = [*unpack(first["prompt_ids"]), *unpack(first["output_ids"])]
+    assert second["opened"] is None
+    assert second["prefix_len"] == len(former)
+    again = await client.responses.create(model="m", input="once more", previous_response_id=reply.id, tools=TOOLS)
+    assert again.output
+    assert w.calls()[-1]["opened"] is None

@@ -1,0 +1,40 @@
+"""Whatever an API's own client can send is read for the log, although no engine of ours could answer it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+import pytest
+from anthropic.types import MessageParam, ToolUnionParam
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from openai.types.chat import ChatCompletionMessageParam, ChatCompletionToolUnionParam
+from openai.types.responses import ResponseInputItemParam, ToolParam
+
+from millrace.producers.gateway.upstreams.all import READERS
+from tests.support.typed import values
+
+TYPES = {
+    "chat": ("messages", ChatCompletionMessageParam, ChatCompletionToolUnionParam),
+    "messages": ("messages", MessageParam, ToolUnionParam),
+    "responses": ("input", ResponseInputItemParam, ToolParam),
+}
+
+
+@pytest.mark.parametrize("api", TYPES)
+def test_every_request_of_the_client_is_read(api: str) -> None:
+    field, item, tool = TYPES[api]
+
+    @settings(
+        max_examples=40,
+        database=None,
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
+    @given(st.lists(values(item), min_size=1, max_size=3), st.lists(values(tool), max_size=2))
+    def read(items: list[Any], tools: list[Any]) -> None:
+        asked = READERS[api].asked(orjson.dumps({"model": "m", field: items, "tools": tools}))
+        assert len(asked.digests) == len(asked.messages) + 1
+
+    read()
