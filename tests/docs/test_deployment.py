@@ -27,7 +27,7 @@ LOCAL, MANY = "dev", "many"
 ROLE_COMMANDS = {f"millrace {role.name}" for role in ROLES}
 MODULES = {"README.md": "my_agent", "tasks.md": "my_tools"}
 """page -> what the module with its agent is called"""
-ALONE = {"training.md", "backends.md", "reading.md", "sql.md", "mcp.md", "rewards.md"}
+ALONE = {"training.md", "backends.md", "reading.md", "sql.md", "mcp.md", "rewards.md", "client.md"}
 """pages whose Python needs no deployment: tests of their own run it"""
 OTHERWISE = {"tutorial.md"}
 """pages that begin anew with a deployment of their own: `test_tutorial.py`"""
