@@ -51,6 +51,10 @@ STOPS = 16
 """stop strings of one call"""
 SCHEMA_BYTES = 64 << 10
 """bytes of what one call's reply is held to: schemas as ASCII JSON, of all its tools where these are forced"""
+PATTERNS = 8
+"""regular expressions in what one call's reply is held to: an engine takes seconds over some of them"""
+PATTERN_BYTES = 256
+"""UTF-8 bytes of each"""
 BIASES = 1024
 """tokens that the `logit_bias` of one call names"""
 LOGPROBS = 2**17

@@ -3,13 +3,14 @@
 Calls are held to the very tokens that the model's form puts around them, so that they are read like any others. Where
 tools are offered beside a schema, a reply is calls or JSON. Thoughts may come first where the model can have them.
 
-Invariants: what a grammar allows is what the parser of the form reads; no schema above `bounds.SCHEMA_BYTES` reaches an
-engine; a form whose tokens are not known here is refused, never guessed."""
+Invariants: what a grammar allows is what the parser of the form reads; no schema above `bounds.SCHEMA_BYTES`, and no
+more than `bounds.PATTERNS` patterns reach an engine; a form whose tokens are not known here is refused, never
+guessed."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from millrace.infra.engines.base import Grammar
@@ -36,7 +37,9 @@ def grammar_of(ask: Ask, marks: Marks | None) -> Grammar | None:
         raise unsupported(param, "replies of this model's form cannot be held to a shape")
     offered = {} if ask.choice == "none" else _offered(ask)
     if forced is not None and forced.names:
-        offered = {name: schema for name, schema in offered.items() if name in forced.names}
+        chosen = frozenset(forced.names)
+        offered = {name: schema for name, schema in offered.items() if name in chosen}
+    _check_patterns([*offered.values(), *([ask.output.schema] if ask.output is not None else ())], param)
     several = ask.parallel and not (forced is not None and len(forced.names) == 1)
     calls = _calls(marks, offered, several=several) if offered else None
     if forced is not None:
@@ -118,3 +121,26 @@ def _bounded(value: Any, param: str) -> str:
     if len(text) > bounds.SCHEMA_BYTES:
         raise bad_request(f"{param}: schemas of {len(text)} bytes are more than {bounds.SCHEMA_BYTES}", param=param)
     return text
+
+
+def _check_patterns(schemas: Iterable[Any], param: str) -> None:
+    patterns = [pattern for schema in schemas for pattern in _patterns(schema)]
+    if len(patterns) > bounds.PATTERNS:
+        raise bad_request(f"{param}: {len(patterns)} patterns are more than {bounds.PATTERNS}", param=param)
+    if any(len(pattern.encode(errors="surrogatepass")) > bounds.PATTERN_BYTES for pattern in patterns):
+        raise bad_request(f"{param}: a pattern has at most {bounds.PATTERN_BYTES} bytes", param=param)
+
+
+def _patterns(value: Any) -> Iterator[str]:
+    """The regular expressions of schemas, wherever they stand."""
+    match value:
+        case dict():
+            for name, inner in value.items():
+                if name == "pattern" and isinstance(inner, str):
+                    yield inner
+                elif name == "patternProperties" and isinstance(inner, dict):
+                    yield from inner
+                yield from _patterns(inner)
+        case list():
+            for inner in value:
+                yield from _patterns(inner)

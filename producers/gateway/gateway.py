@@ -247,7 +247,9 @@ class Gateway:
             # A call from here on: neither silence nor another call's failure ends its session meanwhile.
             with self.calling(session, response_id):
                 await aside(len(body), session.lineages.write, plan, request.tools, self.renderer)
-                grammar = grammar_of(request, self.renderer.marks(plan.prompt)) if request.held else None
+                grammar = None
+                if request.held:
+                    grammar = await aside(len(body), grammar_of, request, self.renderer.marks(plan.prompt))
                 room = self.options.max_model_len - len(plan.prompt)
                 sampling = to_sampling(request, session.defaults, room, grammar)
                 minimum = session.start["min_version"]

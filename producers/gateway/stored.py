@@ -5,15 +5,17 @@ A response keeps what its request added to an earlier one, so that a conversatio
 its client names the response before or sends everything again.
 
 Invariants: a conversation is given whole or not at all; nobody is given what another caller was told, and learns no
-more of it than of an id that nobody has; memory is bounded in bytes and by time, what was not used for longest goes
-first; what is kept follows from the recorded calls alone, so that a restart makes it again."""
+more of it than of an id that nobody has; memory is bounded in bytes and by time: of the tenant that holds most, what
+was not used for longest goes first; what is kept follows from the recorded calls alone, so that a restart makes it
+again."""
 
 from __future__ import annotations
 
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
@@ -79,17 +81,30 @@ class Kept:
         line: list[tuple[bool, list[bytes], bytes]] = []
         at: Kept | None = self
         while at is not None:
-            said = at.said
+            # In this order: whoever forgets it meanwhile takes `said` first.
+            before, said = at.before, at.said
             if said is None:
                 return None
             line.append((at.follows, *said))
-            at = at.before
+            at = before
         out: list[bytes] = []
         answered: list[bytes] = []
         for follows, items, response in reversed(line):
             out += [*(answered if follows else ()), *items]
             answered = output_of(response)
         return out + answered
+
+
+@dataclass(slots=True)
+class Tenant:
+    """What one tenant holds, what was not used for longest first, and its bytes."""
+
+    kept: OrderedDict[str, Kept] = field(default_factory=OrderedDict)
+    size: int = 0
+
+    @property
+    def oldest(self) -> Kept:
+        return next(iter(self.kept.values()))
 
 
 class Line(NamedTuple):
@@ -116,7 +131,8 @@ class Stored:
 
     def __init__(self, idle_s: float, most: int = STORED_BYTES) -> None:
         self._idle_us, self._most = int(idle_s * 1e6), most
-        self._kept: OrderedDict[str, Kept] = OrderedDict()
+        self._kept: dict[str, Kept] = {}
+        self._of: dict[str, Tenant] = {}
         self._newest: dict[str, Line] = {}
         self._items: dict[str, str] = {}
         """item -> response, of items whose ids do not say it"""
@@ -132,6 +148,9 @@ class Stored:
         kept = Kept(id, owner_of(session), session.id, before, follows, (new, response), size, owned)
         self._drop(id)
         self._kept[id] = kept
+        tenant = self._of.setdefault(session.tenant, Tenant())
+        tenant.kept[id] = kept
+        tenant.size += size
         self._newest[session.id] = Line(kept, known + new, output_of(response))
         self._items.update(dict.fromkeys(owned, id))
         self.size += size
@@ -178,20 +197,25 @@ class Stored:
             for one in reversed(line):
                 one.used = now
                 if self._kept.get(one.id) is one:
-                    self._kept.move_to_end(one.id)
+                    self._of[one.owner[0]].kept.move_to_end(one.id)
 
     def sweep(self, now: int) -> None:
         """Forget what is too much, or was not used for too long, at `now` (micros)."""
-        while self._kept:
-            id, oldest = next(iter(self._kept.items()))
-            if self.size <= self._most and now - oldest.used <= self._idle_us:
-                return
-            self._drop(id)
+        for tenant in [*self._of.values()]:
+            while tenant.kept and now - tenant.oldest.used > self._idle_us:
+                self._drop(tenant.oldest.id)
+        while self.size > self._most:
+            self._drop(max(self._of.values(), key=attrgetter("size")).oldest.id)
 
     def _drop(self, id: str) -> None:
         kept = self._kept.pop(id, None)
         if kept is None or kept.said is None:
             return
+        tenant = self._of[kept.owner[0]]
+        del tenant.kept[id]
+        tenant.size -= kept.size
+        if not tenant.kept:
+            del self._of[kept.owner[0]]
         for item in kept.owned:
             self._items.pop(item, None)
         self._newest.pop(kept.session, None)  # it holds what is forgotten here

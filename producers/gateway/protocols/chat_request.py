@@ -251,7 +251,7 @@ def _choice(given: str | dict[str, Any] | None) -> Literal["auto", "none"] | For
     allowed = given.get("allowed_tools") if isinstance(given, dict) else None
     tools = allowed.get("tools") if isinstance(allowed, dict) and allowed.get("mode") == "required" else None
     if isinstance(tools, list) and tools:
-        return Forced(tuple(_named(tool) for tool in tools))
+        return Forced(tuple(dict.fromkeys(_named(tool) for tool in tools)))
     raise unsupported("tool_choice", "auto, none, required, a function, or allowed_tools that are required")
 
 

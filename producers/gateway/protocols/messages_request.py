@@ -9,6 +9,7 @@ Invariant: every number, name, list and depth is within `millrace.schemas.bounds
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -279,14 +280,20 @@ def _parts(content: Content, place: str, gap: str, strict: bool) -> list[Part]:
     if isinstance(content, str):
         return [Text(content)]
     parts: list[Part] = []
+    texts: list[str] = []
     for at, block in enumerate(content):
         part = _part(block, f"{place}.{at}", strict)
-        last = parts[-1] if parts else None
-        if isinstance(part, Text) and isinstance(last, Text):
-            parts[-1] = Text(f"{last.text}{gap}{part.text}")
+        if isinstance(part, Text):
+            texts.append(part.text)
         elif part is not None:
+            parts += _joined(texts, gap)
+            texts.clear()
             parts.append(part)
-    return parts
+    return [*parts, *_joined(texts, gap)]
+
+
+def _joined(texts: Sequence[str], gap: str) -> list[Part]:
+    return [Text(gap.join(texts))] if texts else []
 
 
 def _part(block: dict[str, Any], place: str, strict: bool) -> Part | None:

@@ -175,7 +175,7 @@ def _choice(given: str | dict[str, Any] | None) -> Literal["auto", "none"] | For
         return Forced((_chosen(given),))
     tools = given.get("tools") if isinstance(given, dict) and given.get("mode") == "required" else None
     if isinstance(tools, list) and tools:
-        return Forced(tuple(_chosen(tool) for tool in tools))
+        return Forced(tuple(dict.fromkeys(_chosen(tool) for tool in tools)))
     raise unsupported("tool_choice", "auto, none, required, a function, or allowed_tools that are required")
 
 

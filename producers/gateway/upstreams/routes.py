@@ -6,12 +6,12 @@ there are any, and is refused otherwise, as is a model that only other APIs are 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from millrace.producers.gateway.errors import ApiError
+from millrace.producers.gateway.errors import ApiError, bad_request
 from millrace.producers.gateway.upstreams.prices import Prices
+from millrace.schemas import bounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,14 +27,28 @@ class Rule:
 
 def fits(pattern: str, model: str) -> bool:
     """Whether a model's name is one that the pattern means."""
-    return re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), model, re.DOTALL) is not None
+    first, *parts = pattern.split("*")
+    if not parts:
+        return model == pattern
+    if not model.startswith(first):
+        return False
+    *middle, last = parts
+    at = len(first)
+    for part in middle:  # the first place is the best: what comes later has the more room
+        found = model.find(part, at)
+        if found < 0:
+            return False
+        at = found + len(part)
+    return len(model) - len(last) >= at and model.endswith(last)
 
 
 def choose(
     rules: Sequence[Rule], speaks: Callable[[str, str], bool], policy: str | None, model: str, dialect: str
 ) -> Rule | None:
     """The rule for a call; None: the engines of `policy` answer it. `policy` is None where there are none. `speaks`
-    says whether an upstream speaks a dialect. Raises ApiError 404."""
+    says whether an upstream speaks a dialect. Raises ApiError 404, and 400 for a name too long."""
+    if len(model) > bounds.NAME_BYTES:
+        raise bad_request(f"model: A name is longer than {bounds.NAME_BYTES} bytes", param="model")
     if policy is not None and (model == policy or model.startswith(f"{policy}@")):
         return None
     named = [rule for rule in rules if fits(rule.model, model)]

@@ -171,11 +171,16 @@ def test_a_form_without_thoughts_is_held_by_the_schema_alone(renderer: TemplateR
 def test_what_cannot_be_held_to_is_refused(renderer: TemplateRenderer) -> None:
     here, forced = marks(renderer), asked(tools=[tool("f", {})], choice=Forced())
     long = {"enum": ["x" * bounds.SCHEMA_BYTES]}
+    many = {"properties": {f"{at}": {"patternProperties": {f"^{at}": {}}} for at in range(bounds.PATTERNS + 1)}}
+    odd = {"items": [{"pattern": "x" * (bounds.PATTERN_BYTES + 1)}]}
     for ask, found, said in (
         (forced, None, "tool_choice: replies of this model's form"),
         (asked(output=Shape("text.format")), None, "text.format: replies of this model's form"),
         (forced, here._replace(call=None), "no tokens for calls"),
         (asked(output=Shape("text.format", long)), here, f"more than {bounds.SCHEMA_BYTES}"),
+        (asked(output=Shape("text.format", many)), here, f"9 patterns are more than {bounds.PATTERNS}"),
+        (asked(tools=[tool("f", many)], choice=Forced()), here, "9 patterns are more"),
+        (asked(tools=[tool("f", odd)], choice=Forced()), here, f"a pattern has at most {bounds.PATTERN_BYTES} bytes"),
         (asked(tools=[{"type": "function"}], choice=Forced()), here, "a function has a name"),
         (asked(tools=[tool("f", [1])], choice=Forced()), here, "a function has a name"),
     ):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from millrace.producers.gateway.errors import ApiError
 from millrace.producers.gateway.session import Session
 from millrace.producers.gateway.sessions import Sessions
-from millrace.producers.gateway.stored import OVERHEAD, Given, Recall, Stored, owner_of
+from millrace.producers.gateway.stored import OVERHEAD, Given, Kept, Recall, Stored, owner_of
 from millrace.producers.gateway.whose import Hints
 
 steps = st.lists(
@@ -76,8 +76,10 @@ def test_a_conversation_is_whole_or_forgotten_and_its_owners_alone(
             stored.keep(id, sessions[who], Given(items(whole), previous), msgspec.json.encode(response), now)
             said.append((who, id, whole, response))
         assert stored.size <= most
-        uses = [kept.used for kept in stored._kept.values()]
-        assert uses == sorted(uses)
+        for tenant in stored._of.values():
+            uses = [kept.used for kept in tenant.kept.values()]
+            assert uses == sorted(uses)
+            assert tenant.size == sum(kept.size for kept in tenant.kept.values())
         assert stored.size == sum(kept.size for kept in stored._kept.values())
         for whose, id, asked, response in said:
             for session in sessions:
@@ -94,7 +96,52 @@ def test_a_conversation_is_whole_or_forgotten_and_its_owners_alone(
                 assert bool(recall.used) == (found is not None or output != [None, None])
 
     stored.sweep(now + 61_000_000)
-    assert (stored.size, stored._kept, stored._items, stored._newest) == (0, {}, {}, {})
+    assert (stored.size, stored._kept, stored._of, stored._items, stored._newest) == (0, {}, {}, {}, {})
+
+
+@given(st.lists(st.tuples(st.sampled_from(range(2)), st.integers(0, 3000)), max_size=40), st.integers(4, 40))
+def test_who_holds_less_loses_nothing_to_who_holds_more(
+    sessions: list[Session], said: list[tuple[int, int]], most: int
+) -> None:
+    stored, own = Stored(60.0, most * OVERHEAD), (list[str](), list[str]())
+    for number, (who, size) in enumerate(said):
+        before = [{kept.id for kept in stored._kept.values() if kept.id in ids} for ids in own]
+        held = [sum(stored._kept[id].size for id in ids) for ids in before]
+        id = f"resp_{number}"
+        own[who].append(id)
+        stored.keep(id, sessions[who], Given([b"{}"], None), msgspec.json.encode(answer(id, size)), number + 1)
+        other = 1 - who
+        if held[other] <= stored._most // 2:
+            assert before[other] <= stored._kept.keys(), "half of the memory is safe"
+
+
+class Watched(Kept):
+    """A response of which somebody else forgets everything at the `when`-th look at it."""
+
+    when = 0
+
+    def __getattribute__(self, name: str) -> Any:
+        value = object.__getattribute__(self, name)
+        if name in ("before", "said"):
+            Watched.when -= 1
+            if not Watched.when:
+                self.said = self.before = None
+        return value
+
+
+@pytest.mark.parametrize("when", range(7))
+def test_a_conversation_that_is_forgotten_meanwhile_is_whole_or_none(when: int) -> None:
+    line: Kept | None = None
+    for number in range(3):
+        said = ([b"q%d" % number], msgspec.json.encode(answer(f"resp_{number}", 1)))
+        line = Watched(f"resp_{number}", ("t",), "s", line, True, said, 1)
+    assert line is not None
+    Watched.when = 0
+    whole = line.conversation()
+    assert whole is not None
+    assert len(whole) == 9
+    Watched.when = when
+    assert line.conversation() in (None, whole)
 
 
 @pytest.mark.parametrize("named", [False, True], ids=["whole", "named"])

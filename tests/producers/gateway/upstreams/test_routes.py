@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from millrace.infra.config.upstreams import GatewayRoute, GatewayUpstream, misrouted
 from millrace.producers.gateway.errors import ApiError
 from millrace.producers.gateway.upstreams.routes import Rule, chain, choose, exact, fits
+from millrace.schemas import bounds
 
 NAMES = ("a", "b", "c")
 DIALECTS = ("chat", "messages", "responses")
@@ -74,3 +75,9 @@ def test_settings_that_lead_nowhere_are_refused(behind: Mapping[str, str], upstr
     found = misrouted(known, [GatewayRoute(model="*", upstream=upstream)])
     assert (found is None) == (said is None)
     assert (said or "") in (found or "")
+
+
+def test_a_name_beyond_its_bound_is_refused_before_any_rule_is_asked() -> None:
+    with pytest.raises(ApiError, match=f"longer than {bounds.NAME_BYTES}") as refused:
+        choose([Rule("*a*b*", "x")], lambda *_: True, "p", "a" * 200_000, "chat")
+    assert (refused.value.status, len(str(refused.value)) < 100) == (400, True)
