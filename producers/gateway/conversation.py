@@ -122,6 +122,8 @@ class Ask(msgspec.Struct, kw_only=True):
     given: Any = None
     inside: Mapping[str, tuple[str, str]] = {}
     """(namespace, name) of the tools that are in one, by the name that the model knows"""
+    hosted: tuple[str, ...] = ()
+    """places of the tools that only the API's own servers could run; the model is not shown them"""
     stored: Given | None = None
     """what it said, where its response may be named by later requests"""
 
@@ -204,9 +206,11 @@ def check_served(ask: Ask) -> None:
 
 def check_strict(ask: Ask, unknown: Sequence[str], said: str) -> None:
     """Raises ApiError 400 for what a strict gateway refuses: a shape or calls that are forced, penalties, a bias,
-    min_p, and the first of the fields that are `unknown`, in the words `said`."""
+    min_p, hosted tools, and the first of the fields that are `unknown`, in the words `said`."""
     for param in unknown:
         raise ApiError(400, said.format(param), param=param, code="unknown_parameter")
+    for place in ask.hosted:
+        raise unsupported(place, "the gateway runs no tools, and this gateway is strict")
     altered = {
         "tool_choice": isinstance(ask.choice, Forced),
         "response_format" if ask.output is None else ask.output.param: ask.output is not None,

@@ -44,6 +44,8 @@ Content = str | list[dict[str, Any]]
 MEDIA: dict[Any, Literal["image", "file"]] = {"image": "image", "document": "file"}
 BILLING = "x-anthropic-billing-header:"
 """begins a block of Claude Code's system text that is meant for the API and changes with each of its versions"""
+HOSTED = ("web_search_", "web_fetch_", "code_execution_", "tool_search_tool_")
+"""how the kinds of tools begin that Anthropic runs itself: no model of ours is shown one"""
 SHOWN = ("enabled", "adaptive", "between_tools")
 
 
@@ -151,6 +153,7 @@ def ask_of(request: CountRequest) -> Ask:
         output=_output(request),
         parallel=not (request.tool_choice or {}).get("disable_parallel_tool_use"),
         given=request,
+        hosted=hosted(request.tools),
     )
     _check(request)
     check_served(ask)
@@ -231,11 +234,24 @@ def _output(request: CountRequest) -> Shape | None:
 
 
 def tools_of(tools: list[dict[str, Any]] | None, *, strict: bool = True) -> Tools:
-    """The tools as templates want them, so that clients of either API offer the same ones. Raises ApiError 400; not
-    `strict`: tools that no model of ours could call stay as they are."""
+    """The tools as templates want them, so that clients of either API offer the same ones; those that are `hosted` are
+    not among them. Raises ApiError 400; not `strict`: tools that no model of ours could call stay as they are."""
     if not strict:
-        return [_as_called(tool) for tool in tools] if tools else None
-    return [_tool(tool, at) for at, tool in enumerate(tools)] if tools else None
+        try:
+            return tools_of(tools)
+        except ApiError:
+            return [_as_called(tool) for tool in tools or ()]
+    return [_tool(tool, at) for at, tool in enumerate(tools or ()) if not _is_hosted(tool)] or None
+
+
+def hosted(tools: list[dict[str, Any]] | None) -> tuple[str, ...]:
+    """Places of tools that only Anthropic could run."""
+    return tuple(f"tools.{at}" for at, tool in enumerate(tools or ()) if _is_hosted(tool))
+
+
+def _is_hosted(tool: dict[str, Any]) -> bool:
+    kind = tool.get("type")
+    return isinstance(kind, str) and kind.startswith(HOSTED)
 
 
 def _as_called(tool: dict[str, Any]) -> dict[str, Any]:

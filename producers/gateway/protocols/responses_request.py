@@ -30,7 +30,14 @@ from millrace.producers.gateway.conversation import (
     unsupported,
 )
 from millrace.producers.gateway.errors import ApiError, bad_request
-from millrace.producers.gateway.protocols.responses_tools import bounded, custom_arguments, full_name, inside, tools_of
+from millrace.producers.gateway.protocols.responses_tools import (
+    bounded,
+    custom_arguments,
+    full_name,
+    hosted,
+    inside,
+    tools_of,
+)
 from millrace.schemas import bounds
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=bounds.INT)]
@@ -147,6 +154,7 @@ def ask_of(request: ResponsesRequest) -> Ask:
         users=(request.user, request.safety_identifier),
         given=request,
         inside=inside(request.tools),
+        hosted=hosted(request.tools),
     )
     if not ask.turns:
         raise bad_request("input: at least one item is needed", param="input")

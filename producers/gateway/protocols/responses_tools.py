@@ -15,6 +15,8 @@ from millrace.producers.gateway.errors import ApiError, bad_request
 from millrace.producers.gateway.rendering.base import Tools
 from millrace.schemas import bounds
 
+HOSTED = ("web_search", "file_search", "code_interpreter", "image_generation", "mcp", "tool_search")
+"""how the kinds of tools begin that OpenAI runs itself: no model of ours is shown one"""
 BETWEEN = "__"
 """stands between a namespace and a function, as clients of MCP write it"""
 
@@ -31,17 +33,30 @@ def custom_arguments(given: str) -> str:
 
 
 def tools_of(tools: list[dict[str, Any]] | None, *, strict: bool = True) -> Tools:
-    """The tools as templates want them, so that clients of any API offer the same ones. Raises ApiError 400; not
-    `strict`: tools that no model of ours could call stay as they are."""
+    """The tools as templates want them, so that clients of any API offer the same ones; those that are `hosted` are
+    not among them. Raises ApiError 400; not `strict`: tools that no model of ours could call stay as they are."""
     if not tools:
         return None
     if not strict:
-        return [_as_called(tool) for tool in tools]
+        try:
+            return tools_of(tools)
+        except ApiError:
+            return [_as_called(tool) for tool in tools]
     found = list(_functions(tools))
     names = {tool["function"]["name"] for tool, _ in found}
     if any(tool.get("type") == "namespace" for tool in tools) and len(names) < len(found):
         raise bad_request("tools: two of them have one name, their namespaces included", param="tools")
-    return [tool for tool, _ in found]
+    return [tool for tool, _ in found] or None
+
+
+def hosted(tools: list[dict[str, Any]] | None) -> tuple[str, ...]:
+    """Places of tools that only OpenAI could run."""
+    return tuple(f"tools[{at}]" for at, tool in enumerate(tools or ()) if _is_hosted(tool))
+
+
+def _is_hosted(tool: dict[str, Any]) -> bool:
+    kind = tool.get("type")
+    return isinstance(kind, str) and kind.startswith(HOSTED)
 
 
 def _as_called(tool: dict[str, Any]) -> dict[str, Any]:
@@ -61,6 +76,8 @@ def inside(tools: list[dict[str, Any]] | None) -> dict[str, tuple[str, str]]:
 def _functions(tools: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], tuple[str, str] | None]]:
     for at, tool in enumerate(tools):
         place = f"tools[{at}]"
+        if _is_hosted(tool):
+            continue
         if tool.get("type") != "namespace":
             yield _function(tool, place, None, ""), None
             continue

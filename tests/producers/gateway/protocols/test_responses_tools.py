@@ -37,8 +37,7 @@ def test_each_function_has_one_name_and_one_way_back(tools: list[dict[str, Any]]
         with pytest.raises(ApiError, match="one name"):
             tools_of(tools)
         return
-    found = tools_of(tools)
-    assert found is not None
+    found = tools_of(tools) or []
     assert sorted(tool["function"]["name"] for tool in found) == sorted(full)
     assert inside(tools) == {name: at for name, at in zip(full, said, strict=True) if at[0] is not None}
     for space in (tool for tool in tools if tool["type"] == "namespace" and tool["tools"]):
@@ -88,3 +87,28 @@ async def test_a_client_is_told_the_namespace_and_echoes_it(w: World, stream: bo
     again = await client.responses.create(model="m", input="once more", previous_response_id=reply.id, tools=TOOLS)
     assert again.output
     assert w.calls()[-1]["opened"] is None
+
+
+HOSTED = [
+    ("/v1/responses", {"input": "hi", "tools": [{"type": "web_search"}, *TOOLS[:1]]}, "tools[0]"),
+    (
+        "/v1/messages",
+        {
+            "messages": [{"role": "user", "content": "hi"}],
+            "max_tokens": 60,
+            "tools": [{"type": "web_search_20250305", "name": "web_search"}],
+        },
+        "tools.0",
+    ),
+]
+
+
+@pytest.mark.parametrize(("path", "fields", "place"), HOSTED)
+async def test_tools_that_only_the_api_could_run_are_not_shown(
+    w: World, tmp_path: Path, renderer: TemplateRenderer, path: str, fields: dict[str, Any], place: str
+) -> None:
+    assert (await w.http.post(path, json={"model": "m", **fields})).status_code == 200
+    assert "web_search" not in renderer.tokenizer.decode(w.engine.asked[0].prompt)
+    async with world(tmp_path / "strict", renderer, w.engine, strict=True) as strict:
+        refused = await strict.http.post(path, json={"model": "m", **fields})
+        assert (refused.status_code, place in refused.text) == (400, True)

@@ -1,4 +1,5 @@
-"""Whatever an API's own client can send is read for the log, although no engine of ours could answer it."""
+"""Whatever an API's own client can send is read for the log, although no engine of ours could answer it; and what an
+engine can answer is read as it was asked."""
 
 from __future__ import annotations
 
@@ -12,6 +13,9 @@ from hypothesis import strategies as st
 from openai.types.chat import ChatCompletionMessageParam, ChatCompletionToolUnionParam
 from openai.types.responses import ResponseInputItemParam, ToolParam
 
+from millrace.producers.gateway import keys
+from millrace.producers.gateway.conversation import messages_of
+from millrace.producers.gateway.errors import ApiError
 from millrace.producers.gateway.upstreams.all import READERS
 from tests.support.typed import values
 
@@ -34,7 +38,14 @@ def test_every_request_of_the_client_is_read(api: str) -> None:
     )
     @given(st.lists(values(item), min_size=1, max_size=3), st.lists(values(tool), max_size=2))
     def read(items: list[Any], tools: list[Any]) -> None:
-        asked = READERS[api].asked(orjson.dumps({"model": "m", field: items, "tools": tools}))
+        body = orjson.dumps({"model": "m", "max_tokens": 1, field: items, "tools": tools})
+        asked = READERS[api].asked(body)
         assert len(asked.digests) == len(asked.messages) + 1
+        try:
+            ask = READERS[api].dialect.parse(body)
+            messages = messages_of(ask.turns)
+        except ApiError:
+            return
+        assert asked == (messages, keys.chain(messages, ask.tools))
 
     read()
