@@ -40,6 +40,8 @@ def step(prompt: str) -> str:
 def native(prompt: str) -> str:
     """The reply of a model that calls tools by their names and then answers."""
     thought = "<think>\nLet me see.\n</think>\n\n"
+    if step(prompt) == "ask" and '"ToolSearch"' in prompt and _name(prompt, "add") == "add":
+        return thought + _call("ToolSearch", {"query": "select:mcp__calc__add,mcp__calc__multiply", "max_results": 2})
     said = {
         "ask": lambda: "Let me check.\n" + _calls(prompt, *CALLS[:2]),
         "ask_again": lambda: _calls(prompt, CALLS[2]),

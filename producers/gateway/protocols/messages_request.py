@@ -342,6 +342,9 @@ def _result(content: Any, place: str, strict: bool) -> str:
         raise bad_request(f"{place}.content: is neither text nor blocks", param=place)
     texts = []
     for at, block in enumerate(content):
+        if block.get("type") == "tool_reference":  # the name of a tool that a search found
+            texts.append(_string(block, "tool_name", f"{place}.content.{at}"))
+            continue
         if block.get("type") != "text":
             if not strict:
                 continue

@@ -129,6 +129,18 @@ async def test_one_session_in_two_dialects_is_one_lineage(w: World) -> None:
     one_lineage(w, 3)
 
 
+async def test_the_names_of_tools_that_a_search_found_are_its_result(w: World, renderer: TemplateRenderer) -> None:
+    w.engine.says = CALL
+    api = client(w, (await w.start())["api_key"])
+    message = await api.messages.create(**request(tools=[TOOL]))
+    found = [{"type": "tool_reference", "tool_name": f"mcp__calc__{name}"} for name in ("sub", "mul")]
+    result = {"type": "tool_result", "tool_use_id": message.content[-1].id, "content": found}
+    back = [*USER, {"role": "assistant", "content": message.content}, {"role": "user", "content": [result]}]
+    await api.messages.create(**request(messages=back, tools=[TOOL]))
+    one_lineage(w, 2)
+    assert "mcp__calc__sub\nmcp__calc__mul" in renderer.tokenizer.decode(w.engine.asked[1].prompt)
+
+
 @pytest.mark.parametrize("thinking", [None, {"type": "disabled"}, {**SHOWN, "display": "omitted"}])
 async def test_thoughts_are_shown_to_who_asks_and_recorded_for_all(w: World, thinking: Any) -> None:
     w.engine.says = "<think>\nhm\n</think>\n\nSeven."
