@@ -468,12 +468,13 @@ class Gateway:
             if breach is not None:
                 logger.warning("%s of %s: %s from %s", call.response_id, session.id, breach, call.target.url)
                 self.fleet.doubt(call.target)
-            self.recorder.record(session, "model_call", body, actor="policy", event_time=call.when, draft=draft)
+            id = self.recorder.record(session, "model_call", body, actor="policy", event_time=call.when, draft=draft)
             session.asks.called(plan.messages, call.when, plan.supersedes)
             session.asks.replied(call.response_id, reply, now_micros())
             if not at:
                 self.followed_up(session, plan.messages, plan.digests)
-            self.sessions.answered(session, call.response_id, with_reply)
+            if id is not None:
+                self.sessions.answered(session, call.response_id, with_reply)
             session.said = reply["content"] or session.said
             _calls.add(1, finish=choice.reason)
             _tokens.add(len(choice.ids))

@@ -86,6 +86,19 @@ async def test_what_a_full_log_does_not_take_is_refused_and_recorded_when_it_com
         assert [event["kind"] for event in w.events()].count("gap") == 0
 
 
+async def test_a_reply_that_no_log_has_is_not_known(tmp_path: Path, renderer: TemplateRenderer) -> None:
+    async with world(tmp_path, renderer, make_engine(renderer), keys=KEYS) as w:
+        name = {"x-millrace-session": "case"}
+        id = await reply(w, **name)
+        room, w.log.max_waiting = w.log.max_waiting, 0
+        lost = await reply(w, **name)
+        w.log.max_waiting = room
+        status, answer = await said(w, response_id=lost, rating=1)
+        assert (status, answer["error"]["code"]) == (404, "reply_not_found")
+        assert (await said(w, response_id=id, rating=1, reward_id="r"))[0] == 200
+        assert [one["target"] for one in rewards(w)] == [id]
+
+
 async def test_a_conversation_is_named_as_its_caller_named_it(tmp_path: Path, renderer: TemplateRenderer) -> None:
     async with world(tmp_path, renderer, make_engine(renderer), keys=KEYS) as w:
         await reply(w, **{"x-millrace-session": "case 7", "x-millrace-user": "ann"})
