@@ -30,7 +30,7 @@ from millrace.infra.errors import GatewayError
 from millrace.producers.intake.capture import Owner
 from millrace.producers.reports import REPORTS
 from millrace.producers.session_keys import session_id
-from millrace.producers.tools import SideEffect, ToolStatus, current, decorated
+from millrace.producers.tools import SideEffect, ToolStatus, decorated, enter, leave
 
 R = TypeVar("R")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -178,12 +178,12 @@ class Speaker(ABC, Generic[R]):
     def active(self) -> Iterator[Self]:
         """In this block tools report to this session. For threads, which do not have it from the code that makes
         them; it ends nothing."""
-        before = current.get()
-        current.set(self._owner)
+        mark = object()
+        enter(mark, self._owner)
         try:
             yield self
         finally:
-            current.set(before)
+            leave(mark)
 
     @property
     def lost(self) -> int:
@@ -193,13 +193,6 @@ class Speaker(ABC, Generic[R]):
     @property
     def _owner(self) -> Owner:
         return Owner(self.api_key, self.base_url)
-
-    def _enter(self) -> None:
-        self._before = current.get()
-        current.set(self._owner)
-
-    def _leave(self) -> None:
-        current.set(self._before)
 
     def _key(self, path: str) -> str:
         return self.api_key if path != "reward" or self.judge_key is None else self.judge_key
@@ -236,11 +229,11 @@ class Session(Speaker[Json]):
         self._http.close()
 
     def __enter__(self) -> Self:
-        self._enter()
+        enter(self, self._owner)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._leave()
+        leave(self)
         if self.owned:
             self.end(**_verdict(error))
         self.close()
@@ -288,13 +281,13 @@ class AsyncSession(Speaker[Awaitable[Json]]):
             await self._http.close()
 
     async def __aenter__(self) -> Self:
-        self._enter()
+        enter(self, self._owner)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
-        self._leave()
+        leave(self)
         if self.owned:
             await self.end(**_verdict(error))
         await self.close()

@@ -2,16 +2,19 @@
 
 Invariants: `take` and `flush` never raise, whatever disk and gateway do; what is reported is on disk when `take`
 returns, and is sent until the gateway answers, by a later process where this one ends; what is lost is counted, and
-said once a gateway. A child that was forked begins with nothing."""
+said once a gateway. A child that was forked begins with nothing, and a worker of `multiprocessing` sends what waits
+before it ends, as any process does."""
 
 from __future__ import annotations
 
 import atexit
 import logging
+import multiprocessing
 import os
 import threading
 import time
 from collections.abc import Callable
+from multiprocessing.util import Finalize, register_after_fork
 from pathlib import Path
 from typing import Any
 
@@ -137,3 +140,14 @@ _PARENTS: list[dict[str, Line]] = []
 REPORTS = Reports()
 atexit.register(REPORTS.close)
 os.register_at_fork(after_in_child=lambda: REPORTS.forked())
+
+
+def _worker(reports: Reports) -> None:
+    """This process is a worker of `multiprocessing`, which ends without atexit."""
+    Finalize(None, reports.close, exitpriority=10)
+
+
+# A worker forgets what was registered before it began; one may also read this module while it runs.
+register_after_fork(REPORTS, _worker)
+if multiprocessing.parent_process() is not None:
+    _worker(REPORTS)

@@ -9,8 +9,8 @@
 
 Invariants: a decorated function returns and raises what it would without us, whatever reporting meets, and keeps its
 name and signature; without a session it reports nothing. A call is one tool_call and one tool_result with an id of its
-own; both say when they happened. The session is that of the context: tasks have it from the code that makes them, and
-a thread from `Session.active` or a decorator of the session."""
+own; both say when they happened. The session is the one that its context entered last and has not left: tasks have it
+from the code that makes them, and a thread from `Session.active` or a decorator of the session."""
 
 from __future__ import annotations
 
@@ -38,6 +38,25 @@ SideEffect = Literal["none", "reversible", "irreversible"]
 
 current: ContextVar[Owner | None] = ContextVar("millrace_session", default=None)
 """the session that tools report to"""
+_entered: ContextVar[tuple[tuple[object, Owner], ...]] = ContextVar("millrace_entered", default=())
+"""the blocks of sessions that this context is in, the innermost last: each with its mark"""
+
+
+def enter(mark: object, owner: Owner) -> None:
+    """A block of a session begins in this context."""
+    _entered.set((*_entered.get(), (mark, owner)))
+    current.set(owner)
+
+
+def leave(mark: object) -> None:
+    """The innermost block with this mark is over, whichever others are in between. Nothing where this context did not
+    enter it."""
+    inside = _entered.get()
+    at = next((at for at in reversed(range(len(inside))) if inside[at][0] is mark), None)
+    if at is not None:
+        left = inside[:at] + inside[at + 1 :]
+        _entered.set(left)
+        current.set(left[-1][1] if left else None)
 
 
 @dataclass(frozen=True)
@@ -79,7 +98,8 @@ def tool(
     `name`: what the model calls it, where that is not the function's own name. `call_id`: the parameter in which the
     framework passes the model's id of the call; without it the gateway looks for the model's call by name and
     arguments. `leave_out`: parameters that the model does not give. `side_effect`: what a call changes in the world.
-    Raises TypeError for what is no plain function, such as a generator."""
+    It may stand above `@staticmethod` and `@classmethod` or below them. Raises TypeError for what is no plain function,
+    such as a generator or a class."""
     return decorated(function, None, name, version, side_effect, call_id, leave_out)
 
 
@@ -95,7 +115,11 @@ def decorated(
     """`tool`, for the session of `owner` where one is given."""
     if function is None:
         return lambda given: decorated(given, owner, name, version, side_effect, call_id, leave_out)
-    if not callable(function) or inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+    if isinstance(function, staticmethod | classmethod):
+        inner = decorated(function.__func__, owner, name, version, side_effect, call_id, leave_out)
+        return type(function)(inner)
+    generates = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
+    if not callable(function) or inspect.isclass(function) or generates:
         raise TypeError(f"{function!r} cannot be a tool: decorate a function that returns its result")
     try:
         signature = inspect.signature(function)

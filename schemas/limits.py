@@ -9,6 +9,7 @@ than a bound says."""
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
@@ -18,6 +19,8 @@ from millrace.schemas.registry import NAMESPACE, current
 
 Check = Callable[[Any], int | float | None]
 """a value to the bound that it is beyond, None when it is within"""
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+"""what the name of a source has none of where it enters"""
 
 
 def beyond(name: str, record: Mapping[str, Any]) -> str | None:

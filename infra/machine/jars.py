@@ -68,7 +68,7 @@ def class_path(cache: Path | None = None) -> list[Path]:
     paths = [home / jar.name for jar in jars]
     if not home.is_dir():
         cache.mkdir(parents=True, exist_ok=True)
-        with _only_one(cache / "kafka.flock"):
+        with only_one(cache):
             if not home.is_dir():
                 _fetch(jars, home)
     return paths
@@ -129,8 +129,9 @@ def resolve() -> list[Jar]:
 
 
 @contextmanager
-def _only_one(path: Path) -> Iterator[None]:
-    with path.open("w") as file:
+def only_one(cache: Path) -> Iterator[None]:
+    """Inside, no other process or thread makes anything in this cache, whose folder is there. Raises OSError."""
+    with (cache / "kafka.flock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 

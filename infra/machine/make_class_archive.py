@@ -1,7 +1,8 @@
 """Make the archive of Kafka's classes (`class_archive`): a broker starts in a folder of its own and lists the classes
 that it loads, and Java writes those to the archive. `make setup` does so once; it takes some ten seconds.
 
-Invariants: the archive gets its name once it is whole; the broker behind it ends with this process, however that ends.
+Invariants: the archive gets its name once it is whole, and is mapped once it is sealed; one that is not whole is made
+anew; the broker behind it ends with this process, however that ends.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from millrace.infra import durable
 from millrace.infra.errors import ServiceError
 from millrace.infra.machine.broker import Broker
-from millrace.infra.machine.class_archive import place
-from millrace.infra.machine.jars import class_path
+from millrace.infra.machine.class_archive import place, seal, whole
+from millrace.infra.machine.jars import class_path, only_one
 from millrace.infra.machine.java import java
 from millrace.infra.process.net import wait_until
 
@@ -28,12 +30,20 @@ PATIENCE_S = 300
 
 
 def make() -> Path:
-    """The archive for this machine's Java and the jars of the lock, made where it is not there. Raises ServiceError
-    where Java makes none, OSError where the cache or the folder for temporary files cannot be written."""
+    """The archive for this machine's Java and the jars of the lock, made where there is no whole one. Raises
+    ServiceError where Java makes none, OSError where the cache or the folder for temporary files cannot be written."""
     jars = class_path()
     archive = place(java(), jars)
-    if archive.is_file():
-        return archive
+    if not whole(archive):
+        with only_one(archive.parent):
+            if not whole(archive):
+                archive.unlink(missing_ok=True)  # who maps it keeps it
+                _fill(archive, jars)
+                seal(archive)
+    return archive
+
+
+def _fill(archive: Path, jars: Sequence[Path]) -> None:
     with tempfile.TemporaryDirectory(prefix="millrace-classes-") as home, durable.drafted(archive) as draft:
         broker = Broker(Path(home))
         broker.prepare()
@@ -44,7 +54,6 @@ def make() -> Path:
         done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
         if done.returncode or not draft.is_file():
             raise ServiceError(f"{command[0]} ended with code {done.returncode}: {(done.stdout + done.stderr)[-1000:]}")
-    return archive
 
 
 def _list(broker: Broker, listed: Path) -> None:

@@ -95,10 +95,8 @@ class Asks:
         del self.waiting[:-MOST]
 
     def join(self, name: str, arguments: str, at: int) -> Joined:
-        """`joined`, after which the ask is joined to nothing else."""
-        found = joined(self.waiting, name, arguments, at)
-        self.settled(found.ask)
-        return found
+        """`joined` of those that wait. The ask is joined to nothing else once it is `settled`."""
+        return joined(self.waiting, name, arguments, at)
 
     def joined_before(self, id: str | None) -> None:
         """The log says that a call was joined to the oldest ask of this id."""

@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 
 from millrace.schemas import bounds
+from millrace.schemas.limits import CONTROL
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=bounds.INT)]
 Positive = Annotated[int, msgspec.Meta(ge=1, le=bounds.INT)]
@@ -33,15 +34,25 @@ Signal = Literal[
 
 
 class Body(msgspec.Struct, forbid_unknown_fields=True):
-    """Its strings are names of at most `bounds.NAME_BYTES` bytes, but for those in `TEXTS`."""
+    """Its strings are names of at most `bounds.NAME_BYTES` bytes, but for those in `TEXTS`; those in `SOURCES` name who
+    speaks, and have no control character."""
 
     TEXTS: ClassVar[frozenset[str]] = frozenset()
+    SOURCES: ClassVar[frozenset[str]] = frozenset()
 
     def __post_init__(self) -> None:
         """Raises ValueError, which the decoder reports with its place."""
         for field in self.__struct_fields__:
             if field not in self.TEXTS:
                 _check_names(field, getattr(self, field))
+            if field in self.SOURCES:
+                _check_source(field, getattr(self, field))
+
+
+def _check_source(field: str, value: str | list[str] | None) -> None:
+    for name in value if isinstance(value, list) else (value or "",):
+        if CONTROL.search(name):
+            raise ValueError(f"{field} has a control character: {name!r}")
 
 
 def _check_names(field: str, value: Any) -> None:
@@ -88,6 +99,7 @@ class StartIn(Body):
     """`POST /v1/sessions`. With a ticket the episode belongs to that grant's group."""
 
     TEXTS: ClassVar[frozenset[str]] = frozenset({"task"})
+    SOURCES: ClassVar[frozenset[str]] = frozenset({"awaits"})
 
     task_id: str = ""
     task: Any = None
@@ -114,6 +126,7 @@ class RewardIn(Body):
     """`POST /v1/sessions/{id}/reward`. Without `response_id` or `target` the whole trajectory is judged."""
 
     TEXTS: ClassVar[frozenset[str]] = frozenset({"critique"})
+    SOURCES: ClassVar[frozenset[str]] = frozenset({"source"})
 
     value: Amount | None = None
     source: str = "agent"
@@ -140,6 +153,7 @@ class FeedbackIn(Body):
     the caller gave it. `user` is the end user of that name; `correction` is what should have been said."""
 
     TEXTS: ClassVar[frozenset[str]] = frozenset({"text", "correction"})
+    SOURCES: ClassVar[frozenset[str]] = frozenset({"source"})
 
     response_id: str | None = None
     session: str | None = None
@@ -278,6 +292,10 @@ class EventsIn(msgspec.Struct, forbid_unknown_fields=True):
 
     events: Annotated[list[EventIn], msgspec.Meta(max_length=bounds.EVENTS)]
     source: Annotated[str, msgspec.Meta(min_length=1, max_length=bounds.NAME_BYTES // 4)] | None = None
+
+    def __post_init__(self) -> None:
+        """Raises ValueError, as that of `Body`."""
+        _check_source("source", self.source)
 
 
 ACTORS: dict[type, str] = {

@@ -16,13 +16,14 @@ import orjson
 
 from millrace.producers.gateway import shape
 from millrace.producers.gateway.aside import Step, aside, by_turns
+from millrace.producers.gateway.asks import Ask
 from millrace.producers.gateway.bodies import ACTORS, EndIn, EventsIn, FeedbackIn, RewardIn, StartIn, ToolCallIn
 from millrace.producers.gateway.errors import ApiError, bad_request
 from millrace.producers.gateway.gateway import Caller, Gateway
 from millrace.producers.gateway.judges import SELF, check_room, check_source
-from millrace.producers.gateway.recorder import NO_NOTES
+from millrace.producers.gateway.recorder import log_full
 from millrace.producers.gateway.replies import SeveralReplies
-from millrace.producers.gateway.session import Session, reward_key, source_of
+from millrace.producers.gateway.session import RewardKey, Session
 from millrace.producers.gateway.sessions import REPORT
 from millrace.producers.gateway.whose import hints
 from millrace.schemas import bounds
@@ -105,7 +106,7 @@ class Episodes:
             self.gateway.begin(session)
             if not session.whole:
                 self.gateway.sessions.retire(session)
-                raise ApiError(503, "The capture log is full: try again later", type="server_error", code="log_full")
+                raise log_full()
             await self.gateway.recorder.durable(session)
         return {"session": session.id, "api_key": self.gateway.sessions.key_of(session), "base_url": base_url}
 
@@ -158,9 +159,9 @@ class Episodes:
         kind, target = given.target_kind, given.target
         if given.response_id is not None:
             kind, target = kind or "turn", target or given.response_id
-        known = reward_key(given.source, id)
+        known = RewardKey(given.source, id)
         if known not in session.rewards:
-            check_room(map(source_of, session.rewards), given.source, awaits)
+            check_room((key.source for key in session.rewards), given.source, awaits)
             reward: Reward = {
                 "reward_id": id,
                 "target_kind": kind or "trajectory",
@@ -182,14 +183,16 @@ class Episodes:
                 "confidence": given.confidence,
                 "replay": None,
             }
-            self.gateway.recorder.record(session, "reward", reward, actor="evaluator")
+            if self.gateway.recorder.accept(session, "reward", reward, actor="evaluator") is None:
+                raise ApiError(500, "The reward cannot be recorded", type="server_error", code="not_recordable")
             session.rewards.add(known)
-            await self.gateway.recorder.durable(session)
+        # A repetition too: the first may still be on its way to the disk.
+        await self.gateway.recorder.durable(session)
         return {"reward_id": id}
 
     async def events(self, session: Session, body: bytes) -> dict[str, list[str | None]]:
-        """Record what the agent did and saw; returns the ids of the events (null where the log was full, and for a
-        repetition)."""
+        """Record what the agent did and saw; returns the ids of the events: null for a repetition, and where the log
+        was full. A report with a source may be sent again, so a full log refuses the rest of it (503)."""
         report = await _read(EventsIn, body)
         if session.ended:
             raise ApiError(403, f"Session {session.id} has ended", code="session_ended")
@@ -202,27 +205,30 @@ class Episodes:
         return {"ids": ids}
 
     def _events(self, session: Session, report: EventsIn, ids: list[str | None]) -> Iterator[Step]:
-        """Record events, a few at a time; nothing happens between the last of them and the end."""
+        """Record events, a few at a time; nothing happens between the last of them and the end. Raises ApiError 503."""
+        recorder = self.gateway.recorder
         for at, event in enumerate(report.events):
             if at and at % AT_ONCE == 0:
                 yield None
             fields = msgspec.to_builtins(event)
             kind = fields.pop("kind")  # the tag says which record it is, and is no field of it
-            when, seq, notes = fields.pop("event_time"), fields.pop("seq"), NO_NOTES
-            if report.source is not None:
-                # Looked at here, since the same report may be on its way twice.
-                if seq < session.reported.get(report.source, 0):
-                    ids.append(None)
-                    continue
-                session.reported[report.source] = seq + 1
-                notes = {REPORT: f"{report.source} {seq}"}
+            when, seq, source = fields.pop("event_time"), fields.pop("seq"), report.source
+            # Looked at here, since the same report may be on its way twice.
+            if source is not None and seq < session.reported.get(source, 0):
+                ids.append(None)
+                continue
+            ask, actor = None, ACTORS[type(event)]
             if isinstance(event, ToolCallIn):
-                fields |= _joined(session, event, when or now_micros()) if fields.pop("join") else NOT_JOINED
-            ids.append(
-                self.gateway.recorder.record(
-                    session, kind, fields, actor=ACTORS[type(event)], event_time=when, notes=notes
-                )
-            )
+                said, ask = _joined(session, event, when or now_micros()) if fields.pop("join") else (NOT_JOINED, None)
+                fields |= said
+            if source is None:
+                ids.append(recorder.record(session, kind, fields, actor=actor, event_time=when))
+            else:
+                notes = {REPORT: f"{source} {seq}"}
+                ids.append(recorder.accept(session, kind, fields, actor=actor, event_time=when, notes=notes))
+                session.reported[source] = seq + 1
+            if ids[-1] is not None:
+                session.asks.settled(ask)
 
     async def end(self, session: Session, body: bytes) -> dict[str, str | bool]:
         """End a session."""
@@ -300,11 +306,11 @@ def _check_numbers(session: Session, report: EventsIn) -> None:
         raise bad_request(f"source: a session has at most {bounds.NAMES} sources of reports", param="source")
 
 
-def _joined(session: Session, call: ToolCallIn, at: int) -> dict[str, str | None]:
-    """What is known of the model's call behind one that was seen on its way to the tool."""
+def _joined(session: Session, call: ToolCallIn, at: int) -> tuple[dict[str, str | None], Ask | None]:
+    """What is known of the model's call behind one that was seen on its way to the tool, and its ask."""
     found = session.asks.join(call.name, call.arguments, at)
     asked = found.ask.id or None if found.ask else None
-    return {"join": found.join, "asked_id": asked, "response_id": call.response_id or found.response}
+    return {"join": found.join, "asked_id": asked, "response_id": call.response_id or found.response}, found.ask
 
 
 def _text(value: Any) -> str:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from millrace.producers.gateway.session import Session, reward_key, source_of
+from millrace.producers.gateway.session import RewardKey, Session
 from millrace.schemas import bounds
 from millrace.schemas.ids import now_micros
 from millrace.schemas.records import Reward
@@ -56,7 +56,7 @@ def weigh(messages: Sequence[Mapping[str, Any]]) -> Weak | None:
 
 def followup(session: Session, messages: Sequence[Mapping[str, Any]], digests: Sequence[bytes]) -> Reward | None:
     """The reward that the last message of a call is to the newest reply of its session, None where it says nothing,
-    follows another reply, or said so before. The session counts it as recorded.
+    follows another reply, or was recorded before.
 
     digests: of the conversation before and after each message."""
     weak = weigh(messages)
@@ -66,9 +66,8 @@ def followup(session: Session, messages: Sequence[Mapping[str, Any]], digests: S
     if digests[-2] != with_reply:
         return None
     id = f"{SOURCE}:{response}"
-    if reward_key(SOURCE, id) in session.rewards or _full(session):
+    if RewardKey(SOURCE, id) in session.rewards or _full(session):
         return None
-    session.rewards.add(reward_key(SOURCE, id))
     return {
         "reward_id": id,
         "target_kind": "turn",
@@ -95,7 +94,7 @@ def followup(session: Session, messages: Sequence[Mapping[str, Any]], digests: S
 def _full(session: Session) -> bool:
     """Whether an episode has as many rewards of sources that it does not await as it keeps."""
     awaits = session.start["awaits"]
-    return sum(source_of(key) not in awaits for key in session.rewards) >= bounds.REWARDS
+    return sum(key.source not in awaits for key in session.rewards) >= bounds.REWARDS
 
 
 def _text(message: Mapping[str, Any]) -> str | None:

@@ -11,7 +11,7 @@ import asyncio
 import hashlib
 import logging
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -34,7 +34,7 @@ from millrace.producers.gateway.protocols.base import Dialect
 from millrace.producers.gateway.recorder import LARGE, Recorder
 from millrace.producers.gateway.rendering.base import Message, PromptTooLong, Renderer, RenderError
 from millrace.producers.gateway.sampling import to_sampling, too_long
-from millrace.producers.gateway.session import Session, to_reply
+from millrace.producers.gateway.session import RewardKey, Session, to_reply
 from millrace.producers.gateway.sessions import KEY_PREFIX, Sessions
 from millrace.producers.gateway.shape import HEAVY
 from millrace.producers.gateway.stored import Kept, Recall, Recalled, named, nameless, owner_of
@@ -470,12 +470,13 @@ class Gateway:
             if breach is not None:
                 logger.warning("%s of %s: %s from %s", call.response_id, session.id, breach, call.target.url)
                 self.fleet.doubt(call.target)
-            self.recorder.record(session, "model_call", body, actor="policy", event_time=call.when, draft=draft)
+            id = self.recorder.record(session, "model_call", body, actor="policy", event_time=call.when, draft=draft)
             session.asks.called(plan.messages, call.when, plan.supersedes)
             session.asks.replied(call.response_id, reply, now_micros())
             if not at:
                 self.followed_up(session, plan.messages, plan.digests)
-            self.sessions.answered(session, call.response_id, with_reply)
+            if id is not None:
+                self.sessions.answered(session, call.response_id, with_reply)
             session.said = reply["content"] or session.said
             _calls.add(1, finish=choice.reason)
             _tokens.add(len(choice.ids))
@@ -484,8 +485,8 @@ class Gateway:
         """Record what a call's messages say of the session's newest reply, before the call's own is the newest."""
         if self.options.followups:
             reward = followup(session, messages, digests)
-            if reward is not None:
-                self.recorder.record(session, "reward", reward, actor="evaluator")
+            if reward is not None and self.recorder.record(session, "reward", reward, actor="evaluator") is not None:
+                session.rewards.add(RewardKey(reward["source"], reward["reward_id"]))
 
     # ------------------------------------------------------------------ sessions
 
@@ -513,13 +514,15 @@ class Gateway:
         output: str | None = None,
         reason: str | None = None,
     ) -> None:
-        """A session ends, its calls first. Idempotent."""
+        """A session ends, its calls first. Idempotent. Raises ApiError 503 where not even the log's reserve takes its
+        end: then it has not ended."""
         while session.busy and not session.ended:
             running = list(session.calls.values())
             for task in running:
                 task.cancel()
             await asyncio.wait(running, timeout=5.0)
         if session.ended:
+            await self.recorder.durable(session)
             return
         start = session.start
         body: EpisodeEnded = {
@@ -533,7 +536,7 @@ class Gateway:
             "task": start["task"],
             "awaits": start["awaits"],
         }
-        self.recorder.record(session, "episode_ended", body, actor="agent")
+        self.recorder.accept(session, "episode_ended", body, actor="agent")
         session.ended = True
         self.sessions.retire(session)
         await self.recorder.durable(session)
@@ -561,7 +564,8 @@ class Gateway:
                     self.sessions.discard(session)
                     continue
                 status: EpisodeStatus = "abandoned" if session.granted else "completed"
-                await self.end(session, status=status, stop_condition="idle")
+                with suppress(ApiError):  # the log is full: it is as idle at the next look
+                    await self.end(session, status=status, stop_condition="idle")
 
 
 def _digest(key: str) -> bytes:

@@ -3,7 +3,7 @@
 Invariants: an event gets its step and its link only by being in the log; an event that cannot be written, whatever the
 reason (a full or broken disk, a body that no schema takes), marks its trajectory as not whole, once per outage in the
 log itself (in reserved space), and nothing is raised: serving goes on. The end of an episode may use the reserved space
-too."""
+too. What its sender can send again (`accept`) is refused by a full log and leaves no mark: nothing is lost."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from typing import cast
 from millrace.infra import proof, telemetry
 from millrace.producers.capture.entry import Entry
 from millrace.producers.capture.log import CaptureLog, LogFull
+from millrace.producers.gateway.errors import ApiError
 from millrace.producers.gateway.session import Session
 from millrace.schemas import codec
 from millrace.schemas.chain import LONG, VERSION, Begun, begin, event_hash
@@ -73,14 +74,49 @@ class Recorder:
 
         `draft`: what `draft` made of the same body; `notes`: headers that stay in the capture log."""
         try:
-            if session.gap_open:
-                self._append(session, "gap", {"missed": 1, "reason": FULL}, "gateway", None, None)
-                session.gap_open = False
-            return self._append(session, kind, body, actor, event_time, parent_event, draft, notes)
+            return self._written(session, kind, body, actor, event_time, parent_event, draft, notes)
         except LogFull as error:
             if session.whole or not session.gap_open:
                 logger.error("trajectory %s is no longer whole: %s", session.id, error)
             self.missed(session, kind, FULL)
+        return None
+
+    def accept(
+        self,
+        session: Session,
+        kind: str,
+        body: Body,
+        *,
+        actor: str,
+        event_time: int | None = None,
+        notes: Mapping[str, str] = NO_NOTES,
+    ) -> str | None:
+        """`record` for what its sender can send again. Raises ApiError 503 where the log is full, which leaves nothing
+        of it; None: no schema takes it, so that it is lost."""
+        try:
+            return self._written(session, kind, body, actor, event_time, None, None, notes)
+        except LogFull:
+            raise log_full() from None
+
+    def _written(
+        self,
+        session: Session,
+        kind: str,
+        body: Body,
+        actor: str,
+        event_time: int | None,
+        parent_event: str | None,
+        draft: Draft | None,
+        notes: Mapping[str, str],
+    ) -> str | None:
+        """Append an event, after the gap that is still to be written. Raises LogFull."""
+        try:
+            if session.gap_open:
+                self._append(session, "gap", {"missed": 1, "reason": FULL}, "gateway", None, None)
+                session.gap_open = False
+            return self._append(session, kind, body, actor, event_time, parent_event, draft, notes)
+        except LogFull:
+            raise
         except Exception as error:
             logger.exception("an event of trajectory %s cannot be written: %s", session.id, kind)
             self.missed(session, kind, f"not recordable: {type(error).__name__}")
@@ -186,3 +222,8 @@ class Recorder:
             "hash": b"",
             "body": b"",
         }
+
+
+def log_full() -> ApiError:
+    """The log takes nothing: what was sent is not recorded."""
+    return ApiError(503, "The capture log is full: try again later", type="server_error", code="log_full")

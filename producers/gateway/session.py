@@ -9,7 +9,7 @@ import asyncio
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from millrace.producers.gateway.asks import Asks
 from millrace.producers.gateway.lineage import Lineages
@@ -17,6 +17,13 @@ from millrace.producers.gateway.rendering.base import Message
 from millrace.schemas.chain import START
 from millrace.schemas.ids import now_micros
 from millrace.schemas.records import EpisodeStarted, Event, Split
+
+
+class RewardKey(NamedTuple):
+    """What a reward is known by in its episode: ids of two sources never meet."""
+
+    source: str
+    id: str
 
 
 @dataclass(slots=True, eq=False)
@@ -40,7 +47,7 @@ class Session:
     gap_open: bool = False
     ended: bool = False
     lineages: Lineages = field(default_factory=Lineages)
-    rewards: set[str] = field(default_factory=set)
+    rewards: set[RewardKey] = field(default_factory=set)
     asks: Asks = field(default_factory=Asks)
     reported: dict[str, int] = field(default_factory=dict)
     """source of reports -> number from which on its events are new"""
@@ -115,16 +122,6 @@ class Session:
         self.digests.clear()
         self.start = {**self.start, "task": ""}
         self.said = self.answered = None
-
-
-def reward_key(source: str, id: str) -> str:
-    """Under which `Session.rewards` keeps a reward: ids of two sources never meet."""
-    return f"{source}\x1f{id}"
-
-
-def source_of(key: str) -> str:
-    """The source of a reward under its key."""
-    return key.partition("\x1f")[0]
 
 
 def begun(event: Event, body: EpisodeStarted, headers: Mapping[str, str]) -> Session:

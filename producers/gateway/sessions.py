@@ -26,7 +26,7 @@ from millrace.producers.gateway import keys
 from millrace.producers.gateway.lineage import ABORT
 from millrace.producers.gateway.protocols.all import read
 from millrace.producers.gateway.replies import Replies
-from millrace.producers.gateway.session import Session, begun, reward_key
+from millrace.producers.gateway.session import RewardKey, Session, begun
 from millrace.producers.gateway.stored import Stored
 from millrace.producers.gateway.whose import Conversations, Hints
 from millrace.schemas import codec
@@ -252,7 +252,7 @@ class Sessions:
             session.asks.joined_before(asked)
         elif kind == "reward":
             reward = cast(Reward, body)
-            session.rewards.add(reward_key(reward["source"], reward["reward_id"]))
+            session.rewards.add(RewardKey(reward["source"], reward["reward_id"]))
 
     def _recall(self, session: Session, event: Event, call: ModelCall) -> None:
         messages, tools, replies, stored = read(call["request"], call["response"])

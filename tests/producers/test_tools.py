@@ -28,7 +28,7 @@ from millrace.producers.gateway.rendering.template import TemplateRenderer
 from millrace.producers.gateway.rendering.tokenizer import ChatTokenizer
 from millrace.producers.intake.capture import Owner
 from millrace.producers.reports import REPORTS
-from millrace.producers.tools import arguments, as_json, as_text, current, status
+from millrace.producers.tools import arguments, as_json, as_text, current, enter, leave, status
 from tests.producers.gateway.test_asks import ASK, TOOLS, asking, engine
 from tests.support import chat_tokenizer
 from tests.support.gateway_world import World, world
@@ -139,9 +139,41 @@ def test_what_is_no_plain_function_is_refused() -> None:
     def several() -> Iterator[int]:
         yield 1
 
-    for bad in (several, 7):
+    for bad in (several, 7, Point, int):
         with pytest.raises(TypeError, match="cannot be a tool"):
             millrace.tool(bad)  # type: ignore[call-overload]  # that is the point
+
+
+class Methods:
+    @millrace.tool
+    @staticmethod
+    def plain_above(n: int) -> int:
+        return n + 1
+
+    @staticmethod
+    @millrace.tool
+    def plain_below(n: int) -> int:
+        return n + 1
+
+    @millrace.tool(version="2")
+    @classmethod
+    def of_class_above(cls, n: int) -> int:
+        return n + (cls is Methods)
+
+    @classmethod
+    @millrace.tool
+    def of_class_below(cls, n: int) -> int:
+        return n + (cls is Methods)
+
+    @millrace.tool
+    def of_instance(self, n: int) -> int:
+        return n + isinstance(self, Methods)
+
+
+def test_methods_of_every_kind_are_what_they_were() -> None:
+    names = ("plain_above", "plain_below", "of_class_above", "of_class_below")
+    assert [getattr(where, name)(3) for where in (Methods, Methods()) for name in names] == [4] * 8
+    assert Methods().of_instance(3) == 4
 
 
 class Unspeakable:
@@ -337,6 +369,107 @@ async def test_a_forked_child_reports_its_own(tmp_path: Path) -> None:
         await asyncio.to_thread(subprocess.run, command, check=True, timeout=120, env=environment(tmp_path))
         found = await told(w, 7)
         assert sorted(int(result["content"]) for _, result in found) == [0, 0, 0, 0, 2, 4, 6]
+
+
+WORKERS = """
+import functools, multiprocessing, sys
+from concurrent.futures import ProcessPoolExecutor
+
+import millrace
+from millrace.producers.reports import Reports
+
+Reports.close.__defaults__ = (100.0,)  # however slow this machine is
+
+def work(place, n):
+    with millrace.Session.attach(*place).active():
+        millrace.tool(name="add")(lambda a, b: a + b)(n, n)
+
+if __name__ == "__main__":
+    place = sys.argv[1:]
+    with millrace.Session.attach(*place).active():
+        millrace.tool(name="add")(lambda a, b: a + b)(0, 0)
+    context = multiprocessing.get_context("fork")
+    workers = [context.Process(target=work, args=(place, n)) for n in (1, 2)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+        assert worker.exitcode == 0
+    with ProcessPoolExecutor(1, context) as pool:
+        assert list(pool.map(functools.partial(work, place), (3, 4))) == [None, None]
+"""
+
+
+@pytest.mark.slow
+async def test_workers_of_a_pool_report_before_they_end(tmp_path: Path) -> None:
+    """What they keep lies in spools of their own, which nobody else sends soon."""
+    async with recorded(tmp_path / "gateway") as w:
+        session = await w.start()
+        command = [sys.executable, "-c", WORKERS, f"{w.url}/v1", session["api_key"]]
+        await asyncio.to_thread(subprocess.run, command, check=True, timeout=120, env=environment(tmp_path))
+        results = [result["content"] for _, result in pairs(w.events()) if result]
+        assert sorted(map(int, results)) == [0, 2, 4, 6, 8]
+
+
+BLOCKS = st.lists(st.tuples(st.integers(0, 2), st.booleans()), max_size=12)
+
+
+@given(BLOCKS, BLOCKS)
+def test_each_context_is_in_the_block_that_it_entered_last(mine: list[tuple[int, bool]], other: Any) -> None:
+    """Whatever other contexts enter and leave with the same sessions, and in whatever order blocks end."""
+    marks = [object() for _ in range(3)]
+
+    def owner(n: int) -> Owner:
+        return Owner(f"mr-{n}.key", "http://127.0.0.1:1/v1")
+
+    def steps(moves: list[tuple[int, bool]]) -> Iterator[None]:
+        inside: list[int] = []
+        for n, enters in moves:
+            if enters:
+                enter(marks[n], owner(n))
+                inside.append(n)
+            else:
+                leave(marks[n])
+                for at in reversed(range(len(inside))):
+                    if inside[at] == n:
+                        del inside[at]
+                        break
+            assert current.get() == (owner(inside[-1]) if inside else None)
+            yield
+
+    runs = [(contextvars.Context(), steps(moves)) for moves in (mine, other)]
+    for _ in range(max(map(len, (mine, other)))):
+        for context, run in runs:
+            context.run(next, run, None)
+
+
+@pytest.mark.usefixtures("_spool")
+def test_threads_that_share_a_session_leave_it_for_their_own_episodes() -> None:
+    shared, own = (Session.attach("http://127.0.0.1:1/v1", f"mr-{name}.key") for name in ("shared", "own"))
+    entered, both, left = threading.Event(), threading.Event(), threading.Event()
+    found: dict[str, Owner | None] = {}
+
+    def bare() -> None:
+        with shared:
+            entered.set()
+            both.wait(60)
+        found["bare"] = current.get()
+        left.set()
+
+    def inside() -> None:
+        entered.wait(60)
+        with own.active():
+            with shared:
+                both.set()
+                left.wait(60)
+            found["inside"] = current.get()
+
+    threads = [threading.Thread(target=one) for one in (bare, inside)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {"bare": None, "inside": Owner("mr-own.key", "http://127.0.0.1:1/v1")}
 
 
 def test_the_owner_of_a_session_is_its_key_and_its_gateway() -> None:

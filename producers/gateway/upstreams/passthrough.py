@@ -259,12 +259,13 @@ class Passthrough:
                 yield draft.write
             elif at:
                 yield None
-            recorder.record(session, "model_call", body, actor="policy", event_time=call.when, draft=draft)
+            id = recorder.record(session, "model_call", body, actor="policy", event_time=call.when, draft=draft)
             session.asks.called(call.asked.messages, call.when)
             session.asks.replied(read.answer.id, said.message, now_micros())
             if not at:
                 self.gateway.followed_up(session, call.asked.messages, call.asked.digests)
-            self.gateway.sessions.answered(session, read.answer.id, digest)
+            if id is not None:
+                self.gateway.sessions.answered(session, read.answer.id, digest)
             session.said = said.message["content"] or session.said
             self.gateway.sessions.replied(session, digest)
         if unread:

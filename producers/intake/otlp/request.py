@@ -25,6 +25,7 @@ from millrace.producers.imports.told import Told, judged
 from millrace.producers.intake.otlp import protobuf
 from millrace.producers.intake.otlp.made import OTLP, SILENT
 from millrace.schemas import bounds
+from millrace.schemas.limits import CONTROL
 
 JSON, PROTOBUF = "application/json", "application/x-protobuf"
 TRACES, LOGS = "traces", "logs"
@@ -162,15 +163,17 @@ def _check(span: Span) -> None:
     """Raises BadRow unless it can be made into events, alone and beside others."""
     for said in span.events:
         if said.name == EVALUATION:
-            judged(said, None)
+            found = judged(said, None)
+            if found is not None and CONTROL.search(found.source):
+                raise BadRow("bad_source", f"gen_ai.evaluation.name has a control character: {found.source!r}")
         else:
             talk(_bare(span, [said]), ())
     own = replace(span, trace=_TRACE, log=False)
     if span.log:
         own = _bare(span, span.events)
-    for found in ([own], [own, _PROBE]):
+    for spans in ([own], [own, _PROBE]):
         try:
-            episode = Told(found, Counter()).episode()
+            episode = Told(spans, Counter()).episode()
         except BadRow as error:
             if error.code in SILENT:
                 continue

@@ -69,6 +69,7 @@ def test_calls_that_follow_their_asks_turn_by_turn_are_all_joined(turns: list[tu
         call = {"id": f"c{number}", "function": {"name": name, "arguments": arguments}}
         asks.replied(f"r{number}", {"tool_calls": [call]}, at := at + 10)
         found = asks.join(name, arguments, at := at + 10)
+        asks.settled(found.ask)
         assert (found.join, found.response, found.ask and found.ask.id) == ("unique", f"r{number}", f"c{number}")
         messages = [*messages, {"role": "tool", "tool_call_id": f"c{number}", "content": ""}]
 
@@ -77,8 +78,11 @@ def test_calls_that_follow_their_asks_turn_by_turn_are_all_joined(turns: list[tu
 def test_an_ask_is_joined_once(names: list[str]) -> None:
     asks = Asks()
     asks.replied("r", {"tool_calls": [{"id": "c", "function": {"name": "f", "arguments": "{}"}}]}, 0)
-    found = [asks.join(name, "{}", 1).join for name in names]
-    assert found.count("unique") == min(1, names.count("f"))
+    found = []
+    for name in names:
+        found.append(asks.join(name, "{}", 1))
+        asks.settled(found[-1].ask)
+    assert [one.join for one in found].count("unique") == min(1, names.count("f"))
 
 
 def test_what_a_superseded_reply_asked_and_what_was_echoed_long_ago_fits_no_more() -> None:
@@ -188,6 +192,34 @@ async def test_a_report_may_be_sent_until_it_is_answered(tmp_path: Path, rendere
         assert (await tell(w, session, *numbered(4, 5, 6), source="a b")).is_success
         assert (await tell(w, session, *numbered(0), source="other")).is_success
         assert contents(w) == ["0", "1", "4", "5", "6", "0"]
+
+
+async def test_a_report_that_a_full_log_refuses_is_recorded_when_it_comes_again(
+    tmp_path: Path, renderer: TemplateRenderer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From where it broke off, and each call is joined as if nothing had been."""
+    async with world(tmp_path, renderer, engine(renderer, asking("add"))) as w:
+        session = await w.start()
+        asked = (await w.chat([ASK], session["api_key"], tools=TOOLS)).json()["choices"][0]["message"]["tool_calls"]
+        events = [{"kind": "observation", "content": "x", "seq": 0}, {**seen(), "seq": 1}]
+        room, accept = w.log.max_waiting, w.gateway.recorder.accept
+
+        def full_for_calls(of: Any, kind: str, *body: Any, **more: Any) -> str | None:
+            w.log.max_waiting = 0 if kind == "tool_call" else room
+            return accept(of, kind, *body, **more)
+
+        monkeypatch.setattr(w.gateway.recorder, "accept", full_for_calls)
+        for _ in range(2):
+            refused = await tell(w, session, *events, source="s")
+            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "log_full")
+        monkeypatch.undo()
+        w.log.max_waiting = room
+        ids = (await tell(w, session, *events, source="s")).json()["ids"]
+        assert [id is None for id in ids] == [True, False]
+        kinds = [event["kind"] for event in w.events()]
+        assert kinds == ["episode_started", "model_call", "observation", "tool_call"]
+        (call,) = tool_calls(w, session)
+        assert (call["join"], call["asked_id"]) == ("unique", asked[0]["id"])
 
 
 @pytest.mark.parametrize(

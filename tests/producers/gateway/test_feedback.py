@@ -64,6 +64,41 @@ async def test_a_reply_is_known_after_a_restart_and_after_the_end(tmp_path: Path
         assert await said(w, response_id=id, rating=1, reward_id="r") == (200, {"reward_id": "r", "session": session})
 
 
+async def test_what_a_full_log_does_not_take_is_refused_and_recorded_when_it_comes_again(
+    tmp_path: Path, renderer: TemplateRenderer
+) -> None:
+    """Nothing is lost, so that the episode stays whole."""
+    async with world(tmp_path, renderer, make_engine(renderer), keys=KEYS) as w:
+        id = await reply(w)
+        (session,) = w.gateway.sessions.live.values()
+        room, path = w.log.max_waiting, f"/v1/sessions/{session.id}/reward"
+        body, headers = {"value": 1, "reward_id": "r", "source": "app"}, {"authorization": "Bearer sk-app"}
+        for space, status in ((0, 503), (0, 503), (room, 200), (0, 200), (room, 200)):
+            w.log.max_waiting = space
+            found, answer = await said(w, response_id=id, rating=1, reward_id="f")
+            assert (found, answer.get("reward_id")) == (status, "f" if status == 200 else None)
+            given_ = await w.http.post(path, json=body, headers=headers)
+            assert given_.status_code == status
+            if status != 200:
+                assert (answer["error"]["code"], given_.json()["error"]["code"]) == ("log_full", "log_full")
+        assert [(one["source"], one["reward_id"]) for one in rewards(w)] == [("user", "f"), ("app", "r")]
+        assert session.whole
+        assert [event["kind"] for event in w.events()].count("gap") == 0
+
+
+async def test_a_reply_that_no_log_has_is_not_known(tmp_path: Path, renderer: TemplateRenderer) -> None:
+    async with world(tmp_path, renderer, make_engine(renderer), keys=KEYS) as w:
+        name = {"x-millrace-session": "case"}
+        id = await reply(w, **name)
+        room, w.log.max_waiting = w.log.max_waiting, 0
+        lost = await reply(w, **name)
+        w.log.max_waiting = room
+        status, answer = await said(w, response_id=lost, rating=1)
+        assert (status, answer["error"]["code"]) == (404, "reply_not_found")
+        assert (await said(w, response_id=id, rating=1, reward_id="r"))[0] == 200
+        assert [one["target"] for one in rewards(w)] == [id]
+
+
 async def test_a_conversation_is_named_as_its_caller_named_it(tmp_path: Path, renderer: TemplateRenderer) -> None:
     async with world(tmp_path, renderer, make_engine(renderer), keys=KEYS) as w:
         await reply(w, **{"x-millrace-session": "case 7", "x-millrace-user": "ann"})
@@ -144,6 +179,26 @@ async def test_a_message_that_corrects_a_reply_is_a_weak_reward_of_it(
         (found,) = rewards(w)
     assert (found["source"], found["target"], found["target_kind"]) == ("followup", first, "turn")
     assert (found["value"], found["label"], found["confidence"]) == (-1.0, "corrected", 0.3)
+
+
+async def test_a_weak_reward_counts_once_it_is_recorded(
+    tmp_path: Path, renderer: TemplateRenderer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a start counts them, which reads the log."""
+    async with world(tmp_path, renderer, make_engine(renderer), keys=KEYS, followups=True) as w:
+        name = {"x-millrace-session": "case"}
+        await reply(w, **name)
+        (session,) = w.gateway.sessions.live.values()
+        written = w.gateway.recorder.record
+
+        def full_for_rewards(of: Any, kind: str, *body: Any, **more: Any) -> str | None:
+            if kind == "reward":
+                w.log.max_waiting = 0
+            return written(of, kind, *body, **more)
+
+        monkeypatch.setattr(w.gateway.recorder, "record", full_for_rewards)
+        await reply(w, [USER, {"role": "assistant", "content": SAID}, {"role": "user", "content": "Wrong."}], **name)
+        assert (rewards(w), session.rewards) == ([], set())
 
 
 async def test_nothing_is_read_into_messages_unless_it_is_asked_for(tmp_path: Path, renderer: TemplateRenderer) -> None:

@@ -11,6 +11,7 @@ import pytest
 from millrace.infra.config import Governance
 from millrace.producers.client import AsyncSession
 from millrace.producers.gateway.rendering.template import TemplateRenderer
+from millrace.producers.gateway.session import RewardKey
 from millrace.schemas import bounds, codec
 from millrace.streams.refine.stage import Refine
 from millrace.streams.reward.judge import Evaluator, Judge
@@ -100,11 +101,53 @@ async def test_an_episode_keeps_so_many_rewards_of_its_agent_and_still_some_of_i
 ) -> None:
     async with world(tmp_path, renderer, make_engine(renderer), **OPTIONS) as w:
         session = await started(w)
-        w.gateway.sessions.live[session["session"]].rewards |= {f"agent\x1f{n}" for n in range(bounds.REWARDS)}
+        w.gateway.sessions.live[session["session"]].rewards |= {
+            RewardKey("agent", str(n)) for n in range(bounds.REWARDS)
+        }
         refused = await rewarded(w, session, session["api_key"], value=1.0)
         assert (refused.status_code, refused.json()["error"]["code"]) == (400, "too_many_rewards")
         assert (await rewarded(w, session, "sk-workers", value=1.0, source="style")).status_code == 400
         assert (await rewarded(w, session, "sk-workers", value=1.0, source="verifier")).status_code == 200
+
+
+CONTROLS = "\x00", "\x1f", "\n", "\x7f", "\x85"
+
+
+@pytest.mark.parametrize("control", CONTROLS)
+async def test_a_source_has_no_control_character_at_any_door(
+    tmp_path: Path, renderer: TemplateRenderer, control: str
+) -> None:
+    async with world(tmp_path, renderer, make_engine(renderer), **OPTIONS) as w:
+        session = await started(w)
+        id, events = session["session"], [{"kind": "observation", "content": "x", "seq": 0}]
+        for source in (f"verifier{control}", f"{control}verifier", f"verifier{control}x"):
+            for path, body in (
+                (f"sessions/{id}/reward", {"value": 1.0, "source": source}),
+                ("feedback", {"session": id, "rating": 1.0, "source": source}),
+                (f"sessions/{id}/events", {"events": events, "source": source}),
+                ("sessions", {"awaits": ["user", source]}),
+            ):
+                answer = await w.http.post(f"/v1/{path}", json=body, headers=bearer("sk-workers"))
+                assert (answer.status_code, "control character" in answer.text) == (400, True), (path, answer.text)
+        assert [event["kind"] for event in w.events()] == ["episode_started"]
+
+
+async def test_no_source_and_no_id_fill_the_room_of_a_judge(
+    tmp_path: Path, renderer: TemplateRenderer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bounds, "REWARDS", 2)
+    async with world(tmp_path, renderer, make_engine(renderer), **OPTIONS) as w:
+        session = await started(w)
+        statuses = [
+            (await rewarded(w, session, session["api_key"], value=1.0, reward_id=f"verifier\x1f{n}")).status_code
+            for n in range(3)
+        ]
+        assert statuses == [200, 200, 400]
+        # A log of an older gateway may hold such sources.
+        w.gateway.sessions.live[session["session"]].rewards |= {RewardKey("verifier\x1fx", str(n)) for n in range(3)}
+        for status in (200, 200, 400):
+            answer = await rewarded(w, session, "sk-workers", value=1.0, source="verifier")
+            assert answer.status_code == status, answer.text
 
 
 async def test_ids_of_an_agent_do_not_silence_a_judge(tmp_path: Path, renderer: TemplateRenderer) -> None:

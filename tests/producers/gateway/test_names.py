@@ -102,7 +102,7 @@ async def test_a_start_reads_each_entry_once(tmp_path: Path, renderer: TemplateR
     assert seen == list(range(log.end))
     assert list(sessions.ended) == [ended["session"]]
     over = sessions.ended[ended["session"]]
-    assert over.rewards == {"agent\x1flate"}
+    assert over.rewards == {("agent", "late")}
     assert {one.id: (one.step, one.link) for one in (over, *sessions.live.values())} == steps
     assert not over.lineages.turns, "what only a live session needs is not kept"
     log.close()

@@ -310,6 +310,23 @@ async def test_a_full_disk_marks_trajectories_and_serving_goes_on(
         assert not w.gateway.sessions.live
 
 
+async def test_an_end_that_not_even_the_reserve_takes_is_refused_until_there_is_room(
+    tmp_path: Path, renderer: TemplateRenderer
+):
+    disk = Disk()
+    async with world(tmp_path, renderer, make_engine(renderer), log_options={"write": disk.write}) as w:
+        session = await w.start()
+        path = f"/v1/sessions/{session['session']}/end"
+        for disk.full, status in ((True, 503), (False, 200), (True, 200)):
+            assert (await w.http.post(path, json={"output": "7"})).status_code == status
+        assert not w.gateway.sessions.live
+    async with world(tmp_path, renderer, make_engine(renderer)) as w:
+        events = check_chain(w, session["session"])
+        assert [event["kind"] for event in events] == ["episode_started", "episode_ended"]
+        assert (events[-1]["data"]["output"], events[-1]["data"]["whole"]) == ("7", True)
+        assert not w.gateway.sessions.live
+
+
 # ---------------------------------------------------------------------- keys
 
 

@@ -176,6 +176,18 @@ BAD: dict[str, dict[str, Any]] = {
         GEN_AI,
         events=[{"name": "gen_ai.evaluation.result", "attributes": attributes({"gen_ai.evaluation.score.value": 1e9})}],
     ),
+    "bad_source": a_span(
+        2,
+        GEN_AI,
+        events=[
+            {
+                "name": "gen_ai.evaluation.result",
+                "attributes": attributes(
+                    {"gen_ai.evaluation.name": "verifier\x1fx", "gen_ai.evaluation.score.value": 1.0}
+                ),
+            }
+        ],
+    ),
     "too_many_values": a_span(
         2,
         a_call("q", "[" * 100, "r")
