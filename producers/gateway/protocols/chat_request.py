@@ -166,8 +166,9 @@ def parse_any(body: bytes) -> AnyChat:
     try:
         found = msgspec.json.decode(body, type=dict[str, Any])
         messages = found.get("messages")
-        usual = [_usual(message) for message in messages] if isinstance(messages, list) else []
-        return msgspec.convert({**found, "messages": [message for message in usual if message is not None]}, AnyChat)
+        if isinstance(messages, list):
+            found["messages"] = [usual for message in messages if (usual := _usual(message)) is not None]
+        return msgspec.convert(found, AnyChat)
     except msgspec.ValidationError as error:
         raise bad_request(str(error)) from None
 
