@@ -48,7 +48,7 @@ SPACE_BYTES = 256 << 20
 """of all files of a run in namespaces together, in memory"""
 FILES = 256
 PROCESSES = 256
-GRACE_S = 10.0
+GRACE_S = 30.0
 """that a run in namespaces has to start and to end beside its own time"""
 TICK_S = 0.01
 SAID_BYTES = 4096

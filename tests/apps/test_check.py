@@ -93,8 +93,11 @@ def test_a_judge_or_tests_that_are_not_described_are_bad(home: Path, verifier: s
 
 
 @pytest.mark.parametrize("namespaces", ["true", "false"])
-def test_programs_that_nothing_keeps_apart_are_a_warning(home: Path, namespaces: str) -> None:
+def test_programs_that_nothing_keeps_apart_are_a_warning(
+    home: Path, namespaces: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In namespaces, where the kernel gives them, there is nothing to warn of."""
+    monkeypatch.setattr("millrace.streams.reward.running._hide", lambda: None)  # it would last
     told = {"reward__verifier": "tests", "reward__tests__namespaces": namespaces}
     task = TASK | {"tests": {"files": {"check.py": "import solution\n"}}}
     answer = said(home, task=task, reward__tests__command=json.dumps([sys.executable, "check.py"]), **told)["verifier"]

@@ -19,6 +19,7 @@ from millrace.infra.config import Reward, RewardTests
 from millrace.infra.errors import RewardError
 from millrace.streams.reward import running
 from millrace.streams.reward.choose import choose
+from millrace.streams.reward.limited import DUMPABLE, LIBC
 from millrace.streams.reward.pool import Verdict
 from millrace.streams.reward.running import UnitTests, refused, run
 from millrace.streams.reward.unit_tests import How
@@ -55,6 +56,23 @@ async def judged(
         return await tests.judge(json.dumps({"tests": {"files": {"check.py": test}, "count": count}}), output, {})
     finally:
         tests.close()
+
+
+@pytest.fixture(autouse=True)
+def shown() -> Iterator[None]:
+    """Without namespaces this process hides itself for good, which other tests do not expect."""
+    yield
+    LIBC.prctl(DUMPABLE, 1, 0, 0, 0)
+
+
+def test_without_namespaces_the_role_hides_itself_and_says_why(caplog: pytest.LogCaptureFixture) -> None:
+    """The kernel then keeps its environment, memory and descriptors from who is not root."""
+    UnitTests(RewardTests(command=COMMAND, namespaces=False), workers=1, timeout_s=1).close()
+    assert LIBC.prctl(DUMPABLE - 1, 0, 0, 0, 0) == 0, "PR_GET_DUMPABLE"
+    assert [record.message for record in caplog.records] == [
+        "verifier tests: programs run with the rights of the reward role and its network, in no namespaces "
+        "([reward.tests] namespaces is off)"
+    ]
 
 
 @pytest.fixture
