@@ -20,7 +20,8 @@ from millrace.infra.config import Settings
 from millrace.infra.errors import ConfigError, MillraceError, RewardError
 from millrace.infra.process.loaders import load_function
 from millrace.producers.tasks.source import Source, open_tasks
-from millrace.streams.reward.choose import JUDGE, SETTLED, choose
+from millrace.streams.reward.choose import JUDGE, SETTLED, TESTS, choose
+from millrace.streams.reward.running import weak
 from millrace.streams.reward.verifiers import OURS, load
 
 TAKES_AGENT = "(task, base_url, api_key)"
@@ -51,7 +52,7 @@ def check(settings: Settings) -> Iterator[Answer]:
         yield _ask("tasks", lambda: _tasks(Path(rollout.tasks)))
     elif rollout.agent:
         yield Answer("tasks", "warning", "[rollout] agent is set and [rollout] tasks is not: it has nothing to do")
-    yield _ask("verifier", lambda: _verifier(settings))
+    yield _apart(settings, _ask("verifier", lambda: _verifier(settings)))
     yield _ask("algorithm", lambda: _algorithm(settings))
 
 
@@ -108,6 +109,14 @@ def _verifier(settings: Settings) -> str:
             f"reward. The task has {', '.join(sorted(task))}."
         )
     return f"{name} gives {found.value:g} to an empty output of the first task"
+
+
+def _apart(settings: Settings, answer: Answer) -> Answer:
+    """The answer, and a warning where programs that are tested could reach more than their own directory."""
+    if settings.reward.verifier != TESTS or answer.word != "ok":
+        return answer
+    why = weak(settings.reward.tests)
+    return Answer(answer.question, "warning", f"{answer.said}; {why}") if why else answer
 
 
 def _first(settings: Settings) -> Source | None:

@@ -93,6 +93,7 @@ class RewardTests(Section):
     program: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$")] = "solution.py"
     report: Annotated[str, Field(pattern=r"^([A-Za-z0-9_][A-Za-z0-9_.-]*)?$")] = ""
     memory_mb: Positive = 1024
+    namespaces: bool = True
 
 
 class Reward(Section):
@@ -116,7 +117,8 @@ class Reward(Section):
     tests: RewardTests = Field(
         default=RewardTests(),
         description="of the verifier tests: command that tests the file program in a directory of its own; report: "
-        "JUnit file that it writes there, whose share of passed tests is the value; empty: its exit status decides",
+        "JUnit file that it writes there, whose share of passed tests is the value; empty: its exit status decides; "
+        "namespaces: where the kernel gives them programs reach no network, no process and no file to write but theirs",
     )
 
 

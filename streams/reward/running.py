@@ -1,14 +1,20 @@
 """Runs a task's unit tests against an output, each in a private directory of its own.
 
-Invariants: every run ends within its time, and everything in its process group with it; it sees no variable of this
-process's environment; nothing that it wrote is left. It is no sandbox: what it runs has this user's rights."""
+    judge -> a thread -> `limited` -> namespaces -> command
+
+Invariants: every run ends within its time and a grace, whatever it does; whatever a program does once it runs is a
+value of 0, and what fails before that is a labelled failure; nothing that it put anywhere is waited for or followed;
+nothing that it wrote is left. In namespaces it cannot reach this process or outlive its run. Where the kernel refuses
+them it has this user's rights, and only what stays in its process group ends with it."""
 
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import json
+import logging
 import os
-import select
+import secrets
 import shutil
 import signal
 import stat
@@ -18,6 +24,8 @@ import tempfile
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -26,15 +34,24 @@ import orjson
 
 from millrace.infra.config import RewardTests
 from millrace.infra.errors import RewardError
-from millrace.streams.reward import limited
+from millrace.streams.reward import limited, private
 from millrace.streams.reward.pool import Verdict
-from millrace.streams.reward.unit_tests import How, Ran, files, program, verdict
+from millrace.streams.reward.unit_tests import How, Ran, count, files, program, verdict
+
+log = logging.getLogger(__name__)
 
 LAUNCHER = limited.__file__
 OUTPUT_BYTES = 16 << 20
 """most bytes of any one file that a run writes"""
 REPORT_BYTES = 4 << 20
+SPACE_BYTES = 256 << 20
+"""of all files of a run in namespaces together, in memory"""
 FILES = 256
+PROCESSES = 256
+GRACE_S = 30.0
+"""that a run in namespaces has to start and to end beside its own time"""
+TICK_S = 0.01
+SAID_BYTES = 4096
 PRINTED = 8000
 """bytes at the end of what a run printed that are read"""
 
@@ -50,6 +67,11 @@ class UnitTests:
             raise RewardError(f"verifier tests: there is no command {options.command[0]!r} here")
         self._options = options
         self._timeout_s = timeout_s
+        self._isolated = options.namespaces and not refused()
+        if not self._isolated:
+            log.warning("verifier tests: %s", weak(options))
+            _hide()
+        private.sweep()
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="tests")
 
     @property
@@ -61,27 +83,35 @@ class UnitTests:
 
     async def judge(self, task: str, output: str, episode: dict[str, Any]) -> Verdict:
         """The verdict on an output. `task` is JSON text. Never raises for what task or output hold."""
-        try:
-            found = orjson.loads(task)
-            given = files(found if isinstance(found, dict) else {}, self._options.program)
-        except orjson.JSONDecodeError:
-            return Verdict(None, {}, None, None, "error: JSONDecodeError")
-        except ValueError as failure:
-            return Verdict(None, {}, None, None, str(failure))
-        try:
-            ran = await asyncio.get_running_loop().run_in_executor(self._threads, self._run, given, program(output))
-        except OSError as error:
-            return Verdict(None, {}, None, None, f"error: {type(error).__name__}")
-        return verdict(ran, reported=bool(self._options.report))
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._judged, task, output)
 
     def close(self) -> None:
         """Wait for the runs that began."""
         self._threads.shutdown(cancel_futures=True)
 
+    def _judged(self, task: str, output: str) -> Verdict:
+        reported = bool(self._options.report)
+        try:
+            found = orjson.loads(task)
+            told = found if isinstance(found, dict) else {}
+            given, least = files(told, self._options.program), count(told)
+        except orjson.JSONDecodeError:
+            return _failed("error: JSONDecodeError")
+        except ValueError as failure:
+            return _failed(str(failure))
+        try:
+            ran = self._run(given, program(output))
+        except Exception as error:  # the files of a task are anybody's; what its program does, `run` answers for
+            log.warning("verifier tests: a run could not be made: %s", type(error).__name__)
+            return _failed(f"error: {type(error).__name__}")
+        if ran.how is How.NOT_STARTED:
+            log.warning("verifier tests: the command could not be started: %s", ran.printed)
+        return verdict(ran, reported=reported, count=least)
+
     def _run(self, given: Mapping[str, str], source: str) -> Ran:
         options = self._options
-        with tempfile.TemporaryDirectory(prefix="millrace-tests-", ignore_cleanup_errors=True) as private:
-            work = Path(private) / "work"
+        with private.directory() as around:
+            work = around / "work"
             for name, text in {options.program: source, **given}.items():
                 path = work / name
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -89,47 +119,92 @@ class UnitTests:
             return run(
                 options.command,
                 work,
-                Path(private) / "printed",
                 timeout_s=self._timeout_s,
                 memory_bytes=options.memory_mb << 20,
                 report=options.report,
+                isolated=self._isolated,
             )
 
 
-def run(
-    command: tuple[str, ...], work: Path, printed: Path, *, timeout_s: float, memory_bytes: int, report: str
-) -> Ran:
-    """Run a command in `work`; what it prints goes to the file `printed`. report: name of the file below `work` that
-    it writes one into, empty for none."""
-    limits = {
-        "cpu_s": max(1, round(timeout_s) + 1),
-        "memory_bytes": memory_bytes,
-        "file_bytes": OUTPUT_BYTES,
-        "files": FILES,
-    }
-    status, theirs = os.pipe()
+@cache
+def refused() -> str:
+    """Why programs cannot run in namespaces of their own here, empty where they can. Asked of the kernel once."""
     try:
+        with private.directory() as work:
+            ran = run((), work, timeout_s=GRACE_S, memory_bytes=1 << 30, report="", isolated=True)
+    except OSError as error:
+        return str(error)
+    return "" if (ran.how, ran.status) == (How.EXITED, 0) else ran.printed or "they did not start"
+
+
+def weak(options: RewardTests) -> str:
+    """Why and how little programs are kept apart here, in a line; empty where they run in namespaces."""
+    why = refused() if options.namespaces else "[reward.tests] namespaces is off"
+    return why and f"programs run with the rights of the reward role and its network, in no namespaces ({why})"
+
+
+def run(
+    command: tuple[str, ...], work: Path, *, timeout_s: float, memory_bytes: int, report: str, isolated: bool
+) -> Ran:
+    """Run a command in `work`. report: name of the file below `work` that it writes one into, empty for none. isolated:
+    in namespaces of its own. Raises OSError where nothing could be started."""
+    status, theirs = os.pipe()
+    token = secrets.token_hex(8)
+    with tempfile.TemporaryFile() as printed, tempfile.TemporaryFile() as reported, os.fdopen(status, "rb") as said:
+        os.set_blocking(status, False)  # a program may hold the other end for as long as it likes
+        options: limited.Options = {
+            "cpu_s": max(1, round(timeout_s) + 1),
+            "memory_bytes": memory_bytes,
+            "file_bytes": OUTPUT_BYTES,
+            "files": FILES,
+            "parent": os.getpid(),
+            "token": token,
+            "status": theirs,
+            "isolated": isolated,
+            "timeout_s": timeout_s,
+            "space_bytes": SPACE_BYTES,
+            "processes": PROCESSES,
+            "report": report,
+            "report_fd": reported.fileno(),
+            "report_bytes": REPORT_BYTES,
+        }
         try:
-            with printed.open("wb") as out:
-                process = subprocess.Popen(
-                    [sys.executable, "-I", "-S", LAUNCHER, json.dumps(limits), str(theirs), *command],
-                    cwd=work,
-                    stdin=subprocess.DEVNULL,
-                    stdout=out,
-                    stderr=subprocess.STDOUT,
-                    env=environment(work),
-                    pass_fds=(theirs,),
-                    start_new_session=True,
-                )
+            process = subprocess.Popen(
+                [sys.executable, "-I", "-S", LAUNCHER, json.dumps(options), *command],
+                cwd=work,
+                stdin=subprocess.DEVNULL,
+                stdout=printed,
+                stderr=subprocess.STDOUT,
+                env=environment(work),
+                pass_fds=(theirs, reported.fileno()) if isolated else (theirs,),
+                start_new_session=True,
+            )
         finally:
             os.close(theirs)
-        in_time = _ended(process, timeout_s)
-        if os.read(status, 1):
-            return Ran(How.NOT_STARTED, process.returncode, "", None)
-    finally:
-        os.close(status)
-    how = How.EXITED if in_time else How.TIMEOUT
-    return Ran(how, process.returncode, _tail(printed), _report(work, report) if report else None)
+        in_time = _ended(process, timeout_s + GRACE_S if isolated else timeout_s)
+        how, ended = _how(said.read(SAID_BYTES) or b"", token, process.returncode, in_time, isolated)
+        if how is How.NOT_STARTED:
+            return Ran(how, process.returncode, ended, None)
+        found = None
+        if report:
+            found = os.pread(reported.fileno(), REPORT_BYTES, 0) if isolated else _report(work, report)
+        return Ran(how, int(ended), _tail(printed.fileno()), found)
+
+
+def _how(said: bytes, token: str, status: int, in_time: bool, isolated: bool) -> tuple[How, str]:
+    """How a run ended, and its exit status, or why it did not start. said: by the launcher; in no namespaces perhaps by
+    the program too, which does not know the token. status: the launcher's, which is the command's in no namespaces."""
+    lines = (line.partition(" ") for line in said.decode(errors="replace").splitlines())
+    words = {word: rest for first, _, line in lines if first == token for word, _, rest in (line.partition(" "),)}
+    if "refused" in words:
+        return How.NOT_STARTED, words["refused"]
+    if not isolated:
+        return (How.EXITED if in_time else How.TIMEOUT), str(status)
+    if "began" not in words:
+        return How.NOT_STARTED, "it did not begin"
+    if "timeout" in words or not in_time:
+        return How.TIMEOUT, str(-signal.SIGKILL)
+    return How.EXITED, words.get("ended", str(-signal.SIGKILL))
 
 
 def environment(work: Path) -> dict[str, str]:
@@ -146,21 +221,23 @@ def environment(work: Path) -> dict[str, str]:
 
 def _ended(process: subprocess.Popen[bytes], timeout_s: float) -> bool:
     """Wait, end the whole process group, and then the wait: until then nobody else can have the group's number."""
-    handle = os.pidfd_open(process.pid)
+    deadline = time.monotonic() + timeout_s
     try:
-        deadline = time.monotonic() + timeout_s
-        in_time = bool(select.select([handle], [], [], max(0.0, deadline - time.monotonic()))[0])
-        os.killpg(process.pid, signal.SIGKILL)
+        while not (ended := os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)):
+            if time.monotonic() >= deadline:
+                break
+            time.sleep(TICK_S)
     finally:
-        os.close(handle)
+        with suppress(OSError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.kill()
         process.wait()
-    return in_time
+    return ended is not None
 
 
-def _tail(printed: Path) -> str:
-    with printed.open("rb") as file:
-        file.seek(max(0, os.fstat(file.fileno()).st_size - PRINTED))
-        return file.read(PRINTED).decode(errors="replace")
+def _tail(printed: int) -> str:
+    size = os.fstat(printed).st_size
+    return os.pread(printed, PRINTED, max(0, size - PRINTED)).decode(errors="replace")
 
 
 def _report(work: Path, name: str) -> bytes | None:
@@ -169,6 +246,18 @@ def _report(work: Path, name: str) -> bytes | None:
         handle = os.open(work / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return None
-    with os.fdopen(handle, "rb") as file:
+    try:
         found = os.fstat(handle)
-        return file.read() if stat.S_ISREG(found.st_mode) and found.st_size <= REPORT_BYTES else None
+        fits = stat.S_ISREG(found.st_mode) and found.st_size <= REPORT_BYTES
+        return os.pread(handle, REPORT_BYTES, 0) if fits else None
+    finally:
+        os.close(handle)
+
+
+def _failed(failure: str) -> Verdict:
+    return Verdict(None, {}, None, None, failure)
+
+
+def _hide() -> None:
+    """Keep the environment, memory and descriptors of this process from others of its user, who are not root."""
+    ctypes.CDLL(None).prctl(limited.DUMPABLE, 0, 0, 0, 0)

@@ -1,11 +1,13 @@
 """Unit tests as a verifier: which files they are, and what their end says. Pure; `running` runs them.
 
-A task carries `tests = {"files": {"test_sort.py": "..."}}`; the episode's output is the program that they test.
+A task carries `tests = {"files": {"test_sort.py": "..."}, "count": 3}`; the episode's output is the program that they
+test. `count`, how many tests there are, may be left out.
 
 Invariants: a file of a task lies below the private directory and never takes the program's place; what a program does
 to its own process (an early exit, a crash, an endless loop) is a value of 0, and only what is no fault of the program
 (no tests, a command that cannot start) is a labelled failure; with a report, a test that it does not show as passed
-did not pass."""
+(a skipped one, one of `count` that it lacks) did not pass, and a report counts only beside the exit status that it
+explains; all that reads an output takes time linear in its length."""
 
 from __future__ import annotations
 
@@ -13,6 +15,7 @@ import re
 import xml.etree.ElementTree as ET
 from collections.abc import Mapping
 from enum import Enum
+from itertools import accumulate
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
@@ -25,9 +28,14 @@ BAD_TESTS = "bad_tests"
 """failure: the task's tests are no files with relative names, or one has the program's name"""
 NOT_STARTED = "not_started"
 """failure: the command could not be started"""
+NOT_PASSED = ("failure", "error", "skipped")
+"""what a test that did not pass has in a JUnit report; pytest writes an expected failure as skipped"""
+TESTS = 1_000_000
+"""most tests that a task may say it has"""
 TAIL = 2000
 """characters of what the tests printed that a verdict keeps"""
-_FENCED = re.compile(r"^[ \t]*(`{3,})[^\n`]*\n(.*?)^[ \t]*\1`*[ \t]*$", re.MULTILINE | re.DOTALL)
+_OPENS = re.compile(r"[ \t]*(`{3,})[^`]*")
+_CLOSES = re.compile(r"[ \t]*(`{3,})[ \t]*")
 
 
 class How(Enum):
@@ -49,9 +57,20 @@ class Ran(NamedTuple):
 
 
 def program(output: str) -> str:
-    """The program in an output: its last fenced block, or all of it where there is none."""
-    blocks = _FENCED.findall(output)
-    return blocks[-1][1] if blocks else output
+    """The program in an output: its last fenced block, or all of it where there is none. A fence that nothing closes
+    opens no block."""
+    lines = output.split("\n")
+    closing = [len(fence[1]) if (fence := _CLOSES.fullmatch(line)) else 0 for line in lines]
+    longest = [0, *accumulate(reversed(closing), max)][::-1]  # of the fences from a line on
+    found: tuple[int, int] | None = None
+    start = ticks = 0
+    for at, line in enumerate(lines):
+        if ticks:
+            if closing[at] >= ticks:
+                found, ticks = (start, at), 0
+        elif (fence := _OPENS.fullmatch(line)) and longest[at + 1] >= len(fence[1]):
+            start, ticks = at + 1, len(fence[1])
+    return output if found is None else "".join(f"{line}\n" for line in lines[slice(*found)])
 
 
 def files(task: Mapping[str, Any], name: str) -> dict[str, str]:
@@ -70,13 +89,23 @@ def files(task: Mapping[str, Any], name: str) -> dict[str, str]:
     return dict(found)
 
 
-def verdict(ran: Ran, *, reported: bool) -> Verdict:
-    """What a run says of the program. reported: the value is the share of tests that its JUnit report shows as passed;
-    else 1 where the command ended with status 0."""
+def count(task: Mapping[str, Any]) -> int:
+    """How many tests a task says it has, 0 where it does not say. Raises ValueError with the failure."""
+    said = (task.get("tests") or {}).get("count", 0)
+    if type(said) is not int or not 0 <= said <= TESTS:
+        raise ValueError(BAD_TESTS)
+    return said
+
+
+def verdict(ran: Ran, *, reported: bool, count: int = 0) -> Verdict:
+    """What a run says of the program. reported: the value is the share of tests that its JUnit report shows as passed,
+    of `count` at least; else 1 where the command ended with status 0."""
     if ran.how is How.NOT_STARTED:
         return Verdict(None, {}, None, None, NOT_STARTED)
     words = ran.printed[-TAIL:] or None
-    passed, total = _counts(ran.report) if reported else (int(ran.status == 0), 1)
+    passed, total = _counts(ran.report, count) if reported else (int(ran.status == 0), 1)
+    if ran.status not in (0, 1) or (ran.status == 1 and passed == total):
+        passed = 0  # its tests were stopped, or it says that one failed which the report does not show
     if ran.how is How.TIMEOUT:
         label, passed = "timeout", 0
     elif ran.status < 0:
@@ -88,16 +117,16 @@ def verdict(ran: Ran, *, reported: bool) -> Verdict:
     return Verdict(value, parts, label, words, None, confidence=1.0, signal="deterministic_check")
 
 
-def _counts(report: bytes | None) -> tuple[int, int]:
-    """(passed, all) tests of a JUnit report; none where it cannot be read. A skipped test is none."""
+def _counts(report: bytes | None, least: int) -> tuple[int, int]:
+    """(passed, all) tests of a JUnit report; none passed where it cannot be read."""
     if report is None:
-        return 0, 0
+        return 0, least
     try:
         cases = list(ET.fromstring(report).iter("testcase"))  # expat itself refuses bombs of entities
     except (ET.ParseError, ValueError, LookupError):
-        return 0, 0
-    run = [case for case in cases if case.find("skipped") is None]
-    return sum(case.find("failure") is None and case.find("error") is None for case in run), len(run)
+        return 0, least
+    passed = sum(all(case.find(word) is None for word in NOT_PASSED) for case in cases)
+    return passed, max(len(cases), least)
 
 
 def _is_below(path: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from millrace.apps.check import check
 from millrace.apps.cli.main import app
 from millrace.apps.doctor import examine
 from millrace.infra.config import load
+from millrace.streams.reward.running import refused
 from millrace.trainers.algorithms.names import PAIRS
 from millrace.trainers.algorithms.others import OTHERS
 
@@ -88,6 +90,20 @@ def test_tasks_without_an_answer_cannot_be_compared_with_one(home: Path) -> None
 def test_a_judge_or_tests_that_are_not_described_are_bad(home: Path, verifier: str, words: str) -> None:
     answer = said(home, reward__verifier=verifier)["verifier"]
     assert (answer.word, words in answer.said) == ("bad", True), answer
+
+
+@pytest.mark.parametrize("namespaces", ["true", "false"])
+def test_programs_that_nothing_keeps_apart_are_a_warning(
+    home: Path, namespaces: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In namespaces, where the kernel gives them, there is nothing to warn of."""
+    monkeypatch.setattr("millrace.streams.reward.running._hide", lambda: None)  # it would last
+    told = {"reward__verifier": "tests", "reward__tests__namespaces": namespaces}
+    task = TASK | {"tests": {"files": {"check.py": "import solution\n"}}}
+    answer = said(home, task=task, reward__tests__command=json.dumps([sys.executable, "check.py"]), **told)["verifier"]
+    apart = namespaces == "true" and not refused()
+    assert answer.word == ("ok" if apart else "warning"), answer
+    assert ("in no namespaces" in answer.said) is not apart
 
 
 def test_a_judge_that_is_described_is_not_asked(home: Path) -> None:
