@@ -449,7 +449,7 @@ class Gateway:
                 reply = to_reply(choice.message())
                 # Its caller may echo it, whatever becomes of its record.
                 with_reply = keys.extend(plan.digests[-1], reply)
-                self.sessions.replied(session, with_reply)
+                self.sessions.replied(session, with_reply, reply)
                 told = call.dialect.record(call, choice) if responses is None else responses[at]
                 if call.request.stored is not None and choice.reason != ABORT:
                     self.sessions.stored.keep(call.response_id, session, call.request.stored, told)

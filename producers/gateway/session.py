@@ -53,6 +53,8 @@ class Session:
     """source of reports -> number from which on its events are new"""
     calls: dict[str, asyncio.Task[Any]] = field(default_factory=dict)
     digests: list[bytes] = field(default_factory=list)
+    told: list[str] = field(default_factory=list)
+    """ids of tool calls by which its caller is known"""
     engine: str | None = None
     said: str | None = None
     answered: tuple[str, bytes] | None = None
@@ -120,6 +122,7 @@ class Session:
         self.asks = Asks()
         self.reported = {}
         self.digests.clear()
+        self.told.clear()
         self.start = {**self.start, "task": ""}
         self.said = self.answered = None
 

@@ -25,6 +25,7 @@ from millrace.producers.capture.log import CaptureLog
 from millrace.producers.gateway import keys
 from millrace.producers.gateway.lineage import ABORT
 from millrace.producers.gateway.protocols.all import read
+from millrace.producers.gateway.rendering.base import Message
 from millrace.producers.gateway.replies import Replies
 from millrace.producers.gateway.session import RewardKey, Session, begun
 from millrace.producers.gateway.stored import Stored
@@ -143,10 +144,12 @@ class Sessions:
         """Whether a name that is in use all the time has used this episode up: silence will end it."""
         return session.lineages.turns >= NAMED_CALLS or now_micros() - session.began >= self.named_s * 1e6
 
-    def replied(self, session: Session, digest: bytes) -> None:
-        """A reply was recorded under this digest."""
+    def replied(self, session: Session, digest: bytes, minted: Message | None = None) -> None:
+        """A reply was recorded under this digest; its calls have ids that were `minted` here."""
         if not session.granted:
             self.conversations.replied(session, digest)
+        if minted is not None and session.nameless:
+            self.conversations.minted(session, minted)
 
     def answered(self, session: Session, response: str, digest: bytes) -> None:
         """A reply of this id was recorded; `digest` is of the conversation with it."""
@@ -265,7 +268,7 @@ class Sessions:
         session.asks.replied(call["response_id"], message, event["capture_time"])
         digests = keys.chain(messages, tools)
         with_reply = keys.extend(digests[-1], message)
-        self.replied(session, with_reply)
+        self.replied(session, with_reply, message if ours else None)
         self.answered(session, call["response_id"], with_reply)
         if not ours:  # it has no tokens that another call could go on from
             session.lineages.turns = max(session.lineages.turns, call["turn"] + 1)

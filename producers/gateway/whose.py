@@ -1,7 +1,8 @@
 """Whose conversation a call belongs to, as far as the call itself says: a name, an end user, or only what it echoes.
 
 A call with a session's own key, or with a session's name, says it. Any other call is nameless: it goes on in an episode
-only where what it echoes ends with a reply that one single conversation was given.
+where it echoes the random ids of tool calls that only this one was told, whatever became of the words around them, or
+where what it echoes ends with a reply that one single conversation was given.
 
 Invariants: only episodes that began nameless are gone on with nameless; a digest that two live episodes hold, or that a
 former episode held, identifies nobody; end users are apart from each other and from callers that name none."""
@@ -9,7 +10,7 @@ former episode held, identifies nobody; end users are apart from each other and 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from hashlib import blake2b
 from typing import NamedTuple
 
@@ -54,6 +55,15 @@ def hints(headers: Mapping[str, str], *users: object, name: str | None = None) -
     return Hints(name, blake2b(said.encode(errors="surrogatepass"), digest_size=16).hexdigest() if said else "")
 
 
+def _ids(message: Message) -> Iterator[str]:
+    """The ids of the calls that a message makes, or answers."""
+    for call in message.get("tool_calls") or ():
+        if id := call.get("id"):
+            yield id
+    if id := message.get("tool_call_id"):
+        yield id
+
+
 def _utf8(value: str) -> str:
     """A header's value as bodies would say it: its bytes are UTF-8 where they can be."""
     try:
@@ -67,6 +77,8 @@ class Conversations:
 
     def __init__(self) -> None:
         self._owners: dict[Key, list[Session]] = {}
+        self._told: dict[tuple[str, str, str], Session] = {}
+        """by the ids of tool calls that were minted here"""
         self._spent: OrderedDict[Key, None] = OrderedDict()
 
     def replied(self, session: Session, digest: bytes) -> None:
@@ -76,8 +88,16 @@ class Conversations:
             owners.append(session)
             session.digests.append(digest)
 
+    def minted(self, session: Session, reply: Message) -> None:
+        """The caller of this nameless episode was told the ids of a reply's calls, which nobody else knows."""
+        for id in _ids(reply):
+            self._told[session.tenant, session.subject, id] = session
+            session.told.append(id)
+
     def retire(self, session: Session) -> None:
         """The episode is over. Its caller may still come back, so its replies identify nobody else."""
+        for id in session.told:
+            self._told.pop((session.tenant, session.subject, id), None)
         for digest in session.digests:
             key = (session.tenant, session.subject, digest)
             owners = self._owners.get(key, [])
@@ -93,6 +113,14 @@ class Conversations:
 
     def find(self, tenant: str, subject: str, messages: Sequence[Message], digests: Sequence[bytes]) -> Found | None:
         """The nameless episode that these messages go on from; None where there is none, or more than one could be."""
+        told = {
+            session.id: session
+            for message in messages
+            for id in _ids(message)
+            if (session := self._told.get((tenant, subject, id))) is not None
+        }
+        if len(told) == 1:
+            return Found(told.popitem()[1], proven=True)
         found: Session | None = None
         for count in range(len(messages), 0, -1):
             if messages[count - 1]["role"] != "assistant":

@@ -222,6 +222,51 @@ async def test_who_echoes_an_id_of_ours_goes_on(tmp_path: Path, renderer: Templa
         assert len(set(trajectories(w))) == 1
 
 
+def rewritten(reply: dict[str, Any]) -> dict[str, Any]:
+    """As frameworks do that write their history anew: other words, other arguments, the same ids."""
+    calls = [{**call, "function": {"name": "other", "arguments": '{"a": 1}'}} for call in reply["tool_calls"]]
+    return {"role": "assistant", "content": "In other words.", "tool_calls": calls}
+
+
+def result(reply: dict[str, Any], said: str = "7") -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": reply["tool_calls"][0]["id"], "content": said}
+
+
+async def test_an_id_of_ours_says_whose_a_call_is_whatever_became_of_the_words(
+    tmp_path: Path, renderer: TemplateRenderer
+):
+    async with world(tmp_path, renderer, thinking(renderer, CALL)) as w:
+        mine, theirs = await say(w, [HI], tools=TOOLS), await say(w, [HI], tools=TOOLS)
+        for tools in ({"tools": TOOLS}, {}):
+            await say(w, [MORE, rewritten(mine), result(mine)], **tools)
+            await say(w, [MORE, result(theirs)], **tools)
+        one, two, *rest = trajectories(w)
+        assert one != two
+        assert rest == [one, two] * 2
+        assert w.calls(one)[1]["opened"] is not None, "other words are a lineage of their own"
+        both = [MORE, rewritten(mine), result(mine), rewritten(theirs), result(theirs)]
+        await say(w, both)
+        assert trajectories(w)[-1] not in (one, two), "nobody's, where it could be either's"
+        assert len(w.gateway.sessions.live) == 3
+    async with world(tmp_path, renderer, thinking(renderer, CALL)) as w:
+        await say(w, [MORE, rewritten(theirs), result(theirs)])
+        await say(w, [MORE, rewritten(mine), result(mine)], user="ann")
+        assert trajectories(w)[-2] == two
+        assert trajectories(w)[-1] not in (one, two), "another end user"
+        for session in list(w.gateway.sessions.live.values()):
+            await w.gateway.end(session, status="completed", stop_condition="idle")
+        await say(w, [MORE, rewritten(theirs), result(theirs)])
+        assert trajectories(w)[-1] not in (one, two), "its episode is over"
+
+
+async def test_an_id_of_a_named_episode_takes_nobody_there(tmp_path: Path, renderer: TemplateRenderer):
+    async with world(tmp_path, renderer, thinking(renderer, CALL)) as w:
+        named = await say(w, [HI], headers={"x-millrace-session": "case"}, tools=TOOLS)
+        await say(w, [HI, named, result(named)], tools=TOOLS)
+        one, two = trajectories(w)
+        assert one != two
+
+
 # ---------------------------------------------------------------------- any interleaving
 
 
