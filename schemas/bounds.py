@@ -69,3 +69,11 @@ OTLP_DEPTH = 256
 """nesting of one OTLP request; what its attributes say has `DEPTH` like any other JSON"""
 ROW_BYTES = 32 << 20
 """bytes of one row of an imported file, and of all events that it becomes"""
+REPLY_BYTES = 64 << 20
+"""bytes of an upstream's whole answer, decompressed; of a stream any number pass"""
+REFUSAL_BYTES = 1 << 20
+"""bytes of an upstream's answer that is no success"""
+EVENT_BYTES = 1 << 20
+"""bytes of one event of an upstream's stream that are looked into, and held back until its end comes"""
+PARTS = 1024
+"""blocks or items of one reply that an upstream streams"""

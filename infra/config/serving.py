@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, SecretStr
 
 from millrace.infra.config.base import Name, Positive, Seconds, Section
-from millrace.infra.config.upstreams import GatewayRoute, GatewayUpstream
+from millrace.infra.config.upstreams import Address, GatewayRoute, GatewayUpstream
 
 
 def _hermes(given: Any) -> Any:
@@ -52,7 +52,7 @@ class Gateway(Section):
         "host and port",
     )
     engine_url: str = Field(default="", description="engine that answers token-in, token-out; empty: [engine] url")
-    upstream_url: str = Field(default="", description="text-only upstream instead: captured, never trainable by RL")
+    upstream_url: Address = Field(default="", description="text-only upstream instead: captured, never trainable by RL")
     upstream_key: SecretStr = Field(default=SecretStr(""), description="bearer key for the upstream")
     upstreams: dict[str, GatewayUpstream] = Field(
         default={},

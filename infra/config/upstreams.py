@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from millrace.infra.config.base import Section
 
@@ -15,10 +15,23 @@ RESERVED = "upstream_url"
 NotNegative = Annotated[float, Field(ge=0)]
 
 
+def bare(url: str) -> str:
+    """A url without a user or a password. Raises ValueError for another: records and the log name it."""
+    if "@" in (url.partition("://")[2] or url).partition("/")[0]:
+        raise ValueError(
+            "has a user or a password before an @, and records and logs name the url: leave them out, and give the key "
+            "by key_env, or [gateway] upstream_key"
+        )
+    return url
+
+
+Address = Annotated[str, AfterValidator(bare)]
+
+
 class GatewayUpstream(Section):
     """One server that gives text and no token ids."""
 
-    url: Annotated[str, Field(pattern=r"^https?://[^?#\s]+$")]
+    url: Annotated[Address, Field(pattern=r"^https?://[^?#\s]+$")]
     """with the version in its path, as https://api.openai.com/v1"""
     speaks: Annotated[tuple[Dialect, ...], Field(min_length=1)] = ("chat",)
     """its APIs: chat (/chat/completions), messages (/messages), responses (/responses)"""

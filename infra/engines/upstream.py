@@ -1,19 +1,23 @@
 """An upstream that gives text and no token ids: any server of an API that the gateway speaks, passed through byte for
 byte.
 
-Invariant: nothing that comes from here may be trained on by RL: there are no token ids, no log-probabilities of them
-and no weight versions, and none are made up."""
+Invariants: nothing that comes from here may be trained on by RL: there are no token ids, no log-probabilities of them
+and no weight versions, and none are made up; a whole answer is read piece by piece up to a bound, however small it was
+before it was decompressed; what an answer sets, as cookies, goes with no other call."""
 
 from __future__ import annotations
 
+import asyncio
+import re
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 import aiohttp
 
 from millrace.infra.errors import EngineTimeout, EngineUnavailable
+from millrace.schemas import bounds
 
 UNTRAINABLE = "the upstream gives text without token ids"
 """the reason that calls through here carry in the record"""
@@ -22,7 +26,25 @@ IDLE_S = 2.0
 PASSED_ON = ("content-type", "retry-after", "retry-after-ms", "x-should-retry", "x-request-id", "request-id")
 """headers of an answer that its client gets, beside those of `FAMILIES`"""
 FAMILIES = ("openai-", "anthropic-", "x-ratelimit-")
+_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
+STATUSES = range(200, 1000)
+"""of an answer; what is below is the beginning of another"""
 NO_HEADERS: Mapping[str, str] = {}
+
+
+class Longest(NamedTuple):
+    """Bytes of a whole answer: of a success, of a refusal."""
+
+    reply: int = bounds.REPLY_BYTES
+    refusal: int = bounds.REFUSAL_BYTES
+
+
+LONGEST = Longest()
+
+
+def succeeded(status: int) -> bool:
+    """Whether an answer of this status is what was asked for."""
+    return 200 <= status < 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +57,16 @@ class UpstreamReply:
 
 
 class StreamedReply:
-    """An answer whose body is still coming. Iterate `chunks` once, inside `async with`; leaving closes it."""
+    """An answer whose body is still coming. Iterate `chunks` once, or call `whole`, inside `async with`; leaving closes
+    it."""
 
-    def __init__(self, answer: aiohttp.ClientResponse, url: str, idle_s: float) -> None:
+    def __init__(self, answer: aiohttp.ClientResponse, url: str, idle_s: float, longest: Longest = LONGEST) -> None:
         self.status = answer.status
         self.headers = _headers(answer)
         self._answer = answer
         self._url = url
         self._idle_s = idle_s
+        self._longest = longest
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
         """The body as it comes, cut anywhere. Raises EngineUnavailable or EngineTimeout when it breaks off."""
@@ -52,7 +76,21 @@ class StreamedReply:
         except TimeoutError as error:
             raise EngineTimeout(f"{self._url} sent nothing for {self._idle_s} s") from error
         except aiohttp.ClientError as error:
-            raise EngineUnavailable(f"{self._url} broke off its stream: {error or type(error).__name__}") from error
+            said = f"{self._url} broke off its answer: {error or type(error).__name__}"
+            raise EngineUnavailable(said, status=None if succeeded(self.status) else self.status) from error
+
+    async def whole(self) -> UpstreamReply:
+        """The answer with all of its body. Raises EngineUnavailable also for one that is too long."""
+        longest = self._longest.reply if succeeded(self.status) else self._longest.refusal
+        body = bytearray()
+        async for part in self.chunks():
+            body += part
+            if len(body) > longest:
+                # With its status: another try would bring as much, and cost as much.
+                said = f"{self._url} answered {self.status} with more than {longest} bytes"
+                raise EngineUnavailable(said, status=self.status)
+            await asyncio.sleep(0)  # others have their turn
+        return UpstreamReply(self.status, self.headers, bytes(body))
 
     async def __aenter__(self) -> Self:
         return self
@@ -77,6 +115,7 @@ class TextUpstream:
         key_header: str = "authorization",
         connect_timeout_s: float = 5.0,
         idle_s: float = 600.0,
+        longest: Longest = LONGEST,
     ) -> None:
         self.base_url = base_url.rstrip("/")
         self._headers = {"content-type": "application/json"}
@@ -84,6 +123,7 @@ class TextUpstream:
             self._headers[key_header] = f"Bearer {api_key}" if key_header == "authorization" else api_key
         self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s, sock_read=idle_s)
         self._idle_s = idle_s
+        self._longest = longest
         self._session: aiohttp.ClientSession | None = None
 
     async def chat(self, body: bytes) -> UpstreamReply:
@@ -96,7 +136,7 @@ class TextUpstream:
         return await self._whole("POST", path, body, headers)
 
     async def models(self) -> UpstreamReply:
-        """GET /models."""
+        """GET /models. Raises what `ask` does."""
         return await self._whole("GET", "/models", None)
 
     async def stream_chat(self, body: bytes) -> StreamedReply:
@@ -105,7 +145,7 @@ class TextUpstream:
 
     async def stream(self, path: str, body: bytes, headers: Mapping[str, str] = NO_HEADERS) -> StreamedReply:
         """The same for a path below the base url, with these headers beside our own."""
-        return StreamedReply(await self._send("POST", path, body, headers), self.base_url, self._idle_s)
+        return await self._send("POST", path, body, headers)
 
     async def health(self) -> bool:
         """Whether it answers at all."""
@@ -122,29 +162,23 @@ class TextUpstream:
     async def _whole(
         self, method: str, path: str, body: bytes | None, headers: Mapping[str, str] = NO_HEADERS
     ) -> UpstreamReply:
-        answer = await self._send(method, path, body, headers)
-        try:
-            return UpstreamReply(answer.status, _headers(answer), await answer.read())
-        except TimeoutError as error:
-            raise EngineTimeout(f"{self.base_url} sent nothing for {self._idle_s} s") from error
-        except aiohttp.ClientError as error:
-            raise EngineUnavailable(f"{self.base_url} broke off its answer: {error or type(error).__name__}") from error
-        finally:
-            answer.release()
+        async with await self._send(method, path, body, headers) as answer:
+            return await answer.whole()
 
     async def _send(
         self, method: str, path: str, body: bytes | None, headers: Mapping[str, str] = NO_HEADERS
-    ) -> aiohttp.ClientResponse:
+    ) -> StreamedReply:
         # never sent twice: an upstream may charge for a request whose answer was lost
         if self._session is None:
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_S),
                 headers=self._headers,
+                cookie_jar=aiohttp.DummyCookieJar(),
                 timeout=self._timeout,
             )
         try:
             # A redirect is an answer like any other: our key goes to no other address.
-            return await self._session.request(
+            answer = await self._session.request(
                 method, f"{self.base_url}{path}", data=body, headers=headers, allow_redirects=False
             )
         except aiohttp.ConnectionTimeoutError as error:
@@ -153,8 +187,20 @@ class TextUpstream:
             raise EngineTimeout(f"{self.base_url} sent nothing for {self._idle_s} s") from error
         except aiohttp.ClientError as error:
             raise EngineUnavailable(f"{self.base_url} does not answer: {error or type(error).__name__}") from error
+        if answer.status not in STATUSES:
+            answer.close()
+            raise EngineUnavailable(f"{self.base_url} answers with status {answer.status}")
+        return StreamedReply(answer, self.base_url, self._idle_s, self._longest)
 
 
 def _headers(answer: aiohttp.ClientResponse) -> dict[str, str]:
     named = {name.lower(): text for name, text in answer.headers.items()}
-    return {name: text for name, text in named.items() if name in PASSED_ON or name.startswith(FAMILIES)}
+    wanted = {name: text for name, text in named.items() if name in PASSED_ON or name.startswith(FAMILIES)}
+    return {name: sent for name, text in wanted.items() if (sent := as_sent(text)) is not None}
+
+
+def as_sent(text: str) -> str | None:
+    """A header's value, which came as UTF-8 or as nobody knows what, with a character for each of its bytes, as servers
+    take it; None for what no header may have."""
+    sent = text.encode(errors="surrogateescape").decode("latin-1")
+    return sent if not _CONTROL.search(sent) else None

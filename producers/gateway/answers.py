@@ -1,11 +1,12 @@
 """What a chat completion says, whoever wrote it: OpenAI's answers and the shapes that other servers give them.
 
 Invariants: nothing here raises anything but ValueError, and that only for what is no answer at all (no JSON, no
-object); a part that has another type than it should is left out, never guessed; what is read fits a ModelCall."""
+object); a part that has another type than it should is left out, never guessed; no two choices have one number; what is
+read fits a ModelCall."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import orjson
@@ -51,11 +52,22 @@ def understood(found: Mapping[str, Any]) -> WholeAnswer:
     counts = (usage.get("prompt_tokens"), usage.get("completion_tokens"), details.get("cached_tokens"))
     choices = [choice for choice in listed(found.get("choices")) if isinstance(choice, dict)][: bounds.CHOICES]
     said = [
-        Said(number(choice.get("index"), at), reply(mapping(choice.get("message"))), name(choice.get("finish_reason")))
-        for at, choice in enumerate(choices)
+        Said(at, reply(mapping(choice.get("message"))), name(choice.get("finish_reason")))
+        for at, choice in zip(_numbers(choices), choices, strict=True)
     ]
     prompt, completion, cached = (number(count) for count in counts)
     return WholeAnswer(name(found.get("id")) or new_id(), said, (prompt, completion, cached))
+
+
+def _numbers(choices: Sequence[Mapping[str, Any]]) -> list[int]:
+    """The number of each choice: its index, or the next that none before it has, from its place on."""
+    out: dict[int, None] = {}
+    for place, choice in enumerate(choices):
+        at = number(choice.get("index"), place)
+        if at in out:
+            at = next(free for free in range(place, 2 * len(choices) + 1) if free not in out)
+        out[at] = None
+    return list(out)
 
 
 def reply(message: Mapping[str, Any]) -> Message:

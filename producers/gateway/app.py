@@ -88,10 +88,10 @@ def make_app(gateway: Gateway, upstream: TextUpstream | Upstreams | None = None,
 
     async def count_tokens(request: Request) -> Response:
         gateway.check_open()
-        visit, _ = enter(request)
+        visit, caller = enter(request)
         body = await visit.body(request)
         if door is not None and (routed := await door.routed(MESSAGES, body)) is not None:
-            return await door.uncaptured(request, body, routed, "/count_tokens")
+            return await door.uncaptured(caller, request, body, routed, "/count_tokens")
         return _json({"input_tokens": await gateway.count(MESSAGES.parse_count, body)})
 
     async def response(request: Request) -> Response:

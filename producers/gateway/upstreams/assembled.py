@@ -21,6 +21,8 @@ class ChoiceParts:
     def __init__(self) -> None:
         self.texts: dict[str, list[str]] = {name: [] for name in FIELDS}
         self.calls: dict[int, dict[str, Any]] = {}
+        self.last = 0
+        """the highest index of a call"""
         self.finish: str | None = None
 
     def take(self, delta: Mapping[str, Any]) -> bool:
@@ -28,20 +30,22 @@ class ChoiceParts:
         for name in FIELDS:
             if piece := content(delta.get(name)):
                 self.texts[name].append(piece)
-        unread = sum(not self._call(given) for given in listed(delta.get("tool_calls")))
-        return unread == 0
+        given = listed(delta.get("tool_calls"))
+        unread = sum(not self._call(call) for call in given[: bounds.CALLS])
+        return unread == 0 and len(given) <= bounds.CALLS
 
     def _call(self, given: Any) -> bool:
         given = mapping(given)
         function = mapping(given.get("function")) or mapping(given.get("custom"))
         at = given.get("index")
         if not isinstance(at, int):  # without an index an id begins a call, and what has none goes on with the last
-            at = len(self.calls) if text(given.get("id")) or not self.calls else max(self.calls)
+            at = len(self.calls) if text(given.get("id")) or not self.calls else self.last
         call = self.calls.get(at)
         if call is None:
             if len(self.calls) >= bounds.CALLS:
                 return False
             call = self.calls[at] = {"id": "", "name": "", "arguments": []}
+            self.last = at if len(self.calls) == 1 else max(self.last, at)
         call["id"] = text(given.get("id")) or call["id"]
         call["name"] = text(function.get("name")) or call["name"]
         if piece := text(function.get("arguments")) or text(function.get("input")):
@@ -83,8 +87,9 @@ class Assembled(Events):
         self._head |= {name: text(event[name]) for name in ("id", "model") if text(event.get(name))}
         if usage := mapping(event.get("usage")):
             self._head["usage"] = _counts(usage)
-        good = True
-        for at, choice in enumerate(listed(event.get("choices"))):
+        choices = listed(event.get("choices"))
+        good = len(choices) <= bounds.CHOICES
+        for at, choice in enumerate(choices[: bounds.CHOICES]):
             choice = mapping(choice)
             index = number(choice.get("index"), at)
             parts = self._choices.get(index)

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
+from millrace.producers.gateway import shape
 from millrace.producers.gateway.answers import WholeAnswer, understood
 from millrace.producers.gateway.protocols.all import CHAT
 from millrace.producers.gateway.upstreams.assembled import Assembled
 from millrace.producers.gateway.upstreams.events import Events
 from millrace.producers.gateway.upstreams.reader import Reader
+from millrace.schemas import bounds
 
 
 class ChatReader(Reader):
@@ -20,6 +24,19 @@ class ChatReader(Reader):
 
     def understood(self, found: Mapping[str, Any]) -> WholeAnswer:
         return understood(found)
+
+    def lighter(self, body: bytes) -> bytes:
+        """Without log-probabilities, which are most of an answer's values where they were asked for."""
+        if shape.measure(body).depth > bounds.DEPTH:
+            return body
+        try:
+            members = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+            choices = msgspec.json.decode(members.get("choices", b"[]"), type=list[dict[str, msgspec.Raw]])
+        except msgspec.DecodeError:
+            return body
+        for choice in choices:
+            choice.pop("logprobs", None)
+        return msgspec.json.encode({**members, "choices": choices})
 
     def assembled(self) -> Events:
         return Assembled()

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from starlette.requests import Request
 from starlette.responses import Response
 
+from millrace.infra.engines.upstream import UpstreamReply
 from millrace.infra.errors import EngineError
 from millrace.producers.gateway.aside import aside
 from millrace.producers.gateway.errors import ApiError, of_engine
@@ -20,6 +21,7 @@ from millrace.producers.gateway.upstreams.passthrough import Passthrough, asked_
 from millrace.producers.gateway.upstreams.reader import Reader
 from millrace.producers.gateway.upstreams.routes import Rule
 from millrace.producers.gateway.upstreams.upstreams import Upstreams
+from millrace.producers.gateway.whose import hints
 
 Refusal = Callable[[BaseException], Response]
 
@@ -64,23 +66,27 @@ class Door:
         if head.stream is not True:
             return await self._through.answer(call)
         answer = await self._through.open(call)
-        if answer.status != 200:
-            async with answer:
-                said = b"".join([part async for part in answer.chunks()])
-            return Response(said, answer.status, dict(answer.headers))
-        # No comments of ours: an upstream's bytes go on as they are.
-        response = EventStream(self._through.stream(call, answer), refusal, dialect=reader.dialect)
-        response.headers.update(answer.headers)
+        if isinstance(answer, UpstreamReply):
+            return Response(answer.body, answer.status, dict(answer.headers))
+        try:
+            # No comments of ours: an upstream's bytes go on as they are.
+            response = EventStream(self._through.stream(call, answer), refusal, dialect=reader.dialect)
+            response.status_code = answer.status
+            response.headers.update(answer.headers)
+        except BaseException:
+            await self._through.left(call, answer)
+            raise
         return response
 
-    async def uncaptured(self, request: Request, body: bytes, routed: Routed, below: str) -> Response:
+    async def uncaptured(self, caller: Caller, request: Request, body: bytes, routed: Routed, below: str) -> Response:
         """The upstream's answer to what is no call of a model, at a path below that of calls. Raises ApiError."""
         rule, _, reader = routed
         upstream = self._upstreams.chain(rule, reader.dialect.name)[0]
         path = f"{reader.path}{below}" + (f"?{request.url.query}" if request.url.query else "")
         sent = await aside(len(body), renamed, body, rule.send_as) if rule.send_as else body
+        headers = asked_with(request.headers, caller.tenant, hints(request.headers).subject)
         try:
-            answer = await upstream.client.ask(path, sent, asked_with(request.headers))
+            answer = await upstream.client.ask(path, sent, headers)
         except EngineError as error:
             raise of_engine(error) from error
         return Response(answer.body, answer.status, dict(answer.headers))

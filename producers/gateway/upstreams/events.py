@@ -1,7 +1,7 @@
 """Server-sent events on their way to a client, read from a copy: the part that all APIs share.
 
-Invariants: nothing that a server sends raises; what is no event of a known shape is counted in `unread` and left out;
-memory is bounded by `LARGEST`."""
+Invariants: nothing that a server sends raises; what is no event of a known shape, or is too long, too deep or of too
+many values to be looked into, is counted in `unread` and left out; memory is bounded by `LARGEST`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 import orjson
+
+from millrace.producers.gateway import shape
+from millrace.schemas import bounds
 
 LARGEST = 8 << 20
 """bytes of an upstream's reply that are kept; a longer one passes and is not captured whole"""
@@ -23,7 +26,9 @@ class Events(ABC):
         self.unread = 0
         """events, or parts of them, that could not be read"""
         self.size = 0
-        self._rest: list[bytes] = []
+        self._rest = bytearray()
+        self._long = False
+        """whether the line whose beginning came is too long, and passed over"""
 
     def feed(self, part: bytes) -> None:
         """More bytes of the event stream."""
@@ -33,16 +38,32 @@ class Events(ABC):
             self.unread += 1
             return
         *lines, rest = part.split(b"\n")
-        if lines:
-            lines[0] = b"".join([*self._rest, lines[0]])
-            self._rest.clear()
-        self._rest.append(rest)
         for line in lines:
-            data = line.removeprefix(b"data:").strip()
-            if line.startswith(b"data:") and data and data != b"[DONE]":
-                self.unread += not self._event(data)
+            self._more(line)
+            if not self._long:
+                self._line(bytes(self._rest))
+            self._rest.clear()
+            self._long = False
+        self._more(rest)
+
+    def _more(self, part: bytes) -> None:
+        """More of the line that is open."""
+        if self._long:
+            return
+        self._rest += part
+        if len(self._rest) > bounds.EVENT_BYTES:
+            self.unread += 1
+            self._long = True
+            self._rest.clear()
+
+    def _line(self, line: bytes) -> None:
+        data = line.removeprefix(b"data:").strip()
+        if line.startswith(b"data:") and data and data != b"[DONE]":
+            self.unread += not self._event(data)
 
     def _event(self, data: bytes) -> bool:
+        if shape.unwieldy(data):
+            return False
         try:
             event = orjson.loads(data)
         except orjson.JSONDecodeError:

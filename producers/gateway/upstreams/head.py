@@ -79,8 +79,12 @@ def read_head(body: bytes) -> Head:
 
 
 def renamed(body: bytes, model: str) -> bytes:
-    """A request for another model: the text of every other value stays as it is. `body` is a JSON object."""
-    members = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    """A request for another model: the text of every other value stays as it is. Raises ApiError 400 for what is no
+    JSON object."""
+    try:
+        members = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise bad_request(f"The body is not valid JSON: {error}") from None
     return msgspec.json.encode({**members, "model": model})
 
 

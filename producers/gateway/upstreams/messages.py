@@ -71,14 +71,18 @@ class AssembledMessages(Events):
                 return self._piece(event.get("index"), mapping(event.get("delta")))
             case "message_delta":
                 self._end |= mapping(event.get("delta"))
-                usage = {**mapping(self._head.get("usage")), **mapping(event.get("usage"))}
-                self._head["usage"] = usage
+                usage = self._head.get("usage")
+                if not isinstance(usage, dict):
+                    usage = self._head["usage"] = {}
+                usage |= mapping(event.get("usage"))  # in place: a server may send as many as it likes
             case "error":
                 self._end["stop_reason"] = ABORT
         return True
 
     def _begin(self, index: Any, block: Any) -> bool:
-        if not isinstance(index, int) or not isinstance(block, dict) or len(self._blocks) >= bounds.VALUES:
+        if not isinstance(index, int) or not isinstance(block, dict):
+            return False
+        if index not in self._blocks and len(self._blocks) >= bounds.PARTS:
             return False
         self._blocks[index], self._pieces[index] = block, []
         return True
@@ -96,14 +100,18 @@ class AssembledMessages(Events):
     def response(self) -> dict[str, Any]:
         if not self._head and self.finish is None:
             return {}  # no event of a message came
-        content = [_whole(block, "".join(self._pieces[index])) for index, block in sorted(self._blocks.items())]
+        room, content = bounds.VALUES, list[dict[str, Any]]()
+        for index, block in sorted(self._blocks.items()):
+            said = "".join(self._pieces[index])
+            room -= said.count(",") + said.count(":") + said.count("{") + said.count("[") + 1
+            content.append(_whole(block, said, room >= 0))
         reason = self.finish or self._end.get("stop_reason")
         head = {"type": "message", "role": "assistant", **self._head, **self._end}
         return {**head, "type": "message", "content": content, "stop_reason": reason}
 
 
-def _whole(block: dict[str, Any], said: str) -> dict[str, Any]:
-    """A block with the pieces that came for it."""
+def _whole(block: dict[str, Any], said: str, room: bool) -> dict[str, Any]:
+    """A block with the pieces that came for it; the input of a tool as text where there is no `room` for its values."""
     if not said:
         return block
     match block.get("type"):
@@ -112,7 +120,7 @@ def _whole(block: dict[str, Any], said: str) -> dict[str, Any]:
         case "thinking":
             return {**block, "thinking": (text(block.get("thinking")) or "") + said}
         case _:
-            return {**block, "input": _input(said)}
+            return {**block, "input": _input(said) if room else said}
 
 
 def _input(said: str) -> Any:

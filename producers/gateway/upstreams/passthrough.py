@@ -2,9 +2,9 @@
 
 Invariants: the request goes on byte for byte, but for the name of its model where its rule says another, and the answer
 comes back byte for byte, refusals included; the caller's key is never passed on; the assembled reply is in the capture
-log before the last byte leaves; a stream that breaks off, or whose client left, is recorded as aborted; a request or an
-answer that cannot be read leaves a gap in the log and is passed on all the same; no call is sent again once its client
-got a byte."""
+log before the last byte leaves; a stream that breaks off, or whose client left, is recorded as aborted; an answer that
+succeeded leaves one record or one gap for each of its choices, and one that cannot be read, or whose request cannot,
+a gap, and is passed on all the same; no call is sent again once its client got a byte."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import TypeVar
 
 from starlette.responses import Response
 
-from millrace.infra.engines.upstream import UNTRAINABLE, StreamedReply, TextUpstream, UpstreamReply
-from millrace.infra.errors import EngineError, EngineTimeout
+from millrace.infra.engines.upstream import UNTRAINABLE, StreamedReply, TextUpstream, UpstreamReply, succeeded
+from millrace.infra.errors import EngineError, EngineTimeout, EngineUnavailable
 from millrace.producers.gateway import keys
 from millrace.producers.gateway.answers import Said, WholeAnswer
 from millrace.producers.gateway.aside import Step, aside, by_turns
@@ -30,6 +31,7 @@ from millrace.producers.gateway.recorder import LARGE
 from millrace.producers.gateway.rendering.base import Message
 from millrace.producers.gateway.session import Session
 from millrace.producers.gateway.upstreams import attempts
+from millrace.producers.gateway.upstreams.cut import Cut
 from millrace.producers.gateway.upstreams.events import Events
 from millrace.producers.gateway.upstreams.head import Head, renamed
 from millrace.producers.gateway.upstreams.prices import cost
@@ -47,12 +49,9 @@ PIECE = 8 << 10
 """bytes of a stream that are read in one go"""
 TOGETHER = 16 << 20
 """bytes that the records of one answer's choices may have, each of which holds the request and the whole answer"""
-LONGEST_EVENT = 1 << 20
-"""bytes of a streamed event that are held back until its end comes"""
-
-
-ASKED_WITH = ("anthropic-version", "anthropic-beta", "openai-beta", "idempotency-key")
+ASKED_WITH = ("anthropic-version", "anthropic-beta", "openai-beta")
 """headers of a request that say how it is meant, and go on"""
+ONCE = "idempotency-key"
 
 R = TypeVar("R", UpstreamReply, StreamedReply)
 
@@ -107,7 +106,8 @@ class Passthrough:
         session, _ = self.gateway.called(caller, hints(headers, *users, name=name), messages, digests)
         upstream = self.upstreams.chain(rule, reader.dialect.name)[0]
         path = f"{reader.path}?{query}" if query else reader.path
-        return Passed(session, reader, rule, head, body, sent, path, asked_with(headers), asked, upstream)
+        with_headers = asked_with(headers, session.tenant, session.subject)
+        return Passed(session, reader, rule, head, body, sent, path, with_headers, asked, upstream)
 
     async def answer(self, call: Passed) -> Response:
         """The upstream's whole answer."""
@@ -116,7 +116,7 @@ class Passthrough:
             with self.gateway.calling(call.session, call.name):
                 answer = await self._sent(call, lambda upstream: upstream.ask(call.path, call.sent, call.headers))
                 read = await aside(len(answer.body), call.reader.answer, answer.body, call.before)
-            answered = answer.status == 200
+            answered = succeeded(answer.status)
         except EngineError as error:
             raise self._failed(call, error) from error
         except asyncio.CancelledError:
@@ -131,13 +131,16 @@ class Passthrough:
         await self.gateway.recorder.durable(call.session)
         return Response(answer.body, answer.status, dict(answer.headers))
 
-    async def open(self, call: Passed) -> StreamedReply:
-        """The upstream's answer to a streamed call, as soon as its status is known."""
+    async def open(self, call: Passed) -> StreamedReply | UpstreamReply:
+        """The upstream's answer to a streamed call, as soon as its status is known; a refusal whole."""
         opened = False
         try:
             with self.gateway.calling(call.session, call.name):
                 answer = await self._sent(call, lambda upstream: upstream.stream(call.path, call.sent, call.headers))
-            opened = answer.status == 200
+                opened = succeeded(answer.status)
+                if not opened:
+                    async with answer:
+                        return await answer.whole()
         except EngineError as error:
             raise self._failed(call, error) from error
         except asyncio.CancelledError:
@@ -163,7 +166,8 @@ class Passthrough:
                 wait = attempts.retry_after(answer.headers.get("retry-after"))
                 failure = attempts.Failure(answer.status, wait)
             except EngineError as error:
-                failed, failure = error, attempts.Failure(None, silent=isinstance(error, EngineTimeout))
+                status = error.status if isinstance(error, EngineUnavailable) else None
+                failed, failure = error, attempts.Failure(status, silent=isinstance(error, EngineTimeout))
             then = attempts.after(
                 failure,
                 tried,
@@ -190,6 +194,14 @@ class Passthrough:
         logger.warning("a call of %s failed: %s", call.session.id, error)
         return of_engine(error)
 
+    async def left(self, call: Passed, answer: StreamedReply) -> None:
+        """Nobody reads the stream: it is closed, and the call recorded as aborted."""
+        try:
+            async with answer:
+                pass
+        finally:
+            self._abort(call, call.reader.assembled())
+
     async def stream(self, call: Passed, answer: StreamedReply) -> AsyncGenerator[bytes, None]:
         """The bytes as they come; the last of them after the call is recorded."""
         with self.gateway.calling(call.session, call.name):
@@ -199,7 +211,7 @@ class Passthrough:
 
     async def _stream(self, call: Passed, answer: StreamedReply) -> AsyncGenerator[bytes, None]:
         # Whole events only, so that an error event can follow any of them; the newest wait until more comes.
-        assembled, held, rest, done = call.reader.assembled(), b"", b"", False
+        assembled, cut, held, done = call.reader.assembled(), Cut(), b"", False
         try:
             async with answer:
                 async for part in answer.chunks():
@@ -208,10 +220,7 @@ class Passthrough:
                         assembled.feed(part[at : at + PIECE])
                         if len(part) > PIECE:
                             await asyncio.sleep(0)  # others have their turn
-                    events, rest = _split(rest + part)
-                    if len(rest) > LONGEST_EVENT:
-                        events, rest = events + rest, b""
-                    if events:
+                    if events := cut.feed(part):
                         if held:
                             yield held
                         held = events
@@ -219,10 +228,12 @@ class Passthrough:
             done = True
             await self._record(call, response, read, assembled.unread)
             await self.gateway.recorder.durable(call.session)
-            yield held + rest
+            yield held + bytes(cut.rest)
         except EngineError as error:
+            assembled.finish = ABORT
+            response, read = await aside(assembled.size, call.reader.whole, assembled, call.before)
             done = True
-            self._abort(call, assembled)
+            await self._record(call, response, read, assembled.unread, finish=ABORT)
             yield held + call.reader.dialect.failed(self._failed(call, error)).sse()
         finally:
             if not done:
@@ -234,10 +245,12 @@ class Passthrough:
         for _ in self._records(call, response, read, events.unread, finish=ABORT):
             pass
 
-    async def _record(self, call: Passed, response: bytes, read: Read | None, unread: int = 0) -> None:
+    async def _record(
+        self, call: Passed, response: bytes, read: Read | None, unread: int = 0, finish: str | None = None
+    ) -> None:
         """Every choice of an answer into the log, between which others have their turn; a gap for one that cannot be
         read. Never raises; cancelling it leaves nothing unrecorded."""
-        await by_turns(self._records(call, response, read, unread))
+        await by_turns(self._records(call, response, read, unread, finish))
 
     def _records(
         self, call: Passed, response: bytes, read: Read | None, unread: int, finish: str | None = None
@@ -253,21 +266,22 @@ class Passthrough:
         size = len(call.body) + len(response)
         room = max(1, TOGETHER // size)
         for at, (said, digest) in enumerate(zip(read.answer.choices[:room], read.digests, strict=False)):
-            body, draft = self._body(call, response, read.answer, said, turn, finish, at), None
-            if size >= LARGE:
-                draft = recorder.draft(session, "model_call", body, actor="policy")
-                yield draft.write
-            elif at:
+            if at and size < LARGE:
                 yield None
+            try:
+                body, draft = self._body(call, response, read.answer, said, turn, finish, at), None
+                if size >= LARGE:
+                    draft = recorder.draft(session, "model_call", body, actor="policy")
+                    yield draft.write
+            except Exception as error:  # whatever it is, the client has its answer, and the next choice its record
+                logger.exception("a choice of a call of %s cannot be captured", session.id)
+                recorder.missed(session, "model_call", f"not recordable: {type(error).__name__}")
+                continue
             id = recorder.record(session, "model_call", body, actor="policy", event_time=call.when, draft=draft)
-            session.asks.called(call.asked.messages, call.when)
-            session.asks.replied(read.answer.id, said.message, now_micros())
-            if not at:
-                self.gateway.followed_up(session, call.asked.messages, call.asked.digests)
-            if id is not None:
-                self.gateway.sessions.answered(session, read.answer.id, digest)
-            session.said = said.message["content"] or session.said
-            self.gateway.sessions.replied(session, digest)
+            try:
+                self._known(call, call.asked, read.answer.id, said, digest, recorded=id is not None, first=not at)
+            except Exception:  # the call is recorded: only what later calls may say of it is lost
+                logger.exception("%s: what a choice said cannot be looked into", session.id)
         if unread:
             reason = f"{unread} parts of the upstream's stream could not be read"
             recorder.missed(session, "model_call", reason)
@@ -275,6 +289,20 @@ class Passthrough:
             reason = f"{len(read.answer.choices) - room} of the upstream's choices are more than a record holds"
             recorder.missed(session, "model_call", reason)
         session.touch()
+
+    def _known(
+        self, call: Passed, asked: Asked, id: str, said: Said, digest: bytes, *, recorded: bool, first: bool
+    ) -> None:
+        """The session knows a choice, as a start makes it know it."""
+        session = call.session
+        session.asks.called(asked.messages, call.when)
+        session.asks.replied(id, said.message, now_micros())
+        if first:
+            self.gateway.followed_up(session, asked.messages, asked.digests)
+        if recorded:
+            self.gateway.sessions.answered(session, id, digest)
+        session.said = said.message["content"] or session.said
+        self.gateway.sessions.replied(session, digest)
 
     def _body(
         self, call: Passed, response: bytes, answer: WholeAnswer, said: Said, turn: int, finish: str | None, at: int
@@ -321,12 +349,14 @@ def _understood(reader: Reader, body: bytes) -> Asked | None:
         return None
 
 
-def asked_with(headers: Mapping[str, str]) -> dict[str, str]:
-    """The headers of a request that go on with it."""
-    return {name: headers[name] for name in ASKED_WITH if name in headers}
-
-
-def _split(data: bytes) -> tuple[bytes, bytes]:
-    """(whole events, the beginning of the next)."""
-    at = max((data.rfind(end) + len(end) for end in (b"\n\n", b"\r\n\r\n") if end in data), default=0)
-    return data[:at], data[at:]
+def asked_with(headers: Mapping[str, str], tenant: str, subject: str) -> dict[str, str]:
+    """The headers of a request that go on with it. All callers share one key of an upstream: an `idempotency-key`
+    is made one of its tenant and end user."""
+    out = {name: headers[name] for name in ASKED_WITH if name in headers}
+    if ONCE in headers:
+        said = [part.encode(errors="surrogatepass") for part in (tenant, subject, headers[ONCE])]
+        digest = blake2b(digest_size=32)
+        for part in said:
+            digest.update(b"%d " % len(part) + part)
+        out[ONCE] = digest.hexdigest()
+    return out

@@ -1,23 +1,27 @@
 """How one API's calls to an upstream are read for the log, from a copy: the seam beside `Dialect`.
 
-Invariants: nothing here raises anything but ApiError or ValueError, and nobody's call ends by it; what is read here is
-read alike from the log when a gateway starts (`Dialect.read`), else it is no call of this API."""
+Invariants: a request that nobody reads raises ApiError or ValueError, an answer nothing at all, and nobody's call ends
+by it; what is read here is read alike from the log when a gateway starts (`Dialect.read`), else it is no call of this
+API; nothing is parsed that is too deep, or of too many values, to be looked into (`shape.unwieldy`)."""
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import orjson
 
-from millrace.producers.gateway import keys
+from millrace.producers.gateway import keys, shape
 from millrace.producers.gateway.answers import Said, WholeAnswer
 from millrace.producers.gateway.protocols.all import DIALECTS
 from millrace.producers.gateway.protocols.base import Dialect
 from millrace.producers.gateway.rendering.base import Message
 from millrace.producers.gateway.upstreams.events import LARGEST, Events
 from millrace.producers.gateway.upstreams.head import Head
+
+logger = logging.getLogger(__name__)
 
 NO_ANSWER: Mapping[str, Any] = {}
 
@@ -63,14 +67,23 @@ class Reader(ABC):
         return (head.user, head.safety_identifier), None
 
     def answer(self, body: bytes, before: bytes) -> Read | None:
-        """What a whole answer says; None for what is none of this API, or too large."""
+        """What a whole answer says; None for what is none of this API, or more than is looked into."""
         if len(body) > LARGEST:
             return None
         try:
+            if shape.unwieldy(body) and shape.unwieldy(body := self.lighter(body)):
+                return None
             found = orjson.loads(body)
             return self.read(found, before) if isinstance(found, dict) else None
         except ValueError:
             return None
+        except Exception:  # it is read from a copy: whatever it holds, its caller has it
+            logger.exception("an answer of %s cannot be read", self.dialect.name)
+            return None
+
+    def lighter(self, body: bytes) -> bytes:
+        """An answer of too many values without those that nobody reads. Raises ValueError for what is no text."""
+        return body
 
     def read(self, found: Mapping[str, Any], before: bytes) -> Read | None:
         """What a response says; None for what is none of this API."""
@@ -78,9 +91,13 @@ class Reader(ABC):
         return Read(self.understood(found), before) if writer is self.dialect else None
 
     def whole(self, events: Events, before: bytes) -> tuple[bytes, Read | None]:
-        """The response that a stream amounts to, and what it says."""
-        found = events.response()
-        return orjson.dumps(found), self.read(found, before)
+        """The response that a stream amounts to, and what it says; None for what is none of this API."""
+        try:
+            found = events.response()
+            return orjson.dumps(found), self.read(found, before)
+        except Exception:  # as in `answer`
+            logger.exception("a stream of %s cannot be put together", self.dialect.name)
+            return orjson.dumps(NO_ANSWER), None
 
 
 def single(id: str, message: Message, finish: str | None, usage: tuple[int, int, int]) -> WholeAnswer:

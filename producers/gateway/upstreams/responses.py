@@ -68,7 +68,9 @@ class AssembledResponses(Events):
             self._response = dict(mapping(event.get("response")))
         elif kind in ("response.output_item.added", "response.output_item.done"):
             item = event.get("item")
-            if not isinstance(index, int) or not isinstance(item, dict) or len(self._items) >= bounds.VALUES:
+            if not isinstance(index, int) or not isinstance(item, dict):
+                return False
+            if index not in self._items and len(self._items) >= bounds.PARTS:
                 return False
             self._items[index], self._pieces[index] = item, []
         elif kind in PIECES:

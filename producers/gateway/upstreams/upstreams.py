@@ -78,7 +78,7 @@ class Upstreams:
 
 def make(settings: Settings, environment: Mapping[str, str]) -> Upstreams | None:
     """Those that the settings name, `upstream_url` last; None where they name none. Made inside the event loop that
-    uses them. Raises ConfigError for a key that the environment lacks."""
+    uses them. Raises ConfigError for a key that the environment lacks, or that no header can hold."""
     gateway = settings.gateway
     keys = {name: _key(name, given.key_env, environment) for name, given in gateway.upstreams.items()}
     upstreams = [
@@ -98,7 +98,8 @@ def make(settings: Settings, environment: Mapping[str, str]) -> Upstreams | None
             prices = Prices(told.prompt, told.completion, told.prompt if told.cached is None else told.cached)
         rules.append(Rule(route.model, route.upstream, route.send_as, prices))
     if gateway.upstream_url:
-        one = TextUpstream(gateway.upstream_url, gateway.upstream_key.get_secret_value())
+        key = _fit(gateway.upstream_key.get_secret_value(), "[gateway] upstream_key")
+        one = TextUpstream(gateway.upstream_url, key)
         upstreams.append(Upstream(ONE, one, frozenset({"chat"})))
         rules.append(Rule("*", ONE))
     return Upstreams(upstreams, rules, whole=bool(gateway.upstream_url)) if rules else None
@@ -107,10 +108,20 @@ def make(settings: Settings, environment: Mapping[str, str]) -> Upstreams | None
 def _key(name: str, variable: str, environment: Mapping[str, str]) -> str:
     if not variable:
         return ""
-    key = environment.get(variable, "")
+    key = _fit(environment.get(variable, ""), f"[gateway.upstreams.{name}] key_env: {variable}")
     if not key:
         raise ConfigError(
             f"[gateway.upstreams.{name}] key_env: {variable} is not in the environment of the gateway: export it "
             "before `millrace up`, or leave key_env out for an upstream that asks for no key"
+        )
+    return key
+
+
+def _fit(key: str, where: str) -> str:
+    """A key as a header holds it, without the space around it, which files leave there."""
+    key = key.strip()
+    if not key.isascii() or not key.isprintable():
+        raise ConfigError(
+            f"{where} holds a character that no key has (a control character, or none of ASCII): set it anew"
         )
     return key

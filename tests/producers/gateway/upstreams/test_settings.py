@@ -5,12 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from millrace.infra.config import Settings
 from millrace.infra.config.read import load
+from millrace.infra.config.upstreams import bare
 from millrace.infra.errors import ConfigError
 from millrace.producers.gateway.errors import ApiError
 from millrace.producers.gateway.upstreams.prices import Prices
 from millrace.producers.gateway.upstreams.upstreams import make
+from tests.support.fake_http import answer, serving
 
 FILE = """
 [gateway.upstreams.far]
@@ -30,6 +35,9 @@ model = "far-*"
 upstream = "far"
 prices = { prompt = 2, completion = 4 }
 """
+
+UPSTREAMS = {"far": {"url": "http://h/v1", "key_env": "FAR_KEY"}}
+ROUTES = [{"model": "*", "upstream": "far"}]
 
 
 async def test_a_file_says_who_answers(tmp_path: Path) -> None:
@@ -83,3 +91,55 @@ def test_a_key_that_is_missing_and_a_route_that_leads_nowhere_are_named(tmp_path
     path.write_text(FILE.replace("prompt = 2", "promt = 2"))
     with pytest.raises(ConfigError, match="promt is no setting; did you mean prompt"):
         load(path)
+
+
+@given(st.text("u:%2F@\\", max_size=6), st.text("u:%2F@/", max_size=6))
+def test_a_url_has_no_user(authority: str, path: str) -> None:
+    url = f"https://{authority}h/{path}"
+    try:
+        assert bare(url) == url
+        assert "@" not in authority
+    except ValueError:
+        assert "@" in authority
+
+
+@pytest.mark.parametrize(
+    ("file", "setting"),
+    [
+        (FILE.replace("://far", "://me:SECRET@far"), r"\[gateway.upstreams.far\] url"),
+        ('[gateway]\nupstream_url = "http://SECRET@h/v1"', r"\[gateway\] upstream_url"),
+        ('[gateway]\nupstream_url = "me:SECRET@h/v1"', r"\[gateway\] upstream_url"),
+    ],
+)
+def test_a_url_with_a_secret_is_refused_without_saying_it(tmp_path: Path, file: str, setting: str) -> None:
+    path = tmp_path / "millrace.toml"
+    path.write_text(file)
+    with pytest.raises(ConfigError, match=f"{setting}.*leave them out") as refused:
+        load(path)
+    assert "SECRET" not in str(refused.value)
+
+
+@pytest.mark.parametrize("key", ["sk-far\n", "  sk-far\r\n"])
+async def test_space_around_a_key_is_left_out(tmp_path: Path, key: str) -> None:
+    path = tmp_path / "millrace.toml"
+    async with serving(answer(b"{}")) as far:
+        path.write_text(FILE.replace("https://far.example.org/v1/", far.url))
+        found = make(load(path), {"FAR_KEY": key})
+        assert found is not None
+        rule = found.route("policy", "far-1", "messages")
+        assert rule is not None
+        await found.chain(rule, "messages")[0].client.ask("/messages", b"{}")
+        await found.close()
+        assert "x-api-key: sk-far\r\n" in far.requests[0][0]
+
+
+@given(st.text(max_size=6), st.sampled_from(["\x00", "\n", "\r", "\x7f", "ä", "\u2028", "\ud800"]), st.text(max_size=6))
+def test_a_key_that_no_header_holds_is_refused_without_saying_it(before: str, odd: str, after: str) -> None:
+    key = f"SECRET{before}{odd}{after}SECRET"
+    for settings, environment in (
+        (Settings.model_validate({"gateway": {"upstreams": UPSTREAMS, "routes": ROUTES}}), {"FAR_KEY": key}),
+        (Settings.model_validate({"gateway": {"upstream_url": "http://h/v1", "upstream_key": key}}), {}),
+    ):
+        with pytest.raises(ConfigError, match="holds a character that no key has") as refused:
+            make(settings, environment)
+        assert "SECRET" not in str(refused.value)
