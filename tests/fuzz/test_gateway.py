@@ -14,9 +14,10 @@ import json
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -27,9 +28,10 @@ from millrace.schemas import bounds, codec
 from millrace.schemas.limits import beyond
 from millrace.streams.refine.validate import Refusal, check_link, decode_body
 from tests.support import chat_tokenizer, odd_json
-from tests.support.gateway_fuzz import CHAT, KEYS, UNSERVED, Traffic
+from tests.support.gateway_fuzz import CHAT, KEYS, LABELLED, Traffic
 from tests.support.gateway_world import ScriptedEngine, world
 from tests.support.in_process import Answer, InProcess, Loud
+from tests.support.messages_fuzz import LABELLED as LABELLED_MESSAGES
 from tests.support.messages_fuzz import PATH as MESSAGES
 from tests.support.messages_fuzz import UNSERVED as UNSERVED_MESSAGES
 from tests.support.messages_fuzz import MessagesTraffic
@@ -79,10 +81,8 @@ def check(path: str, answer: Answer) -> None:
 
 
 def check_served(body: bytes) -> None:
-    """What is not served is refused, never ignored, and so is a name beyond its bound."""
+    """A name beyond its bound is refused."""
     asked = json.loads(body.decode(errors="replace"), parse_int=float)  # whatever its size
-    for name, value in UNSERVED.items():
-        assert asked.get(name) != value, name
     for message in asked["messages"]:
         calls = message.get("tool_calls") or ()
         names = [message.get("tool_call_id"), message.get("name")]
@@ -91,7 +91,7 @@ def check_served(body: bytes) -> None:
 
 
 def check_served_message(body: bytes) -> None:
-    """The same of a message."""
+    """The same of a message, and what is not served is refused, never ignored."""
     asked = json.loads(body.decode(errors="replace"), parse_int=float)
     for name, value in UNSERVED_MESSAGES.items():
         assert asked.get(name) != value, name
@@ -108,6 +108,17 @@ def check_served_response(body: bytes) -> None:
     items = asked["input"] if isinstance(asked["input"], list) else []
     for name in (item.get(field) for item in items for field in ("call_id", "name")):
         assert not isinstance(name, str) or len(name.encode(errors="replace")) <= bounds.NAME_BYTES, name[:20]
+
+
+def check_labelled(body: bytes, labelled: Mapping[str, Any], log: CaptureLog, first: int) -> None:
+    """A reply that the request alters or holds never trains; its records lie from `first` on."""
+    asked = json.loads(body.decode(errors="replace"), parse_int=float)
+    if any(asked.get(name) == value for name, value in labelled.items()):
+        for kept in log.read(first):
+            event = codec.decode_as("Event", kept.entry.value)
+            if event["kind"] == "model_call":
+                call = codec.decode_body("model_call", event["body"])
+                assert not call["trainable"], asked
 
 
 def check_captured(log: CaptureLog, first: int) -> int:
@@ -150,14 +161,16 @@ async def rounds(
         )
         assert not gateway.sessions.unreadable, f"round {number} of seed {seed}: {gateway.sessions.unreadable}"
         for at in range(min(ROUND, inputs - number * ROUND)):
-            path, body = "", b""
+            path, body, before = "", b"", gateway.log.end
             try:
                 path, body, answer = await traffic.one(gateway)
                 check(path, answer)
                 if not upstream and path == CHAT and answer.status == 200 and answer.body:
                     check_served(body)
+                    check_labelled(body, LABELLED, gateway.log, before)
                 if not upstream and path == MESSAGES and answer.status == 200 and answer.body:
                     check_served_message(body)
+                    check_labelled(body, LABELLED_MESSAGES, gateway.log, before)
                 if path == RESPONSES and answer.status == 200 and answer.body:
                     check_served_response(body)
                 assert not loud.faults, loud.faults[0]

@@ -25,14 +25,14 @@ SAID: tuple[dict[str, Any], ...] = (
     {"role": "developer", "content": "be brief"},
 )
 """messages in every form that clients give them"""
-UNSERVED: dict[str, Any] = {
+LABELLED: dict[str, Any] = {
     "frequency_penalty": 0.5,
     "presence_penalty": -0.5,
     "logit_bias": {"5": 1.0},
     "tool_choice": "required",
     "response_format": {"type": "json_object"},
 }
-"""what an engine's gateway refuses, since it would change nothing"""
+"""what alters or holds a reply, which then never trains"""
 NAMES = ("ann", "ü" * 512, "ü" * 1000)
 """below, at and beyond the bound of names, which counts bytes"""
 EVENTS: tuple[dict[str, Any], ...] = (
@@ -188,8 +188,8 @@ class Traffic:
         for name in r.sample(list(options), r.randrange(4)):
             given[name] = options[name]
         if r.random() < 0.05:
-            name = r.choice(list(UNSERVED))
-            given[name] = UNSERVED[name]
+            name = r.choice(list(LABELLED))
+            given[name] = LABELLED[name]
         return given
 
     def _echoed(self) -> dict[str, Any]:

@@ -11,9 +11,12 @@ from tests.support.gateway_fuzz import NAMES, TEXTS, Traffic
 from tests.support.in_process import Answer
 
 PATH = Messages.path
-UNSERVED: dict[str, Any] = {
+LABELLED: dict[str, Any] = {
     "tool_choice": {"type": "any"},
     "output_config": {"format": {"type": "json_schema", "schema": {}}},
+}
+"""what holds a reply, which then never trains"""
+UNSERVED: dict[str, Any] = {
     "mcp_servers": [{"name": "x"}],
     "container": "c",
     "context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]},
@@ -63,8 +66,9 @@ class MessagesTraffic(Traffic):
         for name in r.sample(list(options), r.randrange(4)):
             given[name] = options[name]
         if r.random() < 0.05:
-            name = r.choice(list(UNSERVED))
-            given[name] = UNSERVED[name]
+            odd = {**UNSERVED, **LABELLED}
+            name = r.choice(list(odd))
+            given[name] = odd[name]
         return given
 
     def _blocks(self) -> list[dict[str, Any]]:
