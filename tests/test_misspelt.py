@@ -28,7 +28,7 @@ MISSPELT = [
     ("streams/dispatch/records.py", '"lease_until": ticket', '"laese_until": ticket', "laese_until"),
     ("streams/refine/stage.py", '"source_hash": event', '"source_hahs": event', "source_hahs"),
     ("streams/refine/custody.py", '"withheld": []', '"witheld": []', "witheld"),
-    ("streams/reward/judge.py", '"confidence": None', '"confidnece": None', "confidnece"),
+    ("streams/reward/judge.py", '"confidence": verdict', '"confidnece": verdict', "confidnece"),
     ("producers/gateway/recorder.py", '"root_trajectory": session', '"root_trajectroy": session', "root_trajectroy"),
     ("producers/gateway/call.py", '"prefix_len": placed', '"prefxi_len": placed', "prefxi_len"),
     ("infra/stages/slot.py", '"duplicates": folded', '"duplicate": folded', "duplicate"),
