@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 import pytest
 
-from millrace.producers.gateway import answers, bodies, episodes, gateway, keys, shape, whose
+from millrace.producers.gateway import answers, bodies, call, episodes, gateway, keys, shape, whose
 from millrace.producers.gateway.conversation import Text
 from millrace.producers.gateway.protocols import chat_request
 from millrace.producers.gateway.rendering import messages
@@ -31,9 +31,9 @@ def _unlimited(headers: Mapping[str, str], *users: object, name: str | None = No
     return whose.Hints(name, next((user for user in users if isinstance(user, str)), ""))
 
 
-def _written(call: chat_request.CallIn) -> str:
+def _written(made: chat_request.CallIn) -> str:
     """`chat_request._plain` for numbers of 64 bits."""
-    given = call.function.arguments
+    given = made.function.arguments
     return given if isinstance(given, str) else orjson.dumps(given).decode()
 
 
@@ -44,6 +44,7 @@ MUTANTS: dict[str, tuple[Any, str, Any, bool]] = {
     "maps of an upstream": (answers, "mapping", lambda given: given, True),
     "lists of an upstream": (answers, "listed", lambda given: given, True),
     "options that are not served": (chat_request, "_check", lambda request: None, False),
+    "labels of what is held or altered": (call.Call, "_why_not", lambda self, choice: None, False),
     "long names in reports": (bodies, "_check_names", lambda field, value: None, False),
     "long names of conversations": (gateway, "hints", _unlimited, False),
     "long names in messages": (chat_request, "_check_names", lambda message, at: None, False),

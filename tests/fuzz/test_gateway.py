@@ -28,7 +28,7 @@ from millrace.schemas import bounds, codec
 from millrace.schemas.limits import beyond
 from millrace.streams.refine.validate import Refusal, check_link, decode_body
 from tests.support import chat_tokenizer, odd_json
-from tests.support.gateway_fuzz import CHAT, KEYS, LABELLED, Traffic
+from tests.support.gateway_fuzz import CHAT, KEYS, LABELLED, UNSERVED, Traffic
 from tests.support.gateway_world import ScriptedEngine, world
 from tests.support.in_process import Answer, InProcess, Loud
 from tests.support.messages_fuzz import LABELLED as LABELLED_MESSAGES
@@ -81,8 +81,10 @@ def check(path: str, answer: Answer) -> None:
 
 
 def check_served(body: bytes) -> None:
-    """A name beyond its bound is refused."""
+    """What is not served is refused, never ignored, and so is a name beyond its bound."""
     asked = json.loads(body.decode(errors="replace"), parse_int=float)  # whatever its size
+    for name, value in UNSERVED.items():
+        assert asked.get(name) != value, name
     for message in asked["messages"]:
         calls = message.get("tool_calls") or ()
         names = [message.get("tool_call_id"), message.get("name")]
@@ -91,7 +93,7 @@ def check_served(body: bytes) -> None:
 
 
 def check_served_message(body: bytes) -> None:
-    """The same of a message, and what is not served is refused, never ignored."""
+    """The same of a message."""
     asked = json.loads(body.decode(errors="replace"), parse_int=float)
     for name, value in UNSERVED_MESSAGES.items():
         assert asked.get(name) != value, name

@@ -33,6 +33,13 @@ LABELLED: dict[str, Any] = {
     "response_format": {"type": "json_object"},
 }
 """what alters or holds a reply, which then never trains"""
+UNSERVED: dict[str, Any] = {
+    "functions": [{"name": "f"}],
+    "function_call": "auto",
+    "web_search_options": {},
+    "modalities": ["text", "audio"],
+}
+"""what an engine's gateway refuses, since it would change nothing"""
 NAMES = ("ann", "ü" * 512, "ü" * 1000)
 """below, at and beyond the bound of names, which counts bytes"""
 EVENTS: tuple[dict[str, Any], ...] = (
@@ -156,6 +163,8 @@ class Traffic:
             return "/v1/sessions", self._start(), "POST"
         if kind < 0.78:
             events = [dict(r.choice(EVENTS)) for _ in range(r.choice((1, 1, 2, 5)))]
+            if r.random() < 0.1 and (named := [event for event in events if "name" in event]):
+                named[0]["name"] = r.choice(NAMES)
             return f"/v1/sessions/{session}/events", {"events": events}, "POST"
         if kind < 0.9:
             reward = {"value": r.random(), "source": "agent", "reward_id": r.choice((None, "r1", "r2"))}
@@ -188,8 +197,9 @@ class Traffic:
         for name in r.sample(list(options), r.randrange(4)):
             given[name] = options[name]
         if r.random() < 0.05:
-            name = r.choice(list(LABELLED))
-            given[name] = LABELLED[name]
+            odd = {**LABELLED, **UNSERVED}
+            name = r.choice(list(odd))
+            given[name] = odd[name]
         return given
 
     def _echoed(self) -> dict[str, Any]:
