@@ -73,8 +73,8 @@ LONGEST = (
     "tests/fuzz/test_gateway.py",
     "tests/fuzz/test_stages.py",
 )
-"""files by their time on a quiet machine, those that mostly wait before others that take as long; behind them those with a
-slow test, then those that take seconds each"""
+"""files by their time on a quiet machine, those that mostly wait before others that take as long; behind them those
+with a slow test, then those that take seconds each"""
 _PLACE = {file: number for number, file in enumerate(LONGEST)}
 
 
