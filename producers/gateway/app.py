@@ -32,6 +32,7 @@ from millrace.producers.gateway.protocols import all as dialects
 from millrace.producers.gateway.protocols.base import Asking, Beside, Dialect
 from millrace.producers.gateway.upstreams.door import Door
 from millrace.producers.gateway.upstreams.upstreams import Upstreams
+from millrace.schemas.labels import make_label
 
 logger = logging.getLogger(__name__)
 
@@ -104,7 +105,9 @@ def make_app(gateway: Gateway, upstream: TextUpstream | Upstreams | None = None,
 
     async def models(request: Request) -> Response:
         enter(request)
-        owned = {gateway.options.policy: "millrace"}
+        policy = gateway.options.policy
+        served = [make_label(policy, version) for version in sorted(gateway.fleet.versions)]
+        owned = dict.fromkeys((policy, *served), "millrace")
         for name in upstreams.models if upstreams is not None else ():
             owned.setdefault(name, "upstream")
         listed = [{"id": id, "object": "model", "created": 0, "owned_by": owner} for id, owner in owned.items()]

@@ -28,6 +28,7 @@ from millrace.producers.gateway.errors import ApiError, bad_request, of_engine
 from millrace.producers.gateway.fleet import Fleet
 from millrace.producers.gateway.followups import followup
 from millrace.producers.gateway.lineage import ABORT
+from millrace.producers.gateway.models import wanted
 from millrace.producers.gateway.options import GatewayOptions
 from millrace.producers.gateway.protocols.all import CHAT
 from millrace.producers.gateway.protocols.base import Dialect
@@ -238,6 +239,7 @@ class Gateway:
         size = HEAVY if dialect.refers(body) else len(body)
         asked = await aside(size, self._understood, dialect, body, partial(self.recall, caller, headers))
         request, messages, body = asked.request, asked.messages, asked.body
+        version = wanted(self.options.policy, request.model).version
         said = hints(headers, *request.users, name=request.name)
         session, proven = self.called(caller, said, messages, asked.digests, asked.used)
         self.sessions.stored.touch(asked.used)
@@ -253,7 +255,8 @@ class Gateway:
                 room = self.options.max_model_len - len(plan.prompt)
                 sampling = to_sampling(request, session.defaults, room, grammar)
                 minimum = session.start["min_version"]
-                target = await self.fleet.route(session.granted, minimum, session.engine, self.options.patience_s)
+                patience_s = self.options.patience_s
+                target = await self.fleet.route(session.granted, minimum, session.engine, patience_s, version)
         except BaseException as error:
             session.lineages.withdraw(plan)
             self.unbegun(session)
@@ -267,7 +270,9 @@ class Gateway:
         if session.ended:
             raise _ended(session)
         session.engine = target.url
-        return Call(session, dialect, request, body, plan, sampling, self.renderer, target, response_id)
+        return Call(
+            session, dialect, request, body, plan, sampling, self.renderer, target, response_id, version=version
+        )
 
     async def count(self, parse: Callable[[bytes], Ask], body: bytes) -> int:
         """Tokens of the prompt of a request, as a conversation of its own would have it. Raises ApiError."""
@@ -310,6 +315,7 @@ class Gateway:
                     else:
                         await aside(8 * len(chunk.token_ids), self._take, call, chunk)
                         await self._share(call, len(chunk.token_ids))
+            self._check_version(call)
             with self.calling(call.session, call.response_id):
                 response, each = await aside(call.told, call.dialect.responses, call)
         except asyncio.CancelledError:
@@ -339,6 +345,7 @@ class Gateway:
                         if events and not call.finished:  # the last tokens leave with the end of the response
                             yield b"".join(events)
                             events.clear()
+            self._check_version(call)
             with self.calling(call.session, call.response_id):
                 _, each = await aside(call.told, call.dialect.responses, call)
             recorded = True
@@ -351,6 +358,8 @@ class Gateway:
                 raise
             recorded = True
             self._record(call)
+            if call.strayed:
+                events.clear()  # no end of a reply that is none
             yield b"".join([*events, call.dialect.failed(error).sse()])
         finally:
             if not recorded:
@@ -424,6 +433,16 @@ class Gateway:
             raise ApiError(
                 502, "The engine's reply cannot be read: try again", type="server_error", code="engine_unreadable"
             ) from error
+
+    def _check_version(self, call: Call) -> None:
+        """Raises ApiError like `Call.check_version`; an engine that is still said to serve the version is doubted."""
+        try:
+            call.check_version()
+        except ApiError:
+            logger.warning("%s of %s: another version from %s", call.response_id, call.session.id, call.target.url)
+            if call.target.version == call.version:
+                self.fleet.doubt(call.target)
+            raise
 
     def _record(self, call: Call, responses: list[bytes] | None = None) -> None:
         """Fold every choice of a call, and write it. `responses`: what each record says the client got, where that is
