@@ -6,14 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from millrace.infra.config import Settings
+from millrace.infra.local_keys import workers_key
 
 
 @dataclass(frozen=True, slots=True)
 class GatewayOptions:
-    """`keys` maps static keys to tenants; without any, every caller is `tenant` and may take grants. `rollout_key` is
-    the one whose callers may. `reserved` are the sources of deployed verifiers, `judges` those of them that a static
-    key may speak for. `public_url` is where clients reach the gateway, empty where it listens. `strict`: what
-    would bar a reply from training by its shape, or would have no effect, is refused."""
+    """`keys` maps static keys to tenants; without any, every caller is `tenant`. `rollout_key` is the one whose callers
+    take grants and speak for every source; it is one of `keys` where there are any. `reserved` are the sources of
+    deployed verifiers, `judges` those of them that a static key may speak for. `public_url` is where clients reach the
+    gateway, empty where it listens. `strict`: what would bar a reply from training by its shape, or would have no
+    effect, is refused."""
 
     policy: str
     keys: Mapping[str, str] = field(default_factory=dict)
@@ -44,7 +46,7 @@ class GatewayOptions:
         return cls(
             policy=settings.policy.name,
             keys={key.key.get_secret_value(): key.tenant for key in gateway.keys.values()},
-            rollout_key=settings.rollout_key,
+            rollout_key=workers_key(settings),
             reserved=frozenset((*settings.policy.awaits, settings.reward.source)),
             judges={key.key.get_secret_value(): frozenset(key.judges) for key in gateway.keys.values()},
             max_body_bytes=gateway.max_body_bytes,

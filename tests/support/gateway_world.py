@@ -32,6 +32,8 @@ from millrace.schemas.ids import now_micros
 POLICY = "policy"
 RAW = "t.raw"
 ENGINE = "http://engine.test"
+WORKERS = "sk-of-the-workers"
+"""key of rollout workers, unless a test chooses one"""
 
 
 @dataclass
@@ -154,8 +156,9 @@ class World:
         return [event["data"] for event in self.events(trajectory) if event["kind"] == "model_call"]
 
     async def start(self, **fields: Any) -> dict[str, str]:
-        """Start a session; returns session, api_key and base_url."""
-        answer = await self.http.post("/v1/sessions", json=fields)
+        """Start a session with the key of rollout workers; returns session, api_key and base_url."""
+        key = self.gateway.options.rollout_key
+        answer = await self.http.post("/v1/sessions", json=fields, headers={"authorization": f"Bearer {key}"})
         assert answer.status_code == 200, answer.text
         return dict(answer.json())
 
@@ -204,7 +207,13 @@ async def world(
     sessions.rebuild(log)
     engines = engine if isinstance(engine, Mapping) else {ENGINE: engine}
     fleet = Fleet(POLICY, engines.__getitem__, tuple(engines))
-    gateway = Gateway(GatewayOptions(**{"policy": POLICY, **options}), sessions, Recorder(log), fleet, renderer)
+    gateway = Gateway(
+        GatewayOptions(**{"policy": POLICY, "rollout_key": WORKERS, **options}),
+        sessions,
+        Recorder(log),
+        fleet,
+        renderer,
+    )
     forwarder = Forwarder(log, bus, RAW, ClaimStore(str(folder / "claims")))
     forwarder.start()
     stop, port = asyncio.Event(), port or free_ports(1)[0]
