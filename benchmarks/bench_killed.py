@@ -2,9 +2,9 @@
 
     python -m benchmarks.bench_killed [--kills 6] [--moment step|half] [--engine vllm|inprocess] [--batch 48] [--seed 0]
 
-The whole demo runs under its supervisor: engine, gateway, stages, rollout workers and two learners. A learner is killed,
-rank 0 and rank 1 in turn, once the groups of the next version are there (step: it is lost in the middle of one), or half
-way between two versions (half). The next kill waits until both train together again. Seconds:
+The whole demo runs under its supervisor: engine, gateway, stages, rollout workers and two learners. One of them is
+killed, rank 0 and rank 1 in turn: once the groups of the next version are there, so that it is lost in the middle of a
+step (step), or half way between two versions (half). The next kill waits until both train together again. Seconds:
 
     detect    the survivor's generation broke            regroup   it formed the next one, alone
     reload    it has loaded the newest version           wait      for groups that no agent had finished yet
@@ -12,8 +12,8 @@ way between two versions (half). The next kill waits until both train together a
     next      all of it: kill -9 to the next version     own       all but the wait: what learners take to go on
     usual     between two versions, where nobody dies    back      until the successor had trained its first version
 
-Where the groups are there, `next` is held against 3 s. Half way they are not, and that wait is not the kill's: experience
-is made while nobody trains. There `own` is held against 3 s.
+Where the groups are there, `next` is held against 3 s. Half way they are not, and that wait is not the kill's, since
+experience is made while nobody trains: there it is `own`.
 """
 
 from __future__ import annotations
