@@ -141,6 +141,8 @@ class Call:
     """the one that its model names, and that alone may sample it"""
     strayed: bool = False
     """whether another did"""
+    lost: bool = False
+    """whether a record of it could not be written"""
     choices: list[Choice] = field(default_factory=list)
     unshared: int = 0
     """tokens that were handled since others had their turn"""

@@ -240,6 +240,7 @@ class Gateway:
         asked = await aside(size, self._understood, dialect, body, partial(self.recall, caller, headers))
         request, messages, body = asked.request, asked.messages, asked.body
         version = wanted(self.options.policy, request.model).version
+        await self.recorder.check()
         said = hints(headers, *request.users, name=request.name)
         session, proven = self.called(caller, said, messages, asked.digests, asked.used)
         self.sessions.stored.touch(asked.used)
@@ -327,7 +328,7 @@ class Gateway:
                 self._record(call)
             raise
         await self._record_by_turns(call, each)
-        await self.recorder.durable(call.session)
+        await self.recorder.kept(call.session, lost=call.lost)
         if any(choice.reason == ABORT for choice in call.choices):
             raise ApiError(503, "The engine aborted this reply: try again", type="server_error", code="engine_aborted")
         return response
@@ -350,16 +351,17 @@ class Gateway:
                 _, each = await aside(call.told, call.dialect.responses, call)
             recorded = True
             await self._record_by_turns(call, each)
-            await self.recorder.durable(call.session)
+            await self.recorder.kept(call.session, lost=call.lost)
             yield b"".join([*events, *(event.sse() for event in writer.end())])
         except ApiError as error:
             if call.first is None:
                 recorded = True
                 raise
-            recorded = True
-            self._record(call)
-            if call.strayed:
+            if recorded or call.strayed:
                 events.clear()  # no end of a reply that is none
+            if not recorded:
+                recorded = True
+                self._record(call)
             yield b"".join([*events, call.dialect.failed(error).sse()])
         finally:
             if not recorded:
@@ -460,7 +462,7 @@ class Gateway:
         """A step of `_record` for each choice, and before it one beside the loop where much is to be written; nothing
         happens between the last choice and the end."""
         session, plan = call.session, call.plan
-        self.begun(session)
+        call.lost = not self.begun(session)
         for at, choice in enumerate(call.choices):
             if at:
                 yield None
@@ -484,12 +486,14 @@ class Gateway:
             except Exception as error:
                 logger.exception("%s of %s cannot be captured", call.response_id, session.id)
                 session.forget()
+                call.lost = True
                 self.recorder.missed(session, "model_call", f"not recordable: {type(error).__name__}")
                 continue
             if breach is not None:
                 logger.warning("%s of %s: %s from %s", call.response_id, session.id, breach, call.target.url)
                 self.fleet.doubt(call.target)
             id = self.recorder.record(session, "model_call", body, actor="policy", event_time=call.when, draft=draft)
+            call.lost = call.lost or id is None
             session.asks.called(plan.messages, call.when, plan.supersedes)
             session.asks.replied(call.response_id, reply, now_micros())
             if not at:
@@ -509,15 +513,15 @@ class Gateway:
 
     # ------------------------------------------------------------------ sessions
 
-    def begin(self, session: Session) -> None:
-        """A session starts: its first event, and its place among the live ones."""
-        self.recorder.record(session, "episode_started", session.start, actor="agent")
+    def begin(self, session: Session) -> bool:
+        """A session starts: its first event, and its place among the live ones. False: the event is lost."""
+        id = self.recorder.record(session, "episode_started", session.start, actor="agent")
         self.sessions.add(session)
+        return id is not None
 
-    def begun(self, session: Session) -> None:
-        """An episode that nobody asked for begins with the first record of a call."""
-        if session.step == 0:
-            self.begin(session)
+    def begun(self, session: Session) -> bool:
+        """An episode that nobody asked for begins with the first record of a call. False: its start is lost."""
+        return session.step > 0 or self.begin(session)
 
     def unbegun(self, session: Session) -> None:
         """A call failed: an episode that has nothing else is gone."""

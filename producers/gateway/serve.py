@@ -100,7 +100,9 @@ async def _run(settings: Settings, bus: Bus) -> None:
     # Where one engine alone is known, a call waits until it has started; where there are more, another may serve it.
     make = partial(make_engine, resubmits=resubmits, key=key)
     fleet = Fleet(options.policy, lambda url: make(url, absent_patience_s=START_S if urls == (url,) else None), urls)
-    gateway = Gateway(options, sessions, Recorder(log, settings.reward.key.get_secret_value()), fleet, renderer)
+    required = settings.gateway.capture == "required"
+    recorder = Recorder(log, settings.reward.key.get_secret_value(), required=required)
+    gateway = Gateway(options, sessions, recorder, fleet, renderer)
     forwarder.start()
     watch = WorkersWatch(bus, full_name(settings.namespace, "workers"), loop, fleet.observe)
     watch.start()

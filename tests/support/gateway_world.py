@@ -194,6 +194,7 @@ async def world(
     log_options: dict[str, Any] | None = None,
     upstream: Any = None,
     port: int | None = None,
+    required: bool = False,
     **options: Any,
 ) -> AsyncIterator[World]:
     """Serve a gateway; its folder may be used again by another world afterwards. `engine`: one, or several by url."""
@@ -204,7 +205,8 @@ async def world(
     sessions.rebuild(log)
     engines = engine if isinstance(engine, Mapping) else {ENGINE: engine}
     fleet = Fleet(POLICY, engines.__getitem__, tuple(engines))
-    gateway = Gateway(GatewayOptions(**{"policy": POLICY, **options}), sessions, Recorder(log), fleet, renderer)
+    recorder = Recorder(log, required=required)
+    gateway = Gateway(GatewayOptions(**{"policy": POLICY, **options}), sessions, recorder, fleet, renderer)
     forwarder = Forwarder(log, bus, RAW, ClaimStore(str(folder / "claims")))
     forwarder.start()
     stop, port = asyncio.Event(), port or free_ports(1)[0]
