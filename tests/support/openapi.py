@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from millrace.producers.gateway.app import ROUTES
+from millrace.producers.gateway.app import routes
 from millrace.producers.gateway.bodies import EndIn, EventsIn, FeedbackIn, RewardIn, StartIn
 from millrace.producers.gateway.protocols.all import DIALECTS
 from millrace.producers.gateway.protocols.chat_request import ChatRequest
@@ -108,7 +108,7 @@ REFUSED_OF = {
     "messages": (*BODY, "502", "503", "504"),
     "responses": (*BODY, "404", "502", "503", "504"),
     "count_tokens": (*BODY, "503"),
-    "response": ("401", "403", "404"),
+    "response": ("401", "403", "404", "503"),
     "models": ("401",),
     "health": ("503",),
     "start": (*BODY, "503"),
@@ -123,7 +123,7 @@ def document() -> dict[str, Any]:
     """The whole description."""
     _, schemas = msgspec.json.schema_components(BODIES.values(), ref_template="#/components/schemas/{name}")
     paths: dict[str, dict[str, Any]] = {}
-    for path, method, name in ROUTES:
+    for path, method, name in routes():
         paths.setdefault(path, {})[method.lower()] = operation(path, name)
     return {
         "openapi": "3.1.0",

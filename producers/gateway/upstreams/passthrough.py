@@ -28,15 +28,15 @@ from millrace.producers.gateway.aside import Step, aside, by_turns
 from millrace.producers.gateway.errors import ApiError, of_engine
 from millrace.producers.gateway.gateway import Caller, Gateway
 from millrace.producers.gateway.lineage import ABORT
+from millrace.producers.gateway.protocols.events import Events
+from millrace.producers.gateway.protocols.head import Head, renamed
+from millrace.producers.gateway.protocols.reader import Asked, Read, Reader
 from millrace.producers.gateway.recorder import LARGE
 from millrace.producers.gateway.rendering.base import Message
 from millrace.producers.gateway.session import Session
 from millrace.producers.gateway.upstreams import attempts
 from millrace.producers.gateway.upstreams.cut import Cut
-from millrace.producers.gateway.upstreams.events import Events
-from millrace.producers.gateway.upstreams.head import Head, renamed
 from millrace.producers.gateway.upstreams.prices import cost
-from millrace.producers.gateway.upstreams.reader import Asked, Read, Reader
 from millrace.producers.gateway.upstreams.routes import Rule
 from millrace.producers.gateway.upstreams.upstreams import Upstream, Upstreams
 from millrace.producers.gateway.whose import hints
@@ -104,7 +104,7 @@ class Passthrough:
         """Whose call it is. Raises ApiError."""
         asked = await aside(len(body), _understood, reader, body)
         sent = await aside(len(body), renamed, body, rule.send_as) if rule.send_as else body
-        users, name = reader.whose(head)
+        users, name = reader.dialect.names(head)
         await self.gateway.recorder.check()
         messages, digests = asked or (list[Message](), keys.chain([], None))
         session, _ = self.gateway.called(caller, hints(headers, *users, name=name), messages, digests)
