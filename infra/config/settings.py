@@ -108,6 +108,13 @@ class Settings(BaseSettings):
             raise ValueError(f'[learner] lora: publish = "adapter" needs [engine] kind vllm, not {self.engine.kind}')
         if self.rollout.key and self.rollout.key not in self.gateway.keys:
             raise ValueError(f"[rollout] key {self.rollout.key!r} is none of [gateway.keys]: name one of them")
+        for name, key in self.gateway.keys.items():
+            if key.budget is not None and key.budget_hours > self.topics.short_hours:
+                raise ValueError(
+                    f"[gateway.keys.{name}] budget_hours {key.budget_hours:g} is above [topics] short_hours "
+                    f"{self.topics.short_hours}: a gateway that starts learns what was spent from its capture log, "
+                    "which is kept no longer"
+                )
         hours = self.topics.short_hours if self.archive.raw else self.topics.long_hours
         if self.archive.keep and self.archive.close_hours >= hours:
             raise ValueError(
