@@ -11,6 +11,8 @@ own         rows about the warehouse itself
 sharing     which partitions this process brings in, where several share a server
 fences      what keeps a process out whose partition another one has taken over
 ingest      brings the log into the tables
+dropping    takes rows out of them, in the order that leaves no hole
+rebuild     makes them anew
 endpoint    answers queries, read-only
 questions   views, and queries by name
 """
