@@ -64,6 +64,11 @@ class Gateway(Section):
         description='which of them answers a model, the first that fits: [{ model = "gpt-*", upstream = "openai" }]',
     )
     capture_dir: Path = Field(default=Path(), description="local log of what was captured; empty: under home")
+    capture: Literal["best-effort", "required"] = Field(
+        default="best-effort",
+        description="what becomes of a call while it cannot be captured (a full disk, the bound below): best-effort "
+        "serves it and counts what is lost; required answers 503",
+    )
     capture_max_bytes: Positive = Field(default=4 << 30, description="most bytes of it that may wait to be sent")
     idle_timeout_s: Seconds = Field(default=300, description="an episode nobody ended ends after this silence")
     keep_alive_s: Annotated[float, Field(ge=0)] = Field(
