@@ -74,8 +74,8 @@ def _asking(question: Any) -> Callable[..., None]:
             typer.echo(question.sql)
             return
         settings = call(context).settings()
-        if "policy" in given and given["policy"] is None:
-            given["policy"] = settings.policy.name
+        if any(each.name == "policy" and each.default is None for each in question.parameters):
+            given["policy"] = given["policy"] or settings.policy.name
         values = entry("millrace.consumers.warehouse.questions.asked:values")
         filled = values(question, {name: str(value) for name, value in given.items() if value is not None})
         chosen = form_of(form, out)
@@ -96,7 +96,7 @@ def _asking(question: Any) -> Callable[..., None]:
 
 
 def _default(parameter: Any) -> str:
-    if parameter.name == "policy":
+    if parameter.name == "policy" and parameter.default is None:
         return "; default: the configured one"
     return "" if parameter.default is None else f"; default: {parameter.default}" if parameter.default else ""
 
