@@ -18,10 +18,10 @@ from millrace.producers.gateway.conversation import Ask, Part, Text, Thinking, T
 from millrace.producers.gateway.errors import RETRY_AFTER_S, ApiError
 from millrace.producers.gateway.fleet import Target
 from millrace.producers.gateway.lineage import ABORT, CallStart
+from millrace.producers.gateway.prices import Prices
 from millrace.producers.gateway.rendering.base import Parser, Renderer, ReplyDelta
 from millrace.producers.gateway.session import Session
 from millrace.producers.gateway.spending import Spent, spent
-from millrace.producers.gateway.upstreams.prices import Prices
 from millrace.schemas.arrays import pack
 from millrace.schemas.ids import new_id, now_micros
 from millrace.schemas.labels import make_label

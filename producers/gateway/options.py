@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from millrace.infra.config import GatewayKey, Settings
+from millrace.producers.gateway.prices import Prices, priced
 from millrace.producers.gateway.spending import KeyLimits
-from millrace.producers.gateway.upstreams.prices import Prices, priced
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from millrace.producers.gateway.errors import ApiError
-from millrace.producers.gateway.upstreams.prices import Prices, cost
+from millrace.producers.gateway.prices import Prices, cost
 
 SPENT = "_spent"
 """header of a call's entry: tokens, money and the key that bears them"""

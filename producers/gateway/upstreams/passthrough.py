@@ -28,6 +28,7 @@ from millrace.producers.gateway.aside import Step, aside, by_turns
 from millrace.producers.gateway.errors import ApiError, of_engine
 from millrace.producers.gateway.gateway import Caller, Gateway
 from millrace.producers.gateway.lineage import ABORT
+from millrace.producers.gateway.prices import cost
 from millrace.producers.gateway.protocols.events import Events
 from millrace.producers.gateway.protocols.head import Head, renamed
 from millrace.producers.gateway.protocols.reader import Asked, Read, Reader
@@ -37,7 +38,6 @@ from millrace.producers.gateway.session import Session
 from millrace.producers.gateway.spending import Spent, spent
 from millrace.producers.gateway.upstreams import attempts
 from millrace.producers.gateway.upstreams.cut import Cut
-from millrace.producers.gateway.upstreams.prices import cost
 from millrace.producers.gateway.upstreams.routes import Rule
 from millrace.producers.gateway.upstreams.upstreams import Upstream, Upstreams
 from millrace.producers.gateway.whose import hints

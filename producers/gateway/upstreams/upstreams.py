@@ -11,9 +11,9 @@ from millrace.infra.config import Settings
 from millrace.infra.config.upstreams import RESERVED
 from millrace.infra.engines.upstream import TextUpstream
 from millrace.infra.errors import ConfigError
+from millrace.producers.gateway.prices import priced
 from millrace.producers.gateway.protocols import all as dialects
 from millrace.producers.gateway.upstreams.attempts import FIRST_S
-from millrace.producers.gateway.upstreams.prices import priced
 from millrace.producers.gateway.upstreams.routes import Rule, chain, choose, exact
 
 ONE = RESERVED

@@ -18,9 +18,9 @@ from millrace.infra.config import load
 from millrace.infra.engines.upstream import TextUpstream
 from millrace.infra.errors import ConfigError
 from millrace.producers.gateway.errors import ApiError
+from millrace.producers.gateway.prices import Prices
 from millrace.producers.gateway.rendering.template import TemplateRenderer
 from millrace.producers.gateway.spending import SPENT, KeyLimits, Spending, Spent, told
-from millrace.producers.gateway.upstreams.prices import Prices
 from millrace.producers.gateway.upstreams.routes import Rule
 from millrace.producers.gateway.upstreams.upstreams import Upstream, Upstreams
 from millrace.schemas.ids import now_micros

@@ -1,4 +1,4 @@
-"""What a call of an upstream costs, from its tokens as the upstream counted them."""
+"""What a call costs, from its tokens as who answered counted them."""
 
 from __future__ import annotations
 
