@@ -79,7 +79,9 @@ def _asking(question: Any) -> Callable[..., None]:
         values = entry("millrace.consumers.warehouse.questions.asked:values")
         filled = values(question, {name: str(value) for name, value in given.items() if value is not None})
         chosen = form_of(form, out)
-        with entry("millrace.consumers.warehouse.asking:open_asking")(settings) as asking:
+        leave = entry("millrace.consumers.warehouse.asking:leave")
+        with entry("millrace.consumers.warehouse.asking:open_asking")(settings, leave) as asking:
+            entry("millrace.consumers.warehouse.questions.known:check")(asking, question, filled)
             answer(asking, question.sql, chosen, out, filled)
 
     own = [_flag(each.name, str, each.doc + _default(each), each.flag) for each in question.parameters]

@@ -186,6 +186,11 @@ class Warehouse(Section):
         default=SecretStr(""),
         description="a ClickHouse server in place of that directory: http://user:password@host:8123",
     )
+    read_url: SecretStr = Field(
+        default=SecretStr(""),
+        description="the same server as a user who may only read, for `millrace sql`, `ask` and `replay --select`; "
+        "empty: as the user of url, with the setting readonly",
+    )
     port: Annotated[int, Field(ge=1, le=65535)] = Field(
         default=8902, description="port of this machine on which it answers queries, read-only"
     )

@@ -115,6 +115,8 @@ class Settings(BaseSettings):
                     f"{self.topics.short_hours}: a gateway that starts learns what was spent from its capture log, "
                     "which is kept no longer"
                 )
+        if self.warehouse.read_url.get_secret_value() and not self.warehouse.url.get_secret_value():
+            raise ValueError("[warehouse] read_url is how to read from the server of [warehouse] url: set that too")
         hours = self.topics.short_hours if self.archive.raw else self.topics.long_hours
         if self.archive.keep and self.archive.close_hours >= hours:
             raise ValueError(
