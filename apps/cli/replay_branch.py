@@ -65,7 +65,11 @@ def branch(
     save_every: Annotated[int, typer.Option(min=1, help="batches of a version")] = 10,
     keep: Annotated[int, typer.Option(min=1, help="newest versions whose files are kept, beside version 0")] = 2,
     anyway: Annotated[
-        bool, typer.Option("--anyway", help="train though too few sequences would carry the gradient")
+        bool,
+        typer.Option(
+            "--anyway",
+            help="train though too few sequences would carry the gradient, or a part of the history is gone",
+        ),
     ] = False,
     device: Device = None,
 ) -> None:

@@ -64,6 +64,11 @@ class Gateway(Section):
         description='which of them answers a model, the first that fits: [{ model = "gpt-*", upstream = "openai" }]',
     )
     capture_dir: Path = Field(default=Path(), description="local log of what was captured; empty: under home")
+    capture: Literal["best-effort", "required"] = Field(
+        default="best-effort",
+        description="what becomes of a call while it cannot be captured (a full disk, the bound below): best-effort "
+        "serves it and counts what is lost; required answers 503",
+    )
     capture_max_bytes: Positive = Field(default=4 << 30, description="most bytes of it that may wait to be sent")
     idle_timeout_s: Seconds = Field(default=300, description="an episode nobody ended ends after this silence")
     keep_alive_s: Annotated[float, Field(ge=0)] = Field(
@@ -169,6 +174,11 @@ class Warehouse(Section):
     url: SecretStr = Field(
         default=SecretStr(""),
         description="a ClickHouse server in place of that directory: http://user:password@host:8123",
+    )
+    read_url: SecretStr = Field(
+        default=SecretStr(""),
+        description="the same server as a user who may only read, for `millrace sql`, `ask` and `replay --select`; "
+        "empty: as the user of url, with the setting readonly",
     )
     port: Annotated[int, Field(ge=1, le=65535)] = Field(
         default=8902, description="port of this machine on which it answers queries, read-only"

@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 from millrace.infra.engines.base import Chunk, Sampling, Span, Usage, token_versions
 from millrace.producers.gateway.conversation import Ask, Part, Text, Thinking, ToolUse
+from millrace.producers.gateway.errors import RETRY_AFTER_S, ApiError
 from millrace.producers.gateway.fleet import Target
 from millrace.producers.gateway.lineage import ABORT, CallStart
 from millrace.producers.gateway.rendering.base import Parser, Renderer, ReplyDelta
 from millrace.producers.gateway.session import Session
 from millrace.schemas.arrays import pack
 from millrace.schemas.ids import new_id, now_micros
+from millrace.schemas.labels import make_label
 from millrace.schemas.records import ModelCall
 
 if TYPE_CHECKING:  # what writes a call is made of calls
@@ -135,6 +137,12 @@ class Call:
     call_id: str = field(default_factory=new_id)
     first: float | None = None
     usage: Usage | None = None
+    version: int | None = None
+    """the one that its model names, and that alone may sample it"""
+    strayed: bool = False
+    """whether another did"""
+    lost: bool = False
+    """whether a record of it could not be written"""
     choices: list[Choice] = field(default_factory=list)
     unshared: int = 0
     """tokens that were handled since others had their turn"""
@@ -170,6 +178,25 @@ class Call:
         for choice in self.choices:
             choice.finish = ABORT
 
+    def check_version(self) -> None:
+        """The end of a reply: one that another version than the named sampled, whole or in part, is given up. Raises
+        ApiError 503."""
+        if self.version is None:
+            return
+        for choice in self.choices:
+            if (token_versions(choice.spans, len(choice.ids), self.session.policy) != self.version).any():
+                self.strayed = True
+        if self.strayed:
+            self.give_up()
+            label = make_label(self.session.policy, self.version)
+            raise ApiError(
+                503,
+                f"The weights changed during this reply, which is not {label}'s: try again",
+                type="server_error",
+                code="version_changed",
+                retry_after_s=RETRY_AFTER_S,
+            )
+
     @property
     def told(self) -> int:
         """Roughly how many bytes its response has."""
@@ -187,7 +214,7 @@ class Call:
         placed = self.session.lineages.placed(self.plan, choice.index, self.sampling.n)
         versions = token_versions(choice.spans, len(choice.ids), self.session.policy)
         breach = self._breach(versions)
-        why = self._why_not(choice) or breach
+        why = "other_version" if self.strayed else self._why_not(choice) or breach
         ended = time.perf_counter()
         completion = len(choice.ids)
         return {

@@ -28,6 +28,7 @@ from millrace.producers.gateway.errors import ApiError, bad_request, of_engine
 from millrace.producers.gateway.fleet import Fleet
 from millrace.producers.gateway.followups import followup
 from millrace.producers.gateway.lineage import ABORT
+from millrace.producers.gateway.models import wanted
 from millrace.producers.gateway.options import GatewayOptions
 from millrace.producers.gateway.protocols.all import CHAT
 from millrace.producers.gateway.protocols.base import Dialect
@@ -238,6 +239,8 @@ class Gateway:
         size = HEAVY if dialect.refers(body) else len(body)
         asked = await aside(size, self._understood, dialect, body, partial(self.recall, caller, headers))
         request, messages, body = asked.request, asked.messages, asked.body
+        version = wanted(self.options.policy, request.model).version
+        await self.recorder.check()
         said = hints(headers, *request.users, name=request.name)
         session, proven = self.called(caller, said, messages, asked.digests, asked.used)
         self.sessions.stored.touch(asked.used)
@@ -253,7 +256,8 @@ class Gateway:
                 room = self.options.max_model_len - len(plan.prompt)
                 sampling = to_sampling(request, session.defaults, room, grammar)
                 minimum = session.start["min_version"]
-                target = await self.fleet.route(session.granted, minimum, session.engine, self.options.patience_s)
+                patience_s = self.options.patience_s
+                target = await self.fleet.route(session.granted, minimum, session.engine, patience_s, version)
         except BaseException as error:
             session.lineages.withdraw(plan)
             self.unbegun(session)
@@ -267,7 +271,9 @@ class Gateway:
         if session.ended:
             raise _ended(session)
         session.engine = target.url
-        return Call(session, dialect, request, body, plan, sampling, self.renderer, target, response_id)
+        return Call(
+            session, dialect, request, body, plan, sampling, self.renderer, target, response_id, version=version
+        )
 
     async def count(self, parse: Callable[[bytes], Ask], body: bytes) -> int:
         """Tokens of the prompt of a request, as a conversation of its own would have it. Raises ApiError."""
@@ -310,6 +316,7 @@ class Gateway:
                     else:
                         await aside(8 * len(chunk.token_ids), self._take, call, chunk)
                         await self._share(call, len(chunk.token_ids))
+            self._check_version(call)
             with self.calling(call.session, call.response_id):
                 response, each = await aside(call.told, call.dialect.responses, call)
         except asyncio.CancelledError:
@@ -321,7 +328,7 @@ class Gateway:
                 self._record(call)
             raise
         await self._record_by_turns(call, each)
-        await self.recorder.durable(call.session)
+        await self.recorder.kept(call.session, lost=call.lost)
         if any(choice.reason == ABORT for choice in call.choices):
             raise ApiError(503, "The engine aborted this reply: try again", type="server_error", code="engine_aborted")
         return response
@@ -339,18 +346,22 @@ class Gateway:
                         if events and not call.finished:  # the last tokens leave with the end of the response
                             yield b"".join(events)
                             events.clear()
+            self._check_version(call)
             with self.calling(call.session, call.response_id):
                 _, each = await aside(call.told, call.dialect.responses, call)
             recorded = True
             await self._record_by_turns(call, each)
-            await self.recorder.durable(call.session)
+            await self.recorder.kept(call.session, lost=call.lost)
             yield b"".join([*events, *(event.sse() for event in writer.end())])
         except ApiError as error:
             if call.first is None:
                 recorded = True
                 raise
-            recorded = True
-            self._record(call)
+            if recorded or call.strayed:
+                events.clear()  # no end of a reply that is none
+            if not recorded:
+                recorded = True
+                self._record(call)
             yield b"".join([*events, call.dialect.failed(error).sse()])
         finally:
             if not recorded:
@@ -425,6 +436,16 @@ class Gateway:
                 502, "The engine's reply cannot be read: try again", type="server_error", code="engine_unreadable"
             ) from error
 
+    def _check_version(self, call: Call) -> None:
+        """Raises ApiError like `Call.check_version`; an engine that is still said to serve the version is doubted."""
+        try:
+            call.check_version()
+        except ApiError:
+            logger.warning("%s of %s: another version from %s", call.response_id, call.session.id, call.target.url)
+            if call.target.version == call.version:
+                self.fleet.doubt(call.target)
+            raise
+
     def _record(self, call: Call, responses: list[bytes] | None = None) -> None:
         """Fold every choice of a call, and write it. `responses`: what each record says the client got, where that is
         made already. Never raises: a reply is not lost to its client because it cannot be captured."""
@@ -441,7 +462,7 @@ class Gateway:
         """A step of `_record` for each choice, and before it one beside the loop where much is to be written; nothing
         happens between the last choice and the end."""
         session, plan = call.session, call.plan
-        self.begun(session)
+        call.lost = not self.begun(session)
         for at, choice in enumerate(call.choices):
             if at:
                 yield None
@@ -465,12 +486,14 @@ class Gateway:
             except Exception as error:
                 logger.exception("%s of %s cannot be captured", call.response_id, session.id)
                 session.forget()
+                call.lost = True
                 self.recorder.missed(session, "model_call", f"not recordable: {type(error).__name__}")
                 continue
             if breach is not None:
                 logger.warning("%s of %s: %s from %s", call.response_id, session.id, breach, call.target.url)
                 self.fleet.doubt(call.target)
             id = self.recorder.record(session, "model_call", body, actor="policy", event_time=call.when, draft=draft)
+            call.lost = call.lost or id is None
             session.asks.called(plan.messages, call.when, plan.supersedes)
             session.asks.replied(call.response_id, reply, now_micros())
             if not at:
@@ -490,15 +513,15 @@ class Gateway:
 
     # ------------------------------------------------------------------ sessions
 
-    def begin(self, session: Session) -> None:
-        """A session starts: its first event, and its place among the live ones."""
-        self.recorder.record(session, "episode_started", session.start, actor="agent")
+    def begin(self, session: Session) -> bool:
+        """A session starts: its first event, and its place among the live ones. False: the event is lost."""
+        id = self.recorder.record(session, "episode_started", session.start, actor="agent")
         self.sessions.add(session)
+        return id is not None
 
-    def begun(self, session: Session) -> None:
-        """An episode that nobody asked for begins with the first record of a call."""
-        if session.step == 0:
-            self.begin(session)
+    def begun(self, session: Session) -> bool:
+        """An episode that nobody asked for begins with the first record of a call. False: its start is lost."""
+        return session.step > 0 or self.begin(session)
 
     def unbegun(self, session: Session) -> None:
         """A call failed: an episode that has nothing else is gone."""

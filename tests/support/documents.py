@@ -247,7 +247,7 @@ RUN_BY = {
     "millrace sql": SQL,
     'millrace sql "SELECT name, comment'
     " FROM system.columns WHERE database = 'millrace' AND table = 'staleness'\"": SQL,
-    'millrace sql "SELECT version, count() AS samples, avg(reward) AS reward'
-    ' FROM samples GROUP BY version ORDER BY version"': SQL,
+    'millrace sql "SELECT policy, version, count() AS samples, avg(reward) AS reward'
+    ' FROM samples GROUP BY ALL ORDER BY ALL"': SQL,
 }
 """command of the documents -> the test, or the step of CI, that runs it or a smaller form of the same entry point"""

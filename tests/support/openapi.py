@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from millrace.producers.gateway.app import ROUTES
+from millrace.producers.gateway.app import routes
 from millrace.producers.gateway.bodies import EndIn, EventsIn, FeedbackIn, RewardIn, StartIn
 from millrace.producers.gateway.protocols.all import DIALECTS
 from millrace.producers.gateway.protocols.chat_request import ChatRequest
@@ -62,7 +62,7 @@ ANSWERS: dict[str, dict[str, Any]] = {
     "response": an_object(id=TEXT, object=TEXT, status=TEXT, model=TEXT, output={"type": "array"}),
     "count_tokens": an_object(input_tokens={"type": "integer"}),
     "models": an_object(object=TEXT, data={"type": "array", "items": OBJECT}),
-    "health": an_object(status={"enum": ["ok", "no engine"]}),
+    "health": an_object(status={"enum": ["ok", "no engine", "capture down"]}),
     "start": an_object(session=TEXT, api_key=TEXT, base_url=TEXT),
     "reward": an_object(reward_id=TEXT),
     "events": an_object(ids={"type": "array", "items": {"type": ["string", "null"]}}),
@@ -108,7 +108,7 @@ REFUSED_OF = {
     "messages": (*BODY, "502", "503", "504"),
     "responses": (*BODY, "404", "502", "503", "504"),
     "count_tokens": (*BODY, "503"),
-    "response": ("401", "403", "404"),
+    "response": ("401", "403", "404", "503"),
     "models": ("401",),
     "health": ("503",),
     "start": (*BODY, "503"),
@@ -123,7 +123,7 @@ def document() -> dict[str, Any]:
     """The whole description."""
     _, schemas = msgspec.json.schema_components(BODIES.values(), ref_template="#/components/schemas/{name}")
     paths: dict[str, dict[str, Any]] = {}
-    for path, method, name in ROUTES:
+    for path, method, name in routes():
         paths.setdefault(path, {})[method.lower()] = operation(path, name)
     return {
         "openapi": "3.1.0",

@@ -28,7 +28,8 @@ class Options:
     """name: of the new policy; version: of the configured policy, where it begins, None: the newest; method: one of
     METHODS; selection: the text that chose; rewards: SOURCE or SOURCE/RUBRIC of a replay, empty: as sealed; batch:
     items of an optimizer batch; save_every: batches of a version; keep: newest versions whose files are kept; anyway:
-    the guard does not refuse. teacher: directory, for distillation. The others as in `trainers.offline.job.Job`."""
+    neither the guard refuses, nor a history that has lost a part. teacher: directory, for distillation. The others as
+    in `trainers.offline.job.Job`."""
 
     name: str
     version: int | None = None

@@ -12,6 +12,7 @@ from millrace.producers.gateway.call import SLICE, Call, Choice
 from millrace.producers.gateway.conversation import Ask, Part, Text, Thinking, ToolUse
 from millrace.producers.gateway.errors import ApiError
 from millrace.producers.gateway.protocols.base import Dialect, Recorded, ReplyStream, StreamEvent
+from millrace.producers.gateway.protocols.chat_reader import ChatReader
 from millrace.producers.gateway.protocols.chat_request import ask_of, parse_any, parse_chat
 
 DONE = StreamEvent("", b"[DONE]")
@@ -23,6 +24,7 @@ class Chat(Dialect):
     name = "chat"
     path = "/v1/chat/completions"
     prefix = "chatcmpl-"
+    reader = ChatReader
 
     def parse(self, body: bytes) -> Ask:
         return ask_of(parse_chat(body))

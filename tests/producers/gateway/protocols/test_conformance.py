@@ -15,7 +15,7 @@ import pytest
 from millrace.consumers.history.dialogue import dialogue
 from millrace.infra.engines.base import Sampling
 from millrace.infra.errors import EngineRejected, EngineTimeout, EngineUnavailable
-from millrace.producers.gateway.app import ROUTES
+from millrace.producers.gateway.app import routes
 from millrace.producers.gateway.protocols.all import DIALECTS
 from millrace.producers.gateway.rendering.template import TemplateRenderer
 from millrace.schemas.arrays import unpack
@@ -83,7 +83,7 @@ def _plain(chat: Any) -> Any:
 
 def test_every_dialect_has_a_client_here() -> None:
     assert {(speaker.name, speaker.path) for speaker in SPEAKERS} == {(one.name, one.path) for one in DIALECTS}
-    assert {(one.path, "POST", one.name) for one in DIALECTS} <= set(ROUTES)
+    assert {(one.path, "POST", one.name) for one in DIALECTS} <= set(routes())
 
 
 @pytest.mark.parametrize("reply", REPLIES)

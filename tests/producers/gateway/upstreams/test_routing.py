@@ -19,13 +19,13 @@ from millrace.infra.engines.base import Sampling
 from millrace.infra.engines.upstream import UNTRAINABLE, TextUpstream
 from millrace.producers.gateway.protocols.all import DIALECTS, read
 from millrace.producers.gateway.rendering.template import TemplateRenderer
-from millrace.producers.gateway.upstreams.all import READERS
 from millrace.producers.gateway.upstreams.prices import Prices
 from millrace.producers.gateway.upstreams.routes import Rule
 from millrace.producers.gateway.upstreams.upstreams import Upstream, Upstreams
 from tests.support.fake_http import FakeServer, Script, answer, hang_up, serving, stream
 from tests.support.gateway_world import ScriptedEngine, World, world
 from tests.support.speakers import SPEAKERS, Results, Speaker
+from tests.support.upstream_answers import READERS
 
 REPLY = (
     "<think>\nwhich tool?\n</think>\n\nBoth.\n"

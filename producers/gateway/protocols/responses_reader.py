@@ -10,9 +10,8 @@ from typing import Any
 
 from millrace.producers.gateway.answers import WholeAnswer, listed, mapping, name, number, text
 from millrace.producers.gateway.lineage import ABORT
-from millrace.producers.gateway.protocols.all import RESPONSES
-from millrace.producers.gateway.upstreams.events import Events
-from millrace.producers.gateway.upstreams.reader import Reader, single
+from millrace.producers.gateway.protocols.events import Events
+from millrace.producers.gateway.protocols.reader import Reader, single
 from millrace.schemas import bounds
 from millrace.schemas.ids import new_id
 
@@ -27,9 +26,6 @@ NOTHING = b'{"input":[]}'
 
 class ResponsesReader(Reader):
     """`POST /responses`."""
-
-    dialect = RESPONSES
-    path = "/responses"
 
     def understood(self, found: Mapping[str, Any]) -> WholeAnswer:
         usage = mapping(found.get("usage"))

@@ -9,7 +9,7 @@ from typing import Any
 
 from millrace.producers.gateway.answers import content, listed, mapping, number, text
 from millrace.producers.gateway.lineage import ABORT
-from millrace.producers.gateway.upstreams.events import Events
+from millrace.producers.gateway.protocols.events import Events
 from millrace.schemas import bounds
 
 FIELDS = ("content", "reasoning_content")
