@@ -11,11 +11,12 @@ from itertools import product
 from typing import Any, NamedTuple
 
 from millrace.producers.gateway.rendering.base import Message, RenderError, Tools
-from millrace.producers.gateway.rendering.forms.all import FORMS, parser_of, writable
+from millrace.producers.gateway.rendering.forms.all import FORMS, writable
 from millrace.producers.gateway.rendering.forms.base import Form
 from millrace.producers.gateway.rendering.forms.harmony import HARMONY
 from millrace.producers.gateway.rendering.marked import Markers
 from millrace.producers.gateway.rendering.messages import Style
+from millrace.producers.gateway.rendering.parsers import parser_of
 from millrace.producers.gateway.rendering.tokenizer import ChatTokenizer
 
 NAME, WORD = "zq7_find", "zq7 word"

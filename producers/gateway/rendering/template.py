@@ -23,10 +23,10 @@ from millrace.producers.gateway.rendering.base import (
     RenderError,
     Tools,
 )
-from millrace.producers.gateway.rendering.forms.all import parser_of
 from millrace.producers.gateway.rendering.manner import manner_of
 from millrace.producers.gateway.rendering.marked import Markers, marks_of
 from millrace.producers.gateway.rendering.messages import Style, decoded
+from millrace.producers.gateway.rendering.parsers import parser_of
 from millrace.producers.gateway.rendering.tokenizer import ChatTokenizer
 from millrace.producers.gateway.rendering.written import USER, Written
 
