@@ -97,9 +97,7 @@ def identify(settings: Settings) -> Identity:
     return Identity(
         config=hashlib.sha256(text.encode()).hexdigest(),
         code=code_hash(),
-        libraries=libraries(
-            [place.layout.backend for place in layouts.chosen(settings.learner)], gpu=cuda.usable()
-        ),
+        libraries=libraries([place.layout.backend for place in layouts.chosen(settings.learner)], gpu=cuda.usable()),
         cpu=cpu_hash(),
         text=text,
         models=models,

@@ -49,11 +49,15 @@ def test_it_is_what_the_driver_says(monkeypatch: pytest.MonkeyPatch, driver: Dri
     assert usable() is there
 
 
-OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  (root@a)  Tue Sep 23\nGCC version:  11"
-PLAIN = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.183.01  Sun May 12 19:39:15 UTC 2024\nGCC version:  gcc 12.2.0"
+OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  (root@a)"
+PLAIN = (
+    "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.183.01  Sun May 12 19:39:15 UTC 2024\nGCC version:  gcc 12.2.0"
+)
 
 
-@pytest.mark.parametrize(("said", "version"), [(OPEN, "580.95.05"), (PLAIN, "535.183.01"), ("", "none"), (None, "none")])
+@pytest.mark.parametrize(
+    ("said", "version"), [(OPEN, "580.95.05"), (PLAIN, "535.183.01"), ("", "none"), (None, "none")]
+)
 def test_the_version_of_the_driver(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: str | None, version: str
 ) -> None:
