@@ -22,6 +22,7 @@ from millrace.producers.gateway.rendering.base import (
 )
 from millrace.producers.gateway.rendering.hermes import HermesParser, Markers, marks_of, opens_thoughts
 from millrace.producers.gateway.rendering.messages import decoded
+from millrace.producers.gateway.rendering.plain import PlainParser
 from millrace.producers.gateway.rendering.tokenizer import ChatTokenizer
 from millrace.producers.gateway.rendering.written import USER, Written
 
@@ -87,6 +88,15 @@ class TemplateRenderer(Renderer):
     def parser(self, prompt: Sequence[int], tools: Tools, stop: Sequence[str] = ()) -> Parser:
         thinking = opens_thoughts(self.tokenizer, self.markers, prompt, self.stop_ids)
         return HermesParser(self.tokenizer, self.markers, tools=bool(tools), thinking=thinking, stop=stop)
+
+    def plain(self, stop: Sequence[str] = ()) -> Parser:
+        return PlainParser(self.tokenizer, self.stop_ids, stop)
+
+    def encode(self, text: str) -> list[int]:
+        return self.tokenizer.encode(text)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self.tokenizer.decode_whole(ids)
 
     def marks(self, prompt: Sequence[int]) -> Marks | None:
         return marks_of(self.tokenizer, self.markers, prompt, self.stop_ids)
