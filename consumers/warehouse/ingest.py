@@ -20,16 +20,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
-from millrace.consumers.history.kinds import HOLDS
 from millrace.consumers.warehouse.cutting import Block, Cutter
-from millrace.consumers.warehouse.fences import Fence, Where, named, take_over
+from millrace.consumers.warehouse.dropping import wait_for_deletes
+from millrace.consumers.warehouse.fences import PROOFS, Fence, Where, named, take_over
 from millrace.consumers.warehouse.framing import framed
 from millrace.consumers.warehouse.own import Proof, proof_rows, unreadable_rows
 from millrace.consumers.warehouse.sharing import Everything, Shares
 from millrace.consumers.warehouse.sorting import Behind, Sorter, kind_of
 from millrace.consumers.warehouse.sound import unsound
 from millrace.consumers.warehouse.store import Insertion, Store
-from millrace.consumers.warehouse.tables import LOG, TABLES, Table, table_of
+from millrace.consumers.warehouse.tables import LOG, TABLES, Table, position_of
 from millrace.infra import faults
 from millrace.infra.errors import BusError, StorageError, WarehouseError, WarehouseTaken
 from millrace.infra.log.base import Bus, Record
@@ -93,6 +93,7 @@ class Ingest:
         self._mine = list(self._partitions())
         if self._store.shared:
             self._fence(self._mine)
+        wait_for_deletes(self._store)
         self._proofs.clear()
         self._have.clear()
         for name in (*(table.name for table in TABLES), UNREADABLE):
@@ -309,9 +310,14 @@ class Ingest:
         faults.point("warehouse.after_unreadable")
 
     def _prove(self) -> None:
-        """Write down what was done."""
+        """Write down what was done, while all of it is this process's: a table whose rows are forgotten in time is
+        believed to be as far as `blocks` says."""
         if self._proofs:
-            self._store.insert(*proof_rows(self._proofs), f"millrace-{self._prefix}blocks-{self._id}")
+            into, pieces = proof_rows(self._proofs)
+            if self._store.shared:
+                held = {(proof.topic, proof.part) for proof in self._proofs}
+                into = replace(into, where=" AND ".join(self._fences[where].condition for where in sorted(held)))
+            self._store.insert(into, pieces, f"{PROOFS}{self._prefix}{self._id}")
             self._proofs.clear()
             faults.point("warehouse.after_proof")
 
@@ -324,7 +330,4 @@ class Ingest:
 
     def _main(self, topic: str) -> Table:
         """The table that says how far a topic is."""
-        kind = self._kind(topic)
-        table = table_of(kind, HOLDS[kind][0])
-        assert table is not None, kind
-        return table
+        return position_of(self._kind(topic))

@@ -142,3 +142,14 @@ def table_of(kind: str, record: str) -> Table | None:
     if record == "Progress":
         return BY_NAME["progress"]
     return BY_NAME["turns" if kind in TURNS else kind.replace("-", "_")]
+
+
+def position_of(kind: str) -> Table:
+    """The table whose rows say how far a topic of this kind is in: those of its first record."""
+    table = table_of(kind, HOLDS[kind][0])
+    assert table is not None, kind
+    return table
+
+
+OWN_POSITION = frozenset(position_of(kind).name for kind in HOLDS)
+"""tables that say how far topics are; the others are written before these"""

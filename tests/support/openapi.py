@@ -66,7 +66,7 @@ ANSWERS: dict[str, dict[str, Any]] = {
     "response": an_object(id=TEXT, object=TEXT, status=TEXT, model=TEXT, output={"type": "array"}),
     "count_tokens": an_object(input_tokens={"type": "integer"}),
     "models": an_object(object=TEXT, data={"type": "array", "items": OBJECT}),
-    "health": an_object(status={"enum": ["ok", "no engine"]}),
+    "health": an_object(status={"enum": ["ok", "no engine", "capture down"]}),
     "start": an_object(session=TEXT, api_key=TEXT, base_url=TEXT),
     "reward": an_object(reward_id=TEXT),
     "events": an_object(ids={"type": "array", "items": {"type": ["string", "null"]}}),

@@ -13,6 +13,7 @@ from millrace.consumers.history.kinds import EVENTS
 from millrace.consumers.history.reader import History
 from millrace.consumers.replay.selection import Candidate
 from millrace.infra.errors import BranchError
+from millrace.schemas.errors import SchemaError
 from millrace.schemas.records import Reward
 
 Rewards = Mapping[tuple[str, str], float]
@@ -41,7 +42,10 @@ def chosen(history: History, text: str) -> Chosen:
     for row in rows:
         if row.name != "Event" or row["kind"] != "reward" or row["body_encoding"] != "plain":
             continue
-        reward: Reward = row.body
+        try:
+            reward: Reward = row.body
+        except SchemaError:
+            continue  # a dead letter of seal's says so
         value = reward["value"]
         if reward["replay"] is None or reward["failure"] is not None or value is None or not math.isfinite(value):
             continue

@@ -88,6 +88,8 @@ class HermesParser(Parser):
         self._draft: list[int] = []
         self._all: list[int] = []
         self._marked = thinking
+        self._turning = {markers.call, markers.think}
+        """ids that may end a stretch of text"""
         self._reply = Reply()
 
     @property
@@ -96,13 +98,23 @@ class HermesParser(Parser):
 
     def feed(self, ids: Sequence[int]) -> list[ReplyDelta]:
         out: list[ReplyDelta] = []
+        stops, step, core, turning = self._stop_ids, self._stream.step, self._tokenizer.core, self._turning
         for id in ids:
-            if self._state is DONE or id in self._stop_ids:
+            if self._state is TEXT and id not in stops and id not in turning:
+                # What nearly every token is, with as little work as there can be.
+                self._all.append(id)
+                self._ids.append(id)
+                if piece := step(core, id):
+                    self._said += len(piece)
+                    self._say(piece, out)
+                continue
+            if self._state is DONE or id in stops:
                 self._close(out)
                 self._state = DONE
                 break
             self._all.append(id)
             self._token(id, out)
+            step = self._stream.step
         return self._note(out)
 
     def finish(self) -> list[ReplyDelta]:
