@@ -100,6 +100,7 @@ class Assembled(Events):
                 parts = self._choices[index] = ChoiceParts()
             good &= parts.take(mapping(choice.get("delta")))
             parts.finish = text(choice.get("finish_reason")) or parts.finish
+            self.closing |= parts.finish is not None
         return good
 
     def response(self) -> dict[str, Any]:

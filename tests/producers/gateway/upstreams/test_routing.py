@@ -3,6 +3,7 @@ log reads what went by as the upstream meant it."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -22,6 +23,7 @@ from millrace.producers.gateway.protocols.all import DIALECTS, read
 from millrace.producers.gateway.rendering.template import TemplateRenderer
 from millrace.producers.gateway.upstreams.routes import Rule
 from millrace.producers.gateway.upstreams.upstreams import Upstream, Upstreams
+from millrace.schemas import bounds
 from tests.support.fake_http import FakeServer, Script, answer, hang_up, serving, stream
 from tests.support.gateway_world import ScriptedEngine, World, world
 from tests.support.speakers import SPEAKERS, Results, Speaker
@@ -254,6 +256,62 @@ async def test_what_nobody_here_reads_passes_and_leaves_a_gap(tmp_path: Path, di
         assert [event["kind"] for event in w.events()] == ["episode_started", "gap"] * 2
         assert (await asked(w, dialect, b"{")).status == 400
         assert len(far.requests) == 2
+
+
+@each
+@pytest.mark.parametrize("odd", [b"[" * 90 + b"]" * 90, b"[" + b"0," * bounds.VALUES + b"0]"], ids=["deep", "many"])
+async def test_a_request_beyond_what_is_read_here_passes_and_leaves_a_gap(
+    tmp_path: Path, dialect: str, odd: bytes
+) -> None:
+    body = request(dialect, streamed=False).replace(b"{", b'{"more": ' + odd + b",", 1)
+    async with (
+        serving(answer(b"[]")) as far,
+        before(tmp_path, None, {"far": far.url}, [Rule("*", "far")]) as w,
+    ):
+        wire = await asked(w, dialect, body)
+        assert (wire.status, far.requests[-1][1]) == (200, body)
+        assert [event["kind"] for event in w.events()] == ["episode_started", "gap"]
+
+
+@each
+async def test_an_event_is_told_before_the_next_one_comes(
+    tmp_path: Path, renderer: TemplateRenderer, dialect: str
+) -> None:
+    raw, _ = await played(tmp_path / "far", renderer, dialect, streamed=True)
+    first = raw[: raw.index(b"\n\n") + 2]
+    told = asyncio.Event()
+
+    async def script(writer: asyncio.StreamWriter) -> None:
+        head = b"HTTP/1.1 200 X\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+        writer.write(head + b"%x\r\n" % len(first) + first + b"\r\n")
+        await writer.drain()
+        await told.wait()
+        writer.write(b"%x\r\n" % (len(raw) - len(first)) + raw[len(first) :] + b"\r\n0\r\n\r\n")
+
+    async with (
+        serving(script) as far,
+        before(tmp_path / "near", None, {"far": far.url}, [Rule("*", "far")]) as w,
+        w.http.stream("POST", PATHS[dialect], content=request(dialect, streamed=True), timeout=60) as got,
+    ):
+        came = b""
+        async for part in got.aiter_raw():
+            came += part
+            if came == first:
+                told.set()
+        assert came == raw
+
+
+@each
+async def test_what_ends_a_reply_is_told_once_it_is_recorded(
+    tmp_path: Path, renderer: TemplateRenderer, dialect: str
+) -> None:
+    raw, _ = await played(tmp_path, renderer, dialect, streamed=True)
+    events, told = READERS[dialect].assembled(), list[bool]()
+    for event in raw.split(b"\n\n")[:-1]:
+        events.feed(event + b"\n\n")
+        told.append(events.closing)
+    assert (told[0], told[-1]) == (False, True)
+    assert told == sorted(told), "a reply that came to its end stays there"
 
 
 async def told(
