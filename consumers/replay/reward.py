@@ -13,6 +13,7 @@ import asyncio
 import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -22,6 +23,7 @@ from millrace.infra import faults
 from millrace.infra.log.base import Bus, Outgoing, Record
 from millrace.infra.log.topics import full_name
 from millrace.schemas import codec
+from millrace.schemas.errors import SchemaError
 from millrace.schemas.records import Reward, Trajectory
 from millrace.streams.reward.judge import Evaluator, reward_id
 
@@ -128,9 +130,10 @@ class Replay:
             )
             for row in rows:
                 if row.name == "Event" and row.record["kind"] == "reward" and row.record["body_encoding"] == "plain":
-                    reward: Reward = row.body
-                    if reward["replay"] == self._evaluator.replay:
-                        found.add(reward["reward_id"])
+                    with suppress(SchemaError):  # a dead letter says so
+                        reward: Reward = row.body
+                        if reward["replay"] == self._evaluator.replay:
+                            found.add(reward["reward_id"])
         return found
 
     def _ends(self, left: Iterable[tuple[str, str]]) -> Iterator[Record]:

@@ -18,6 +18,7 @@ from millrace.consumers.history.reader import History
 from millrace.consumers.replay.selection import Candidate
 from millrace.infra.errors import BranchError
 from millrace.schemas import bounds
+from millrace.schemas.errors import SchemaError
 from millrace.schemas.records import Reward
 
 LIVE = "live:"
@@ -51,7 +52,10 @@ def chosen(history: History, text: str) -> Chosen:
     ):
         if row.name != "Event" or row["kind"] != "reward" or row["body_encoding"] != "plain":
             continue
-        reward: Reward = row.body
+        try:
+            reward: Reward = row.body
+        except SchemaError:
+            continue  # a dead letter of seal's says so
         name = row["attempt"], reward["reward_id"]
         if (reward["replay"] is None) is not live or (live and name in known):
             continue
