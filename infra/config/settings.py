@@ -108,6 +108,15 @@ class Settings(BaseSettings):
             raise ValueError(f'[learner] lora: publish = "adapter" needs [engine] kind vllm, not {self.engine.kind}')
         if self.rollout.key and self.rollout.key not in self.gateway.keys:
             raise ValueError(f"[rollout] key {self.rollout.key!r} is none of [gateway.keys]: name one of them")
+        for name, key in self.gateway.keys.items():
+            if key.budget is not None and key.budget_hours > self.topics.short_hours:
+                raise ValueError(
+                    f"[gateway.keys.{name}] budget_hours {key.budget_hours:g} is above [topics] short_hours "
+                    f"{self.topics.short_hours}: a gateway that starts learns what was spent from its capture log, "
+                    "which is kept no longer"
+                )
+        if self.warehouse.read_url.get_secret_value() and not self.warehouse.url.get_secret_value():
+            raise ValueError("[warehouse] read_url is how to read from the server of [warehouse] url: set that too")
         hours = self.topics.short_hours if self.archive.raw else self.topics.long_hours
         if self.archive.keep and self.archive.close_hours >= hours:
             raise ValueError(
@@ -163,7 +172,8 @@ class Settings(BaseSettings):
 
 
 def masked(settings: Settings) -> dict[str, Any]:
-    """The settings as plain values, secrets as stars, also those inside URLs and the engine's arguments."""
+    """The settings as plain values, secrets as stars, also those inside URLs and the engine's arguments. What is not
+    set is left out, since TOML has no word for it."""
     values: dict[str, Any] = _masked(settings.model_dump(mode="json"))
     values["engine"]["args"] = in_arguments(settings.engine.args)
     return values
@@ -171,7 +181,7 @@ def masked(settings: Settings) -> dict[str, Any]:
 
 def _masked(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _masked(inner) for name, inner in value.items()}
+        return {name: _masked(inner) for name, inner in value.items() if inner is not None}
     if isinstance(value, list):
         return [_masked(inner) for inner in value]
     return in_text(value) if isinstance(value, str) else value

@@ -116,12 +116,15 @@ def make_app(gateway: Gateway, upstream: TextUpstream | Upstreams | None = None,
     async def health(request: Request) -> Response:
         gateway.check_open()
         # No error: a load balancer would turn away rewards and ends of episodes too.
+        recorder = gateway.recorder
+        down = await recorder.down() if recorder.required else None
         status = "no engine" if gateway.renderer is not None and gateway.fleet.away else "ok"
+        status = "capture down" if down is not None else status
         try:
             enter(request)
         except ApiError:
             return _json({"status": status})  # a load balancer has no key; what is behind is not its business
-        log = gateway.recorder.log
+        log = recorder.log
         engines = {
             target.url: {"version": target.version, "running": target.running}
             for target in gateway.fleet.targets.values()
@@ -129,7 +132,15 @@ def make_app(gateway: Gateway, upstream: TextUpstream | Upstreams | None = None,
         sessions = gateway.sessions
         state = {"status": status, "sessions": len(sessions.live), "unreadable": len(sessions.unreadable)}
         return _json(
-            {**state, "engines": engines, "captured": log.end, "forwarded": log.acked, "waiting_bytes": log.waiting}
+            {
+                **state,
+                "engines": engines,
+                "capture": "required" if recorder.required else "best-effort",
+                "lost": recorder.lost,
+                "captured": log.end,
+                "forwarded": log.acked,
+                "waiting_bytes": log.waiting,
+            }
         )
 
     async def start(request: Request) -> Response:

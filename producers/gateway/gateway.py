@@ -23,7 +23,7 @@ from millrace.producers.gateway import keys
 from millrace.producers.gateway.aside import Step, aside, by_turns
 from millrace.producers.gateway.call import SLICE, Call, Choice, slices
 from millrace.producers.gateway.constraint import grammar_of
-from millrace.producers.gateway.conversation import Ask, Part, check_strict, messages_of, unknown_fields
+from millrace.producers.gateway.conversation import Ask, Part, check_strict, messages_of, prompt_message, unknown_fields
 from millrace.producers.gateway.errors import ApiError, bad_request, of_engine
 from millrace.producers.gateway.fleet import Fleet
 from millrace.producers.gateway.followups import followup
@@ -68,12 +68,13 @@ class Understood(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Caller:
     """Who sent a request: a tenant, the session whose own key was used, if any, whether it may take grants, and for
-    which verifiers it may not speak."""
+    which verifiers it may not speak; `key` is the name of the static key that bears what it spends."""
 
     tenant: str
     session: Session | None
     granted: bool = False
     reserved: frozenset[str] = frozenset()
+    key: str = ""
 
     def speaks_in(self, session: Session) -> bool:
         """Whether it may add to a session of its tenant and end it: where a grant asked for one, whoever takes grants
@@ -97,6 +98,7 @@ class Gateway:
         self.options = options
         # By digest, so that how long a look-up takes tells nothing about a key.
         self._tenants = {_digest(key): tenant for key, tenant in options.keys.items()}
+        self._names = {_digest(key): name for key, name in options.key_names.items()}
         self._judges = {_digest(key): sources for key, sources in options.judges.items()}
         self.sessions = sessions
         self.recorder = recorder
@@ -124,7 +126,7 @@ class Gateway:
             )
         granted = bool(workers) and digest == _digest(workers)
         unnamed = self.options.reserved - self._judges.get(digest, frozenset())
-        return Caller(tenant, None, granted, frozenset() if granted else unnamed)
+        return Caller(tenant, None, granted, frozenset() if granted else unnamed, self._names.get(digest, ""))
 
     def _by_session_key(self, key: str) -> Caller:
         """A session's own key is that or nothing: it never passes for a caller without one."""
@@ -144,7 +146,7 @@ class Gateway:
                 "use the base_url that comes with its key",
                 code="session_expired",
             )
-        return Caller(session.tenant, session)
+        return Caller(session.tenant, session, key=session.payer)
 
     def session_of(
         self,
@@ -228,6 +230,12 @@ class Gateway:
                 retry_after_s=1,
             )
 
+    async def check_serves(self, caller: Caller) -> None:
+        """A call is about to begin. Raises ApiError 429 for a key that has spent what it may, and 503 where capture is
+        required and nothing could be captured."""
+        self.recorder.spending.check(caller.key, now_micros())
+        await self.recorder.check()
+
     # ------------------------------------------------------------------ calls
 
     async def prepare(self, caller: Caller, headers: Mapping[str, str], body: bytes, dialect: Dialect = CHAT) -> Call:
@@ -238,6 +246,7 @@ class Gateway:
         asked = await aside(size, self._understood, dialect, body, partial(self.recall, caller, headers))
         request, messages, body = asked.request, asked.messages, asked.body
         version = wanted(self.options.policy, request.model).version
+        await self.check_serves(caller)
         said = hints(headers, *request.users, name=request.name)
         session, proven = self.called(caller, said, messages, asked.digests, asked.used)
         self.sessions.stored.touch(asked.used)
@@ -246,7 +255,7 @@ class Gateway:
         try:
             # A call from here on: neither silence nor another call's failure ends its session meanwhile.
             with self.calling(session, response_id):
-                await aside(len(body), session.lineages.write, plan, request.tools, self.renderer)
+                await aside(len(body), session.lineages.write, plan, request.tools, self.renderer, request.prompt)
                 grammar = None
                 if request.held:
                     grammar = await aside(len(body), grammar_of, request, self.renderer.marks(plan.prompt))
@@ -269,7 +278,18 @@ class Gateway:
             raise _ended(session)
         session.engine = target.url
         return Call(
-            session, dialect, request, body, plan, sampling, self.renderer, target, response_id, version=version
+            session,
+            dialect,
+            request,
+            body,
+            plan,
+            sampling,
+            self.renderer,
+            target,
+            response_id,
+            version=version,
+            payer=caller.key,
+            prices=self.options.prices,
         )
 
     async def count(self, parse: Callable[[bytes], Ask], body: bytes) -> int:
@@ -296,7 +316,7 @@ class Gateway:
             raise bad_request(f"n: a request of {len(body)} bytes may ask for at most {most} choices", param="n")
         if used and len(body) > self.options.max_body_bytes:
             raise too_long()
-        messages = messages_of(request.turns)
+        messages = messages_of(request.turns) if request.prompt is None else [prompt_message(request.prompt)]
         digests = keys.chain(messages, request.tools)
         return Understood(request, messages, digests, keys.request_hash(body), body, used)
 
@@ -325,7 +345,7 @@ class Gateway:
                 self._record(call)
             raise
         await self._record_by_turns(call, each)
-        await self.recorder.durable(call.session)
+        await self.recorder.kept(call.session, lost=call.lost)
         if any(choice.reason == ABORT for choice in call.choices):
             raise ApiError(503, "The engine aborted this reply: try again", type="server_error", code="engine_aborted")
         return response
@@ -348,16 +368,17 @@ class Gateway:
                 _, each = await aside(call.told, call.dialect.responses, call)
             recorded = True
             await self._record_by_turns(call, each)
-            await self.recorder.durable(call.session)
+            await self.recorder.kept(call.session, lost=call.lost)
             yield b"".join([*events, *(event.sse() for event in writer.end())])
         except ApiError as error:
             if call.first is None:
                 recorded = True
                 raise
-            recorded = True
-            self._record(call)
-            if call.strayed:
+            if recorded or call.strayed:
                 events.clear()  # no end of a reply that is none
+            if not recorded:
+                recorded = True
+                self._record(call)
             yield b"".join([*events, call.dialect.failed(error).sse()])
         finally:
             if not recorded:
@@ -458,7 +479,7 @@ class Gateway:
         """A step of `_record` for each choice, and before it one beside the loop where much is to be written; nothing
         happens between the last choice and the end."""
         session, plan = call.session, call.plan
-        self.begun(session)
+        call.lost = not self.begun(session)
         for at, choice in enumerate(call.choices):
             if at:
                 yield None
@@ -482,12 +503,17 @@ class Gateway:
             except Exception as error:
                 logger.exception("%s of %s cannot be captured", call.response_id, session.id)
                 session.forget()
+                call.lost = True
                 self.recorder.missed(session, "model_call", f"not recordable: {type(error).__name__}")
                 continue
             if breach is not None:
                 logger.warning("%s of %s: %s from %s", call.response_id, session.id, breach, call.target.url)
                 self.fleet.doubt(call.target)
-            id = self.recorder.record(session, "model_call", body, actor="policy", event_time=call.when, draft=draft)
+            notes = call.spent(choice).note(call.payer)
+            id = self.recorder.record(
+                session, "model_call", body, actor="policy", event_time=call.when, draft=draft, notes=notes
+            )
+            call.lost = call.lost or id is None
             session.asks.called(plan.messages, call.when, plan.supersedes)
             session.asks.replied(call.response_id, reply, now_micros())
             if not at:
@@ -507,15 +533,15 @@ class Gateway:
 
     # ------------------------------------------------------------------ sessions
 
-    def begin(self, session: Session) -> None:
-        """A session starts: its first event, and its place among the live ones."""
-        self.recorder.record(session, "episode_started", session.start, actor="agent")
+    def begin(self, session: Session) -> bool:
+        """A session starts: its first event, and its place among the live ones. False: the event is lost."""
+        id = self.recorder.record(session, "episode_started", session.start, actor="agent")
         self.sessions.add(session)
+        return id is not None
 
-    def begun(self, session: Session) -> None:
-        """An episode that nobody asked for begins with the first record of a call."""
-        if session.step == 0:
-            self.begin(session)
+    def begun(self, session: Session) -> bool:
+        """An episode that nobody asked for begins with the first record of a call. False: its start is lost."""
+        return session.step > 0 or self.begin(session)
 
     def unbegun(self, session: Session) -> None:
         """A call failed: an episode that has nothing else is gone."""
