@@ -15,8 +15,8 @@ def _hermes(given: Any) -> Any:
     """Raises ValueError for any other form, with the way that remains."""
     if given != "hermes":
         raise ValueError(
-            f"only hermes is supported, not {given!r}: a model that writes its calls in another form (llama3_json, "
-            "mistral, pythonic, ...) needs a [gateway] renderer of its family; without one its calls stay text"
+            f"only hermes is supported, not {given!r}: leave it out: the form of calls (llama, mistral, pythonic, "
+            "...) is found from the model's chat template or its [gateway] renderer"
         )
     return given
 
@@ -114,7 +114,7 @@ class Gateway(Section):
     )
     tool_parser: Annotated[Literal["hermes"], BeforeValidator(_hermes)] = Field(
         default="hermes",
-        description="form of the tool calls in the model's text; no other is supported but by a renderer of its family",
+        description="without effect: the form of tool calls is found from the model's chat template",
     )
     followups: bool = Field(
         default=False,
