@@ -18,8 +18,10 @@ from millrace.producers.gateway.conversation import Ask, Part, Text, Thinking, T
 from millrace.producers.gateway.errors import RETRY_AFTER_S, ApiError
 from millrace.producers.gateway.fleet import Target
 from millrace.producers.gateway.lineage import ABORT, CallStart
+from millrace.producers.gateway.prices import Prices
 from millrace.producers.gateway.rendering.base import Parser, Renderer, ReplyDelta
 from millrace.producers.gateway.session import Session
+from millrace.producers.gateway.spending import Spent, spent
 from millrace.schemas.arrays import pack
 from millrace.schemas.ids import new_id, now_micros
 from millrace.schemas.labels import make_label
@@ -143,6 +145,9 @@ class Call:
     """whether another did"""
     lost: bool = False
     """whether a record of it could not be written"""
+    payer: str = ""
+    """the name of the key that bears it"""
+    prices: Prices | None = None
     choices: list[Choice] = field(default_factory=list)
     unshared: int = 0
     """tokens that were handled since others had their turn"""
@@ -253,12 +258,17 @@ class Call:
                 "completion": completion,
                 "cached": self.cached,
             },
-            "cost": None,
+            "cost": None if self.prices is None else self.spent(choice).money,
             "latency_us": int((ended - self.began) * 1e6),
             "ttft_us": int(((self.first or ended) - self.began) * 1e6),
             "trainable": why is None,
             "untrainable_reason": why,
         }, breach
+
+    def spent(self, choice: Choice) -> Spent:
+        """What the record of one choice adds; the first bears the prompt."""
+        prompt, cached = (len(self.plan.prompt), self.cached) if choice.index == 0 else (0, 0)
+        return spent(self.prices, (prompt, len(choice.ids), cached), ("",))
 
     def _breach(self, versions: Any) -> str | None:
         if not self.session.granted or not len(versions):

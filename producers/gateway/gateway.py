@@ -68,12 +68,13 @@ class Understood(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Caller:
     """Who sent a request: a tenant, the session whose own key was used, if any, whether it may take grants, and for
-    which verifiers it may not speak."""
+    which verifiers it may not speak; `key` is the name of the static key that bears what it spends."""
 
     tenant: str
     session: Session | None
     granted: bool = False
     reserved: frozenset[str] = frozenset()
+    key: str = ""
 
     def speaks_in(self, session: Session) -> bool:
         """Whether it may add to a session of its tenant and end it: where a grant asked for one, whoever takes grants
@@ -97,6 +98,7 @@ class Gateway:
         self.options = options
         # By digest, so that how long a look-up takes tells nothing about a key.
         self._tenants = {_digest(key): tenant for key, tenant in options.keys.items()}
+        self._names = {_digest(key): name for key, name in options.key_names.items()}
         self._judges = {_digest(key): sources for key, sources in options.judges.items()}
         self.sessions = sessions
         self.recorder = recorder
@@ -126,7 +128,7 @@ class Gateway:
             )
         granted = digest == _digest(self.options.rollout_key)
         unnamed = self.options.reserved - self._judges.get(digest, frozenset())
-        return Caller(tenant, None, granted, frozenset() if granted else unnamed)
+        return Caller(tenant, None, granted, frozenset() if granted else unnamed, self._names.get(digest, ""))
 
     def _by_session_key(self, key: str) -> Caller:
         """A session's own key is that or nothing: it never passes for a caller without one."""
@@ -146,7 +148,7 @@ class Gateway:
                 "use the base_url that comes with its key",
                 code="session_expired",
             )
-        return Caller(session.tenant, session)
+        return Caller(session.tenant, session, key=session.payer)
 
     def session_of(
         self,
@@ -230,6 +232,12 @@ class Gateway:
                 retry_after_s=1,
             )
 
+    async def check_serves(self, caller: Caller) -> None:
+        """A call is about to begin. Raises ApiError 429 for a key that has spent what it may, and 503 where capture is
+        required and nothing could be captured."""
+        self.recorder.spending.check(caller.key, now_micros())
+        await self.recorder.check()
+
     # ------------------------------------------------------------------ calls
 
     async def prepare(self, caller: Caller, headers: Mapping[str, str], body: bytes, dialect: Dialect = CHAT) -> Call:
@@ -240,7 +248,7 @@ class Gateway:
         asked = await aside(size, self._understood, dialect, body, partial(self.recall, caller, headers))
         request, messages, body = asked.request, asked.messages, asked.body
         version = wanted(self.options.policy, request.model).version
-        await self.recorder.check()
+        await self.check_serves(caller)
         said = hints(headers, *request.users, name=request.name)
         session, proven = self.called(caller, said, messages, asked.digests, asked.used)
         self.sessions.stored.touch(asked.used)
@@ -272,7 +280,18 @@ class Gateway:
             raise _ended(session)
         session.engine = target.url
         return Call(
-            session, dialect, request, body, plan, sampling, self.renderer, target, response_id, version=version
+            session,
+            dialect,
+            request,
+            body,
+            plan,
+            sampling,
+            self.renderer,
+            target,
+            response_id,
+            version=version,
+            payer=caller.key,
+            prices=self.options.prices,
         )
 
     async def count(self, parse: Callable[[bytes], Ask], body: bytes) -> int:
@@ -492,7 +511,10 @@ class Gateway:
             if breach is not None:
                 logger.warning("%s of %s: %s from %s", call.response_id, session.id, breach, call.target.url)
                 self.fleet.doubt(call.target)
-            id = self.recorder.record(session, "model_call", body, actor="policy", event_time=call.when, draft=draft)
+            notes = call.spent(choice).note(call.payer)
+            id = self.recorder.record(
+                session, "model_call", body, actor="policy", event_time=call.when, draft=draft, notes=notes
+            )
             call.lost = call.lost or id is None
             session.asks.called(plan.messages, call.when, plan.supersedes)
             session.asks.replied(call.response_id, reply, now_micros())

@@ -20,6 +20,7 @@ from millrace.producers.capture.entry import Entry
 from millrace.producers.capture.log import CaptureLog, LogFull
 from millrace.producers.gateway.errors import RETRY_AFTER_S, ApiError
 from millrace.producers.gateway.session import Session
+from millrace.producers.gateway.spending import Spending
 from millrace.schemas import codec
 from millrace.schemas.chain import LONG, VERSION, Begun, begin, event_hash
 from millrace.schemas.ids import new_id, now_micros
@@ -58,8 +59,11 @@ class Recorder:
     """Writes the events of all sessions of one gateway. With a key, rewards carry a proof of who let them in.
     `required`: a reply that cannot be captured is not told."""
 
-    def __init__(self, log: CaptureLog, key: str = "", *, required: bool = False) -> None:
+    def __init__(
+        self, log: CaptureLog, key: str = "", *, required: bool = False, spending: Spending | None = None
+    ) -> None:
         self.log = log
+        self.spending = spending or Spending({})
         self.required = required
         self.lost: Counter[str] = Counter()
         """events that could not be captured since the start, by kind"""
@@ -216,6 +220,7 @@ class Recorder:
             headers[proof.HEADER] = proof.proof_of(self._key, event["hash"])
         log.append(Entry(session.key, headers, codec.encode("Event", event)), reserved=kind in RESERVED)
         session.followed(kind, event["step"], event["hash"])
+        self.spending.fold(notes, event["capture_time"])
         if kind == "episode_ended":
             telemetry.own("millrace.gateway", session.root, session.id, session.began, steps=session.step)
         _events.add(1, kind=kind)

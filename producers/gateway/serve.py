@@ -52,6 +52,7 @@ from millrace.producers.gateway.recorder import Recorder
 from millrace.producers.gateway.rendering.base import Renderer
 from millrace.producers.gateway.rendering.choose import check, choose
 from millrace.producers.gateway.sessions import Sessions
+from millrace.producers.gateway.spending import Spending
 from millrace.producers.gateway.upstreams.upstreams import Upstreams
 from millrace.producers.gateway.upstreams.upstreams import make as make_upstreams
 from millrace.schemas import bounds
@@ -94,14 +95,15 @@ async def _run(settings: Settings, bus: Bus) -> None:
     # Half of the hours that its first event is kept: a start rebuilds the whole of an episode, or nothing of it.
     named_s = settings.topics.short_hours * 3600 / 2
     sessions = Sessions(log.folder, options.policy, secret, named_s=named_s)
-    live = sessions.rebuild(log)
+    spending = Spending(options.limits)
+    live = sessions.rebuild(log, spending)
     logger.info("%s: %d live sessions, %d bytes to send", log.source, live, log.waiting)
     resubmits, key = settings.engine.interrupt == "abort", partial(engine_key, settings)
     # Where one engine alone is known, a call waits until it has started; where there are more, another may serve it.
     make = partial(make_engine, resubmits=resubmits, key=key)
     fleet = Fleet(options.policy, lambda url: make(url, absent_patience_s=START_S if urls == (url,) else None), urls)
     required = settings.gateway.capture == "required"
-    recorder = Recorder(log, settings.reward.key.get_secret_value(), required=required)
+    recorder = Recorder(log, settings.reward.key.get_secret_value(), required=required, spending=spending)
     gateway = Gateway(options, sessions, recorder, fleet, renderer)
     forwarder.start()
     watch = WorkersWatch(bus, full_name(settings.namespace, "workers"), loop, fleet.observe)

@@ -116,6 +116,7 @@ RUN_BY = {
     ".venv/bin/python -m benchmarks.bench_questions": BENCHMARKS,
     ".venv/bin/python -m benchmarks.bench_recovery": BENCHMARKS,
     ".venv/bin/python -m benchmarks.bench_reload": BENCHMARKS,
+    ".venv/bin/python -m benchmarks.bench_serving": BENCHMARKS,
     ".venv/bin/python -m benchmarks.bench_stages": BENCHMARKS,
     ".venv/bin/python -m benchmarks.bench_step": BENCHMARKS,
     ".venv/bin/python -m benchmarks.bench_tokens": BENCHMARKS,

@@ -26,6 +26,7 @@ from millrace.producers.gateway.recorder import Recorder
 from millrace.producers.gateway.rendering.base import Renderer
 from millrace.producers.gateway.serve import serve
 from millrace.producers.gateway.sessions import Sessions
+from millrace.producers.gateway.spending import Spending
 from millrace.schemas import codec
 from millrace.schemas.ids import now_micros
 
@@ -202,11 +203,13 @@ async def world(
     bus.ensure_topics([TopicSpec(RAW, 2)])
     log = CaptureLog(folder / "capture", **(log_options or {}))
     sessions = Sessions(log.folder, POLICY)
-    sessions.rebuild(log)
+    made = GatewayOptions(**{"policy": POLICY, **options})
+    spending = Spending(made.limits)
+    sessions.rebuild(log, spending)
     engines = engine if isinstance(engine, Mapping) else {ENGINE: engine}
     fleet = Fleet(POLICY, engines.__getitem__, tuple(engines))
-    recorder = Recorder(log, required=required)
-    gateway = Gateway(GatewayOptions(**{"policy": POLICY, **options}), sessions, recorder, fleet, renderer)
+    recorder = Recorder(log, required=required, spending=spending)
+    gateway = Gateway(made, sessions, recorder, fleet, renderer)
     forwarder = Forwarder(log, bus, RAW, ClaimStore(str(folder / "claims")))
     forwarder.start()
     stop, port = asyncio.Event(), port or free_ports(1)[0]

@@ -40,8 +40,8 @@ class ToolCall(NamedTuple):
 
 
 class Marks(NamedTuple):
-    """The tokens that a form puts around calls (in Hermes form) and thoughts, None where it has none, and what ends a
-    reply. `thoughts`: a prompt has opened them, or closed them, or leaves them to the model."""
+    """The tokens that a form puts around calls, where it is Hermes form, and around thoughts, None where it has none,
+    and what ends a reply. `thoughts`: a prompt has opened them, or closed them, or leaves them to the model."""
 
     call: int | None
     call_end: int | None
@@ -66,6 +66,17 @@ class Reply:
     content: str | None = None
     reasoning: str | None = None
     calls: list[ToolCall] = field(default_factory=list)
+
+    def take(self, deltas: list[ReplyDelta]) -> list[ReplyDelta]:
+        """Note what was said; returns it."""
+        for delta in deltas:
+            if delta.call is not None:
+                self.calls.append(delta.call)
+            elif delta.reasoning:
+                self.reasoning = (self.reasoning or "") + delta.reasoning
+            else:
+                self.content = (self.content or "") + delta.content
+        return deltas
 
 
 class Parser(ABC):

@@ -27,8 +27,9 @@ from millrace.producers.gateway.rendering.base import (
     ReplyDelta,
     Tools,
 )
-from millrace.producers.gateway.rendering.hermes import (
-    HermesParser,
+from millrace.producers.gateway.rendering.forms.base import schemas_of
+from millrace.producers.gateway.rendering.marked import (
+    MarkedParser,
     Markers,
     as_call,
     marks_of,
@@ -131,10 +132,10 @@ class PackagedRenderer(Renderer):
 
         if self.name not in HERMES:
             return WholeParser(self.tokenizer, read, self.stop_ids, tools=bool(tools), stop=stop)
-        return HermesParser(
+        return MarkedParser(
             self.tokenizer,
             self.markers,
-            tools=bool(tools),
+            tools=schemas_of(tools) if tools else None,
             thinking=opens_thoughts(self.tokenizer, self.markers, prompt, self.stop_ids),
             stop=stop,
             stop_ids=self.stop_ids,

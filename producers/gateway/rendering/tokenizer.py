@@ -113,9 +113,14 @@ class ChatTokenizer:
         templates = source if len(found) == 1 else json.dumps(named, sort_keys=True)
         self.template_hash = hashlib.sha256(templates.encode()).hexdigest()
 
-    def render_text(self, messages: Sequence[Any], tools: Any, *, generate: bool, **kwargs: Any) -> str:
-        """The conversation as text. Raises RenderError when the template cannot write it."""
+    def render_text(
+        self, messages: Sequence[Any], tools: Any, *, generate: bool, now: datetime | None = None, **kwargs: Any
+    ) -> str:
+        """The conversation as text, as of `now` where the template says the time. Raises RenderError when the template
+        cannot write it."""
         render = self._render if tools is None else self._render_tools
+        if now is not None:
+            kwargs["strftime_now"] = now.strftime
         try:
             return render(
                 messages=messages,

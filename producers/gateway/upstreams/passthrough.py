@@ -28,15 +28,16 @@ from millrace.producers.gateway.aside import Step, aside, by_turns
 from millrace.producers.gateway.errors import ApiError, of_engine
 from millrace.producers.gateway.gateway import Caller, Gateway
 from millrace.producers.gateway.lineage import ABORT
+from millrace.producers.gateway.prices import cost
 from millrace.producers.gateway.protocols.events import Events
 from millrace.producers.gateway.protocols.head import Head, renamed
 from millrace.producers.gateway.protocols.reader import Asked, Read, Reader
 from millrace.producers.gateway.recorder import LARGE
 from millrace.producers.gateway.rendering.base import Message
 from millrace.producers.gateway.session import Session
+from millrace.producers.gateway.spending import Spent, spent
 from millrace.producers.gateway.upstreams import attempts
 from millrace.producers.gateway.upstreams.cut import Cut
-from millrace.producers.gateway.upstreams.prices import cost
 from millrace.producers.gateway.upstreams.routes import Rule
 from millrace.producers.gateway.upstreams.upstreams import Upstream, Upstreams
 from millrace.producers.gateway.whose import hints
@@ -77,6 +78,8 @@ class Passed:
     first: float | None = None
     lost: bool = False
     """whether a record of it could not be written"""
+    payer: str = ""
+    """the name of the key that bears it"""
 
     @property
     def before(self) -> bytes:
@@ -105,13 +108,13 @@ class Passthrough:
         asked = await aside(len(body), _understood, reader, body)
         sent = await aside(len(body), renamed, body, rule.send_as) if rule.send_as else body
         users, name = reader.dialect.names(head)
-        await self.gateway.recorder.check()
+        await self.gateway.check_serves(caller)
         messages, digests = asked or (list[Message](), keys.chain([], None))
         session, _ = self.gateway.called(caller, hints(headers, *users, name=name), messages, digests)
         upstream = self.upstreams.chain(rule, reader.dialect.name)[0]
         path = f"{reader.path}?{query}" if query else reader.path
         with_headers = asked_with(headers, session.tenant, session.subject)
-        return Passed(session, reader, rule, head, body, sent, path, with_headers, asked, upstream)
+        return Passed(session, reader, rule, head, body, sent, path, with_headers, asked, upstream, payer=caller.key)
 
     async def answer(self, call: Passed) -> Response:
         """The upstream's whole answer."""
@@ -284,7 +287,10 @@ class Passthrough:
                 call.lost = True
                 recorder.missed(session, "model_call", f"not recordable: {type(error).__name__}")
                 continue
-            id = recorder.record(session, "model_call", body, actor="policy", event_time=call.when, draft=draft)
+            notes = {} if at else _spent(call, read.answer).note(call.payer)
+            id = recorder.record(
+                session, "model_call", body, actor="policy", event_time=call.when, draft=draft, notes=notes
+            )
             call.lost = call.lost or id is None
             try:
                 self._known(call, call.asked, read.answer.id, said, digest, recorded=id is not None, first=not at)
@@ -348,6 +354,19 @@ class Passthrough:
             "trainable": False,
             "untrainable_reason": UNTRAINABLE,
         }
+
+
+def _spent(call: Passed, answer: WholeAnswer) -> Spent:
+    """What a whole answer cost; its first record bears it."""
+    texts = (text for said in answer.choices for text in _texts(said.message))
+    return spent(call.rule.prices, answer.usage, [call.body, *texts])
+
+
+def _texts(reply: Message) -> Iterator[str]:
+    yield reply["content"] or ""
+    yield reply.get("reasoning_content") or ""
+    for asked in reply.get("tool_calls") or ():
+        yield asked["function"]["arguments"]
 
 
 def _understood(reader: Reader, body: bytes) -> Asked | None:

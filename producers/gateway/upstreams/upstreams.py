@@ -11,9 +11,9 @@ from millrace.infra.config import Settings
 from millrace.infra.config.upstreams import RESERVED
 from millrace.infra.engines.upstream import TextUpstream
 from millrace.infra.errors import ConfigError
+from millrace.producers.gateway.prices import priced
 from millrace.producers.gateway.protocols import all as dialects
 from millrace.producers.gateway.upstreams.attempts import FIRST_S
-from millrace.producers.gateway.upstreams.prices import Prices
 from millrace.producers.gateway.upstreams.routes import Rule, chain, choose, exact
 
 ONE = RESERVED
@@ -94,12 +94,7 @@ def make(settings: Settings, environment: Mapping[str, str]) -> Upstreams | None
         )
         for name, given in gateway.upstreams.items()
     ]
-    rules = []
-    for route in gateway.routes:
-        prices: Prices | None = None
-        if (told := route.prices) is not None:
-            prices = Prices(told.prompt, told.completion, told.prompt if told.cached is None else told.cached)
-        rules.append(Rule(route.model, route.upstream, route.send_as, prices))
+    rules = [Rule(route.model, route.upstream, route.send_as, priced(route.prices)) for route in gateway.routes]
     if gateway.upstream_url:
         key = _fit(gateway.upstream_key.get_secret_value(), "[gateway] upstream_key")
         one = TextUpstream(gateway.upstream_url, key)

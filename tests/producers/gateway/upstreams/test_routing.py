@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from millrace.infra.engines.base import Sampling
 from millrace.infra.engines.upstream import UNTRAINABLE, TextUpstream
+from millrace.producers.gateway.prices import Prices
 from millrace.producers.gateway.protocols.all import DIALECTS, read
 from millrace.producers.gateway.rendering.template import TemplateRenderer
-from millrace.producers.gateway.upstreams.prices import Prices
 from millrace.producers.gateway.upstreams.routes import Rule
 from millrace.producers.gateway.upstreams.upstreams import Upstream, Upstreams
 from tests.support.fake_http import FakeServer, Script, answer, hang_up, serving, stream
