@@ -107,9 +107,10 @@ def make_app(gateway: Gateway, upstream: TextUpstream | Upstreams | None = None,
 
     async def models(request: Request) -> Response:
         enter(request)
-        policy = gateway.options.policy
-        served = [make_label(policy, version) for version in sorted(gateway.fleet.versions)]
-        owned = dict.fromkeys((policy, *served), "millrace")
+        owned = {gateway.options.policy: "millrace"}
+        for policy, served in gateway.served.items():
+            versions = [make_label(policy, version) for version in sorted(served.fleet.versions)]
+            owned |= dict.fromkeys((policy, *versions), "millrace")
         for name in upstreams.models if upstreams is not None else ():
             owned.setdefault(name, "upstream")
         listed = [{"id": id, "object": "model", "created": 0, "owned_by": owner} for id, owner in owned.items()]
@@ -120,7 +121,9 @@ def make_app(gateway: Gateway, upstream: TextUpstream | Upstreams | None = None,
         # No error: a load balancer would turn away rewards and ends of episodes too.
         recorder = gateway.recorder
         down = await recorder.down() if recorder.required else None
-        status = "no engine" if gateway.renderer is not None and gateway.fleet.away else "ok"
+        status = (
+            "no engine" if gateway.served and all(served.fleet.away for served in gateway.served.values()) else "ok"
+        )
         status = "capture down" if down is not None else status
         try:
             enter(request)
@@ -129,7 +132,8 @@ def make_app(gateway: Gateway, upstream: TextUpstream | Upstreams | None = None,
         log = recorder.log
         engines = {
             target.url: {"version": target.version, "running": target.running}
-            for target in gateway.fleet.targets.values()
+            for served in gateway.served.values()
+            for target in served.fleet.targets.values()
         }
         sessions = gateway.sessions
         state = {"status": status, "sessions": len(sessions.live), "unreadable": len(sessions.unreadable)}
