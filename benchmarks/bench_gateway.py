@@ -1,10 +1,11 @@
 """What the gateway adds: the same chat calls through it and straight to a fake instant engine, in one run.
 
-    python benchmarks/bench_gateway.py [--seconds 4] [--tokens 50]
+    python -m benchmarks.bench_gateway [--seconds 4] [--tokens 50]
 
 Three processes share the machine: the fake engine (token ids in and out, the shape of vLLM's generate route), the
 gateway with its capture log on disk, and this load generator (closed loop, keep-alive). `direct` posts what the gateway
-would post to the engine; `gateway` posts a chat request of an open session. The forwarder sends to an in-memory bus."""
+would post to the engine; `gateway` posts a chat request of an open session. The forwarder sends to a bus that keeps
+nothing."""
 
 from __future__ import annotations
 
@@ -12,10 +13,12 @@ import argparse
 import asyncio
 import multiprocessing
 import os
+import re
 import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
 from pathlib import Path
 from statistics import quantiles
 from typing import Any
@@ -25,17 +28,20 @@ import orjson
 import psutil
 import uvloop
 
+from millrace.infra.log.base import Outgoing, Place, Publisher
+from millrace.infra.log.memory.bus import MemoryBus
 from millrace.infra.process.net import free_ports
 
 WARM = 200
 START_S = 120.0
 CHARACTERS = 2000
 WORDS = ("weather", "Zürich", "today?", "check.", "answer", "me", "in", "What", "Let", "42.", "is", "the")
+STREAMED = re.compile(rb'"stream": ?true')
 Shot = Callable[[int], Awaitable[None]]
 
 
 def engine(port: int, tokens: int) -> None:
-    """The fake instant engine: every answer is there before it was asked for."""
+    """The fake instant engine: every answer is there before it was asked for. It also speaks chat completions."""
     from aiohttp import web
 
     ids = [300 + at % 50 for at in range(tokens - 1)] + [2]
@@ -52,19 +58,61 @@ def engine(port: int, tokens: int) -> None:
     end = orjson.dumps({"choices": [], "usage": usage})
     events = [b"data: " + part + b"\n\n" for part in [*parts, last, end, b"[DONE]"]]
 
-    async def generate(request: web.Request) -> web.StreamResponse:
-        if b'"stream":true' not in await request.read():
-            return web.Response(body=whole, content_type="application/json")
-        answer = web.StreamResponse(headers={"content-type": "text/event-stream"})
-        await answer.prepare(request)
-        for event in events:
-            await answer.write(event)
-        return answer
+    def answering(whole: bytes, events: list[bytes]) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+        async def answered(request: web.Request) -> web.StreamResponse:
+            if not STREAMED.search(await request.read()):
+                return web.Response(body=whole, content_type="application/json")
+            answer = web.StreamResponse(headers={"content-type": "text/event-stream"})
+            await answer.prepare(request)
+            for event in events:
+                await answer.write(event)
+            return answer
+
+        return answered
 
     app = web.Application()
-    app.add_routes([web.post("/inference/v1/generate", generate)])
+    app.add_routes([web.post("/inference/v1/generate", answering(whole, events))])
+    app.add_routes([web.post("/v1/chat/completions", answering(*_chat(tokens)))])
     uvloop.install()
     web.run_app(app, host="127.0.0.1", port=port, print=None, access_log=None)
+
+
+def _chat(tokens: int) -> tuple[bytes, list[bytes]]:
+    """A reply of so many words as chat completions have it, whole and streamed."""
+    head = {"id": "chatcmpl-1", "object": "chat.completion", "created": 1, "model": "m"}
+    usage = {"prompt_tokens": 10, "completion_tokens": tokens, "total_tokens": 10 + tokens}
+    message = {"role": "assistant", "content": "word " * tokens}
+    choice = {"index": 0, "message": message, "finish_reason": "stop"}
+    whole = orjson.dumps({**head, "choices": [choice], "usage": usage})
+    deltas: list[dict[str, Any]] = [{"content": "word "}] * tokens
+    chunks = [{"index": 0, "delta": delta, "finish_reason": None} for delta in deltas]
+    chunks.append({"index": 0, "delta": {}, "finish_reason": "stop"})
+    head["object"] = "chat.completion.chunk"
+    events = [orjson.dumps({**head, "choices": [chunk]}) for chunk in chunks]
+    return whole, [b"data: " + event + b"\n\n" for event in [*events, b"[DONE]"]]
+
+
+class Forgetful(MemoryBus):
+    """A log that takes everything and keeps nothing, so that what a process holds is its own."""
+
+    def publisher(self, *, gapless: bool = False) -> Publisher:
+        return Nowhere()
+
+
+class Nowhere(Publisher):
+    """Says of every record at once that it is there."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def publish(self, out: Outgoing) -> Future[Place]:
+        placed: Future[Place] = Future()
+        placed.set_result(Place(out.topic, 0, self._count))
+        self._count += 1
+        return placed
+
+    def flush(self, timeout_s: float = 30.0) -> None:
+        """There is nothing to wait for."""
 
 
 def gateway(port: int, engine_url: str, folder: Path, tokenizer: Path) -> None:
@@ -72,7 +120,6 @@ def gateway(port: int, engine_url: str, folder: Path, tokenizer: Path) -> None:
     from millrace.infra.engines.vllm.engine import VllmEngine
     from millrace.infra.log.base import TopicSpec
     from millrace.infra.log.blobs import ClaimStore
-    from millrace.infra.log.memory.bus import MemoryBus
     from millrace.producers.capture.forwarder import Forwarder
     from millrace.producers.capture.log import CaptureLog
     from millrace.producers.gateway.fleet import Fleet
@@ -87,7 +134,7 @@ def gateway(port: int, engine_url: str, folder: Path, tokenizer: Path) -> None:
     async def run() -> None:
         sys.setswitchinterval(0.0005)
         log = CaptureLog(folder)
-        bus = MemoryBus()
+        bus = Forgetful()
         bus.ensure_topics([TopicSpec("t.raw", 2)])
         forwarder = Forwarder(log, bus, "t.raw", ClaimStore(str(folder / "claims")))
         forwarder.start()
@@ -99,7 +146,7 @@ def gateway(port: int, engine_url: str, folder: Path, tokenizer: Path) -> None:
     uvloop.run(run())
 
 
-def passthrough(port: int, engine_url: str) -> None:
+def passthrough(port: int, engine_url: str, path: str = "/inference/v1/generate") -> None:
     """What forwarding alone costs: every byte goes to the engine, every byte of its answer comes back."""
     from granian.constants import Interfaces
     from granian.log import LogLevels
@@ -114,7 +161,7 @@ def passthrough(port: int, engine_url: str) -> None:
         while more:
             message = await receive()
             body, more = body + message["body"], message["more_body"]
-        async with session.post(f"{engine_url}/inference/v1/generate", data=body) as answer:
+        async with session.post(engine_url + path, data=body) as answer:
             headers = [(b"content-type", answer.headers["content-type"].encode())]
             await send({"type": "http.response.start", "status": answer.status, "headers": headers})
             async for part in answer.content.iter_any():

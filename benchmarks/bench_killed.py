@@ -1,10 +1,10 @@
 """kill -9 of a learner in the demo, to the next committed version, split into its parts.
 
-    python -m benchmarks.bench_killed [--kills 6] [--engine vllm|inprocess] [--batch 48] [--seed 0]
+    python -m benchmarks.bench_killed [--kills 6] [--moment step|half] [--engine vllm|inprocess] [--batch 48] [--seed 0]
 
-The whole demo runs under its supervisor: engine, gateway, stages, rollout workers and two learners. A learner is killed
-half way between two versions, rank 0 and rank 1 in turn, and the next kill waits until both train together again.
-Seconds:
+The whole demo runs under its supervisor: engine, gateway, stages, rollout workers and two learners. One of them is
+killed, rank 0 and rank 1 in turn: once the groups of the next version are there, so that it is lost in the middle of a
+step (step), or half way between two versions (half). The next kill waits until both train together again. Seconds:
 
     detect    the survivor's generation broke            regroup   it formed the next one, alone
     reload    it has loaded the newest version           wait      for groups that no agent had finished yet
@@ -12,8 +12,8 @@ Seconds:
     next      all of it: kill -9 to the next version     own       all but the wait: what learners take to go on
     usual     between two versions, where nobody dies    back      until the successor had trained its first version
 
-Experience is made while nobody trains, so the wait is not the kill's: what a kill costs is `own`, which is held against
-3 s.
+Where the groups are there, `next` is held against 3 s. Half way they are not, and that wait is not the kill's, since
+experience is made while nobody trains: there it is `own`.
 """
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ class Runs:
         self.until(lambda: any(len(entry["ranks"]) > 1 for _, entry in self.seen[since:]), "both learners train")
         return self.seen[-1][1]["version"]
 
-    def kill(self, rank: int) -> Mapping[str, float]:
-        """Kill -9 the learner of this rank half way to the next version."""
+    def kill(self, rank: int, batch: int | None) -> Mapping[str, float]:
+        """Kill -9 the learner of this rank, once so many groups are ready; None: half way to the next version."""
         self.together()
         self.together()
         usual = statistics.median(later - at for (at, _), (later, _) in pairwise(self.seen[-4:]))
@@ -101,8 +101,11 @@ class Runs:
         leader = next(pid for pid in pids if self._leads(pid))
         victim = leader if rank == 0 else next(pid for pid in pids if pid != leader)
         survivor = next(pid for pid in pids if pid != victim)
-        half = time.monotonic() + usual / 2
-        self.until(lambda: time.monotonic() > half, "the middle of a step")
+        if batch is not None:
+            self.until(lambda: self.watch.lag >= batch, "the groups of the next version")
+        else:
+            half = time.monotonic() + usual / 2
+            self.until(lambda: time.monotonic() > half, "half of the time between two versions")
         before = len(self.seen)
         killed = time.time()
         os.kill(victim, signal.SIGKILL)
@@ -150,20 +153,22 @@ def main() -> None:
     """Print a line for each kill, then medians."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=6)
+    parser.add_argument("--moment", choices=("step", "half"), default="step")
     parser.add_argument("--engine", choices=("vllm", "inprocess"), default="vllm")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--batch", type=int, default=48, help="groups of a version")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         values = {"engine.kind": options.engine, "policy.batch": options.batch}
-        rows = measure(Path(name), options.seed, values, options.kills)
+        rows = measure(Path(name), options.seed, values, options.kills, options.moment)
     names = (*PARTS, *WHOLE)
     print("median  " + "  ".join(f"{name} {statistics.median(row[name] for row in rows):.2f}" for name in names))
-    worst = max(row["own"] for row in rows)
-    print(f"what learners took, of {len(rows)} kills: at most {worst:.1f} s, against {AIM_S:.0f} s")
+    held = "next" if options.moment == "step" else "own"
+    worst = max(row[held] for row in rows)
+    print(f"{held}, of {len(rows)} kills: at most {worst:.1f} s, against {AIM_S:.0f} s")
 
 
-def measure(home: Path, seed: int, values: Mapping[str, Any], kills: int) -> list[Mapping[str, float]]:
+def measure(home: Path, seed: int, values: Mapping[str, Any], kills: int, moment: str) -> list[Mapping[str, float]]:
     """One row of parts a kill. `values`: settings that differ from the demo's, by dotted name."""
     document = tomlkit.document()
     for name, value in {**flags(home, seed, free_ports(4)), **values}.items():
@@ -188,7 +193,7 @@ def measure(home: Path, seed: int, values: Mapping[str, Any], kills: int) -> lis
         fleet.up()
         runs = Runs(fleet, watch)
         for number in range(kills):
-            rows.append(runs.kill(number % 2))
+            rows.append(runs.kill(number % 2, settings.policy.batch if moment == "step" else None))
             print(
                 f"rank {number % 2}  " + "  ".join(f"{name} {rows[-1][name]:.2f}" for name in (*PARTS, *WHOLE)),
                 flush=True,

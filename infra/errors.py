@@ -117,6 +117,10 @@ class InputGone(ReplayError):
     """A turn, or a record that it folded, is not in the log any more: taken by retention, or by somebody."""
 
 
+class HistoryGone(MillraceError):
+    """A part of the history that was asked for is neither in a topic nor in the archive any more."""
+
+
 class ProofError(MillraceError):
     """A version cannot be trained again here: what it was trained on is gone, or something differs from its record."""
 

@@ -19,7 +19,10 @@ DELTAS = "deltas"
 
 def local(uri: str) -> Path | None:
     """The path behind a path or a file URI; None for anything that is no path of this machine."""
-    parts = urlsplit(uri)
+    try:
+        parts = urlsplit(uri)
+    except ValueError:
+        return None
     if parts.scheme not in ("", "file"):
         return None
     return Path(unquote(parts.path)) if parts.scheme else Path(uri)
@@ -44,10 +47,18 @@ def directory(event: WeightVersion, root: str | Path) -> Path:
 
 def _found(uri: str, root: Path, names: re.Pattern[str]) -> str:
     path = local(uri)
-    if path is None or path.exists():
+    if path is None or here(path):
         return uri
-    here = root / path.name
-    return str(here) if names.fullmatch(path.name) and here.exists() else uri
+    beneath = root / path.name
+    return str(beneath) if names.fullmatch(path.name) and here(beneath) else uri
+
+
+def here(path: Path) -> bool:
+    """Whether something lies at a path that an event named, whatever that is."""
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # a name that no disk takes, or a folder that is closed to us
+        return False
 
 
 def _plain(root: str | Path) -> str:

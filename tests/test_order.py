@@ -44,3 +44,13 @@ def test_all_that_use_the_server_are_one_scope() -> None:
 def test_a_file_that_is_not_named_comes_behind_and_stays_together() -> None:
     assert place_of("tests/a/test_b.py::test_c") > max(place_of(file) for file in LONGEST)
     assert scope_of("tests/a/test_b.py::test_c[x]") == scope_of("tests/a/test_b.py::TestD::test_e")
+
+
+def test_files_with_slow_tests_come_before_those_without() -> None:
+    slow = {"tests/z.py", LONGEST[0]}
+    named = [LONGEST[1], "tests/a.py", "tests/z.py", LONGEST[0]]
+    assert sorted(named, key=lambda file: place_of(f"{file}::test_it", slow)) == [
+        *LONGEST[:2],
+        "tests/z.py",
+        "tests/a.py",
+    ]

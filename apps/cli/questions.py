@@ -74,12 +74,14 @@ def _asking(question: Any) -> Callable[..., None]:
             typer.echo(question.sql)
             return
         settings = call(context).settings()
-        if "policy" in given and given["policy"] is None:
-            given["policy"] = settings.policy.name
+        if any(each.name == "policy" and each.default is None for each in question.parameters):
+            given["policy"] = given["policy"] or settings.policy.name
         values = entry("millrace.consumers.warehouse.questions.asked:values")
         filled = values(question, {name: str(value) for name, value in given.items() if value is not None})
         chosen = form_of(form, out)
-        with entry("millrace.consumers.warehouse.asking:open_asking")(settings) as asking:
+        leave = entry("millrace.consumers.warehouse.asking:leave")
+        with entry("millrace.consumers.warehouse.asking:open_asking")(settings, leave) as asking:
+            entry("millrace.consumers.warehouse.questions.known:check")(asking, question, filled)
             answer(asking, question.sql, chosen, out, filled)
 
     own = [_flag(each.name, str, each.doc + _default(each), each.flag) for each in question.parameters]
@@ -96,7 +98,7 @@ def _asking(question: Any) -> Callable[..., None]:
 
 
 def _default(parameter: Any) -> str:
-    if parameter.name == "policy":
+    if parameter.name == "policy" and parameter.default is None:
         return "; default: the configured one"
     return "" if parameter.default is None else f"; default: {parameter.default}" if parameter.default else ""
 

@@ -46,7 +46,11 @@ def branch(
     select: Select = "",
     places: Places = None,
     rewards: Annotated[
-        str, typer.Option(metavar="SOURCE[/RUBRIC]", help="take rewards that a replay gave instead of the sealed ones")
+        str,
+        typer.Option(
+            metavar="[live:]SOURCE[/RUBRIC]",
+            help="take rewards that a replay gave, or the newest live ones of a source, instead of the sealed ones",
+        ),
     ] = "",
     teacher: Annotated[
         Path | None, typer.Option(help="model to distill from, of the same vocabulary", exists=True, file_okay=False)
@@ -65,7 +69,11 @@ def branch(
     save_every: Annotated[int, typer.Option(min=1, help="batches of a version")] = 10,
     keep: Annotated[int, typer.Option(min=1, help="newest versions whose files are kept, beside version 0")] = 2,
     anyway: Annotated[
-        bool, typer.Option("--anyway", help="train though too few sequences would carry the gradient")
+        bool,
+        typer.Option(
+            "--anyway",
+            help="train though too few sequences would carry the gradient, or a part of the history is gone",
+        ),
     ] = False,
     device: Device = None,
 ) -> None:

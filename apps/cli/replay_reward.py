@@ -30,6 +30,9 @@ def reward(
     ] = None,
     workers: Annotated[int, typer.Option(min=1, help="processes that verify")] = 1,
     timeout_s: Annotated[float, typer.Option(min=0.001, help="a verdict that takes longer is a labelled failure")] = 10,
+    anyway: Annotated[
+        bool, typer.Option("--anyway", help="judge what is left of a history that has lost a part")
+    ] = False,
 ) -> None:
     """Judge sealed trajectories again, and write the rewards beside the live ones.
 
@@ -45,7 +48,13 @@ def reward(
     rule = entry("millrace.consumers.export.select:from_flags")
     wanted = rule(version, "", task or [], tenant or [], split, bound or [], [], best=False)
     asked = entry("millrace.consumers.replay.again:Asked")(
-        name=name or rubric, verifier=verifier, rubric=rubric, source=source, workers=workers, timeout_s=timeout_s
+        name=name or rubric,
+        verifier=verifier,
+        rubric=rubric,
+        source=source,
+        workers=workers,
+        timeout_s=timeout_s,
+        anyway=anyway,
     )
     with complain.status("reading the log") as status:
         found = entry("millrace.consumers.replay.again:run")(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator
 from enum import StrEnum
@@ -73,12 +72,12 @@ def sql(
     `millrace sql "SELECT version, count() FROM samples GROUP BY version ORDER BY version"`; SHOW TABLES lists the
     tables, DESCRIBE NAME says what its columns are. It asks the warehouse that runs, or opens its directory where none
     runs. Limits of a query: \\[warehouse] query_seconds, query_memory_mb, query_rows."""
-    from millrace.consumers.warehouse.asking import open_asking
+    from millrace.consumers.warehouse.asking import leave, open_asking
     from millrace.consumers.warehouse.statements import split
 
     settings = call(context).settings()
     chosen, given = form_of(form, out), values(params or [])
-    with open_asking(settings, overdue) as asking:
+    with open_asking(settings, leave) as asking:
         text = _text(query)
         if text is None:
             prompt(asking, settings, given)
@@ -93,18 +92,14 @@ def sql(
             answer(asking, statement, chosen, out, given)
 
 
-def overdue() -> None:
-    """Leave: the engine works on in this process, and hears no ^C."""
-    complain.print("error: the query is past \\[warehouse] query_seconds, and the engine has not ended it", style="red")
-    os._exit(1)
-
-
 def answer(asking: Asking, statement: str, form: Form, out: Path | None, params: dict[str, str]) -> None:
     """One answer on standard output or in a file, which is there only when it is whole. Raises WarehouseError."""
     if form is Form.TABLE:
         settings = {"max_result_rows": str(SHOWN + 1), "result_overflow_mode": "break"}
         found, more = table(asking.ask(statement, AS_STRINGS, params, settings))
         console.print(found)
+        if found.columns and not found.row_count:
+            complain.print("the answer has no rows", style="dim", highlight=False)
         if more:
             said = f"these are the first {SHOWN:,} rows: LIMIT asks for fewer, -o FILE writes all of them"
             complain.print(said, style="dim", highlight=False, soft_wrap=True)

@@ -21,6 +21,18 @@ class PlannedFault:
     kind: Literal["kill", "join"]
     name: str
 
+    def due(self, version: int, ready: int, batch: int) -> bool:
+        """Whether its moment has come. `ready`: groups that no version has consumed.
+
+        A learner dies while the step that it takes part in is under way, the worst moment for it; at any other the next
+        version waits for agents, dead learner or not."""
+        return version >= self.version and (not self.learner or version > self.version or ready >= batch)
+
+    @property
+    def learner(self) -> bool:
+        """Whether it kills a learner."""
+        return self.kind == "kill" and self.name.startswith("learn")
+
 
 @dataclass(frozen=True, slots=True)
 class DemoPlan:

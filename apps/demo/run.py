@@ -58,7 +58,7 @@ def run(home: Path, *, seed: int = 0, short: bool = False, console: Console | No
             usage = CpuUsage(fleet.deployment)
             screen.tell("starting vLLM, gateway, stages, learners, reloader and rollout workers")
             fleet.up()
-            reached = _drive(plan, fleet, watch, usage, screen, started)
+            reached = _drive(settings, plan, fleet, watch, usage, screen, started)
             screen.tell("stopping the fleet; Kafka stays for the audit")
             fleet.up((BROKER,))
         code = _finish(settings, plan, watch, usage, console, reached, time.monotonic() - started)
@@ -115,7 +115,15 @@ def _prepare(settings: Settings, fleet: DemoFleet, seed: int, screen: DemoScreen
     screen.tell("version 0 is in the log")
 
 
-def _drive(plan: DemoPlan, fleet: DemoFleet, watch: Watch, usage: CpuUsage, screen: DemoScreen, started: float) -> bool:
+def _drive(
+    settings: Settings,
+    plan: DemoPlan,
+    fleet: DemoFleet,
+    watch: Watch,
+    usage: CpuUsage,
+    screen: DemoScreen,
+    started: float,
+) -> bool:
     """Until the plan's versions are there: watch, and let processes die and join on schedule."""
     todo = list(plan.faults)
     recoveries: list[Callable[[], bool]] = []
@@ -132,7 +140,7 @@ def _drive(plan: DemoPlan, fleet: DemoFleet, watch: Watch, usage: CpuUsage, scre
         if now - drawn > 0.5:
             screen.show(watch, fleet.states)
             drawn = now
-        while todo and watch.version >= todo[0].version:
+        while todo and todo[0].due(watch.version, watch.lag, settings.policy.batch):
             recoveries.append(_strike(todo.pop(0), fleet, watch, screen))
         recoveries = [recovered for recovered in recoveries if not recovered()]
         if watch.version >= plan.versions and not todo and not recoveries:
@@ -166,7 +174,7 @@ def _strike(fault: PlannedFault, fleet: DemoFleet, watch: Watch, screen: DemoScr
     screen.tell(f"v{version}: kill -9 {fault.name} (pid {pid})")
 
     def recovered() -> bool:
-        if fault.name.startswith("learn"):
+        if fault.learner:
             if watch.version <= version:
                 return False
             after = next(entry for entry in watch.versions if entry["version"] > version)

@@ -21,11 +21,11 @@ from millrace.consumers.audit.written import Where
 from millrace.infra.errors import InputGone, MillraceError
 from millrace.infra.log.base import Record
 from millrace.infra.log.topics import changelog_of, full_name, stages_of, turns_of
+from millrace.infra.reading import readable
 from millrace.infra.stages.base import Stage
 from millrace.infra.stages.replay import Refolded, refold
 from millrace.infra.stages.state import State
-from millrace.schemas import codec
-from millrace.schemas.records import Event
+from millrace.schemas.records import Event, Turn
 
 Makers = Mapping[str, Callable[[Facts], Stage]]
 """by role: what makes the stage that folds again, from what the log says was in force"""
@@ -93,8 +93,8 @@ class Folds(Law):
         """A note where retention explains it, else a violation at the turn behind the last that could be folded."""
         number = last.turn["number"] + 1 if last else 0
         record = self._record_of(role, slot, last.record.offset + 1 if last else 0)
-        spans = codec.decode_as("Turn", record.value or b"")["ranges"] if record else []
-        for span in spans:
+        unfolded = readable(Turn, record) if record else None
+        for span in unfolded["ranges"] if unfolded else []:
             kind = self.facts.kind(span["topic"])
             if 0 <= span["first"] < self.facts.starts.get(kind, {}).get(span["partition"], 0):
                 self.note(f"{role}[{slot}] is folded again up to turn {number}: retention has taken what came in then")

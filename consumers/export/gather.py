@@ -19,7 +19,7 @@ from millrace.consumers.export.select import Selection
 from millrace.consumers.export.trained import Trained
 from millrace.consumers.history.dialogue import Unsayable
 from millrace.consumers.history.kinds import EVALUATIONS, EVENTS, LEDGER, TRAJECTORIES, Kind
-from millrace.consumers.history.nowhere import begins_at, nowhere
+from millrace.consumers.history.nowhere import lost
 from millrace.consumers.history.reader import History, Stretch
 from millrace.consumers.history.rows import Row
 from millrace.infra.errors import ClaimError, StorageError
@@ -74,12 +74,7 @@ class Gatherer:
         self._trained = Trained(history.names[TRAJECTORIES], entries)
         kinds = [*([TRAJECTORIES] if selection.train else []), *([EVALUATIONS] if selection.evaluation else [])]
         self._ends = {kind: history.ends(kind) for kind in kinds}
-        self.gone = [
-            nowhere(history.names[kind], partition, 0, start - 1, begins_at(start))
-            for kind in kinds
-            for partition, start in sorted(history.starts(kind).items())
-            if start
-        ]
+        self.gone = lost(history, *kinds)
         """ranges of the selected topics that nobody has any more"""
         starts = {kind: history.starts(kind) for kind in kinds}
         self._total = sum(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from millrace.consumers.history.reader import History
+from millrace.infra.errors import HistoryGone
+
 
 def nowhere(topic: str, partition: int, first: int, last: int, left: str) -> str:
     """What is missing and what is left."""
@@ -11,3 +14,21 @@ def nowhere(topic: str, partition: int, first: int, last: int, left: str) -> str
 def begins_at(start: int) -> str:
     """What is left of a partition that has lost its beginning."""
     return f"what is left begins at {start}"
+
+
+def lost(history: History, *kinds: str) -> list[str]:
+    """The beginnings of these kinds of topic that nobody has any more, each in words."""
+    return [
+        nowhere(history.names[kind], partition, 0, start - 1, begins_at(start))
+        for kind in kinds
+        for partition, start in sorted(history.starts(kind).items())
+        if start
+    ]
+
+
+def whole(history: History, *kinds: str, anyway: bool) -> list[str]:
+    """`lost`, for whoever means all of it: raises HistoryGone where anything is, unless `anyway`."""
+    gone = lost(history, *kinds)
+    if gone and not anyway:
+        raise HistoryGone(f"{'; '.join(gone)}. --anyway takes what is left")
+    return gone

@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 from millrace.consumers import clearance
 from millrace.consumers.export.select import Selection
+from millrace.consumers.history.kinds import EVALUATIONS, TRAJECTORIES
+from millrace.consumers.history.nowhere import whole
 from millrace.consumers.history.reader import History
 from millrace.consumers.replay.asked import question
 from millrace.consumers.replay.reward import Again, Replay, sealed
@@ -20,7 +22,8 @@ from millrace.streams.reward.judge import Evaluator, Judge
 
 
 class Asked(NamedTuple):
-    """Who judges again. name: of the replay; one that was killed goes on under its name."""
+    """Who judges again. name: of the replay; one that was killed goes on under its name; anyway: what is left
+    of a history that has lost a part is judged."""
 
     name: str
     verifier: str
@@ -28,14 +31,15 @@ class Asked(NamedTuple):
     source: str
     workers: int
     timeout_s: float
+    anyway: bool = False
 
 
 def run(
     settings: Settings, asked: Asked, selection: Selection, told: Callable[[int, int], None], sql: str = ""
 ) -> Again:
     """Judge what is selected of the configured policy's history, and by a query too where one is given. Raises
-    RewardError where there is no such verifier, FencedError when another process runs the same replay, WarehouseError
-    where the query cannot be asked."""
+    RewardError where there is no such verifier, HistoryGone where a part of the history is nowhere, FencedError
+    when another process runs the same replay, WarehouseError where the query cannot be asked."""
 
     def wanted(trajectory: Trajectory) -> bool:
         return selection.leaves_out(trajectory, None) is None
@@ -50,7 +54,11 @@ def run(
             judge = Judge(chosen, who, settings.policy.name, store, key=reward.key.get_secret_value())
             past = History(bus, settings.namespace, settings.policy.name, store.resolve)
             if ask is None:
-                return asyncio.run(Replay(past, who, judge, told).run(bus, sealed(past, wanted)))
+                kinds = [*([TRAJECTORIES] if selection.train else []), *([EVALUATIONS] if selection.evaluation else [])]
+                missing = whole(past, *kinds, anyway=asked.anyway)
+                report = asyncio.run(Replay(past, who, judge, told).run(bus, sealed(past, wanted, kinds)))
+                report.missing = missing
+                return report
             found = ask(Selector(past, clearance.today(settings), settings.policy.tenant, None))
             picked = {(one.id, one.attempt): one.reward for one in found.candidates}
             report = asyncio.run(Replay(past, who, judge, told).run(bus, picked))
@@ -63,6 +71,7 @@ def run(
 def lines(report: Again) -> list[str]:
     """What a replay came to, a sentence a line."""
     said = [f"{report.judged} of {report.wanted} trajectories judged"]
+    said += [f"without {gone}" for gone in report.missing]
     said += [f"left out {count}: {reason}" for reason, count in report.left_out.most_common()]
     if report.already:
         said.append(f"{report.already} had been judged by this replay before")

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from millrace.consumers.history.kinds import EVALUATIONS, TRAJECTORIES, topics_of
 from millrace.consumers.replay.selection import Question, Selected, Selector, Wanted
-from millrace.consumers.warehouse.asking import Asking, open_asking
+from millrace.consumers.warehouse.asking import Asking, leave, open_asking
 from millrace.consumers.warehouse.statements import split
 from millrace.infra.config import Settings
 from millrace.infra.errors import QuestionError
@@ -42,7 +42,7 @@ def question(settings: Settings, sql: str, wanted: Wanted = lambda _: True) -> Q
 
     def ask(selector: Selector) -> Selected:
         names = topics_of(settings.namespace, settings.policy.name)
-        with open_asking(settings) as asking:
+        with open_asking(settings, leave) as asking:
             places, unknown = found(asking, statement, (names[TRAJECTORIES], names[EVALUATIONS]))
         selected = selector.by_places(places, wanted)
         selected.left_out[UNKNOWN] += unknown

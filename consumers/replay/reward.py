@@ -12,16 +12,18 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 
-from millrace.consumers.history.kinds import EVALUATIONS, EVENTS, RAW, TRAJECTORIES
+from millrace.consumers.history.kinds import EVALUATIONS, EVENTS, RAW, TRAJECTORIES, Kind
 from millrace.consumers.history.reader import History
 from millrace.infra import faults
 from millrace.infra.log.base import Bus, Outgoing, Record
 from millrace.infra.log.topics import full_name
 from millrace.schemas import codec
+from millrace.schemas.errors import SchemaError
 from millrace.schemas.records import Reward, Trajectory
 from millrace.streams.reward.judge import Evaluator, reward_id
 
@@ -36,7 +38,8 @@ Sealed = Mapping[tuple[str, str], float | None]
 @dataclass(slots=True)
 class Again:
     """What a replay came to. old, new: sums of the sealed rewards and of the new ones over the trajectories that have
-    both; changed: of those, how many differ; left_out: what was asked for and may not be judged, by reason."""
+    both; changed: of those, how many differ; left_out: what was asked for and may not be judged, by reason; missing:
+    ranges that nobody has any more, so that nothing of them was asked for."""
 
     wanted: int = 0
     already: int = 0
@@ -48,6 +51,7 @@ class Again:
     new: float = 0.0
     changed: int = 0
     left_out: Counter[str] = field(default_factory=Counter)
+    missing: list[str] = field(default_factory=list)
 
     def add(self, before: float | None, reward: Reward) -> None:
         """One more verdict, of a trajectory that was sealed with the reward `before`."""
@@ -62,9 +66,9 @@ class Again:
             self.changed += not math.isclose(before, value, rel_tol=1e-9, abs_tol=1e-12)
 
 
-def sealed(history: History, wanted: Wanted) -> Sealed:
-    """Every trajectory that is wanted, of training and of evaluation."""
-    rows = (row for kind in (TRAJECTORIES, EVALUATIONS) for row in history.rows(kind))
+def sealed(history: History, wanted: Wanted, kinds: Sequence[Kind[Trajectory]] = (TRAJECTORIES, EVALUATIONS)) -> Sealed:
+    """Every trajectory of these kinds that is wanted."""
+    rows = (row for kind in kinds for row in history.rows(kind))
     return {(row["id"], row["attempt"]): row["reward"] for row in rows if wanted(row.record)}
 
 
@@ -126,9 +130,10 @@ class Replay:
             )
             for row in rows:
                 if row.name == "Event" and row.record["kind"] == "reward" and row.record["body_encoding"] == "plain":
-                    reward: Reward = row.body
-                    if reward["replay"] == self._evaluator.replay:
-                        found.add(reward["reward_id"])
+                    with suppress(SchemaError):  # a dead letter says so
+                        reward: Reward = row.body
+                        if reward["replay"] == self._evaluator.replay:
+                            found.add(reward["reward_id"])
         return found
 
     def _ends(self, left: Iterable[tuple[str, str]]) -> Iterator[Record]:

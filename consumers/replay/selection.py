@@ -3,7 +3,8 @@
 Invariants: what may not be learned from is left out before anybody's rule is asked; every trajectory that is looked at
 is a candidate or is counted once under the reason that left it out; text is learned from only where a writer of text
 is given, and only as that of calls that are cleared; candidates keep the order of the list, or of the log; no more than
-a chunk of samples is held at a time.
+a chunk of samples is held at a time; a rule over a history that has lost its beginning is refused, since retention
+would narrow the selection in silence.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from itertools import islice
 
 from millrace.consumers.clearance import Allowed, cleared
 from millrace.consumers.history.kinds import EVALUATIONS, EVENTS, TRAJECTORIES, Kind
+from millrace.consumers.history.nowhere import whole
 from millrace.consumers.history.reader import History
 from millrace.consumers.history.rows import Row
 from millrace.consumers.replay.eligible import EVALUATION, problem
@@ -64,11 +66,12 @@ class Candidate:
 @dataclass(slots=True)
 class Selected:
     """What a question came to. left_out: how many, by reason; unsaid: replies of candidates that are passed over, by
-    reason."""
+    reason; gone: ranges that nobody has any more, so that nothing of them could be looked at."""
 
     candidates: list[Candidate] = field(default_factory=list)
     left_out: Counter[str] = field(default_factory=Counter)
     unsaid: Counter[str] = field(default_factory=Counter)
+    gone: list[str] = field(default_factory=list)
 
 
 Question = Callable[["Selector"], Selected]
@@ -77,16 +80,25 @@ Question = Callable[["Selector"], Selected]
 
 class Selector:
     """Looks at the trajectories of one policy. owner: the tenant that it belongs to; allowed: the rules of today;
-    limits: of the model that shall learn, None where none does; writer: of text, None where only exact tokens count."""
+    limits: of the model that shall learn, None where none does; writer: of text, None where only exact tokens count;
+    anyway: a rule takes what is left of a history that has lost a part."""
 
     def __init__(
-        self, history: History, allowed: Allowed, owner: str, limits: Limits | None, writer: Writer | None = None
+        self,
+        history: History,
+        allowed: Allowed,
+        owner: str,
+        limits: Limits | None,
+        writer: Writer | None = None,
+        *,
+        anyway: bool = False,
     ) -> None:
         self._history = history
         self._allowed = allowed
         self._owner = owner
         self._limits = limits
         self._writer = writer
+        self._anyway = anyway
 
     @property
     def form(self) -> str:
@@ -94,8 +106,8 @@ class Selector:
         return "" if self._writer is None else self._writer.name
 
     def by_rule(self, wanted: Wanted) -> Selected:
-        """All that a rule wants. Raises UnreachableError."""
-        selected = Selected()
+        """All that a rule wants. Raises UnreachableError, HistoryGone where a part of it is nowhere."""
+        selected = Selected(gone=whole(self._history, TRAJECTORIES, anyway=self._anyway))
         self._judge(self._history.rows(TRAJECTORIES), wanted, selected)
         for partition in self._history.partitions(EVALUATIONS):
             selected.left_out[EVALUATION] += sum(1 for _ in self._history.records(EVALUATIONS, partition))

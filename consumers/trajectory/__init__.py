@@ -5,6 +5,7 @@ account   all that the log says of one, as plain values: turns, rewards and thei
 tokens    runs of tokens of one version and one weight in the loss, and their text
 tree      the account in a terminal
 page      the account as one HTML file that loads nothing
+family    which version descends from which, over every policy
 ancestry  what led to a version, trajectory or task, and what came of it
 branches  that as a tree in a terminal
 command   the commands

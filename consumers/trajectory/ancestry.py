@@ -1,23 +1,25 @@
 """What led to a version, a trajectory or a task, and what came of it: chains of weight events, ledger and trajectories.
 
-Invariants: what a version trained on is what its ledger entry names, and nothing else; a token's version is the one in
-its sealed lineage; what is not in the log any more is counted, never left out in silence."""
+Invariants: what a version trained on is what its ledger entry names, and nothing else, in whichever policy's topic it
+lies; a token's version is the one in its sealed lineage, of the policy that the trajectory was sampled from; what is
+not in the log any more is counted, never left out in silence."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from millrace.consumers.history.kinds import EVALUATIONS, EVENTS, GRANTS, LEDGER, RESOLUTIONS, TRAJECTORIES, WEIGHTS
+from millrace.consumers.history.kinds import EVALUATIONS, EVENTS, GRANTS, TRAJECTORIES
 from millrace.consumers.history.rows import Row, place_of
+from millrace.consumers.trajectory.family import Family, Version
 from millrace.consumers.trajectory.find import FoundTrajectory
 from millrace.consumers.why.read import PolicyTopics
 from millrace.infra.log.base import Place
 from millrace.schemas.arrays import unpack
 from millrace.schemas.errors import SchemaError
-from millrace.schemas.records import Event, LedgerEntry, ModelCall, Resolution, Trajectory, WeightVersion
+from millrace.schemas.records import Event, ModelCall, TrainedGroup, Trajectory
 
 CHUNK = 256
 """trajectories fetched at once"""
@@ -25,9 +27,11 @@ CHUNK = 256
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One trajectory in a lineage. sampled: trainable tokens by version; trained: the version that trained on it."""
+    """One trajectory in a lineage. policy: the one that it was sampled from; sampled: trainable tokens by its version;
+    trained: the versions that trained on it, of this policy and of branches."""
 
     id: str
+    policy: str
     group: str
     tenant: str
     task: str
@@ -35,14 +39,15 @@ class Member:
     reward: float | None
     sampled: dict[int, int]
     engines: tuple[str, ...]
-    trained: int | None
+    trained: tuple[Version, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class LineageGroup:
-    """One trained group. gone: how many of its samples cannot be read any more."""
+    """One trained group. seq: its place in the order of learning, None for what a branch took; gone: how many of its
+    samples cannot be read any more."""
 
-    seq: int
+    seq: int | None
     ticket: int | None
     id: str
     lost: str | None
@@ -51,18 +56,26 @@ class LineageGroup:
 
 
 @dataclass(frozen=True, slots=True)
+class Reached:
+    """How many groups from around a version trained another one."""
+
+    policy: str
+    version: int
+    groups: int
+
+
+@dataclass(frozen=True, slots=True)
 class VersionLineage:
-    """Backward: parents up to version 0, and what the version trained on. Forward: its children, and which versions
-    trained on groups that it may have sampled (their oldest and newest versions are on either side of it)."""
+    """Backward: its ancestors, the nearest first, and what the version trained on. Forward: its children, and which
+    versions trained on groups that it may have sampled (their oldest and newest versions are on either side of it)."""
 
     policy: str
     version: int
     digest: str
-    parents: tuple[int, ...]
+    parents: tuple[Version, ...]
     groups: tuple[LineageGroup, ...]
-    children: tuple[int, ...]
-    reached: dict[int, int]
-    """version -> groups that trained it with tokens from around this version"""
+    children: tuple[Version, ...]
+    reached: tuple[Reached, ...]
     waiting: int
     """such groups that trained nothing yet"""
 
@@ -74,13 +87,13 @@ class VersionLineage:
 
 @dataclass(frozen=True, slots=True)
 class TrajectoryLineage:
-    """Backward: which versions and engines sampled it. Forward: which version trained on it, and what came of that."""
+    """Backward: which versions and engines sampled it. Forward: which versions trained on it, and what came of them."""
 
     member: Member
-    parents: tuple[int, ...]
+    parents: tuple[Version, ...]
     """of the version that sampled its newest token"""
-    children: tuple[int, ...]
-    """versions that descend from the one that trained on it"""
+    children: tuple[Version, ...]
+    """versions that descend from those that trained on it"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,100 +107,93 @@ class TaskLineage:
     """resolutions of its tickets that are not ready, by kind"""
 
 
-@dataclass(slots=True)
-class PolicyRecords:
-    """The small topics of a policy."""
-
-    weights: dict[int, Row[WeightVersion]] = field(default_factory=dict)
-    ledger: dict[int, Row[LedgerEntry]] = field(default_factory=dict)
-    resolutions: list[Row[Resolution]] = field(default_factory=list)
-
-    @classmethod
-    def read(cls, topics: PolicyTopics) -> PolicyRecords:
-        """Read them."""
-        return cls(
-            {row["version"]: row for row in topics.rows(WEIGHTS)},
-            {row["version"]: row for row in topics.rows(LEDGER)},
-            [row for row in topics.rows(RESOLUTIONS) if row["kind"] != "setting"],
-        )
-
-    def trained(self) -> dict[Place, int]:
-        """The version that trained on the trajectory at each place."""
-        return {
-            place_of(place): version
-            for version, row in self.ledger.items()
-            for group in row["groups"]
-            if group["lost"] is None
-            for place in group["trajectories"]
-        }
-
-    def parents(self, version: int) -> tuple[int, ...]:
-        """The versions before one, the nearest first."""
-        out: list[int] = []
-        at: int | None = version
-        while at is not None and (row := self.weights.get(at)) is not None and row["parent"] not in (None, *out):
-            at = row["parent"]
-            assert at is not None
-            out.append(at)
-        return tuple(out)
-
-    def children(self, version: int) -> tuple[int, ...]:
-        """Every version that descends from one, ascending."""
-        found = {version}
-        for other in sorted(self.weights):
-            if self.weights[other]["parent"] in found:
-                found.add(other)
-        return tuple(sorted(found - {version}))
-
-
-def of_version(topics: PolicyTopics, policy: str, version: int) -> VersionLineage | None:
+def of_version(topics: PolicyTopics, version: int) -> VersionLineage | None:
     """The lineage of a version, None where no topic knows it."""
-    records = PolicyRecords.read(topics)
-    entry = records.ledger.get(version)
-    if entry is None and version not in records.weights:
+    family = Family(topics)
+    entry, event = family.own.ledger.get(version), family.own.weights.get(version)
+    if entry is not None:
+        digest = entry["digest"]
+    elif event is not None:
+        digest = event["digest"]
+    else:
         return None
-    groups = []
-    for group in entry["groups"] if entry is not None else []:
-        places = [place_of(place) for place in group["trajectories"]]
-        rows = [row for row in topics.fetch(TRAJECTORIES, places) if row is not None]
-        made = tuple(_members(topics, rows, dict.fromkeys(places, version)))
-        groups.append(
-            LineageGroup(group["seq"], group["ticket"], group["group"], group["lost"], made, len(places) - len(made))
-        )
-    by_seq = {group["seq"]: number for number, row in records.ledger.items() for group in row["groups"]}
-    reached: Counter[int] = Counter()
+    this = Version(topics.policy, version)
+    groups = tuple(_group(topics, group, this) for group in (entry["groups"] if entry is not None else ()))
+    reached, waiting = _reached(topics, family, version)
+    parents, children = family.parents(this), family.children(this)
+    return VersionLineage(topics.policy, version, digest, parents, groups, children, reached, waiting)
+
+
+def _group(topics: PolicyTopics, group: TrainedGroup, into: Version) -> LineageGroup:
+    """A group of the ledger entry of a version, with what can be read of it."""
+    places = [place_of(place) for place in group["trajectories"]]
+    rows = _fetched(topics, places)
+    made = tuple(_members(topics, rows, dict.fromkeys(places, (into,))))
+    seq = group["seq"] if group["seq"] >= 0 else None
+    return LineageGroup(seq, group["ticket"], group["group"], group["lost"], made, len(places) - len(made))
+
+
+def _fetched(topics: PolicyTopics, places: Sequence[Place]) -> list[Row[Trajectory]]:
+    """The trajectories at places, in whichever policy's topic, without those that are gone."""
+    by_policy: dict[str, list[Place]] = defaultdict(list)
+    for place in places:
+        if (policy := topics.whose(TRAJECTORIES, place)) is not None:
+            by_policy[policy].append(place)
+    found = {
+        row.place: row
+        for policy, some in by_policy.items()
+        for row in topics.of(policy).fetch(TRAJECTORIES, some)
+        if row is not None
+    }
+    return [found[place] for place in places if place in found]
+
+
+def _reached(topics: PolicyTopics, family: Family, version: int) -> tuple[tuple[Reached, ...], int]:
+    """What the groups from around a version trained, and how many of them trained nothing."""
+    by_seq, by_branch = _into(topics, family)
+    reached: Counter[Version] = Counter()
     waiting = 0
-    for row in records.resolutions:
+    for row in family.own.resolutions:
         if row["kind"] == "ready" and 0 <= row["v_head"] <= version <= row["v_tail"]:
             into = by_seq.get(row["seq"]) if row["seq"] is not None else None
             waiting += into is None
-            if into is not None:
-                reached[into] += 1
-    digest = entry["digest"] if entry is not None else records.weights[version]["digest"]
-    children = tuple(child for child in records.children(version) if records.weights[child]["parent"] == version)
-    found = dict(sorted(reached.items()))
-    return VersionLineage(policy, version, digest, records.parents(version), tuple(groups), children, found, waiting)
+            reached.update([into] if into is not None else [])
+            reached.update(by_branch.get(row["group"], ()))
+    return tuple(Reached(one.policy, one.version, reached[one]) for one in family.ordered(reached)), waiting
+
+
+def _into(topics: PolicyTopics, family: Family) -> tuple[dict[int, Version], dict[str, set[Version]]]:
+    """The version that each group of the order of learning trained, and those of branches by the group's id."""
+    by_seq: dict[int, Version] = {}
+    by_branch: dict[str, set[Version]] = defaultdict(set)
+    for policy, records in family.records.items():
+        for number, entry in records.ledger.items():
+            for group in entry["groups"]:
+                if policy == topics.policy and group["seq"] >= 0:
+                    by_seq[group["seq"]] = Version(policy, number)
+                elif any(topics.whose(TRAJECTORIES, place_of(p)) == topics.policy for p in group["trajectories"]):
+                    by_branch[group["group"]].add(Version(policy, number))
+    return by_seq, by_branch
 
 
 def of_trajectory(topics: PolicyTopics, found: FoundTrajectory) -> TrajectoryLineage | None:
     """The lineage of a sealed trajectory, None where it is not sealed."""
-    records = PolicyRecords.read(topics)
     for kind in (TRAJECTORIES, EVALUATIONS):
         for row in topics.rows(kind):
             if (row["tenant"], row["id"]) == (found.tenant, found.id):
-                (member,) = _members(topics, [row], records.trained())
+                family = Family(topics)
+                (member,) = _members(topics, [row], family.trained())
                 newest = max(member.sampled, default=None)
-                parents = records.parents(newest) if newest is not None else ()
-                children = records.children(member.trained) if member.trained is not None else ()
-                return TrajectoryLineage(member, parents, children)
+                parents = family.parents(Version(member.policy, newest)) if newest is not None else ()
+                return TrajectoryLineage(member, parents, family.descendants(member.trained))
     return None
 
 
 def of_task(topics: PolicyTopics, task: str) -> TaskLineage | None:
     """The lineage of a task by its id, None where no topic knows it."""
-    records = PolicyRecords.read(topics)
     tickets = {row["ticket"] for row in topics.rows(GRANTS) if row["prompt_id"] == task}
-    trained = records.trained()
+    family = Family(topics)
+    trained = family.trained()
     members: list[Member] = []
     for kind in (TRAJECTORIES, EVALUATIONS):
         wanted: list[Row[Trajectory]] = []
@@ -200,18 +206,24 @@ def of_task(topics: PolicyTopics, task: str) -> TaskLineage | None:
         members += _members(topics, wanted, trained)
     if not tickets and not members:
         return None
-    ended = [row for row in records.resolutions if row["ticket"] in tickets and row["kind"] != "ready"]
+    ended = [row for row in family.own.resolutions if row["ticket"] in tickets and row["kind"] != "ready"]
     unfinished = dict(sorted(Counter(str(row["kind"]) for row in ended).items()))
     return TaskLineage(task, tuple(sorted(tickets)), tuple(members), unfinished)
 
 
-def _members(topics: PolicyTopics, rows: Sequence[Row[Trajectory]], trained: dict[Place, int]) -> Iterator[Member]:
+def _members(
+    topics: PolicyTopics, rows: Sequence[Row[Trajectory]], trained: Mapping[Place, tuple[Version, ...]]
+) -> Iterator[Member]:
     """Sealed trajectories with the engines of their calls, which are fetched together."""
-    calls = iter(topics.fetch(EVENTS, [place for row in rows for place in row.places("events")]))
+    by_policy: dict[str, list[Place]] = defaultdict(list)
     for row in rows:
-        own = [next(calls) for _ in row["events"]]
+        by_policy[row["policy"]] += row.places("events")
+    calls = {policy: iter(topics.of(policy).fetch(EVENTS, places)) for policy, places in by_policy.items()}
+    for row in rows:
+        own = [next(calls[row["policy"]]) for _ in row["events"]]
         yield Member(
             row["id"],
+            row["policy"],
             row["group"],
             row["tenant"],
             row["task_id"],
@@ -219,7 +231,7 @@ def _members(topics: PolicyTopics, rows: Sequence[Row[Trajectory]], trained: dic
             row["reward"],
             _sampled(row),
             tuple(sorted({engine for call in own if call is not None for engine in _engine(call)})),
-            trained.get(row.place),
+            trained.get(row.place, ()),
         )
 
 
@@ -255,7 +267,6 @@ def summed(members: Iterable[Member]) -> dict[str, Any]:
         out["tasks"][member.task] += 1
         out["tenants"][member.tenant] += 1
         out["engines"].update(member.engines)
-        out["sampled"].update(member.sampled)
-        if member.trained is not None:
-            out["trained"][member.trained] += 1
+        out["sampled"].update({Version(member.policy, number): many for number, many in member.sampled.items()})
+        out["trained"].update(member.trained)
     return {name: dict(sorted(found.items())) for name, found in out.items()}

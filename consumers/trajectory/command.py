@@ -96,14 +96,16 @@ def lineage(settings: Settings, wanted: str, *, task: bool = False) -> Shown:
 def lineage_in(
     bus: Bus, namespace: str, policy: str, wanted: str, resolve: Resolve = as_stored, *, task: bool = False
 ) -> Shown:
-    """The same for any bus."""
+    """The same for any bus. A version as policy@version may be of any policy of the deployment."""
     topics = PolicyTopics(bus, namespace, policy, resolve)
     named = _VERSION.fullmatch(wanted)
+    if not task and named and named["policy"] not in (None, policy) and named["policy"] in topics.policies():
+        policy, topics = named["policy"], topics.of(named["policy"])
     version = int(named["number"]) if named and named["policy"] in (None, policy) else None
-    if not task and version is not None and (found := of_version(topics, policy, version)) is not None:
+    if not task and version is not None and (found := of_version(topics, version)) is not None:
         return Shown(version_tree(found), _json("version", asdict(found)))
     if (of := of_task(topics, wanted)) is not None:
-        return Shown(task_tree(of), _json("task", asdict(of)))
+        return Shown(task_tree(of, policy), _json("task", asdict(of)))
     if task:
         raise LookError(f"no task {wanted!r} was granted or answered in policy {policy}: ids are compared whole")
     if version is not None:
@@ -114,7 +116,7 @@ def lineage_in(
     sealed = of_trajectory(topics, one)
     if sealed is None:
         raise LookError(f"trajectory {one.id} is not sealed, so nothing trained on it: ask `millrace why {one.id}`")
-    return Shown(trajectory_tree(sealed), _json("trajectory", asdict(sealed)))
+    return Shown(trajectory_tree(sealed, policy), _json("trajectory", asdict(sealed)))
 
 
 def _json(kind: str, found: dict[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,8 @@ without its decorations, and names the tables there are where one is unknown."""
 
 from __future__ import annotations
 
+import os
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -120,13 +122,22 @@ class InDirectory(Asking):
         self._held.close()
 
 
+def leave() -> None:
+    """End this process, which is a command: the engine works on in it, and hears no ^C."""
+    said = "error: the query is past [warehouse] query_seconds, and the engine has not ended it"
+    print(said, file=sys.stderr, flush=True)
+    os._exit(1)
+
+
 def open_asking(settings: Settings, overdue: Callable[[], None] | None = None) -> Asking:
     """Who answers for this deployment now. overdue: ends this process, where it has opened the directory and the engine
-    does not end a query. Raises WarehouseError where nobody can."""
+    does not end a query; a command gives `leave`, and without it such a query hangs. Raises WarehouseError where nobody
+    can answer."""
     asked = settings.warehouse
     limits = Limits(asked.query_seconds, asked.query_memory_mb << 20, asked.query_rows)
     patience = asked.query_seconds + 30
-    if url := asked.url.get_secret_value():
+    # The server checks the rights of who asks: readonly alone lets a query read what the user of url may.
+    if url := asked.read_url.get_secret_value() or asked.url.get_secret_value():
         parts = urlsplit(url)
         address = urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], "", "", ""))
         own = {**limits.settings(), "readonly": "1", "database": "millrace"}

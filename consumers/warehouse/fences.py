@@ -1,8 +1,8 @@
 """Who may bring in a partition, on a server that several processes write to: one holder, as the table `fences` says.
 
-Taking over is three steps, in this order: (1) write a newer row to `fences`; (2) wait until no insert of the partition
-is among the running queries; (3) ask how far the tables are. An insert asks, within its own statement, whether its
-holder still is the newest.
+Taking over is three steps, in this order: (1) write a newer row to `fences`; (2) wait until no insert of the partition,
+and none into `blocks`, is among the running queries; (3) ask how far the tables are. An insert asks, within its own
+statement, whether its holder still is the newest.
 
 Invariant: a server lists a query as running before it reads a table for it, and until its part is there or never will
 be. So an insert of a former holder either reads `fences` after (1), and is refused; or it was listed before (1), and
@@ -24,6 +24,8 @@ from millrace.consumers.warehouse.tables import LOG
 
 MANY = 64
 """rows of a partition from which on those of former holders are deleted"""
+PROOFS = "millrace-proofs-"
+"""what the ids of all inserts into `blocks` begin with: one of them may be about several partitions"""
 Where = tuple[str, int]
 """a partition: full topic name and number"""
 
@@ -68,7 +70,7 @@ def take_over(store: Store, holder: str, partitions: Collection[Where]) -> None:
         f"({text(topic)}, {part}, {epoch}, {text(holder)}, now64(3))" for (topic, part), epoch in mine.items()
     )
     store.run(f"INSERT INTO {LOG}.fences (topic, part, epoch, holder, taken) SETTINGS async_insert = 0 VALUES {rows}")
-    store.settle([named(where) for where in partitions])
+    store.settle([PROOFS, *map(named, partitions)])
     if former := {where: epoch for where, epoch in mine.items() if found.get(where, (0, 0))[1] >= MANY}:
         store.run(f"ALTER TABLE {LOG}.fences DELETE WHERE {older(former)} SETTINGS mutations_sync = 0")
 

@@ -6,6 +6,7 @@ from contextlib import ExitStack
 
 from millrace.consumers.warehouse.directory import Directory
 from millrace.consumers.warehouse.migrations import migrate
+from millrace.consumers.warehouse.owner import claim
 from millrace.consumers.warehouse.questions import views
 from millrace.consumers.warehouse.retention import keep
 from millrace.consumers.warehouse.server import Server
@@ -15,10 +16,16 @@ from millrace.infra.config import Settings
 
 def open_store(settings: Settings, answers_at: str = "") -> Store:
     """Open the server of `[warehouse] url`, else the directory. answers_at: the URL at which this process will answer
-    queries. Raises WarehouseHeld when another process has the directory, WarehouseError when it cannot be opened."""
+    queries. Raises WarehouseHeld when another process has the directory, WarehouseError when it cannot be opened, or
+    where a server has another namespace's tables."""
     url = settings.warehouse.url.get_secret_value()
-    memory = settings.warehouse.memory_mb
-    return Server(url) if url else Directory(settings.warehouse_home, memory_mb=memory, url=answers_at)
+    if not url:
+        return Directory(settings.warehouse_home, memory_mb=settings.warehouse.memory_mb, url=answers_at)
+    with ExitStack() as held:
+        server = held.enter_context(Server(url))
+        claim(server, settings.namespace)
+        held.pop_all()
+    return server
 
 
 def open_for_rows(settings: Settings, answers_at: str = "") -> Store:

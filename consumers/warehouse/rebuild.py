@@ -1,31 +1,39 @@
 """Makes the tables anew from topics and archive, for one namespace.
 
 Invariants: rows that the log cannot give again are not dropped unless whoever asks says so; a rebuild that was cut
-short is ended by whoever opens the warehouse next, since the tables themselves say how far they are."""
+short at any statement is ended by whoever opens the warehouse next, since the tables themselves say how far they are
+and are emptied so that they never say too much (`dropping`); no row comes in behind a hole from a process that knew
+the tables as they were."""
 
 from __future__ import annotations
 
+import os
+import socket
+
 from millrace.consumers.history.nowhere import begins_at, nowhere
-from millrace.consumers.warehouse.columns import text
+from millrace.consumers.warehouse.dropping import drop, of, record_tables, there
+from millrace.consumers.warehouse.fences import Where, take_over
 from millrace.consumers.warehouse.ingest import Ingest
 from millrace.consumers.warehouse.migrations import migrate
 from millrace.consumers.warehouse.opened import open_store
 from millrace.consumers.warehouse.retention import keep
+from millrace.consumers.warehouse.sameness import COMPACTED, made_anew, tips
 from millrace.consumers.warehouse.sharing import group_of
 from millrace.consumers.warehouse.sorting import Behind, kind_of
 from millrace.consumers.warehouse.store import Store
-from millrace.consumers.warehouse.tables import LOG
+from millrace.consumers.warehouse.tables import LOG, own_tables
 from millrace.infra.config import Settings
 from millrace.infra.connect import claims, history
 from millrace.infra.errors import TopicError, WarehouseError
 from millrace.infra.log.archive.bus import ArchivedBus
 from millrace.infra.log.base import Bus
 from millrace.infra.log.topics import logical_name
+from millrace.schemas.ids import new_id
 
-COMPACTED = "workers"
-"""the one topic whose older records the log itself gives up"""
 NOTHING = 1 << 63
 """where a partition begins of which nothing is left"""
+TRIES = 5
+"""how often tables are emptied that others fill meanwhile"""
 
 
 def rebuild(settings: Settings, *, forget: bool = False) -> dict[str, tuple[int, int]]:
@@ -52,12 +60,42 @@ def rebuild_from(
             " what is left"
         )
     readable(bus, namespace)
-    drop(store, namespace)
-    migrate(store)
-    keep(store, settings.warehouse.keep_days, settings.topics.short_hours)
+    make_empty(bus, store, settings)
     Ingest(bus, store, namespace, behind).catch_up()
     after = counts(store, namespace)
     return {name: (before.get(name, 0), after.get(name, 0)) for name in sorted({*before, *after})}
+
+
+def make_empty(bus: Bus, store: Store, settings: Settings) -> None:
+    """Every table as this release wants it, without a row of the namespace. On a server no process brings rows in from
+    then on that has asked before how far the tables were: it would go on behind a hole. Raises WarehouseError where
+    others begin again and again."""
+    if store.shared:
+        for statement in own_tables():
+            store.run(statement)
+        shut_out(bus, store, settings.namespace)
+    for _ in range(TRIES):
+        drop(store, settings.namespace)
+        migrate(store)
+        keep(store, settings.warehouse.keep_days, settings.topics.short_hours)
+        if not store.shared:
+            return
+        shut_out(bus, store, settings.namespace)  # who began since, too
+        if not any(rows_of(store, name, settings.namespace) for name in there(store)):
+            return
+    raise WarehouseError(
+        f"another warehouse process brings rows into {store.where} while its tables are made anew: end it, then rebuild"
+    )
+
+
+def shut_out(bus: Bus, store: Store, namespace: str) -> None:
+    """Have no insert come in of a process that holds a partition of the namespace, also one that sleeps and has left
+    the group."""
+    held: set[Where] = set(store.rows(f"SELECT DISTINCT topic, part FROM {LOG}.fences WHERE {of(namespace)}"))
+    for topic in bus.topics(f"{namespace}."):
+        if kind_of(logical_name(topic)) is not None:
+            held |= {(topic, part) for part in range(bus.partitions(topic))}
+    take_over(store, f"rebuild-{socket.gethostname()}-{os.getpid()}-{new_id()}", held)
 
 
 def readable(bus: Bus, namespace: str) -> None:
@@ -78,46 +116,35 @@ def alone(bus: Bus, store: Store, namespace: str) -> None:
 
 def counts(store: Store, namespace: str) -> dict[str, int]:
     """Rows of a namespace by table."""
-    where = _of(namespace)
-    return {name: int(store.rows(f"SELECT count() FROM {LOG}.{name} WHERE {where}")[0][0]) for name in _tables(store)}
+    return {name: rows_of(store, name, namespace) for name in record_tables(store)}
+
+
+def rows_of(store: Store, table: str, namespace: str) -> int:
+    """Rows of a namespace in a table."""
+    return int(store.rows(f"SELECT count() FROM {LOG}.{table} WHERE {of(namespace)}")[0][0])
 
 
 def irrecoverable(bus: Bus, store: Store, namespace: str) -> list[str]:
-    """What a rebuild would lose, in words: rows whose records the log has forgotten."""
-    found = []
-    for name in _tables(store):
+    """What a rebuild would lose, in words: rows whose records the log has forgotten, or whose topic was made anew."""
+    found, ends = list[str](), dict[Where, int]()
+    for name in record_tables(store):
         spans = store.rows(
-            f"SELECT topic, part, min(off), max(off) FROM {LOG}.{name} WHERE {_of(namespace)} GROUP BY ALL ORDER BY ALL"
+            f"SELECT topic, part, min(off), max(off) FROM {LOG}.{name} WHERE {of(namespace)} GROUP BY ALL ORDER BY ALL"
         )
         for topic, part, first, last in spans:
+            if logical_name(topic) == COMPACTED:
+                continue
             start = _start(bus, topic, part)
-            if logical_name(topic) != COMPACTED and first < start:
+            if first < start:
                 left = begins_at(start) if start < NOTHING else "nothing of it is left"
                 found.append(nowhere(topic, part, first, min(last, start - 1), left))
+            if start < NOTHING:
+                ends[topic, part] = max(last + 1, ends.get((topic, part), 0))
+    known = tips(store, namespace) if ends else {}
+    for where, end in ends.items():
+        if why := made_anew(bus, where, end, known.get(where)):
+            found.append(f"{where[0]}[{where[1]}] {why}: the topic was made anew, and the former one is nowhere")
     return found
-
-
-def drop(store: Store, namespace: str) -> None:
-    """Drop the tables, or on a server that other namespaces use, the rows of this one."""
-    tables = [*_tables(store), "blocks"] if _tables(store) else []
-    others = any(store.rows(f"SELECT 1 FROM {LOG}.{name} WHERE NOT {_of(namespace)} LIMIT 1") for name in tables)
-    for name in tables:
-        if others:
-            store.run(f"ALTER TABLE {LOG}.{name} DELETE WHERE {_of(namespace)} SETTINGS mutations_sync = 2")
-        else:
-            store.run(f"DROP TABLE {LOG}.{name} SYNC")
-
-
-def _tables(store: Store) -> list[str]:
-    """Tables with records that are there."""
-    rows = store.rows(
-        f"SELECT DISTINCT table FROM system.columns WHERE database = {text(LOG)} AND name = 'off' ORDER BY table"
-    )
-    return [name for (name,) in rows]
-
-
-def _of(namespace: str) -> str:
-    return f"startsWith(topic, {text(namespace + '.')})"
 
 
 def _start(bus: Bus, topic: str, part: int) -> int:

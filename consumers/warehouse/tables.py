@@ -112,6 +112,9 @@ BLOCKS = (
     Column("rows", "UInt32", "rows of it"),
     Column("digest", "String", "xxh3_128 of the records' offsets, times and bytes, in hex"),
     Column("written", "DateTime64(3, 'UTC')", "when it had been written", "Delta, ZSTD(1)"),
+    Column(
+        "tip", "String", "xxh3_128 of the key and bytes of its last record, in hex; empty: an older release wrote it"
+    ),
 )
 """written after the rows, so it may lack what a kill came before"""
 
@@ -142,3 +145,14 @@ def table_of(kind: str, record: str) -> Table | None:
     if record == "Progress":
         return BY_NAME["progress"]
     return BY_NAME["turns" if kind in TURNS else kind.replace("-", "_")]
+
+
+def position_of(kind: str) -> Table:
+    """The table whose rows say how far a topic of this kind is in: those of its first record."""
+    table = table_of(kind, HOLDS[kind][0])
+    assert table is not None, kind
+    return table
+
+
+OWN_POSITION = frozenset(position_of(kind).name for kind in HOLDS)
+"""tables that say how far topics are; the others are written before these"""

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from millrace.consumers.history.kinds import EVENTS, RAW, Kind, R
+from millrace.consumers.history.kinds import EVENTS, RAW, WEIGHTS, Kind, R, deployment_of
 from millrace.consumers.history.reader import History, left_out
 from millrace.consumers.history.rows import Resolve, Row
 from millrace.infra.log.base import Bus, Place, Record
+from millrace.infra.log.topics import NAME, full_name
 from millrace.schemas.records import Event
 
 
@@ -22,6 +23,21 @@ class PolicyTopics:
     def __init__(self, bus: Bus, namespace: str, policy: str, resolve: Resolve) -> None:
         self.policy = policy
         self._history = History(bus, namespace, policy, resolve)
+
+    def of(self, policy: str) -> PolicyTopics:
+        """The topics of another policy of the same deployment."""
+        return PolicyTopics(self._history.bus, self._history.namespace, policy, self._history.resolve)
+
+    def policies(self) -> list[str]:
+        """Every policy of the deployment that has weights, sorted."""
+        names = self._history.bus.topics(full_name(self._history.namespace, ""))
+        found = [deployment_of(name)[1] for name in names if name.endswith(f".{WEIGHTS}")]
+        return sorted(policy for policy in found if NAME.fullmatch(policy))
+
+    def whose(self, kind: str, place: Place) -> str | None:
+        """The policy in whose topic of a kind, which policies do not share, a place lies; None for any other topic."""
+        policy = place.topic.removeprefix(full_name(self._history.namespace, "")).removesuffix(f".{kind}")
+        return policy if full_name(self._history.namespace, f"{policy}.{kind}") == place.topic else None
 
     def count(self, kind: str) -> int:
         """How many partitions a kind of topic has; 0 where there is none."""

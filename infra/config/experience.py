@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, SecretStr
 
 from millrace.infra.config.base import Name, Positive, Scalar, Seconds, Section
+from millrace.infra.config.upstreams import GatewayPrices
 from millrace.infra.log.topics import NAME
 from millrace.schemas import bounds
 
@@ -45,6 +46,11 @@ class Policy(Section):
         default=60, description="log time after which an ended episode is sealed as it is"
     )
     awaits: tuple[str, ...] = Field(default=("verifier",), description="reward sources that every rollout waits for")
+    prices: GatewayPrices | None = Field(
+        default=None,
+        description="what a million tokens of its calls cost: { prompt = 0.1, cached = 0.02, completion = 0.4 }; "
+        "unset: they have no cost",
+    )
     tenant: Annotated[str, Field(pattern=f"^({NAME.pattern})?$")] = Field(
         default="",
         description="whose it is: content of this tenant that is tenant_only may train it; empty: no such content may",

@@ -15,8 +15,8 @@ def _hermes(given: Any) -> Any:
     """Raises ValueError for any other form, with the way that remains."""
     if given != "hermes":
         raise ValueError(
-            f"only hermes is supported, not {given!r}: a model that writes its calls in another form (llama3_json, "
-            "mistral, pythonic, ...) needs a [gateway] renderer of its family; without one its calls stay text"
+            f"only hermes is supported, not {given!r}: leave it out: the form of calls (llama, mistral, pythonic, "
+            "...) is found from the model's chat template or its [gateway] renderer"
         )
     return given
 
@@ -29,6 +29,16 @@ class GatewayKey(Section):
     """the key that `[rollout] key` names is the tenant `rollouts` unless this says otherwise"""
     judges: tuple[str, ...] = ()
     """verifiers of the deployment (of `[policy] awaits` and `[reward] source`) that it may speak for"""
+    max_in_flight: Positive | None = None
+    """most requests of it at once, besides the bound of its tenant"""
+    max_rate: Seconds | None = None
+    """most requests of it a second, besides the bound of its tenant"""
+    tokens_per_minute: Positive | None = None
+    """tokens of prompts and replies in a minute, after which calls get 429 until the next"""
+    budget: Annotated[float, Field(gt=0)] | None = None
+    """what its calls may cost in `budget_hours`, in the currency of all prices; beyond it they get 429"""
+    budget_hours: Seconds = 24
+    """at most [topics] short_hours: what a key has spent is known from the capture log"""
 
 
 class Gateway(Section):
@@ -39,7 +49,8 @@ class Gateway(Section):
     keys: dict[str, GatewayKey] = Field(
         default={},
         description='static keys by name: { laptop = { key = "...", tenant = "local" } }; judges = ["verifier"] lets a '
-        "key record rewards of that verifier",
+        "key record rewards of that verifier; max_in_flight, max_rate, tokens_per_minute, and budget with "
+        "budget_hours, bound what it takes",
     )
     session_secret: SecretStr = Field(
         default=SecretStr(""),
@@ -64,6 +75,11 @@ class Gateway(Section):
         description='which of them answers a model, the first that fits: [{ model = "gpt-*", upstream = "openai" }]',
     )
     capture_dir: Path = Field(default=Path(), description="local log of what was captured; empty: under home")
+    capture: Literal["best-effort", "required"] = Field(
+        default="best-effort",
+        description="what becomes of a call while it cannot be captured (a full disk, the bound below): best-effort "
+        "serves it and counts what is lost; required answers 503",
+    )
     capture_max_bytes: Positive = Field(default=4 << 30, description="most bytes of it that may wait to be sent")
     idle_timeout_s: Seconds = Field(default=300, description="an episode nobody ended ends after this silence")
     keep_alive_s: Annotated[float, Field(ge=0)] = Field(
@@ -81,7 +97,7 @@ class Gateway(Section):
     )
     tool_parser: Annotated[Literal["hermes"], BeforeValidator(_hermes)] = Field(
         default="hermes",
-        description="form of the tool calls in the model's text; no other is supported but by a renderer of its family",
+        description="without effect: the form of tool calls is found from the model's chat template",
     )
     followups: bool = Field(
         default=False,
@@ -169,6 +185,11 @@ class Warehouse(Section):
     url: SecretStr = Field(
         default=SecretStr(""),
         description="a ClickHouse server in place of that directory: http://user:password@host:8123",
+    )
+    read_url: SecretStr = Field(
+        default=SecretStr(""),
+        description="the same server as a user who may only read, for `millrace sql`, `ask` and `replay --select`; "
+        "empty: as the user of url, with the setting readonly",
     )
     port: Annotated[int, Field(ge=1, le=65535)] = Field(
         default=8902, description="port of this machine on which it answers queries, read-only"

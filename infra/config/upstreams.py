@@ -9,7 +9,8 @@ from pydantic import AfterValidator, Field
 
 from millrace.infra.config.base import Section
 
-Dialect = Literal["chat", "messages", "responses"]
+Api = Annotated[str, Field(pattern=r"^[a-z]+$")]
+"""the name of one; which there are the gateway knows"""
 RESERVED = "upstream_url"
 """how rules name the upstream of that setting"""
 NotNegative = Annotated[float, Field(ge=0)]
@@ -33,8 +34,8 @@ class GatewayUpstream(Section):
 
     url: Annotated[Address, Field(pattern=r"^https?://[^?#\s]+$")]
     """with the version in its path, as https://api.openai.com/v1"""
-    speaks: Annotated[tuple[Dialect, ...], Field(min_length=1)] = ("chat",)
-    """its APIs: chat (/chat/completions), messages (/messages), responses (/responses)"""
+    speaks: Annotated[tuple[Api, ...], Field(min_length=1)] = ("chat",)
+    """its APIs: chat (/chat/completions), messages (/messages), responses (/responses), completions (/completions)"""
     key_env: str = ""
     """the environment variable of the gateway that holds its key; empty: it asks for none"""
     key_header: Literal["authorization", "x-api-key", "api-key"] = "authorization"

@@ -168,10 +168,14 @@ def to_chunk(choice: Choice | ChoiceWithTop, top: int, n: int) -> Chunk:
         raise ValueError(f"token ids from {min(ids)} to {max(ids)}")
     if len(content) != len(ids):
         raise ValueError(f"{len(ids)} tokens came with {len(content)} log-probabilities")
-    names = [choice.finish_reason, choice.stop_reason, *(span.version for span in choice.weight_versions or ())]
-    longest = max((len(name.encode()) for name in names if isinstance(name, str)), default=0)
-    if longest > NAME_BYTES:
-        raise ValueError(f"a name of {longest} bytes, of at most {NAME_BYTES}")
+    if choice.finish_reason is None and choice.stop_reason is None and choice.weight_versions is None:
+        spans: tuple[Span, ...] = ()  # as in all events of a stream but the last
+    else:
+        spans = tuple(Span(span.version, span.start, span.end) for span in choice.weight_versions or ())
+        names = [choice.finish_reason, choice.stop_reason, *(span.label for span in spans)]
+        longest = max((len(name.encode()) for name in names if isinstance(name, str)), default=0)
+        if longest > NAME_BYTES:
+            raise ValueError(f"a name of {longest} bytes, of at most {NAME_BYTES}")
     tops: Sequence[Sequence[tuple[int, float]]] = ()
     if isinstance(choice, ChoiceWithTop) and choice.logprobs and choice.logprobs.content:
         tops = [_rivals(position.top_logprobs, top) for position in choice.logprobs.content]
@@ -181,7 +185,7 @@ def to_chunk(choice: Choice | ChoiceWithTop, top: int, n: int) -> Chunk:
         [position.logprob for position in content],
         choice.finish_reason,
         choice.stop_reason,
-        tuple(Span(span.version, span.start, span.end) for span in choice.weight_versions or ()),
+        spans,
         None,
         tops,
     )

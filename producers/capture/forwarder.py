@@ -32,6 +32,7 @@ logger = logging.getLogger(__name__)
 WINDOW = 2000
 BATCH = 256
 RELEASE_S = 0.1
+"""how often it is noted how far it came: each time is a file written anew"""
 IDLE_S = 0.25
 GATHER_S = 0.01
 """entries that come this soon after each other are sent together: each waking takes time from the event loop"""
@@ -149,7 +150,7 @@ class Forwarder:
                     acked, size = kept.seq + 1, size + kept.size
                 now = time.monotonic()
                 stopping = self._stop.is_set()
-                if acked > self.log.noted and (stopping or not window or now - released > RELEASE_S):
+                if acked > self.log.noted and (stopping or now - released > RELEASE_S):
                     self._release(acked, size)
                     released, size = now, 0
                 if stopping:
@@ -158,7 +159,7 @@ class Forwarder:
                     forgot = now
                     self.log.forget(self.retention_s)
                 if not taken:
-                    self._rest(window)
+                    self._rest(window, RELEASE_S if acked > self.log.noted else IDLE_S)
         finally:
             source.close()
 
@@ -204,10 +205,10 @@ class Forwarder:
                 logger.warning("the position of %s cannot be written, sending on: %s", self.log.folder, error)
             self._unnoted = True
 
-    def _rest(self, window: deque[tuple[Kept, Future[Place]]]) -> None:
-        """Wait for the next answer, else for the next entry."""
+    def _rest(self, window: deque[tuple[Kept, Future[Place]]], idle_s: float) -> None:
+        """Wait for the next answer, else for the next entry, up to `idle_s`."""
         if not window:
-            if self._wake.wait(IDLE_S):
+            if self._wake.wait(idle_s):
                 self._stop.wait(GATHER_S)
             return
         try:

@@ -43,6 +43,8 @@ SEGMENT_S = 3600.0
 RESERVE_BYTES = 4 << 20
 RESERVE_STEP = 64 << 10
 BOOT = Path("/proc/sys/kernel/random/boot_id")
+PROBE = bytes(4096)
+"""what is written to learn whether the disk takes anything: more than a block may have left"""
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 Write = Callable[[int, bytes | bytearray], int]
 
@@ -107,6 +109,7 @@ class CaptureLog:
         self._allocate_reserve()
         self._synced = self.end
         self._syncing: asyncio.Task[None] | None = None
+        self._probe = -1
         self.recent = Recent()
         self.on_append: Callable[[], None] = lambda: None
 
@@ -131,7 +134,7 @@ class CaptureLog:
     def _append(self, entry: Entry, parts: Sequence[bytes | bytearray], *, reserved: bool) -> int:
         size = sum(map(len, parts))
         if not reserved and self.waiting + size > self.max_waiting:
-            raise LogFull(f"{self.waiting} bytes of {self.folder} wait to be sent: is the log (Kafka) reachable?")
+            raise self._behind()
         try:
             if reserved and self._reserved:
                 self._shrink_reserve(size)
@@ -145,8 +148,7 @@ class CaptureLog:
                 self._born = time.time()
             self._put(parts)
         except OSError as error:
-            what = "no space in" if error.errno in FULL else "cannot write"
-            raise LogFull(f"{what} {self.folder}: {error.strerror}") from error
+            raise self._unwritten(error) from error
         faults.point("capture.appended")
         # Handed over before it counts, so that the forwarder need not look for it in the files.
         self.recent.put(Kept(self.end, entry, size))
@@ -156,6 +158,28 @@ class CaptureLog:
             with suppress(OSError):  # the entry is written; what holds the reserve back is met again by the next
                 self._allocate_reserve()
         return seq
+
+    def check(self) -> None:
+        """Raises LogFull where an entry would not be taken now: asked before there is one, so of a small one."""
+        if self.waiting >= self.max_waiting:
+            raise self._behind()
+        try:
+            if self._probe < 0:
+                self._probe = os.open(self.folder / "probe", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            try:
+                if self._write(self._probe, PROBE) < len(PROBE):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            finally:
+                os.ftruncate(self._probe, 0)
+        except OSError as error:
+            raise self._unwritten(error) from error
+
+    def _behind(self) -> LogFull:
+        return LogFull(f"{self.waiting} bytes of {self.folder} wait to be sent: is the log (Kafka) reachable?")
+
+    def _unwritten(self, error: OSError) -> LogFull:
+        what = "no space in" if error.errno in FULL else "cannot write"
+        return LogFull(f"{what} {self.folder}: {error.strerror}")
 
     async def durable(self) -> None:
         """Return once everything appended so far survives what it should survive."""
@@ -208,10 +232,10 @@ class CaptureLog:
 
     def close(self) -> None:
         """Let go of the folder. Idempotent."""
-        for descriptor in (self._file, self._reserve, self._lock):
+        for descriptor in (self._file, self._reserve, self._probe, self._lock):
             if descriptor >= 0:
                 os.close(descriptor)
-        self._file = self._reserve = self._lock = -1
+        self._file = self._reserve = self._probe = self._lock = -1
 
     # ------------------------------------------------------------------ opening
 

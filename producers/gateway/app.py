@@ -28,20 +28,16 @@ from millrace.producers.gateway.event_stream import EventStream
 from millrace.producers.gateway.gateway import Caller, Gateway
 from millrace.producers.gateway.intake import Intake, Visit, check_origin
 from millrace.producers.gateway.named_path import plain
-from millrace.producers.gateway.protocols.all import CHAT, DIALECTS, MESSAGES, RESPONSES, of_path
-from millrace.producers.gateway.protocols.base import Dialect
+from millrace.producers.gateway.protocols import all as dialects
+from millrace.producers.gateway.protocols.base import Asking, Beside, Dialect
 from millrace.producers.gateway.upstreams.door import Door
 from millrace.producers.gateway.upstreams.upstreams import Upstreams
+from millrace.schemas.labels import make_label
 
 logger = logging.getLogger(__name__)
 
 JSON = "application/json"
-ROUTES = (
-    (CHAT.path, "POST", CHAT.name),
-    (MESSAGES.path, "POST", MESSAGES.name),
-    (f"{MESSAGES.path}/count_tokens", "POST", "count_tokens"),
-    (RESPONSES.path, "POST", RESPONSES.name),
-    (f"{RESPONSES.path}/{{id}}", "GET", "response"),
+OWN = (
     ("/v1/models", "GET", "models"),
     ("/health", "GET", "health"),
     ("/v1/sessions", "POST", "start"),
@@ -50,9 +46,18 @@ ROUTES = (
     ("/v1/sessions/{id}/end", "POST", "end"),
     ("/v1/feedback", "POST", "feedback"),
 )
-"""path, method and name of every route; docs/openapi.json describes them"""
+"""path, method and name of the routes of no dialect"""
 VISIT = "millrace.visit"
 Handler = Callable[[Request], Awaitable[Response]]
+
+
+def routes() -> list[tuple[str, str, str]]:
+    """Path, method and name of every route; docs/openapi.json describes them."""
+    out = []
+    for dialect in dialects.DIALECTS:
+        out.append((dialect.path, "POST", dialect.name))
+        out += [(dialect.path + one.below, one.method, one.name) for one in dialect.beside]
+    return [*out, *OWN]
 
 
 def make_app(gateway: Gateway, upstream: TextUpstream | Upstreams | None = None, address: str = "") -> ASGIApp:
@@ -86,25 +91,23 @@ def make_app(gateway: Gateway, upstream: TextUpstream | Upstreams | None = None,
 
         return handler
 
-    async def count_tokens(request: Request) -> Response:
-        gateway.check_open()
-        visit, caller = enter(request)
-        body = await visit.body(request)
-        if door is not None and (routed := await door.routed(MESSAGES, body)) is not None:
-            return await door.uncaptured(caller, request, body, routed, "/count_tokens")
-        return _json({"input_tokens": await gateway.count(MESSAGES.parse_count, body)})
+    def beside(dialect: Dialect, route: Beside) -> Handler:
+        async def handler(request: Request) -> Response:
+            gateway.check_open()
+            visit, caller = enter(request)
+            body = await visit.body(request)
+            if route.method == "POST" and door is not None and (routed := await door.routed(dialect, body)) is not None:
+                return await door.uncaptured(caller, request, body, routed, route.below)
+            asking = Asking(gateway, caller, request.headers, request.path_params.get("id", ""), body)
+            return Response(await route.answer(asking), media_type=JSON)
 
-    async def response(request: Request) -> Response:
-        _, caller = enter(request)
-        id = request.path_params["id"]
-        found = gateway.recall(caller, request.headers).response(id)
-        if found is None:
-            raise ApiError(404, f"Response with id '{id}' not found.")
-        return Response(found, media_type=JSON)
+        return handler
 
     async def models(request: Request) -> Response:
         enter(request)
-        owned = {gateway.options.policy: "millrace"}
+        policy = gateway.options.policy
+        served = [make_label(policy, version) for version in sorted(gateway.fleet.versions)]
+        owned = dict.fromkeys((policy, *served), "millrace")
         for name in upstreams.models if upstreams is not None else ():
             owned.setdefault(name, "upstream")
         listed = [{"id": id, "object": "model", "created": 0, "owned_by": owner} for id, owner in owned.items()]
@@ -113,12 +116,15 @@ def make_app(gateway: Gateway, upstream: TextUpstream | Upstreams | None = None,
     async def health(request: Request) -> Response:
         gateway.check_open()
         # No error: a load balancer would turn away rewards and ends of episodes too.
+        recorder = gateway.recorder
+        down = await recorder.down() if recorder.required else None
         status = "no engine" if gateway.renderer is not None and gateway.fleet.away else "ok"
+        status = "capture down" if down is not None else status
         try:
             enter(request)
         except ApiError:
             return _json({"status": status})  # a load balancer has no key; what is behind is not its business
-        log = gateway.recorder.log
+        log = recorder.log
         engines = {
             target.url: {"version": target.version, "running": target.running}
             for target in gateway.fleet.targets.values()
@@ -126,7 +132,15 @@ def make_app(gateway: Gateway, upstream: TextUpstream | Upstreams | None = None,
         sessions = gateway.sessions
         state = {"status": status, "sessions": len(sessions.live), "unreadable": len(sessions.unreadable)}
         return _json(
-            {**state, "engines": engines, "captured": log.end, "forwarded": log.acked, "waiting_bytes": log.waiting}
+            {
+                **state,
+                "engines": engines,
+                "capture": "required" if recorder.required else "best-effort",
+                "lost": recorder.lost,
+                "captured": log.end,
+                "forwarded": log.acked,
+                "waiting_bytes": log.waiting,
+            }
         )
 
     async def start(request: Request) -> Response:
@@ -152,9 +166,8 @@ def make_app(gateway: Gateway, upstream: TextUpstream | Upstreams | None = None,
         return handler
 
     handlers = {
-        **{dialect.name: spoken(dialect) for dialect in DIALECTS},
-        "count_tokens": count_tokens,
-        "response": response,
+        **{dialect.name: spoken(dialect) for dialect in dialects.DIALECTS},
+        **{one.name: beside(dialect, one) for dialect in dialects.DIALECTS for one in dialect.beside},
         "models": models,
         "health": health,
         "start": start,
@@ -164,15 +177,15 @@ def make_app(gateway: Gateway, upstream: TextUpstream | Upstreams | None = None,
         "end": on_session(episodes.end),
     }
     guarded = {name: _guarded(handler) for name, handler in handlers.items()}
-    hot = {dialect.path: guarded[dialect.name] for dialect in DIALECTS}
-    routes = Starlette(
-        routes=[Route(path, guarded[name], methods=[method]) for path, method, name in ROUTES],
+    hot = {dialect.path: guarded[dialect.name] for dialect in dialects.DIALECTS}
+    routed = Starlette(
+        routes=[Route(path, guarded[name], methods=[method]) for path, method, name in routes()],
         exception_handlers={HTTPException: _http_error},
     )
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            return await routes(scope, receive, send)
+            return await routed(scope, receive, send)
         visit = Visit(intake, receive)
         try:
             scope = {**plain(scope), VISIT: visit}
@@ -182,9 +195,9 @@ def make_app(gateway: Gateway, upstream: TextUpstream | Upstreams | None = None,
             if scope["method"] == "POST" and (handler := hot.get(scope["path"])) is not None:
                 await (await handler(Request(scope, receive)))(scope, receive, send)
             else:
-                await routes(scope, receive, send)
+                await routed(scope, receive, send)
         except ApiError as error:
-            await of_path(scope["path"]).refusal(error)(scope, receive, send)
+            await dialects.of_path(scope["path"]).refusal(error)(scope, receive, send)
         except (asyncio.CancelledError, OSError):
             if not visit.left:
                 raise
@@ -209,7 +222,7 @@ def _refusal(request: Request, error: BaseException) -> Response:
     """The answer to a request that failed before its response began. Raises what nobody waits for an answer to."""
     if not isinstance(error, ApiError):
         error = _unforeseen(request, error)
-    return of_path(request.url.path).refusal(error)
+    return dialects.of_path(request.url.path).refusal(error)
 
 
 def _unforeseen(request: Request, error: BaseException) -> ApiError:
@@ -225,7 +238,7 @@ def _unforeseen(request: Request, error: BaseException) -> ApiError:
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     path = request.url.path
-    return of_path(path).refusal(ApiError(error.status_code, f"{request.method} {path}: {error.detail}"))
+    return dialects.of_path(path).refusal(ApiError(error.status_code, f"{request.method} {path}: {error.detail}"))
 
 
 def _json(content: Any) -> Response:

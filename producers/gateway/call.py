@@ -9,18 +9,22 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from millrace.infra.engines.base import Chunk, Sampling, Span, Usage, token_versions
 from millrace.producers.gateway.conversation import Ask, Part, Text, Thinking, ToolUse
+from millrace.producers.gateway.errors import RETRY_AFTER_S, ApiError
 from millrace.producers.gateway.fleet import Target
 from millrace.producers.gateway.lineage import ABORT, CallStart
-from millrace.producers.gateway.rendering.base import Parser, Renderer, ReplyDelta
+from millrace.producers.gateway.prices import Prices
+from millrace.producers.gateway.rendering.base import Parser, Renderer, ReplyDelta, Tools
 from millrace.producers.gateway.session import Session
+from millrace.producers.gateway.spending import Spent, spent
 from millrace.schemas.arrays import pack
 from millrace.schemas.ids import new_id, now_micros
+from millrace.schemas.labels import make_label
 from millrace.schemas.records import ModelCall
 
 if TYPE_CHECKING:  # what writes a call is made of calls
@@ -135,6 +139,15 @@ class Call:
     call_id: str = field(default_factory=new_id)
     first: float | None = None
     usage: Usage | None = None
+    version: int | None = None
+    """the one that its model names, and that alone may sample it"""
+    strayed: bool = False
+    """whether another did"""
+    lost: bool = False
+    """whether a record of it could not be written"""
+    payer: str = ""
+    """the name of the key that bears it"""
+    prices: Prices | None = None
     choices: list[Choice] = field(default_factory=list)
     unshared: int = 0
     """tokens that were handled since others had their turn"""
@@ -142,9 +155,12 @@ class Call:
     def __post_init__(self) -> None:
         tools = None if self.request.choice == "none" else self.request.tools
         stop = self.sampling.stop
-        self.choices = [
-            Choice(index, self.renderer.parser(self.plan.prompt, tools, stop)) for index in range(self.sampling.n)
-        ]
+        self.choices = [Choice(index, self._parser(tools, stop)) for index in range(self.sampling.n)]
+
+    def _parser(self, tools: Tools, stop: Sequence[str]) -> Parser:
+        if self.request.prompt is not None:
+            return self.renderer.plain(stop)
+        return self.renderer.parser(self.plan.prompt, tools, stop)
 
     def take(self, chunk: Chunk) -> tuple[Choice, list[Part]]:
         """A chunk of the engine: the choice it belongs to, and what can be said of it."""
@@ -170,6 +186,25 @@ class Call:
         for choice in self.choices:
             choice.finish = ABORT
 
+    def check_version(self) -> None:
+        """The end of a reply: one that another version than the named sampled, whole or in part, is given up. Raises
+        ApiError 503."""
+        if self.version is None:
+            return
+        for choice in self.choices:
+            if (token_versions(choice.spans, len(choice.ids), self.session.policy) != self.version).any():
+                self.strayed = True
+        if self.strayed:
+            self.give_up()
+            label = make_label(self.session.policy, self.version)
+            raise ApiError(
+                503,
+                f"The weights changed during this reply, which is not {label}'s: try again",
+                type="server_error",
+                code="version_changed",
+                retry_after_s=RETRY_AFTER_S,
+            )
+
     @property
     def told(self) -> int:
         """Roughly how many bytes its response has."""
@@ -187,7 +222,7 @@ class Call:
         placed = self.session.lineages.placed(self.plan, choice.index, self.sampling.n)
         versions = token_versions(choice.spans, len(choice.ids), self.session.policy)
         breach = self._breach(versions)
-        why = self._why_not(choice) or breach
+        why = "other_version" if self.strayed else self._why_not(choice) or breach
         ended = time.perf_counter()
         completion = len(choice.ids)
         return {
@@ -226,12 +261,17 @@ class Call:
                 "completion": completion,
                 "cached": self.cached,
             },
-            "cost": None,
+            "cost": None if self.prices is None else self.spent(choice).money,
             "latency_us": int((ended - self.began) * 1e6),
             "ttft_us": int(((self.first or ended) - self.began) * 1e6),
             "trainable": why is None,
             "untrainable_reason": why,
         }, breach
+
+    def spent(self, choice: Choice) -> Spent:
+        """What the record of one choice adds; the first bears the prompt."""
+        prompt, cached = (len(self.plan.prompt), self.cached) if choice.index == 0 else (0, 0)
+        return spent(self.prices, (prompt, len(choice.ids), cached), ("",))
 
     def _breach(self, versions: Any) -> str | None:
         if not self.session.granted or not len(versions):

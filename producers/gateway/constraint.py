@@ -19,6 +19,7 @@ from millrace.producers.gateway.errors import bad_request
 from millrace.producers.gateway.rendering.base import Marks
 from millrace.schemas import bounds
 
+NO_CALLS = "calls are held to a shape in Hermes form alone, which this model does not write"
 ANY: dict[str, Any] = {"type": "object"}
 """the schema of any JSON object"""
 
@@ -44,10 +45,12 @@ def grammar_of(ask: Ask, marks: Marks | None) -> Grammar | None:
     calls = _calls(marks, offered, several=several) if offered else None
     if forced is not None:
         if calls is None:
-            raise unsupported(param, "this model's tokenizer has no tokens for calls")
+            raise unsupported(param, NO_CALLS)
         formats = [*_thoughts(marks), calls]
     else:
         assert ask.output is not None
+        if offered and calls is None:
+            raise unsupported(param, f"tools are offered beside it, and {NO_CALLS}: ask for one of both")
         schema = ANY if ask.output.schema is None else ask.output.schema
         thoughts = _thoughts(marks)
         if calls is None and not thoughts:

@@ -289,6 +289,7 @@ class Episodes:
             start=start if parent is None else {**parent.start, "task": "", "awaits": []},
             parent=wanted.parent,
             spawn_call=wanted.spawn_call,
+            payer=caller.key,
             defaults=wanted.sampling.named(),
         )
 

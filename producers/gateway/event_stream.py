@@ -42,10 +42,16 @@ class EventStream(Response):
         self._keep_alive_s = keep_alive_s
         self._begun = False
         self._last = 0.0
-        self._turn = asyncio.Lock()
+        """when something was sent, by the loop's clock"""
+        self._sending = False
+        """whether an event is on its way"""
+        self._comment: asyncio.Task[None] | None = None
+        """a comment that is on its way"""
+        self._timer: asyncio.TimerHandle | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        comments = asyncio.create_task(self._comment(send)) if self._keep_alive_s else None
+        if self._keep_alive_s:
+            self._watch(send, asyncio.get_running_loop())
         try:
             # Closed also when this task is cancelled: what was sampled is recorded before anyone goes on.
             async with aclosing(self._events):
@@ -54,8 +60,7 @@ class EventStream(Response):
             await self._say(send, b"", more=False)
         except BaseException as error:
             if not self._begun:
-                if comments is not None:
-                    comments.cancel()
+                self._quiet()
                 await self._refusal(error)(scope, receive, send)
             elif isinstance(error, ApiError):
                 await self._say(send, self._dialect.failed(error).sse())
@@ -63,22 +68,44 @@ class EventStream(Response):
             else:
                 raise
         finally:
-            if comments is not None:
-                comments.cancel()
+            self._quiet()
 
-    async def _comment(self, send: Send) -> None:
-        clock = asyncio.get_running_loop().time
-        self._last = clock()
-        with suppress(OSError):  # the client is gone: whoever serves it notices
-            while True:
-                await asyncio.sleep(self._last + self._keep_alive_s - clock())
-                if clock() >= self._last + self._keep_alive_s:
-                    await self._say(send, self._dialect.keep_alive)
+    def _watch(self, send: Send, loop: asyncio.AbstractEventLoop) -> None:
+        """Say a comment where there was silence for so long, and look again. A timer, since most streams need none: a
+        task of its own costs each of them more."""
+        self._last = self._last or loop.time()
+        due = self._last + self._keep_alive_s
+        if loop.time() >= due and not self._sending and self._comment is None:
+            self._comment = loop.create_task(self._say_comment(send))
+        self._timer = loop.call_at(max(due, loop.time() + self._keep_alive_s / 4), self._watch, send, loop)
+
+    def _quiet(self) -> None:
+        """No more comments."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._comment is not None:
+            self._comment.cancel()
+
+    async def _say_comment(self, send: Send) -> None:
+        try:
+            with suppress(OSError):  # the client is gone: whoever serves it notices
+                await self._sent(send, self._dialect.keep_alive, more=True)
+        finally:
+            self._comment = None
 
     async def _say(self, send: Send, data: bytes, *, more: bool = True) -> None:
-        async with self._turn:
-            if not self._begun:
-                self._begun = True
-                await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            await send({"type": "http.response.body", "body": data, "more_body": more})
+        if self._comment is not None:
+            await asyncio.wait([self._comment])
+        self._sending = True
+        try:
+            await self._sent(send, data, more=more)
+        finally:
+            self._sending = False
+
+    async def _sent(self, send: Send, data: bytes, *, more: bool) -> None:
+        if not self._begun:
+            self._begun = True
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        await send({"type": "http.response.body", "body": data, "more_body": more})
+        if self._timer is not None:
             self._last = asyncio.get_running_loop().time()

@@ -2,8 +2,9 @@
 
 Invariants: for a granted session an engine serves only if its newest status says that this incarnation acknowledged a
 version of the session's policy that is new enough, and has not expired; a start of the engine that was not acknowledged
-yet serves no granted session. Other traffic also goes to an engine that nobody vouches for (serving fails open): its
-tokens carry the engine's own labels and train only as far as those are known."""
+yet serves no granted session. A call that names a version goes to an engine that acknowledged exactly that one. Other
+traffic also goes to an engine that nobody vouches for (serving fails open): its tokens carry the engine's own labels
+and train only as far as those are known."""
 
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ from typing import Any
 
 from millrace.infra.engines.base import Engine
 from millrace.infra.errors import EngineUnavailable
+from millrace.producers.gateway.models import away
 from millrace.schemas.ids import now_micros
 
 logger = logging.getLogger(__name__)
@@ -88,21 +90,37 @@ class Fleet:
         """Whether no engine is known that could serve any call."""
         return all(target.away for target in self.targets.values())
 
-    async def route(self, granted: bool, min_version: int, affinity: str | None, patience_s: float) -> Target:
-        """The engine for a call: the session's former one, else the least loaded. Waits for one to be ready.
+    @property
+    def versions(self) -> set[int]:
+        """Those that engines serve, as far as they said so."""
+        return {t.version for t in self.targets.values() if t.version is not None and t.acknowledged(0)}
 
-        Raises EngineUnavailable after `patience_s`."""
+    async def route(
+        self,
+        granted: bool,
+        min_version: int,
+        affinity: str | None,
+        patience_s: float,
+        version: int | None = None,
+    ) -> Target:
+        """The engine for a call: the session's former one, else the least loaded; where a `version` is named, one at
+        exactly that. Waits for one to be ready.
+
+        Raises EngineUnavailable after `patience_s`, and ApiError 404 as soon as engines serve, all of them others than
+        the version that is named."""
         deadline = asyncio.get_running_loop().time() + patience_s
         while True:
-            fit = [t for t in self.targets.values() if t.acknowledged(min_version)]
-            if not fit and not granted:
+            fit = [t for t in self.targets.values() if t.acknowledged(min_version) and version in (None, t.version)]
+            if not fit and version is not None and (served := self.versions):
+                raise away(self.policy, version, served)
+            if not fit and not granted and version is None:
                 fit = list(self.targets.values())
             if fit:
                 known = self.targets.get(affinity or "")
                 return known if known in fit else min(fit, key=lambda target: target.running)
             left = deadline - asyncio.get_running_loop().time()
             if left <= 0:
-                raise EngineUnavailable(self._excuse(granted, min_version))
+                raise EngineUnavailable(self._excuse(min_version if version is None else version))
             changed = self._changed
             # Statuses also lapse and come back without a change, so look again each second.
             try:
@@ -110,7 +128,7 @@ class Fleet:
             except TimeoutError:
                 continue
 
-    def _excuse(self, granted: bool, min_version: int) -> str:
+    def _excuse(self, min_version: int) -> str:
         if not self.targets:
             return "no engine is known: start one, or set [gateway] engine_url"
         known = ", ".join(f"{t.url} at {'nothing' if t.version is None else t.version}" for t in self.targets.values())

@@ -23,11 +23,12 @@ from millrace.producers.gateway import keys
 from millrace.producers.gateway.aside import Step, aside, by_turns
 from millrace.producers.gateway.call import SLICE, Call, Choice, slices
 from millrace.producers.gateway.constraint import grammar_of
-from millrace.producers.gateway.conversation import Ask, Part, check_strict, messages_of, unknown_fields
+from millrace.producers.gateway.conversation import Ask, Part, check_strict, messages_of, prompt_message, unknown_fields
 from millrace.producers.gateway.errors import ApiError, bad_request, of_engine
 from millrace.producers.gateway.fleet import Fleet
 from millrace.producers.gateway.followups import followup
 from millrace.producers.gateway.lineage import ABORT
+from millrace.producers.gateway.models import wanted
 from millrace.producers.gateway.options import GatewayOptions
 from millrace.producers.gateway.protocols.all import CHAT
 from millrace.producers.gateway.protocols.base import Dialect
@@ -67,12 +68,13 @@ class Understood(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Caller:
     """Who sent a request: a tenant, the session whose own key was used, if any, whether it may take grants, and for
-    which verifiers it may not speak."""
+    which verifiers it may not speak; `key` is the name of the static key that bears what it spends."""
 
     tenant: str
     session: Session | None
     granted: bool = False
     reserved: frozenset[str] = frozenset()
+    key: str = ""
 
     def speaks_in(self, session: Session) -> bool:
         """Whether it may add to a session of its tenant and end it: where a grant asked for one, whoever takes grants
@@ -96,6 +98,7 @@ class Gateway:
         self.options = options
         # By digest, so that how long a look-up takes tells nothing about a key.
         self._tenants = {_digest(key): tenant for key, tenant in options.keys.items()}
+        self._names = {_digest(key): name for key, name in options.key_names.items()}
         self._judges = {_digest(key): sources for key, sources in options.judges.items()}
         self.sessions = sessions
         self.recorder = recorder
@@ -125,7 +128,7 @@ class Gateway:
             )
         granted = digest == _digest(self.options.rollout_key)
         unnamed = self.options.reserved - self._judges.get(digest, frozenset())
-        return Caller(tenant, None, granted, frozenset() if granted else unnamed)
+        return Caller(tenant, None, granted, frozenset() if granted else unnamed, self._names.get(digest, ""))
 
     def _by_session_key(self, key: str) -> Caller:
         """A session's own key is that or nothing: it never passes for a caller without one."""
@@ -145,7 +148,7 @@ class Gateway:
                 "use the base_url that comes with its key",
                 code="session_expired",
             )
-        return Caller(session.tenant, session)
+        return Caller(session.tenant, session, key=session.payer)
 
     def session_of(
         self,
@@ -229,6 +232,12 @@ class Gateway:
                 retry_after_s=1,
             )
 
+    async def check_serves(self, caller: Caller) -> None:
+        """A call is about to begin. Raises ApiError 429 for a key that has spent what it may, and 503 where capture is
+        required and nothing could be captured."""
+        self.recorder.spending.check(caller.key, now_micros())
+        await self.recorder.check()
+
     # ------------------------------------------------------------------ calls
 
     async def prepare(self, caller: Caller, headers: Mapping[str, str], body: bytes, dialect: Dialect = CHAT) -> Call:
@@ -238,6 +247,8 @@ class Gateway:
         size = HEAVY if dialect.refers(body) else len(body)
         asked = await aside(size, self._understood, dialect, body, partial(self.recall, caller, headers))
         request, messages, body = asked.request, asked.messages, asked.body
+        version = wanted(self.options.policy, request.model).version
+        await self.check_serves(caller)
         said = hints(headers, *request.users, name=request.name)
         session, proven = self.called(caller, said, messages, asked.digests, asked.used)
         self.sessions.stored.touch(asked.used)
@@ -246,14 +257,15 @@ class Gateway:
         try:
             # A call from here on: neither silence nor another call's failure ends its session meanwhile.
             with self.calling(session, response_id):
-                await aside(len(body), session.lineages.write, plan, request.tools, self.renderer)
+                await aside(len(body), session.lineages.write, plan, request.tools, self.renderer, request.prompt)
                 grammar = None
                 if request.held:
                     grammar = await aside(len(body), grammar_of, request, self.renderer.marks(plan.prompt))
                 room = self.options.max_model_len - len(plan.prompt)
                 sampling = to_sampling(request, session.defaults, room, grammar)
                 minimum = session.start["min_version"]
-                target = await self.fleet.route(session.granted, minimum, session.engine, self.options.patience_s)
+                patience_s = self.options.patience_s
+                target = await self.fleet.route(session.granted, minimum, session.engine, patience_s, version)
         except BaseException as error:
             session.lineages.withdraw(plan)
             self.unbegun(session)
@@ -267,7 +279,20 @@ class Gateway:
         if session.ended:
             raise _ended(session)
         session.engine = target.url
-        return Call(session, dialect, request, body, plan, sampling, self.renderer, target, response_id)
+        return Call(
+            session,
+            dialect,
+            request,
+            body,
+            plan,
+            sampling,
+            self.renderer,
+            target,
+            response_id,
+            version=version,
+            payer=caller.key,
+            prices=self.options.prices,
+        )
 
     async def count(self, parse: Callable[[bytes], Ask], body: bytes) -> int:
         """Tokens of the prompt of a request, as a conversation of its own would have it. Raises ApiError."""
@@ -293,7 +318,7 @@ class Gateway:
             raise bad_request(f"n: a request of {len(body)} bytes may ask for at most {most} choices", param="n")
         if used and len(body) > self.options.max_body_bytes:
             raise too_long()
-        messages = messages_of(request.turns)
+        messages = messages_of(request.turns) if request.prompt is None else [prompt_message(request.prompt)]
         digests = keys.chain(messages, request.tools)
         return Understood(request, messages, digests, keys.request_hash(body), body, used)
 
@@ -310,6 +335,7 @@ class Gateway:
                     else:
                         await aside(8 * len(chunk.token_ids), self._take, call, chunk)
                         await self._share(call, len(chunk.token_ids))
+            self._check_version(call)
             with self.calling(call.session, call.response_id):
                 response, each = await aside(call.told, call.dialect.responses, call)
         except asyncio.CancelledError:
@@ -321,7 +347,7 @@ class Gateway:
                 self._record(call)
             raise
         await self._record_by_turns(call, each)
-        await self.recorder.durable(call.session)
+        await self.recorder.kept(call.session, lost=call.lost)
         if any(choice.reason == ABORT for choice in call.choices):
             raise ApiError(503, "The engine aborted this reply: try again", type="server_error", code="engine_aborted")
         return response
@@ -339,18 +365,22 @@ class Gateway:
                         if events and not call.finished:  # the last tokens leave with the end of the response
                             yield b"".join(events)
                             events.clear()
+            self._check_version(call)
             with self.calling(call.session, call.response_id):
                 _, each = await aside(call.told, call.dialect.responses, call)
             recorded = True
             await self._record_by_turns(call, each)
-            await self.recorder.durable(call.session)
+            await self.recorder.kept(call.session, lost=call.lost)
             yield b"".join([*events, *(event.sse() for event in writer.end())])
         except ApiError as error:
             if call.first is None:
                 recorded = True
                 raise
-            recorded = True
-            self._record(call)
+            if recorded or call.strayed:
+                events.clear()  # no end of a reply that is none
+            if not recorded:
+                recorded = True
+                self._record(call)
             yield b"".join([*events, call.dialect.failed(error).sse()])
         finally:
             if not recorded:
@@ -425,6 +455,16 @@ class Gateway:
                 502, "The engine's reply cannot be read: try again", type="server_error", code="engine_unreadable"
             ) from error
 
+    def _check_version(self, call: Call) -> None:
+        """Raises ApiError like `Call.check_version`; an engine that is still said to serve the version is doubted."""
+        try:
+            call.check_version()
+        except ApiError:
+            logger.warning("%s of %s: another version from %s", call.response_id, call.session.id, call.target.url)
+            if call.target.version == call.version:
+                self.fleet.doubt(call.target)
+            raise
+
     def _record(self, call: Call, responses: list[bytes] | None = None) -> None:
         """Fold every choice of a call, and write it. `responses`: what each record says the client got, where that is
         made already. Never raises: a reply is not lost to its client because it cannot be captured."""
@@ -441,7 +481,7 @@ class Gateway:
         """A step of `_record` for each choice, and before it one beside the loop where much is to be written; nothing
         happens between the last choice and the end."""
         session, plan = call.session, call.plan
-        self.begun(session)
+        call.lost = not self.begun(session)
         for at, choice in enumerate(call.choices):
             if at:
                 yield None
@@ -465,12 +505,17 @@ class Gateway:
             except Exception as error:
                 logger.exception("%s of %s cannot be captured", call.response_id, session.id)
                 session.forget()
+                call.lost = True
                 self.recorder.missed(session, "model_call", f"not recordable: {type(error).__name__}")
                 continue
             if breach is not None:
                 logger.warning("%s of %s: %s from %s", call.response_id, session.id, breach, call.target.url)
                 self.fleet.doubt(call.target)
-            id = self.recorder.record(session, "model_call", body, actor="policy", event_time=call.when, draft=draft)
+            notes = call.spent(choice).note(call.payer)
+            id = self.recorder.record(
+                session, "model_call", body, actor="policy", event_time=call.when, draft=draft, notes=notes
+            )
+            call.lost = call.lost or id is None
             session.asks.called(plan.messages, call.when, plan.supersedes)
             session.asks.replied(call.response_id, reply, now_micros())
             if not at:
@@ -490,15 +535,15 @@ class Gateway:
 
     # ------------------------------------------------------------------ sessions
 
-    def begin(self, session: Session) -> None:
-        """A session starts: its first event, and its place among the live ones."""
-        self.recorder.record(session, "episode_started", session.start, actor="agent")
+    def begin(self, session: Session) -> bool:
+        """A session starts: its first event, and its place among the live ones. False: the event is lost."""
+        id = self.recorder.record(session, "episode_started", session.start, actor="agent")
         self.sessions.add(session)
+        return id is not None
 
-    def begun(self, session: Session) -> None:
-        """An episode that nobody asked for begins with the first record of a call."""
-        if session.step == 0:
-            self.begin(session)
+    def begun(self, session: Session) -> bool:
+        """An episode that nobody asked for begins with the first record of a call. False: its start is lost."""
+        return session.step > 0 or self.begin(session)
 
     def unbegun(self, session: Session) -> None:
         """A call failed: an episode that has nothing else is gone."""

@@ -2,14 +2,15 @@
 
 Invariants: no byte of a body is read before its sender is known; a body is never read beyond its limit, nor waited for
 beyond its deadline; the bodies that are held, of requests in flight, have a bound together; what a visit took it gives
-back when it ends, however it ends; a tenant that has too much in flight is told so and delays nobody else."""
+back when it ends, however it ends; a tenant or a key that has too much in flight is told so and delays nobody else."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections import Counter
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
@@ -22,6 +23,15 @@ from millrace.producers.gateway.gateway import Caller
 from millrace.producers.gateway.options import GatewayOptions
 
 
+class Bound(NamedTuple):
+    """A tenant or a key, and how many of its requests there may be. `max_rate`: in a second; 0: any."""
+
+    of: str
+    name: str
+    max_in_flight: int
+    max_rate: float
+
+
 class Intake:
     """The counts of one gateway."""
 
@@ -29,21 +39,37 @@ class Intake:
         self.options = options
         self.held = 0
         """bytes of bodies"""
-        self.in_flight: Counter[str] = Counter()
-        """requests by tenant"""
-        self._rates: dict[str, tuple[float, float]] = {}
+        self.in_flight: Counter[Bound] = Counter()
+        """requests of each tenant, and of each key that has a bound of its own"""
+        self._rates: dict[Bound, tuple[float, float]] = {}
 
-    def spend(self, tenant: str) -> None:
-        """One request more. Raises ApiError 429 for more than `max_rate` of them in a second."""
-        rate = self.options.max_rate
-        if not rate:
-            return
-        now = time.monotonic()
-        left, then = self._rates.get(tenant, (rate, now))
-        left = min(rate, left + (now - then) * rate)
-        if left < 1:
-            raise _too_many(f"more than {rate:g} requests a second")
-        self._rates[tenant] = (left - 1, now)
+    def enter(self, caller: Caller) -> list[Bound]:
+        """One request more: what it counts for. Raises ApiError 429 where one of these has too many, and counts it for
+        none of them."""
+        own, now = self.options.limits.get(caller.key), time.monotonic()
+        bounds = [Bound("tenant", caller.tenant, self.options.max_in_flight, self.options.max_rate)]
+        if own is not None:
+            bounds.append(Bound("key", caller.key, own.max_in_flight or self.options.max_in_flight, own.max_rate or 0))
+        left: dict[Bound, float] = {}
+        for bound in bounds:
+            if self.in_flight[bound] >= bound.max_in_flight:
+                raise _too_many(bound, f"more than {bound.max_in_flight} requests at once")
+            if bound.max_rate:
+                most = max(1.0, bound.max_rate)  # below one a second, one at a time
+                had, then = self._rates.get(bound, (most, now))
+                left[bound] = min(most, had + (now - then) * bound.max_rate)
+                if left[bound] < 1:
+                    raise _too_many(bound, f"more than {bound.max_rate:g} requests a second")
+        self._rates |= {bound: (rest - 1, now) for bound, rest in left.items()}
+        self.in_flight.update(bounds)
+        return bounds
+
+    def leave(self, bounds: Iterable[Bound]) -> None:
+        """A request that counted for these is answered."""
+        for bound in bounds:
+            self.in_flight[bound] -= 1
+            if not self.in_flight[bound]:
+                del self.in_flight[bound]
 
 
 class Visit:
@@ -52,21 +78,15 @@ class Visit:
     def __init__(self, intake: Intake, receive: Receive) -> None:
         self._intake = intake
         self._receive = receive
-        self._tenant: str | None = None
+        self._counted: list[Bound] = []
         self._held = 0
         self._watch: asyncio.Task[None] | None = None
         self.left = False
         """the client is gone"""
 
     def enter(self, caller: Caller) -> Caller:
-        """The sender is known. Raises ApiError 429 when its tenant has too much in flight."""
-        intake, tenant = self._intake, caller.tenant
-        if self._tenant is None:
-            intake.spend(tenant)
-            if intake.in_flight[tenant] >= intake.options.max_in_flight:
-                raise _too_many(f"more than {intake.options.max_in_flight} requests at once")
-            intake.in_flight[tenant] += 1
-            self._tenant = tenant
+        """The sender is known. Raises ApiError 429 when its tenant, or its key, has too much in flight."""
+        self._counted = self._counted or self._intake.enter(caller)
         return caller
 
     async def body(self, request: Request) -> bytes:
@@ -118,11 +138,8 @@ class Visit:
         """Give back what it took. Idempotent."""
         self._intake.held -= self._held
         self._held = 0
-        if self._tenant is not None:
-            self._intake.in_flight[self._tenant] -= 1
-            if not self._intake.in_flight[self._tenant]:
-                del self._intake.in_flight[self._tenant]
-            self._tenant = None
+        self._intake.leave(self._counted)
+        self._counted = []
         if self._watch is not None:
             self._watch.cancel()
 
@@ -146,7 +163,6 @@ def check_origin(headers: Headers) -> None:
             )
 
 
-def _too_many(what: str) -> ApiError:
-    return ApiError(
-        429, f"This tenant has {what}: try again", type="rate_limit_error", code="rate_limited", retry_after_s=1
-    )
+def _too_many(bound: Bound, what: str) -> ApiError:
+    said = f"This {bound.of} has {what}: try again"
+    return ApiError(429, said, type="rate_limit_error", code="rate_limited", retry_after_s=1)

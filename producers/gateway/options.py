@@ -5,21 +5,27 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from millrace.infra.config import Settings
+from millrace.infra.config import GatewayKey, Settings
+from millrace.producers.gateway.prices import Prices, priced
+from millrace.producers.gateway.spending import KeyLimits
 
 
 @dataclass(frozen=True, slots=True)
 class GatewayOptions:
     """`keys` maps static keys to tenants; without any, every caller is `tenant` and may take grants. `rollout_key` is
     the one whose callers may. `reserved` are the sources of deployed verifiers, `judges` those of them that a static
-    key may speak for. `public_url` is where clients reach the gateway, empty where it listens. `strict`: what
-    would bar a reply from training by its shape, or would have no effect, is refused."""
+    key may speak for. `key_names` are the names of static keys, and `limits` what each of these may take. `prices` are
+    those of the policy's own calls. `public_url` is where clients reach the gateway, empty where it listens. `strict`:
+    what would bar a reply from training by its shape, or would have no effect, is refused."""
 
     policy: str
     keys: Mapping[str, str] = field(default_factory=dict)
     rollout_key: str = ""
     reserved: frozenset[str] = frozenset()
     judges: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    key_names: Mapping[str, str] = field(default_factory=dict)
+    limits: Mapping[str, KeyLimits] = field(default_factory=dict)
+    prices: Prices | None = None
     tenant: str = "local"
     max_body_bytes: int = 8 << 20
     max_bodies_bytes: int = 256 << 20
@@ -47,6 +53,9 @@ class GatewayOptions:
             rollout_key=settings.rollout_key,
             reserved=frozenset((*settings.policy.awaits, settings.reward.source)),
             judges={key.key.get_secret_value(): frozenset(key.judges) for key in gateway.keys.values()},
+            key_names={key.key.get_secret_value(): name for name, key in gateway.keys.items()},
+            limits={name: _limits(key) for name, key in gateway.keys.items()},
+            prices=priced(settings.policy.prices),
             max_body_bytes=gateway.max_body_bytes,
             max_bodies_bytes=gateway.max_bodies_bytes,
             body_timeout_s=gateway.body_timeout_s,
@@ -62,3 +71,7 @@ class GatewayOptions:
             strict=gateway.strict,
             reward_deadline_ms=int(settings.policy.reward_deadline_s * 1000),
         )
+
+
+def _limits(key: GatewayKey) -> KeyLimits:
+    return KeyLimits(key.max_in_flight, key.max_rate, key.tokens_per_minute, key.budget, key.budget_hours)

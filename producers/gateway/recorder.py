@@ -3,11 +3,14 @@
 Invariants: an event gets its step and its link only by being in the log; an event that cannot be written, whatever the
 reason (a full or broken disk, a body that no schema takes), marks its trajectory as not whole, once per outage in the
 log itself (in reserved space), and nothing is raised: serving goes on. The end of an episode may use the reserved space
-too. What its sender can send again (`accept`) is refused by a full log and leaves no mark: nothing is lost."""
+too. What its sender can send again (`accept`) is refused by a full log and leaves no mark: nothing is lost. Where
+capture is `required`, no call begins while the log takes nothing (`check`), and no reply is told whose record is not
+written and synced (`kept`)."""
 
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import cast
@@ -15,8 +18,9 @@ from typing import cast
 from millrace.infra import proof, telemetry
 from millrace.producers.capture.entry import Entry
 from millrace.producers.capture.log import CaptureLog, LogFull
-from millrace.producers.gateway.errors import ApiError
+from millrace.producers.gateway.errors import RETRY_AFTER_S, ApiError
 from millrace.producers.gateway.session import Session
+from millrace.producers.gateway.spending import Spending
 from millrace.schemas import codec
 from millrace.schemas.chain import LONG, VERSION, Begun, begin, event_hash
 from millrace.schemas.ids import new_id, now_micros
@@ -52,11 +56,19 @@ class Draft:
 
 
 class Recorder:
-    """Writes the events of all sessions of one gateway. With a key, rewards carry a proof of who let them in."""
+    """Writes the events of all sessions of one gateway. With a key, rewards carry a proof of who let them in.
+    `required`: a reply that cannot be captured is not told."""
 
-    def __init__(self, log: CaptureLog, key: str = "") -> None:
+    def __init__(
+        self, log: CaptureLog, key: str = "", *, required: bool = False, spending: Spending | None = None
+    ) -> None:
         self.log = log
+        self.spending = spending or Spending({})
+        self.required = required
+        self.lost: Counter[str] = Counter()
+        """events that could not be captured since the start, by kind"""
         self._key = key
+        self._unsynced = False
 
     def record(
         self,
@@ -129,6 +141,7 @@ class Recorder:
     def missed(self, session: Session, kind: str, reason: str) -> None:
         """Say in the log that an event is missing; if even that cannot be written, before the next event."""
         _lost.add(1, kind=kind)
+        self.lost[kind] += 1
         session.whole = False
         try:
             self._append(session, "gap", {"missed": 1, "reason": reason}, "gateway", None, None)
@@ -139,13 +152,40 @@ class Recorder:
             logger.exception("a gap of trajectory %s cannot be written", session.id)
             session.gap_open = True
 
-    async def durable(self, session: Session) -> None:
-        """Return once everything appended so far survives what it should survive, or cannot be made to."""
+    async def durable(self, session: Session) -> bool:
+        """Return once everything appended so far survives what it should survive, or cannot be made to: False."""
         try:
             await self.log.durable()
         except OSError as error:
             logger.error("trajectory %s may not survive a power cut: %s", session.id, error)
+            self._unsynced = True
             self.missed(session, "unknown", f"not synced: {type(error).__name__}")
+            return False
+        return True
+
+    async def kept(self, session: Session, *, lost: bool) -> None:
+        """`durable`, before a reply is told. Raises ApiError 503 where capture is required and its record is `lost`, or
+        may yet be."""
+        synced = await self.durable(session)
+        if self.required and (lost or session.gap_open or not synced):
+            raise capture_down()
+
+    async def down(self) -> str | None:
+        """Why nothing could be captured now; None where it could."""
+        try:
+            self.log.check()
+            if self._unsynced:
+                await self.log.durable()
+                self._unsynced = False
+        except (LogFull, OSError) as error:
+            return str(error)
+        return None
+
+    async def check(self) -> None:
+        """A call is about to begin. Raises ApiError 503 where capture is required and nothing could be captured."""
+        if self.required and (why := await self.down()) is not None:
+            logger.error("no call is served, since [gateway] capture is required: %s", why)
+            raise capture_down()
 
     def _append(
         self,
@@ -180,6 +220,7 @@ class Recorder:
             headers[proof.HEADER] = proof.proof_of(self._key, event["hash"])
         log.append(Entry(session.key, headers, codec.encode("Event", event)), reserved=kind in RESERVED)
         session.followed(kind, event["step"], event["hash"])
+        self.spending.fold(notes, event["capture_time"])
         if kind == "episode_ended":
             telemetry.own("millrace.gateway", session.root, session.id, session.began, steps=session.step)
         _events.add(1, kind=kind)
@@ -222,6 +263,12 @@ class Recorder:
             "hash": b"",
             "body": b"",
         }
+
+
+def capture_down() -> ApiError:
+    """Nothing is served that is not captured."""
+    said = "This gateway serves no call that it cannot capture, and its capture log takes nothing now: try again"
+    return ApiError(503, said, type="server_error", code="capture_down", retry_after_s=RETRY_AFTER_S)
 
 
 def log_full() -> ApiError:

@@ -40,7 +40,8 @@ from millrace.infra.local_keys import engine_key
 from millrace.infra.log.base import EARLIEST, Bus, Record
 from millrace.infra.log.blobs import ClaimStore
 from millrace.infra.log.topics import PARTS, full_name
-from millrace.infra.versions import located
+from millrace.infra.reading import passed_over, readable
+from millrace.infra.versions import here, located
 from millrace.producers.capture.forwarder import Forwarder
 from millrace.producers.capture.log import CaptureLog
 from millrace.producers.gateway.app import make_app
@@ -51,11 +52,11 @@ from millrace.producers.gateway.recorder import Recorder
 from millrace.producers.gateway.rendering.base import Renderer
 from millrace.producers.gateway.rendering.choose import check, choose
 from millrace.producers.gateway.sessions import Sessions
+from millrace.producers.gateway.spending import Spending
 from millrace.producers.gateway.upstreams.upstreams import Upstreams
 from millrace.producers.gateway.upstreams.upstreams import make as make_upstreams
-from millrace.schemas import bounds, codec
-from millrace.schemas.errors import SchemaError
-from millrace.schemas.records import WorkerStatus
+from millrace.schemas import bounds
+from millrace.schemas.records import WeightVersion, WorkerStatus
 
 logger = logging.getLogger(__name__)
 
@@ -94,13 +95,16 @@ async def _run(settings: Settings, bus: Bus) -> None:
     # Half of the hours that its first event is kept: a start rebuilds the whole of an episode, or nothing of it.
     named_s = settings.topics.short_hours * 3600 / 2
     sessions = Sessions(log.folder, options.policy, secret, named_s=named_s)
-    live = sessions.rebuild(log)
+    spending = Spending(options.limits)
+    live = sessions.rebuild(log, spending)
     logger.info("%s: %d live sessions, %d bytes to send", log.source, live, log.waiting)
     resubmits, key = settings.engine.interrupt == "abort", partial(engine_key, settings)
     # Where one engine alone is known, a call waits until it has started; where there are more, another may serve it.
     make = partial(make_engine, resubmits=resubmits, key=key)
     fleet = Fleet(options.policy, lambda url: make(url, absent_patience_s=START_S if urls == (url,) else None), urls)
-    gateway = Gateway(options, sessions, Recorder(log, settings.reward.key.get_secret_value()), fleet, renderer)
+    required = settings.gateway.capture == "required"
+    recorder = Recorder(log, settings.reward.key.get_secret_value(), required=required, spending=spending)
+    gateway = Gateway(options, sessions, recorder, fleet, renderer)
     forwarder.start()
     watch = WorkersWatch(bus, full_name(settings.namespace, "workers"), loop, fleet.observe)
     watch.start()
@@ -192,7 +196,10 @@ def _address(host: str, port: int) -> str:
 
 
 def find_model(settings: Settings, bus: Bus, stop: asyncio.Event | threading.Event) -> dict[str, Any] | None:
-    """Version 0 of the policy, whose tokenizer lies beside its weights. Waits for it; None on `stop`."""
+    """Version 0 of the policy, whose tokenizer lies beside its weights. Waits for it; None on `stop`.
+
+    What lies in the topic besides is passed over: other bytes, another policy's versions, and those whose directory
+    holds no model here as long as there is one whose does."""
     topic = full_name(settings.namespace, f"{settings.policy.name}.weights")
     # A gateway that served before serves again though the log is down: what it needs lies beside its capture log.
     known = settings.gateway.capture_dir / "model.json"
@@ -201,10 +208,8 @@ def find_model(settings: Settings, bus: Bus, stop: asyncio.Event | threading.Eve
         silent = None
         why = f"policy {settings.policy.name} has no version yet: `millrace policy create` makes one"
         try:
-            for record in bus.read(topic, 0):
-                event = located(codec.decode_as("WeightVersion", record.value or b""), settings.weights)
-                found = {name: event[name] for name in ("policy", "uri", "tokenizer_hash", "template_hash")}
-                found["uri"] = found["uri"].removeprefix("file://")
+            found = _model(settings, bus, topic)
+            if found is not None:
                 known.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
                 durable.write(known, json.dumps(found))
                 return found
@@ -222,6 +227,23 @@ def find_model(settings: Settings, bus: Bus, stop: asyncio.Event | threading.Eve
             said = silent
         threading.Event().wait(0.5)
     return None
+
+
+def _model(settings: Settings, bus: Bus, topic: str) -> dict[str, Any] | None:
+    """The first version that the topic holds, of those whose directory is a model's; else the first of all."""
+    first = None
+    for record in bus.read(topic, 0):
+        event = readable(WeightVersion, record)
+        if event is None or event["policy"] != settings.policy.name:
+            continue
+        event = located(event, settings.weights)
+        found = {name: event[name] for name in ("policy", "uri", "tokenizer_hash", "template_hash")}
+        found["uri"] = found["uri"].removeprefix("file://")
+        if here(Path(found["uri"], "tokenizer.json")):
+            return found
+        passed_over(record, "its directory holds no tokenizer.json")
+        first = first or found
+    return first
 
 
 def make_renderer(settings: Settings, model: dict[str, Any]) -> Renderer:
@@ -281,12 +303,8 @@ class WorkersWatch:
                 self._stop.wait(1.0)
 
     def _hand_over(self, record: Record) -> None:
-        if record.value is not None:
-            try:
-                status = codec.decode_as("WorkerStatus", record.value)
-            except SchemaError as error:
-                logger.warning("%s@%d is no status: %s", self._topic, record.offset, error)
-                return
+        status = None if record.value is None else readable(WorkerStatus, record)
+        if status is not None:
             with suppress(RuntimeError):  # the loop was closed: nobody listens any more
                 self._loop.call_soon_threadsafe(self._observe, status)
 

@@ -63,6 +63,8 @@ class Session:
     """the name that its caller gave the conversation"""
     subject: str = ""
     """the caller's end user, as a digest"""
+    payer: str = ""
+    """the name of the key that started it, which bears the calls of its own key"""
     nameless: bool = False
     """whether it began with a call that said nothing about itself"""
     began: int = field(default_factory=now_micros)
@@ -87,7 +89,8 @@ class Session:
     @property
     def origin(self) -> dict[str, str]:
         """What the start says of the caller beside its event: headers that stay in the capture log."""
-        said = {"_name": self.alias or "", "_subject": self.subject, "_nameless": "1" if self.nameless else ""}
+        nameless = "1" if self.nameless else ""
+        said = {"_name": self.alias or "", "_subject": self.subject, "_nameless": nameless, "_payer": self.payer}
         return {name: value for name, value in said.items() if value}
 
     def silent(self, timeout_s: float) -> bool:
@@ -143,6 +146,7 @@ def begun(event: Event, body: EpisodeStarted, headers: Mapping[str, str]) -> Ses
         alias=headers.get("_name"),
         subject=headers.get("_subject", ""),
         nameless="_nameless" in headers,
+        payer=headers.get("_payer", ""),
         began=event["capture_time"],
     )
 

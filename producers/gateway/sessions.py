@@ -28,6 +28,7 @@ from millrace.producers.gateway.protocols.all import read
 from millrace.producers.gateway.rendering.base import Message
 from millrace.producers.gateway.replies import Replies
 from millrace.producers.gateway.session import RewardKey, Session, begun
+from millrace.producers.gateway.spending import Spending
 from millrace.producers.gateway.stored import Stored
 from millrace.producers.gateway.whose import Conversations, Hints
 from millrace.schemas import codec
@@ -198,14 +199,14 @@ class Sessions:
 
     # ------------------------------------------------------------------ restart
 
-    def rebuild(self, log: CaptureLog) -> int:
+    def rebuild(self, log: CaptureLog, spending: Spending | None = None) -> int:
         """Take up where the log ends; returns the number of live sessions. Those that cannot be rebuilt are named and
-        counted in `unreadable`; what the log holds of them stays as it is."""
+        counted in `unreadable`; what the log holds of them stays as it is. `spending` learns what its calls cost."""
         for kept in log.read():
-            self._refolded(kept.entry.headers.get("trajectory", ""), kept.entry)
+            self._refolded(kept.entry.headers.get("trajectory", ""), kept.entry, spending or Spending({}))
         return len(self.live)
 
-    def _refolded(self, trajectory: str, entry: Entry) -> None:
+    def _refolded(self, trajectory: str, entry: Entry, spending: Spending) -> None:
         """Fold one event. A session whose calls cannot be folded begins a new lineage with its next call; one whose
         chain cannot be followed is dropped. All others are served, whatever an older release or a broken disk left."""
         try:
@@ -217,6 +218,7 @@ class Sessions:
             if trajectory in self.live:
                 self.discard(self.live[trajectory])
             return
+        spending.fold(entry.headers, event["capture_time"])
         if trajectory in self._broken:
             return
         try:

@@ -7,6 +7,7 @@ Invariants:
 
 - An edit is asked for once. What somebody else decided since then stands until the file is edited again.
 - Nothing is asked for before version 0 exists: it takes what the file says then.
+- Nothing that lies in the log ends it: what is no record, or holds no value, is passed over.
 - Whoever dies between two decisions has asked for the first alone; the next start asks for the rest.
 """
 
@@ -15,18 +16,20 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from millrace.infra import faults
 from millrace.infra.config import Settings
-from millrace.infra.log.base import Bus
+from millrace.infra.log.base import Bus, Record
 from millrace.infra.log.topics import full_name
+from millrace.infra.reading import passed_over, readable
 from millrace.infra.stages.decisions import AUTHOR, outgoing, setting
-from millrace.schemas import codec
 from millrace.schemas.ids import now_micros
-from millrace.schemas.records import WeightVersion
+from millrace.schemas.records import Decision, Resolution, WeightVersion
 
 log = logging.getLogger(__name__)
+
+NOTHING: Final = object()
 
 
 def asked_by(settings: Settings) -> dict[str, Any]:
@@ -74,11 +77,24 @@ def _asked(settings: Settings, bus: Bus) -> dict[str, Any]:
     """What the file was last asked for with, by name."""
     found: dict[str, Any] = {}
     for record in bus.read(full_name(settings.namespace, "decisions"), 0):
-        decision = codec.decode_as("Decision", record.value or b"")
+        decision = readable(Decision, record)
+        if decision is None:
+            continue
         mine = (decision["kind"], decision["policy"], decision["author"]) == ("setting", settings.policy.name, AUTHOR)
         if mine and decision["name"] in asked_by(settings):
-            found[decision["name"]] = json.loads(decision["value"])
+            value = _value(record, decision["value"])
+            if value is not NOTHING:
+                found[decision["name"]] = value
     return found
+
+
+def _value(record: Record, text: str) -> Any:
+    """The value that a setting of the log holds, NOTHING where it is none."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        passed_over(record, "its value is no JSON")
+        return NOTHING
 
 
 def _begun_with(settings: Settings, bus: Bus, wanted: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -95,10 +111,14 @@ def _begun_with(settings: Settings, bus: Bus, wanted: Mapping[str, Any]) -> dict
     found: dict[str, Any] = {"group_size": event["group_size"] or 1}
     said = False
     for record in bus.read(resolutions, 0):
-        begun = codec.decode_as("Resolution", record.value or b"")["setting"]
+        resolution = readable(Resolution, record)
+        begun = resolution["setting"] if resolution is not None else None
         if begun is not None and begun["decision"] is None:
+            value = _value(record, begun["value"])
+            if value is NOTHING:
+                continue
             said = True
-            found.setdefault(begun["name"], json.loads(begun["value"]))
+            found.setdefault(begun["name"], value)
         if wanted.keys() <= found.keys():
             return found
     if said or bus.starts(resolutions)[0] > 0:
@@ -108,7 +128,7 @@ def _begun_with(settings: Settings, bus: Bus, wanted: Mapping[str, Any]) -> dict
 
 def _version_0(settings: Settings, bus: Bus) -> WeightVersion | None:
     for record in bus.read(full_name(settings.namespace, f"{settings.policy.name}.weights"), 0):
-        event = codec.decode_as("WeightVersion", record.value or b"")
-        if event["version"] == 0:
+        event = readable(WeightVersion, record)
+        if event is not None and event["version"] == 0 and event["policy"] == settings.policy.name:
             return event
     return None

@@ -16,31 +16,19 @@ from millrace.consumers.history.kinds import TRAJECTORIES, topics_of
 from millrace.consumers.history.places import PlaceReader
 from millrace.infra.config import load
 from millrace.infra.connect import claims, history
-from millrace.infra.log.archive.archive import Archive
-from millrace.infra.log.archive.archiver import Archiver
 from millrace.infra.log.archive.bus import ArchivedBus
 from millrace.infra.log.base import Outgoing, Place, TopicSpec
 from millrace.infra.log.blobs import ClaimStore
 from millrace.infra.log.kafka.bus import KafkaBus
+from tests.support.archived import cut
 from tests.support.history import History
 from tests.support.history_log import NS
 from tests.support.history_records import POLICY
 
-LATE = 1e12
-"""seconds: later than any record"""
-
 
 def archived(made: History, root: Path, *, only: str = "") -> ArchivedBus:
     """The history with everything archived that may be, and every archived topic emptied. only: or one kind."""
-    archive = Archive(str(root))
-    archiver = Archiver(
-        made.bus, archive, NS, ClaimStore("memory://n"), segment_bytes=50_000, close_s=0, raw=True, clock=lambda: LATE
-    )
-    for kept in list(archiver.run()):
-        if only and kept.topic != made.topic(only):
-            continue
-        made.bus.delete_before(kept.topic, kept.partition, kept.segment.end)
-    return ArchivedBus(made.bus, archive)
+    return cut(made.bus, NS, root, only=made.topic(only) if only else "")
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -29,6 +29,7 @@ SMALL = {
     "bench_questions": "--steps 6400",
     "bench_recovery": "--kills 1 --learners 2",
     "bench_reload": "--engine light --versions 2 --load 1",
+    "bench_serving": "--seconds 0.1",
     "bench_stages": "--records 88 --rounds 1",
     "bench_step": "--ranks 1 --steps 1",
     "bench_tokens": "--length 256",

@@ -88,9 +88,8 @@ def test_every_command_is_run_by_a_test() -> None:
 def test_ci_runs_what_it_is_said_to_run() -> None:
     steps = (ROOT / CI).read_text().splitlines()
     assert {command for command, runner in RUN_BY.items() if runner == CI} == {"make setup", "make demo", "make test"}
-    assert "make test" in steps
+    assert {"part make setup", "part make test", "part make demo-short"} <= set(steps)
     assert "pytest" in recipe("test")[-1]
-    assert "make demo-short" in steps
     assert recipe("demo-short") == [f"{recipe('demo')[-1]} --short"]
     assert re.search(r"^check: setup\b", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert re.search(r"^test: check\b", (ROOT / "Makefile").read_text(), re.MULTILINE)

@@ -73,6 +73,7 @@ def test_tables_in_the_environment_are_json(monkeypatch: pytest.MonkeyPatch) -> 
         ("[policy]\nbatch = 0", r"\[policy\] batch: input should be greater than 0"),
         ("[policy]\nbatch = 'many'", r"\[policy\] batch: input should be a valid integer"),
         ("[warehouse]\nport = 0", r"\[warehouse\] port: input should be greater than or equal to 1"),
+        ("[warehouse]\nread_url = 'http://reader:r@host:8123'", r"\[warehouse\] read_url .* set that too"),
         ("[policy]\nrelease = 'never'", r"\[policy\] release: .*'mask-head'"),
         (
             "[gateway]\ntool_parser = 'mistral'",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import threading
 import time
 from itertools import groupby
@@ -9,16 +10,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import settings as few
+from hypothesis import strategies as st
 
 from millrace.infra.config import load
 from millrace.infra.errors import ConfigError, UnreachableError
 from millrace.infra.heartbeat import Heartbeat
 from millrace.infra.log.base import Outgoing, TopicSpec
+from millrace.infra.log.blobs import ClaimStore
 from millrace.infra.log.memory.bus import MemoryBus
 from millrace.producers.gateway.serve import context_of, find_model, make_renderer
-from millrace.schemas import codec
+from millrace.schemas import bounds, codec
 from millrace.schemas.ids import now_micros
 from tests.support import chat_tokenizer
+from tests.support.odd import records
+from tests.support.versions import weights
 
 
 def test_a_heart_beats_and_stops():
@@ -63,6 +70,47 @@ def test_a_gateway_finds_its_model_and_remembers_it(tmp_path: Path, monkeypatch:
     stopped = threading.Event()
     stopped.set()
     assert find_model(load(flags={"namespace": "t", "home": str(tmp_path / "x")}), bus, stopped) is None
+
+
+def test_a_gateway_finds_its_model_past_anything_else(tmp_path: Path):
+    settings = load(flags={"namespace": "t", "home": str(tmp_path)})
+    folder = chat_tokenizer.write(tmp_path / "v0")
+    odd: dict[str, Any] = dict(weights(0, "d"), policy="policy")
+    claim = ClaimStore(str(tmp_path / "claims")).store("Progress", b"elsewhere")
+    values: list[bytes | None] = [None, b"", b"torn", codec.MARK + b"short", codec.encode("Claim", claim)]
+    uris = ("", "/", "x" * 5000, "file://[", "a\x00b", "../../x", f"file://{tmp_path}/gone", "s3://there/v0")
+    values += [codec.encode("WeightVersion", {**odd, "uri": uri}) for uri in uris]
+    values += [codec.encode("WeightVersion", {**odd, "uri": str(folder), **over}) for over in ELSEWHERE]
+    bus = MemoryBus()
+    bus.ensure_topics([TopicSpec("t.policy.weights", 1)])
+    with bus.publisher() as publisher:
+        for value in [*values, codec.encode("WeightVersion", {**odd, "uri": f"file://{folder}"})]:
+            publisher.publish(Outgoing("t.policy.weights", b"p", value)).result(5)
+    found = find_model(settings, bus, threading.Event())
+    assert found is not None
+    assert (found["uri"], found["tokenizer_hash"]) == (str(folder), odd["tokenizer_hash"])
+
+
+ELSEWHERE: list[dict[str, Any]] = [
+    {"policy": "another", "tokenizer_hash": "another"},
+    {"tokenizer_hash": "x" * (bounds.NAME_BYTES + 1)},
+    {"version": -1, "tokenizer_hash": "before the first"},
+    {"eta": 2**31 - 1, "tokenizer_hash": "beyond"},
+]
+
+
+@few(max_examples=20)
+@given(st.lists(records("WeightVersion"), max_size=3))
+def test_no_record_of_versions_ends_the_search(drawn: list[dict[str, Any]]):
+    bus, stop = MemoryBus(), threading.Event()
+    bus.ensure_topics([TopicSpec("t.p.weights", 1)])
+    with bus.publisher() as publisher:
+        for one in drawn:
+            publisher.publish(Outgoing("t.p.weights", b"p", codec.encode_named("WeightVersion", one))).result(5)
+    with tempfile.TemporaryDirectory() as home:
+        threading.Timer(0.01, stop.set).start()
+        found = find_model(load(flags={"namespace": "t", "policy.name": "p", "home": home}), bus, stop)
+    assert found is None or any(one["policy"] == "p" for one in drawn)
 
 
 def test_a_gateway_that_never_served_says_that_the_log_is_silent(

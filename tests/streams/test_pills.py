@@ -15,7 +15,7 @@ import pytest
 
 from millrace.consumers.audit.run import audit
 from millrace.infra.config import load
-from millrace.infra.log.base import Outgoing
+from millrace.infra.log.base import Outgoing, Place
 from millrace.infra.log.blobs import ClaimStore
 from millrace.infra.log.kafka.bus import KafkaBus
 from millrace.infra.log.topics import full_name
@@ -51,11 +51,18 @@ PILLS: dict[str, tuple[dict[str, Any], str | None]] = {
     "size": (started("size", group_size=2**31 - 1), "out_of_bounds"),
     "beyond": (started("beyond", group_size=2**40), "out_of_bounds"),
 }
+ODD = {"id": "d", "kind": "setting", "policy": "pilot", "name": "batch", "value": "[" * 100_000, "reason": ""} | {
+    "author": "millrace", "time": 0,
+}  # fmt: skip
 """root of the event to the event and the reason of its dead letter (None: it may be taken, or be none)"""
 
 
+Started = tuple[KafkaBus, Any, list[subprocess.Popen[bytes]], set[Place]]
+"""the log, its settings, the stages and what lay in the topics before they started"""
+
+
 @pytest.fixture
-def stages(broker: str, tmp_path: Path) -> Iterator[tuple[KafkaBus, Any, list[subprocess.Popen[bytes]]]]:
+def stages(broker: str, tmp_path: Path) -> Iterator[Started]:
     namespace = f"s{new_id()[-12:]}"
     config = tmp_path / "millrace.toml"
     config.write_text(
@@ -65,6 +72,7 @@ def stages(broker: str, tmp_path: Path) -> Iterator[tuple[KafkaBus, Any, list[su
     (tmp_path / "stage.py").write_text(PROGRAM)
     with KafkaBus(broker) as bus:
         bus.ensure_topics(settings.layout.specs())
+        strewn = litter(bus, settings)
         processes = [
             subprocess.Popen(
                 [sys.executable, str(tmp_path / "stage.py"), f"run_{name}", str(config)],
@@ -73,17 +81,31 @@ def stages(broker: str, tmp_path: Path) -> Iterator[tuple[KafkaBus, Any, list[su
             for name in ("refine", "seal", "dispatch")
         ]
         try:
-            yield bus, settings, processes
+            yield bus, settings, processes, strewn
         finally:
             for process in processes:
                 process.kill()
                 process.wait()
 
 
+def litter(bus: KafkaBus, settings: Any) -> set[Place]:
+    """What is no record, and what makes no sense, where a stage reads before it starts."""
+    claim = ClaimStore(settings.claims).store("Progress", b"elsewhere")
+    bytes_ = [None, b"", b"torn", codec.MARK + b"short", codec.encode("Claim", claim)]
+    with bus.publisher() as publisher:
+        published = [
+            publisher.publish(Outgoing(full_name(settings.namespace, topic), b"pilot", value))
+            for topic in ("decisions", "pilot.weights", "pilot.resolutions")
+            for value in [*bytes_, codec.encode("Decision", ODD)]
+        ]
+        publisher.flush()
+    return {one.result() for one in published}
+
+
 def test_every_pill_is_a_dead_letter_and_the_next_episode_is_sealed(
-    stages: tuple[KafkaBus, Any, list[subprocess.Popen[bytes]]],
+    stages: Started,
 ) -> None:
-    bus, settings, processes = stages
+    bus, settings, processes, strewn = stages
     policy, raw = settings.policy.name, full_name(settings.namespace, "raw")
     store = ClaimStore(settings.claims)
     event, entry = version_zero(Plan(None, 1, 1, 1, 2, "reserve", 0.0, "drop", policy=policy))  # type: ignore[arg-type]
@@ -115,7 +137,10 @@ def test_every_pill_is_a_dead_letter_and_the_next_episode_is_sealed(
         count = len(letters)
         missing -= {(letter["trajectory"], letter["reason"]) for letter in letters}
     report = audit(bus, settings.namespace, policy, resolve=store.resolve, release="reserve")
-    assert {f.law: f.violations[0] for f in report.findings if not f.holds} == {}
+    # The audit names what was strewn, and nothing else.
+    broken = [one for finding in report.findings if not finding.holds for one in finding.violations]
+    assert [one for one in broken if not one.records or not strewn.issuperset(one.records)] == []
+    assert {place for one in broken for place in one.records} == strewn
 
 
 def wait(

@@ -17,9 +17,12 @@ from typing import Any
 import orjson
 
 from millrace.infra.log.base import Record
+from millrace.infra.log.topics import full_name
 from millrace.schemas import arrays, codec
 from millrace.streams.seal.rewards import combined, take
+from tests.support.players import POLICY
 from tests.support.whole import Whole
+from tests.support.world import NAMESPACE
 
 Rows = list[tuple[Any, ...]]
 Fields = dict[str, Any]
@@ -41,6 +44,9 @@ class Answers:
     """Everything about one history, by question."""
 
     whole: Whole
+    policy: str = POLICY
+    branch: str = ""
+    """a policy that learned from what this one sampled, where there is one"""
 
     # -- what the records hold
 
@@ -54,6 +60,10 @@ class Answers:
         return sorted(found, key=lambda row: (row[1]["log_time"], row[0].partition, row[0].offset))
 
     def of_kind(self, kind: str) -> list[tuple[Record, Fields, Fields]]:
+        """Events of one kind, of the policy."""
+        return [row for row in self.of_any_policy(kind) if row[1]["policy"] == self.policy]
+
+    def of_any_policy(self, kind: str) -> list[tuple[Record, Fields, Fields]]:
         return [row for row in self.events if row[1]["kind"] == kind]
 
     @cached_property
@@ -69,9 +79,20 @@ class Answers:
     @cached_property
     def trained(self) -> list[tuple[int, Fields, Spot, Fields]]:
         """(version, trained group, place, sample) of everything that trained."""
+        return self._trained(entry for _, entry in self.whole.rows("ledger"))
+
+    @cached_property
+    def branched(self) -> list[tuple[int, Fields, Spot, Fields]]:
+        """The same of the branch."""
+        if not self.branch:
+            return []
+        records = self.whole.bus.read(full_name(NAMESPACE, f"{self.branch}.ledger"), 0)
+        return self._trained(codec.decode_as("LedgerEntry", record.value or b"") for record in records)
+
+    def _trained(self, entries: Iterable[Mapping[str, Any]]) -> list[tuple[int, Fields, Spot, Fields]]:
         return [
             (entry["version"], group, spot, self.sealed[spot])
-            for _, entry in self.whole.rows("ledger")
+            for entry in entries
             for group in entry["groups"]
             for spot in [(place["partition"], place["offset"]) for place in group["trajectories"]]
         ]
@@ -109,30 +130,37 @@ class Answers:
             if event["root_trajectory"] == trajectory
         ]
 
-    def trained_by(self, version: int) -> Rows:
+    def trained_by(self, version: int, branch: bool = False) -> Rows:
+        """What a branch learned from was sampled by versions of another policy: how stale it is, nothing says."""
         found = []
-        for made, group, spot, sample in self.trained:
+        for made, group, spot, sample in self.branched if branch else self.trained:
             if made == version:
                 ages = self.ages(version, sample)
-                told = (group["seq"], sample["group"], sample["sample"], sample["id"], sample["tenant"])
-                told += (task_of(sample["task_id"]), sample["reward"], sample["tokens"], sample["v_head"])
-                found.append((*told, sample["v_tail"], sum(ages) / len(ages), *spot))
-        return sorted(found, key=lambda row: (row[0], row[2], *row[-2:]))
+                told = (None if branch else group["seq"], sample["group"], sample["sample"], sample["id"])
+                told += (sample["tenant"], task_of(sample["task_id"]), sample["reward"], sample["tokens"], self.policy)
+                stale = None if branch else sum(ages) / len(ages)
+                found.append((*told, sample["v_head"], sample["v_tail"], stale, *spot))
+        return sorted(found, key=lambda row: (row[0] or 0, row[2], *row[-2:]))
 
-    def seen_by(self, trajectory: str = "", task: str = "", tenant: str = "", model: str = "") -> Rows:
-        """Version, samples, groups, tokens."""
+    def seen_by(
+        self, trajectory: str = "", task: str = "", tenant: str = "", model: str = "", policy: str = ""
+    ) -> Rows:
+        """Policy, version, samples, groups, tokens."""
         asked = {
             event["root_trajectory"]
             for _, event, body in self.of_kind("model_call")
             if orjson.loads(body["request"]).get("model") == model
         }
-        by_version: dict[int, list[Fields]] = defaultdict(list)
-        for version, _, _, sample in self.trained:
+        by_version: dict[tuple[str, int], list[Fields]] = defaultdict(list)
+        learned = [(self.policy, *row) for row in self.trained] + [(self.branch, *row) for row in self.branched]
+        for learner, version, _, _, sample in learned:
+            if policy not in ("", learner):
+                continue
             matches = [trajectory in ("", sample["id"]), task in ("", task_of(sample["task_id"]))]
             if all([*matches, tenant in ("", sample["tenant"]), not model or sample["id"] in asked]):
-                by_version[version].append(sample)
+                by_version[learner, version].append(sample)
         return [
-            (version, len(found), len({s["group"] for s in found}), sum(s["tokens"] for s in found))
+            (*version, len(found), len({s["group"] for s in found}), sum(s["tokens"] for s in found))
             for version, found in sorted(by_version.items())
         ]
 
@@ -221,6 +249,7 @@ class Answers:
         found.update(("group", r["kind"]) for _, r in self.whole.rows("resolutions") if r["kind"] != "setting")
         found.update(("reward", fate) for fate in self.fates().values())
         letters = [letter for _, letter in self.whole.rows("dead-letters")]
+        letters = [letter for letter in letters if letter["policy"] in (None, self.policy)]
         found.update((f"dead letter of {letter['stage']}", letter["reason"]) for letter in letters)
         return [(*key, count) for key, count in found.items()]
 
@@ -258,12 +287,14 @@ class Answers:
                 rows.append((entry["version"], len(groups), *waits, longest))
         return rows
 
-    def costs_by_tenant(self, tenant: str = "") -> Rows:
+    def costs_by_tenant(self, tenant: str = "", policy: str = "") -> Rows:
         """Without the two percentiles of latency."""
-        calls: dict[tuple[str, str, str], list[Fields]] = defaultdict(list)
-        for _, event, body in self.of_kind("model_call"):
-            if tenant in ("", event["tenant"]):
-                calls[event["tenant"], orjson.loads(body["request"])["model"], body["engine"]].append(body)
+        calls: dict[tuple[str, str, str, str], list[Fields]] = defaultdict(list)
+        for _, event, body in self.of_any_policy("model_call"):
+            if tenant in ("", event["tenant"]) and policy in ("", event["policy"]):
+                calls[event["policy"], event["tenant"], orjson.loads(body["request"])["model"], body["engine"]].append(
+                    body
+                )
         rows = []
         for key, bodies in sorted(calls.items()):
             used = [sum(body["usage"][name] for body in bodies) for name in ("prompt", "cached", "completion")]
@@ -271,17 +302,21 @@ class Answers:
             rows.append((*key, len(bodies), *used, math.fsum(prices) if prices else None))
         return rows
 
-    def tool_failures(self) -> Rows:
-        """Tool, calls, and how many ended ok, error, timeout, refused and unanswered. In no order."""
+    def tool_failures(self, policy: str = "") -> Rows:
+        """Policy, tool, calls, and how many ended ok, error, timeout, refused and unanswered. In no order."""
         answers = {
-            (event["trajectory"], body["call_id"]): body["status"] for _, event, body in self.of_kind("tool_result")
+            (event["trajectory"], body["call_id"]): body["status"]
+            for _, event, body in self.of_any_policy("tool_result")
         }
-        ends: dict[str, Counter[str]] = defaultdict(Counter)
-        for _, event, body in self.of_kind("tool_call"):
-            ends[body["name"]][answers.get((event["trajectory"], body["call_id"]), "unanswered")] += 1
+        ends: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
+        for _, event, body in self.of_any_policy("tool_call"):
+            if policy in ("", event["policy"]):
+                ends[event["policy"], body["name"]][
+                    answers.get((event["trajectory"], body["call_id"]), "unanswered")
+                ] += 1
         return [
             (
-                tool,
+                *tool,
                 count.total(),
                 count["ok"],
                 count["error"],

@@ -117,6 +117,7 @@ RUN_BY = {
     ".venv/bin/python -m benchmarks.bench_questions": BENCHMARKS,
     ".venv/bin/python -m benchmarks.bench_recovery": BENCHMARKS,
     ".venv/bin/python -m benchmarks.bench_reload": BENCHMARKS,
+    ".venv/bin/python -m benchmarks.bench_serving": BENCHMARKS,
     ".venv/bin/python -m benchmarks.bench_stages": BENCHMARKS,
     ".venv/bin/python -m benchmarks.bench_step": BENCHMARKS,
     ".venv/bin/python -m benchmarks.bench_tokens": BENCHMARKS,
@@ -252,7 +253,7 @@ RUN_BY = {
     "millrace sql": SQL,
     'millrace sql "SELECT name, comment'
     " FROM system.columns WHERE database = 'millrace' AND table = 'staleness'\"": SQL,
-    'millrace sql "SELECT version, count() AS samples, avg(reward) AS reward'
-    ' FROM samples GROUP BY version ORDER BY version"': SQL,
+    'millrace sql "SELECT policy, version, count() AS samples, avg(reward) AS reward'
+    ' FROM samples GROUP BY ALL ORDER BY ALL"': SQL,
 }
 """command of the documents -> the test, or the step of CI, that runs it or a smaller form of the same entry point"""

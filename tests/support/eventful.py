@@ -3,7 +3,8 @@
 Production stages fold it; a script plays everybody else, calmly and the same each time. Two tenants and a third that
 nobody allowed; tasks that come again in later epochs; two engines and an outside provider that reports a cost and no
 tokens; tools that work, fail, run late and never answer; a sub-agent; rewards that count, fail, come twice, are
-corrected in time or come too late; a rerun of a sample, a group that is topped up, one that fails, one whose lease
+corrected in time or come too late; a branch, which learned from what the policy sampled; another policy's traffic; a
+rerun of a sample, a group that is topped up, one that fails, one whose lease
 ends; evaluation of several versions; bytes that are no record.
 
 What holds in it is computed by tests from its records, never written down beside it."""
@@ -20,13 +21,15 @@ import orjson
 
 from millrace.infra.config import Governance
 from millrace.infra.config.experience import Tenant
+from millrace.infra.log.base import Place
 from millrace.schemas import codec
 from tests.support import whole
 from tests.support.events import Episode, made
+from tests.support.grafted import Group, graft
 from tests.support.histories import make_world
 from tests.support.players import POLICY, SECOND, Plan
 from tests.support.whole import Trainer, Whole
-from tests.support.world import CALM, World
+from tests.support.world import CALM, NAMESPACE, World
 
 MS = 1_000
 TASKS = ("sort", "sum", "search")
@@ -36,6 +39,10 @@ STRANGER = "initech"
 """a tenant without a rule: recorded, never trained on"""
 ENGINES = (("vllm", "0.11", "engine-0/1"), ("inprocess", "1", "engine-1/4"), ("openai", "https://models.example", ""))
 """kind, version and incarnation; the last one is an outside provider, which has none"""
+OTHER = "q"
+"""a policy that is only observed"""
+BRANCH, BEGINS = "b", 3
+"""a branch, and the version of the policy that it begins at"""
 EPOCHS = 6
 LEASE, IDLE = 40 * SECOND, 4
 DATASET = [f"{task}@{epoch}" if epoch else task for epoch in range(EPOCHS) for task in TASKS]
@@ -63,10 +70,20 @@ def eventful(epochs: int = EPOCHS, seed: int = 0) -> Whole:
         script.after()
         world.advance(LEASE)
         world.drain()
-        return Whole(world.bus, {})
+        run = Whole(world.bus, {})
+        graft(world.bus, NAMESPACE, POLICY, BEGINS, BRANCH, _chosen(run))
+        return run
     finally:
         trainer.close()
         world.close()
+
+
+def _chosen(run: Whole) -> list[list[Group]]:
+    """What the branch learned from: the first group of each of the first versions, more of them than it begins at."""
+    return [
+        [(group["group"], [Place(**place) for place in group["trajectories"]]) for group in entry["groups"][:1]]
+        for _, entry in run.rows("ledger")[1 : 2 * BEGINS]
+    ]
 
 
 @dataclass
@@ -129,6 +146,10 @@ class _Script:
         nobody = self.episode("nobody", tenant="acme")
         self.put(nobody, [nobody.reward(1.0)])
         self.world.send("raw", "acme/bad", "", b"not avro")
+        other = self.episode("other", tenant="acme", policy=OTHER, awaits=[])
+        self.put(other, [other.start(), self.call(other, 0)])
+        self.tool(other, 0, 1)
+        self.put(other, [other.end()])
         gap = self.episode("gap", tenant="acme", awaits=[])
         self.put(gap, [gap.start(), self.call(gap, 0), gap.event("gap", {"missed": 2, "reason": "disk full"})])
         self.put(gap, [gap.end(whole=False)])

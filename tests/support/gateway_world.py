@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +26,7 @@ from millrace.producers.gateway.recorder import Recorder
 from millrace.producers.gateway.rendering.base import Renderer
 from millrace.producers.gateway.serve import serve
 from millrace.producers.gateway.sessions import Sessions
+from millrace.producers.gateway.spending import Spending
 from millrace.schemas import codec
 from millrace.schemas.ids import now_micros
 
@@ -137,9 +138,9 @@ class World:
     http: httpx.AsyncClient
     forwarder: Forwarder
 
-    def acknowledge(self, version: int, *, state: str = "serving", incarnation: str = "one") -> None:
+    def acknowledge(self, version: int, *, state: str = "serving", incarnation: str = "one", url: str = ENGINE) -> None:
         """As if the engine's reloader had said so."""
-        self.gateway.fleet.observe(status(version, state, incarnation))
+        self.gateway.fleet.observe(status(version, state, incarnation, url))
 
     def events(self, trajectory: str | None = None) -> list[dict[str, Any]]:
         """Events of the capture log with decoded bodies under `data`, in order."""
@@ -194,16 +195,21 @@ async def world(
     log_options: dict[str, Any] | None = None,
     upstream: Any = None,
     port: int | None = None,
+    required: bool = False,
     **options: Any,
 ) -> AsyncIterator[World]:
-    """Serve a gateway; its folder may be used again by another world afterwards."""
+    """Serve a gateway; its folder may be used again by another world afterwards. `engine`: one, or several by url."""
     bus = MemoryBus()
     bus.ensure_topics([TopicSpec(RAW, 2)])
     log = CaptureLog(folder / "capture", **(log_options or {}))
     sessions = Sessions(log.folder, POLICY)
-    sessions.rebuild(log)
-    fleet = Fleet(POLICY, lambda url: engine, (ENGINE,))
-    gateway = Gateway(GatewayOptions(**{"policy": POLICY, **options}), sessions, Recorder(log), fleet, renderer)
+    made = GatewayOptions(**{"policy": POLICY, **options})
+    spending = Spending(made.limits)
+    sessions.rebuild(log, spending)
+    engines = engine if isinstance(engine, Mapping) else {ENGINE: engine}
+    fleet = Fleet(POLICY, engines.__getitem__, tuple(engines))
+    recorder = Recorder(log, required=required, spending=spending)
+    gateway = Gateway(made, sessions, recorder, fleet, renderer)
     forwarder = Forwarder(log, bus, RAW, ClaimStore(str(folder / "claims")))
     forwarder.start()
     stop, port = asyncio.Event(), port or free_ports(1)[0]

@@ -77,8 +77,8 @@ class Statement:
     ) -> Iterator[str]:
         server.running.append(query_id)
         yield "listed"
-        fence = _FENCE.search(where)
-        self.refused = bool(fence) and server.fenced and server.newest(fence[1], int(fence[2])) != fence[3]  # type: ignore[index]
+        fences = _FENCE.findall(where) if server.fenced else ()
+        self.refused = any(server.newest(topic, int(part)) != holder for topic, part, holder in fences)
         yield "asked"
         if not self.refused:
             server.rows += rows
@@ -101,8 +101,11 @@ class ModelStore(Store):
     def insert(self, into: Insertion, data: Sequence[bytes], query_id: str) -> None:
         found = [dict(row) for row in reader(io.BytesIO(b"".join(data)))]  # type: ignore[arg-type]
         table, place = into.table.removeprefix("millrace_log."), _FENCE.search(into.where)
-        offsets = [row["off"] if "off" in row else int.from_bytes(row["_off"], "little") for row in found if place]
-        rows = [(table, place[1], int(place[2]), offset) for offset in offsets] if place else []
+        if table == "blocks":
+            rows = [(table, row["topic"], row["part"], row["last"]) for row in found]
+        else:
+            offsets = [row["off"] if "off" in row else int.from_bytes(row["_off"], "little") for row in found if place]
+            rows = [(table, place[1], int(place[2]), offset) for offset in offsets] if place else []
         statement = self.sent = Statement(self._server, query_id, rows, into.where)
         while not statement.done:
             self._switch("inserts")

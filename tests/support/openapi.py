@@ -13,16 +13,18 @@ from typing import Any
 
 import msgspec
 
-from millrace.producers.gateway.app import ROUTES
+from millrace.producers.gateway.app import routes
 from millrace.producers.gateway.bodies import EndIn, EventsIn, FeedbackIn, RewardIn, StartIn
 from millrace.producers.gateway.protocols.all import DIALECTS
 from millrace.producers.gateway.protocols.chat_request import ChatRequest
+from millrace.producers.gateway.protocols.completions import CompletionsRequest
 from millrace.producers.gateway.protocols.messages_request import CountRequest, MessagesRequest
 from millrace.producers.gateway.protocols.responses_request import ResponsesRequest
 
 FILE = Path(__file__).parents[2] / "docs" / "openapi.json"
 SAID = {
     "chat": "A chat completion as OpenAI's, plain or streamed; what is refused stands in docs/gateway.md",
+    "completions": "A legacy completion as OpenAI's, plain or streamed; what is refused stands in docs/gateway.md",
     "messages": "A message as Anthropic's, plain or streamed; what is refused stands in docs/gateway.md",
     "responses": "A response as OpenAI's, plain or streamed; what is refused stands in docs/gateway.md",
     "response": "A stored response, as it was answered",
@@ -37,6 +39,7 @@ SAID = {
 }
 BODIES: dict[str, type[msgspec.Struct]] = {
     "chat": ChatRequest,
+    "completions": CompletionsRequest,
     "messages": MessagesRequest,
     "responses": ResponsesRequest,
     "count_tokens": CountRequest,
@@ -57,12 +60,13 @@ def an_object(**fields: dict[str, Any]) -> dict[str, Any]:
 
 ANSWERS: dict[str, dict[str, Any]] = {
     "chat": an_object(id=TEXT, object=TEXT, created={"type": "integer"}, model=TEXT, choices={"type": "array"}),
+    "completions": an_object(id=TEXT, object=TEXT, created={"type": "integer"}, model=TEXT, choices={"type": "array"}),
     "messages": an_object(id=TEXT, type=TEXT, role=TEXT, model=TEXT, content={"type": "array"}, usage=OBJECT),
     "responses": an_object(id=TEXT, object=TEXT, status=TEXT, model=TEXT, output={"type": "array"}),
     "response": an_object(id=TEXT, object=TEXT, status=TEXT, model=TEXT, output={"type": "array"}),
     "count_tokens": an_object(input_tokens={"type": "integer"}),
     "models": an_object(object=TEXT, data={"type": "array", "items": OBJECT}),
-    "health": an_object(status={"enum": ["ok", "no engine"]}),
+    "health": an_object(status={"enum": ["ok", "no engine", "capture down"]}),
     "start": an_object(session=TEXT, api_key=TEXT, base_url=TEXT),
     "reward": an_object(reward_id=TEXT),
     "events": an_object(ids={"type": "array", "items": {"type": ["string", "null"]}}),
@@ -105,10 +109,11 @@ REFUSALS = {
 BODY = ("400", "401", "403", "408", "413", "429")
 REFUSED_OF = {
     "chat": (*BODY, "502", "503", "504"),
+    "completions": (*BODY, "502", "503", "504"),
     "messages": (*BODY, "502", "503", "504"),
     "responses": (*BODY, "404", "502", "503", "504"),
     "count_tokens": (*BODY, "503"),
-    "response": ("401", "403", "404"),
+    "response": ("401", "403", "404", "503"),
     "models": ("401",),
     "health": ("503",),
     "start": (*BODY, "503"),
@@ -123,7 +128,7 @@ def document() -> dict[str, Any]:
     """The whole description."""
     _, schemas = msgspec.json.schema_components(BODIES.values(), ref_template="#/components/schemas/{name}")
     paths: dict[str, dict[str, Any]] = {}
-    for path, method, name in ROUTES:
+    for path, method, name in routes():
         paths.setdefault(path, {})[method.lower()] = operation(path, name)
     return {
         "openapi": "3.1.0",

@@ -5,6 +5,8 @@ A plugin of the run itself: the process that hands out the files asks it, and ea
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
@@ -27,6 +29,7 @@ LONGEST = (
     "tests/infra/machine/test_supervisor.py",
     "tests/docs/test_benchmarks.py",
     "tests/docs/test_deployment.py",
+    "tests/test_misspelt.py",
     "tests/chaos/test_kill_points.py",
     "tests/chaos/test_ways.py",
     "tests/conformance/test_conformance_of_backends.py",
@@ -70,14 +73,14 @@ LONGEST = (
     "tests/fuzz/test_gateway.py",
     "tests/fuzz/test_stages.py",
 )
-"""files by their time on a quiet machine, those that mostly wait before others that take as long; the rest follows in
-its own order, and takes seconds each"""
+"""files by their time on a quiet machine, those that mostly wait before others that take as long; behind them those
+with a slow test, then those that take seconds each"""
 _PLACE = {file: number for number, file in enumerate(LONGEST)}
 
 
 def scope_of(nodeid: str) -> str:
     """What runs in one process, one after the other."""
-    file = nodeid.partition("::")[0]
+    file = _file(nodeid)
     return "the vLLM server" if file in ENGINE else file
 
 
@@ -96,9 +99,16 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Longest
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if hasattr(config, "workerinput"):
-        items.sort(key=lambda item: place_of(item.nodeid))
+        slow = {_file(item.nodeid) for item in items if item.get_closest_marker("slow")}
+        items.sort(key=lambda item: place_of(item.nodeid, slow))
 
 
-def place_of(nodeid: str) -> int:
-    """Where a test comes; those of one file keep their order."""
-    return _PLACE.get(nodeid.partition("::")[0], len(LONGEST))
+def place_of(nodeid: str, slow: Collection[str] = ()) -> int:
+    """Where a test comes; those of one file keep their order. `slow`: files that have a test of that mark, and come
+    before those that have none."""
+    file = _file(nodeid)
+    return _PLACE.get(file, len(LONGEST) if file in slow else len(LONGEST) + 1)
+
+
+def _file(nodeid: str) -> str:
+    return nodeid.partition("::")[0]

@@ -12,10 +12,11 @@ from pathlib import Path
 from millrace.infra.process.net import LOCALHOST
 from millrace.producers.capture.log import CaptureLog
 from millrace.producers.gateway.options import GatewayOptions
+from millrace.producers.gateway.protocols.all import minted
 from millrace.producers.intake.otlp.app import Endpoint
 from millrace.producers.intake.otlp.assembler import SECOND, Assembler
 from millrace.producers.intake.otlp.receiver import Receiver
-from millrace.producers.intake.otlp.serve import is_ours, serve
+from millrace.producers.intake.otlp.serve import serve
 
 KEY = "k"
 TENANT = "acme"
@@ -25,7 +26,7 @@ def made(folder: Path, quiet_s: float, max_waiting: int = 1 << 30) -> Receiver:
     """The receiver over a folder."""
     spans = CaptureLog(folder / "spans", name="otlp", max_waiting=max_waiting)
     events = CaptureLog(folder / "events", name="otlp")
-    return Receiver(spans, events, Assembler("p", int(quiet_s * SECOND)), captured=is_ours)
+    return Receiver(spans, events, Assembler("p", int(quiet_s * SECOND)), captured=minted)
 
 
 def options(limit: int = 1 << 20) -> GatewayOptions:

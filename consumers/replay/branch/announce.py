@@ -26,8 +26,10 @@ from millrace.infra.config import Settings
 from millrace.infra.errors import BranchError
 from millrace.infra.log.base import Bus, Outgoing, Transactor
 from millrace.infra.log.topics import full_name
+from millrace.infra.reading import readable
 from millrace.schemas import codec
 from millrace.schemas.ids import now_micros
+from millrace.schemas.records import WeightVersion
 from millrace.trainers import delta_files
 from millrace.trainers.checkpoint import Checkpoint
 from millrace.trainers.offline.run import Listener, versions
@@ -144,8 +146,9 @@ class Announcer(Listener):
         """Digests of all versions."""
         found = {}
         for record in self._bus.read(self._topics["weights"], 0):
-            event = codec.decode_as("WeightVersion", record.value or b"")
-            found[event["version"]] = event["digest"]
+            event = readable(WeightVersion, record)
+            if event is not None:
+                found[event["version"]] = event["digest"]
         return {number: digest for number, digest in found.items() if number <= self.head.version}
 
     def __enter__(self) -> Announcer:

@@ -102,7 +102,8 @@ class Brancher:
         trackers: Sequence[Tracker] = (),
     ) -> WeightVersion:
         """Make the branch, or go on with it; gives the event of its last version. Raises BranchError for what cannot be
-        a branch, TrainerError for what cannot be trained, FencedError when another process goes on with the same."""
+        a branch, HistoryGone where a part of what is asked for is nowhere, TrainerError for what cannot be trained,
+        FencedError when another process goes on with the same."""
         if options.name == self._settings.policy.name:
             raise BranchError(f"a branch of {options.name} needs a name of its own")
         own = options.settings(self._settings)
@@ -277,7 +278,8 @@ class Brancher:
 
     def _selector(self, options: Options, limits: Limits, writer: Writer | None) -> Selector:
         allowed = clearance.today(self._settings, options.name)
-        return Selector(self._history, allowed, self._settings.policy.tenant, limits, writer)
+        tenant = self._settings.policy.tenant
+        return Selector(self._history, allowed, tenant, limits, writer, anyway=options.anyway)
 
     def _select(
         self,
@@ -293,6 +295,8 @@ class Brancher:
         made = (singles if options.kind.text and unjudged else options.kind.shape)(candidates)
         left_out = +(selected.left_out + made.left_out)
         heard.selected(len(candidates), made, left_out)
+        for gone in selected.gone:
+            heard.noted(f"without {gone}")
         if not made.items:
             why = "; ".join(f"{reason} ({count})" for reason, count in left_out.most_common(3))
             raise BranchError(f"nothing is left to learn from{': ' + why if why else ', the history is empty'}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from typing import Any
 
 import orjson
@@ -9,17 +11,31 @@ import orjson
 from millrace.producers.gateway.errors import ApiError
 from millrace.producers.gateway.protocols.base import Dialect, Recorded
 from millrace.producers.gateway.protocols.chat import Chat
+from millrace.producers.gateway.protocols.completions import Completions
 from millrace.producers.gateway.protocols.messages import Messages
+from millrace.producers.gateway.protocols.reader import Reader
 from millrace.producers.gateway.protocols.responses import Responses
+from millrace.producers.gateway.rendering.base import RAW
 
-CHAT, MESSAGES, RESPONSES = Chat(), Messages(), Responses()
-DIALECTS: tuple[Dialect, ...] = (MESSAGES, RESPONSES, CHAT)
-"""the last resort of `read` last"""
+UUID7 = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
+CHAT, COMPLETIONS, MESSAGES, RESPONSES = Chat(), Completions(), Messages(), Responses()
+DIALECTS: tuple[Dialect, ...] = (MESSAGES, RESPONSES, COMPLETIONS, CHAT)
+"""the last resort of `read` last; what else depends on which there are, follows from this when it is asked"""
 
 
 def of_path(path: str) -> Dialect:
     """Who speaks on a route, and answers what goes wrong on it; chat completions where nobody else does."""
     return next((dialect for dialect in DIALECTS if path.startswith(dialect.path)), CHAT)
+
+
+def reader(dialect: Dialect) -> Reader:
+    """How calls of a dialect to an upstream are read for the log."""
+    return dialect.reader(dialect, _writer)
+
+
+def minted(id: str) -> bool:
+    """Whether a gateway made this id of a response, and so has its call in the log."""
+    return any(id.startswith(one.prefix) and UUID7.fullmatch(id, len(one.prefix)) for one in DIALECTS)
 
 
 def read(request: bytes, response: bytes) -> Recorded:
@@ -41,11 +57,12 @@ def as_chat(request: bytes, response: bytes) -> tuple[bytes, bytes]:
     except (ApiError, ValueError):
         return request, response
     choices = [{"index": choice, "message": message} for choice, message in said.replies.items()]
-    asked = {"messages": said.messages, **({"tools": said.tools} if said.tools else {})}
+    messages = [{name: given for name, given in one.items() if name != RAW} for one in said.messages]
+    asked = {"messages": messages, **({"tools": said.tools} if said.tools else {})}
     return orjson.dumps(asked), orjson.dumps({"choices": choices})
 
 
-def _writer(response: dict[str, Any]) -> Dialect:
+def _writer(response: Mapping[str, Any]) -> Dialect:
     return next(dialect for dialect in DIALECTS if dialect.wrote(response))
 
 

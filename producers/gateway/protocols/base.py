@@ -1,6 +1,7 @@
 """The seam between an API and the gateway: what every dialect does.
 
-A sibling is one file: a `Dialect`, its `ReplyStream`, and an entry in `millrace.producers.gateway.protocols.all`.
+A sibling is a `Dialect`, its `ReplyStream`, its `Reader`, and an entry in `millrace.producers.gateway.protocols.all`:
+routes, the choices of settings, and who answers an error follow from that entry.
 
 Invariants: `parse` raises nothing but ApiError, whatever the bytes; a reply says the same words whole and streamed; the
 recorded response alone tells which dialect wrote it, so that a session is rebuilt from the capture log."""
@@ -8,16 +9,21 @@ recorded response alone tells which dialect wrote it, so that a session is rebui
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from starlette.responses import Response
 
 from millrace.producers.gateway.call import Call, Choice
 from millrace.producers.gateway.conversation import Ask, Part
 from millrace.producers.gateway.errors import ApiError
+from millrace.producers.gateway.protocols.head import Head
+from millrace.producers.gateway.protocols.reader import Reader
 from millrace.producers.gateway.rendering.base import Message, Tools
 from millrace.producers.gateway.stored import Given, Kept, Recalled
+
+if TYPE_CHECKING:  # it answers in dialects
+    from millrace.producers.gateway.gateway import Caller, Gateway
 
 
 class StreamEvent(NamedTuple):
@@ -64,6 +70,26 @@ class ReplyStream(ABC):
         """The end of the response, where every choice has come to its own."""
 
 
+class Asking(NamedTuple):
+    """A request that is no call of a model. `id`: what its path names, "" where it names nothing."""
+
+    gateway: Gateway
+    caller: Caller
+    headers: Mapping[str, str]
+    id: str
+    body: bytes
+
+
+class Beside(NamedTuple):
+    """A route of an API beside that of its calls. `below`: its path behind the dialect's; `answer` gives the body of
+    the response, or raises ApiError."""
+
+    below: str
+    method: str
+    name: str
+    answer: Callable[[Asking], Awaitable[bytes]]
+
+
 class Dialect(ABC):
     """One API."""
 
@@ -77,6 +103,13 @@ class Dialect(ABC):
     """what a strict gateway says of a field that the API does not have"""
     keep_alive = b": keep-alive\n\n"
     """what a stream is sent while its next event takes long"""
+    reader: type[Reader]
+    """how its calls to an upstream are read for the log"""
+
+    @property
+    def beside(self) -> Sequence[Beside]:
+        """Its other routes."""
+        return ()
 
     @abstractmethod
     def parse(self, body: bytes) -> Ask:
@@ -110,6 +143,10 @@ class Dialect(ABC):
     def failed(self, error: ApiError) -> StreamEvent:
         """An error behind the first event of a stream. Cutting the stream would look like its end to most clients."""
         return StreamEvent("", self.error(error))
+
+    def names(self, head: Head) -> tuple[tuple[Any, ...], str | None]:
+        """What a request to an upstream says of its end user, and what it calls the conversation."""
+        return (head.user, head.safety_identifier), None
 
     @abstractmethod
     def wrote(self, response: Mapping[str, Any]) -> bool:

@@ -12,6 +12,7 @@ from millrace.producers.gateway.call import SLICE, Call, Choice
 from millrace.producers.gateway.conversation import Ask, Part, Text, Thinking, ToolUse
 from millrace.producers.gateway.errors import ApiError
 from millrace.producers.gateway.protocols.base import Dialect, Recorded, ReplyStream, StreamEvent
+from millrace.producers.gateway.protocols.chat_reader import ChatReader
 from millrace.producers.gateway.protocols.chat_request import ask_of, parse_any, parse_chat
 
 DONE = StreamEvent("", b"[DONE]")
@@ -23,6 +24,7 @@ class Chat(Dialect):
     name = "chat"
     path = "/v1/chat/completions"
     prefix = "chatcmpl-"
+    reader = ChatReader
 
     def parse(self, body: bytes) -> Ask:
         return ask_of(parse_chat(body))
@@ -61,6 +63,8 @@ class ChatStream(ReplyStream):
         self._call = call
         self._made: dict[int, int] = {}
         """tool calls by choice; a choice that has begun is in it"""
+        self._head = orjson.dumps({**_head(call, "chat.completion.chunk"), "choices": []})[:-2]
+        """of every chunk, up to what its choices hold"""
 
     def take(self, choice: Choice, parts: Sequence[Part], tokens: int) -> list[StreamEvent]:
         out: list[StreamEvent] = []
@@ -100,7 +104,7 @@ class ChatStream(ReplyStream):
         self, choice: Choice, delta: dict[str, Any], *, finish: str | None = None, logprobs: Any = None
     ) -> StreamEvent:
         part = {"index": choice.index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
-        return StreamEvent("", orjson.dumps({**_head(self._call, "chat.completion.chunk"), "choices": [part]}))
+        return StreamEvent("", self._head + orjson.dumps(part) + b"]}")
 
 
 def _head(call: Call, kind: str) -> dict[str, Any]:

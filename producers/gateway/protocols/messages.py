@@ -17,7 +17,9 @@ from millrace.producers.gateway.answers import listed, mapping, text
 from millrace.producers.gateway.call import Call, Choice
 from millrace.producers.gateway.conversation import Ask, Part, Text, Thinking, ToolUse, Turn, messages_of
 from millrace.producers.gateway.errors import ApiError
-from millrace.producers.gateway.protocols.base import Dialect, Recorded, ReplyStream, StreamEvent
+from millrace.producers.gateway.protocols.base import Asking, Beside, Dialect, Recorded, ReplyStream, StreamEvent
+from millrace.producers.gateway.protocols.head import Head
+from millrace.producers.gateway.protocols.messages_reader import MessagesReader
 from millrace.producers.gateway.protocols.messages_request import (
     MessagesRequest,
     arguments_of,
@@ -25,6 +27,7 @@ from millrace.producers.gateway.protocols.messages_request import (
     parse_any,
     parse_count,
     parse_messages,
+    session_of,
     tools_of,
     turns_of,
 )
@@ -49,15 +52,22 @@ class Messages(Dialect):
     name = "messages"
     path = "/v1/messages"
     prefix = "msg_"
+    reader = MessagesReader
     unknown = "{}: Extra inputs are not permitted"
     keep_alive = StreamEvent("ping", b'{"type":"ping"}').sse()
+
+    @property
+    def beside(self) -> Sequence[Beside]:
+        return (Beside("/count_tokens", "POST", "count_tokens", self._count),)
 
     def parse(self, body: bytes) -> Ask:
         return ask_of(parse_messages(body))
 
-    def parse_count(self, body: bytes) -> Ask:
-        """A request to count the tokens of a prompt. Raises ApiError 400."""
-        return ask_of(parse_count(body))
+    @staticmethod
+    async def _count(asking: Asking) -> bytes:
+        """The tokens of a prompt."""
+        counted = await asking.gateway.count(lambda body: ask_of(parse_count(body)), asking.body)
+        return orjson.dumps({"input_tokens": counted})
 
     def whole(self, call: Call, choices: Sequence[Choice]) -> bytes:
         return _whole(call, choices[0], shown=_shows(call))
@@ -83,6 +93,10 @@ class Messages(Dialect):
 
     def failed(self, error: ApiError) -> StreamEvent:
         return StreamEvent("error", self.error(error))
+
+    def names(self, head: Head) -> tuple[tuple[Any, ...], str | None]:
+        named = session_of(head.user_id)
+        return (() if named else (head.user_id,)), named
 
     def wrote(self, response: Mapping[str, Any]) -> bool:
         return response.get("type") == "message" and isinstance(response.get("content"), list)

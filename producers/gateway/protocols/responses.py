@@ -16,8 +16,9 @@ from millrace.producers.gateway.call import Call, Choice
 from millrace.producers.gateway.conversation import Ask, Forced, Part, Text, Thinking, ToolUse, Turn, messages_of
 from millrace.producers.gateway.errors import ApiError
 from millrace.producers.gateway.lineage import ABORT
-from millrace.producers.gateway.protocols.base import Dialect, Recorded, ReplyStream, StreamEvent, Whole
+from millrace.producers.gateway.protocols.base import Asking, Beside, Dialect, Recorded, ReplyStream, StreamEvent, Whole
 from millrace.producers.gateway.protocols.responses_expand import expanded, names_others, refers, to_store
+from millrace.producers.gateway.protocols.responses_reader import ResponsesReader
 from millrace.producers.gateway.protocols.responses_request import (
     ResponsesRequest,
     ask_of,
@@ -39,6 +40,19 @@ class Responses(Dialect):
     path = "/v1/responses"
     prefix = "resp_"
     unknown = "Unknown parameter: '{}'."
+    reader = ResponsesReader
+
+    @property
+    def beside(self) -> Sequence[Beside]:
+        return (Beside("/{id}", "GET", "response", self._kept),)
+
+    @staticmethod
+    async def _kept(asking: Asking) -> bytes:
+        """A response that is stored."""
+        found = asking.gateway.recall(asking.caller, asking.headers).response(asking.id)
+        if found is None:
+            raise ApiError(404, f"Response with id '{asking.id}' not found.")
+        return found
 
     def parse(self, body: bytes) -> Ask:
         return self.understand(body, nobody).request

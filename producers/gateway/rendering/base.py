@@ -15,6 +15,8 @@ from millrace.infra.errors import GatewayError
 
 Message: TypeAlias = Mapping[str, Any]
 """role, content (str), tool_calls with arguments as JSON text, tool_call_id, name, reasoning_content"""
+RAW = "raw"
+"""the key of a message that is a prompt itself, which no template writes; no client's message has it"""
 Tools: TypeAlias = Sequence[Mapping[str, Any]] | None
 """OpenAI's tool list; None and [] differ for some templates"""
 
@@ -41,8 +43,8 @@ class ToolCall(NamedTuple):
 
 
 class Marks(NamedTuple):
-    """The tokens that a form puts around calls (in Hermes form) and thoughts, None where it has none, and what ends a
-    reply. `thoughts`: a prompt has opened them, or closed them, or leaves them to the model."""
+    """The tokens that a form puts around calls, where it is Hermes form, and around thoughts, None where it has none,
+    and what ends a reply. `thoughts`: a prompt has opened them, or closed them, or leaves them to the model."""
 
     call: int | None
     call_end: int | None
@@ -67,6 +69,17 @@ class Reply:
     content: str | None = None
     reasoning: str | None = None
     calls: list[ToolCall] = field(default_factory=list)
+
+    def take(self, deltas: list[ReplyDelta]) -> list[ReplyDelta]:
+        """Note what was said; returns it."""
+        for delta in deltas:
+            if delta.call is not None:
+                self.calls.append(delta.call)
+            elif delta.reasoning:
+                self.reasoning = (self.reasoning or "") + delta.reasoning
+            else:
+                self.content = (self.content or "") + delta.content
+        return deltas
 
 
 class Parser(ABC):
@@ -125,6 +138,18 @@ class Renderer(ABC):
     @abstractmethod
     def parser(self, prompt: Sequence[int], tools: Tools, stop: Sequence[str] = ()) -> Parser:
         """A parser for one reply to `prompt`; text is cut before the first of the `stop` strings."""
+
+    @abstractmethod
+    def plain(self, stop: Sequence[str] = ()) -> Parser:
+        """A parser for a reply to a prompt that no template wrote: all of it is text."""
+
+    @abstractmethod
+    def encode(self, text: str) -> list[int]:
+        """The ids of text; special tokens written in it are recognised, none are added. Raises RenderError."""
+
+    @abstractmethod
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids, special tokens included. Raises RenderError for an id that is none of the tokenizer's."""
 
     def marks(self, prompt: Sequence[int]) -> Marks | None:
         """By which tokens a reply to `prompt` can be held to a shape; None where the form is not known so well."""

@@ -1,12 +1,13 @@
 """Which renderer a model gets: the `renderers` package where it knows the family, else the model's own template.
 
-Invariant: `auto` takes the package only if it writes probe conversations exactly as the model's template does, so a
-fine-tune with a changed template keeps its own form."""
+Invariant: `auto` takes the package only if it writes every probe conversation that the model's template writes, exactly
+as that does, so a fine-tune with a changed template keeps its own form."""
 
 from __future__ import annotations
 
 import json
 import logging
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +73,8 @@ def choose(folder: Path, name: str, *, tokenizer_hash: str | None = None, templa
             raise
         logger.warning("rendering by the model's own template: %s", error)
         return template
-    if name == "auto" and not _alike(packaged, template):
-        logger.warning("rendering by the model's own template: it writes otherwise than renderer %r", family)
+    if name == "auto" and (differs := _differs(packaged, template)):
+        logger.warning("rendering by the model's own template, not by renderer %r, which %s", family, differs)
         return template
     return packaged
 
@@ -91,12 +92,18 @@ def _json(path: Path) -> dict[str, Any]:
     return found
 
 
-def _alike(packaged: PackagedRenderer, template: TemplateRenderer) -> bool:
-    try:
-        return all(
-            packaged.render(probe, tools) == template.render(probe, tools)
-            for probe in PROBES
-            for tools in (None, TOOLS)
-        )
-    except RenderError:
-        return False
+def _differs(packaged: PackagedRenderer, template: TemplateRenderer) -> str | None:
+    """What the package does otherwise than the template; None where it writes the very same. It may write more: a
+    conversation that the template refuses says nothing."""
+    for probe, tools in product(PROBES, (None, TOOLS)):
+        roles = ", ".join(message["role"] for message in probe) + (" with tools" if tools else "")
+        try:
+            want = template.render(probe, tools)
+        except RenderError:
+            continue
+        try:
+            if packaged.render(probe, tools) != want:
+                return f"writes {roles} otherwise"
+        except RenderError as error:
+            return f"refuses {roles}: {error}"
+    return None

@@ -27,8 +27,9 @@ from millrace.producers.gateway.rendering.base import (
     ReplyDelta,
     Tools,
 )
-from millrace.producers.gateway.rendering.hermes import (
-    HermesParser,
+from millrace.producers.gateway.rendering.forms.base import schemas_of
+from millrace.producers.gateway.rendering.marked import (
+    MarkedParser,
     Markers,
     as_call,
     marks_of,
@@ -36,6 +37,7 @@ from millrace.producers.gateway.rendering.hermes import (
     reading,
 )
 from millrace.producers.gateway.rendering.messages import decoded
+from millrace.producers.gateway.rendering.plain import PlainParser
 from millrace.producers.gateway.rendering.stops import StopCutter
 from millrace.producers.gateway.rendering.tokenizer import ChatTokenizer
 from millrace.producers.gateway.rendering.written import Written
@@ -134,16 +136,25 @@ class PackagedRenderer(Renderer):
 
         if self.name not in HERMES:
             return WholeParser(self.tokenizer, read, self.stop_ids, tools=bool(tools), stop=stop)
-        return HermesParser(
+        return MarkedParser(
             self.tokenizer,
             self.markers,
-            tools=bool(tools),
+            tools=schemas_of(tools) if tools else None,
             thinking=opens_thoughts(self.tokenizer, self.markers, prompt, self.stop_ids),
             stop=stop,
             stop_ids=self.stop_ids,
             read=read,
             trim=True,
         )
+
+    def plain(self, stop: Sequence[str] = ()) -> Parser:
+        return PlainParser(self.tokenizer, self.stop_ids, stop)
+
+    def encode(self, text: str) -> list[int]:
+        return self.tokenizer.encode(text)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self.tokenizer.decode_whole(ids)
 
     def marks(self, prompt: Sequence[int]) -> Marks | None:
         if self.name not in HERMES:

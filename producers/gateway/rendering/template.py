@@ -4,12 +4,15 @@ The bridge compares what the template writes with and without the new messages: 
 prefix of both, what the new messages add is the difference, and only that is tokenized, behind the ids as they were
 sampled. A template that rewrites the past (drops old thoughts, moves the system text) is refused with that reason.
 
-Invariants: the cut always lies right behind the token that ends the reply, where tokenization starts afresh; an end
-token that the engine did not sample (a length limit, a stop string) is added as context, never as an output."""
+Invariants: the cut always lies right before the token that ends the reply, where tokenization starts afresh; an end
+token that the engine did not sample (a length limit, a stop string) is added as context, never as an output; one bridge
+is made as of one moment, so that no midnight comes between what it compares; tools are offered only where the calls
+that the template writes are read back as calls."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 
 from millrace.producers.gateway.rendering.base import (
     Marks,
@@ -20,8 +23,11 @@ from millrace.producers.gateway.rendering.base import (
     RenderError,
     Tools,
 )
-from millrace.producers.gateway.rendering.hermes import HermesParser, Markers, marks_of, opens_thoughts
-from millrace.producers.gateway.rendering.messages import decoded
+from millrace.producers.gateway.rendering.manner import manner_of
+from millrace.producers.gateway.rendering.marked import Markers, marks_of
+from millrace.producers.gateway.rendering.messages import Style, decoded
+from millrace.producers.gateway.rendering.parsers import parser_of
+from millrace.producers.gateway.rendering.plain import PlainParser
 from millrace.producers.gateway.rendering.tokenizer import ChatTokenizer
 from millrace.producers.gateway.rendering.written import USER, Written
 
@@ -35,10 +41,12 @@ class TemplateRenderer(Renderer):
         self, tokenizer: ChatTokenizer, *, tokenizer_hash: str | None = None, template_hash: str | None = None
     ) -> None:
         self.tokenizer = tokenizer
-        self.markers = Markers(tokenizer)
+        self._manner = manner_of(tokenizer, self._styled)
+        self.markers = Markers(tokenizer, self._manner.form)
         self.tokenizer_hash = tokenizer_hash or tokenizer.hash
         self.template_hash = template_hash or tokenizer.template_hash
         self.stop_ids = tokenizer.stop_ids
+        self._ends = tuple(token for id in self.stop_ids if (token := tokenizer.core.id_to_token(id)))
         self._written = Written(lambda messages, tools: self._text(messages, tools, generate=True))
 
     def limit_to(self, tokens: int) -> None:
@@ -61,51 +69,80 @@ class TemplateRenderer(Renderer):
     ) -> list[int] | NoContinuation:
         if not stored:
             return NoContinuation("nothing is stored")
-        close = self.tokenizer.eos_token
-        if close is None or self.tokenizer.eos_token_id is None:
-            return NoContinuation("the tokenizer names no end token")
-        ended = bool(stored) and stored[-1] in self.stop_ids
-        if ended and stored[-1] != self.tokenizer.eos_token_id:
-            return NoContinuation("the reply ended with another token than the template writes")
-        past, new = self._written.roles(past), self._written.roles(new)
+        past, new, now = self._written.roles(past), self._written.roles(new), datetime.now()
         try:
-            prompt = self._text(past[:-1], tools, generate=True)
-            before = self._text(past, tools, generate=False)
-            after = self._text([*past, *new], tools, generate=True)
+            prompt = self._text(past[:-1], tools, generate=True, now=now)
+            before = self._text(past, tools, generate=False, now=now)
+            after = self._text([*past, *new], tools, generate=True, now=now)
         except RenderError as error:
             return NoContinuation(f"the template cannot continue: {error}")
         if not before.startswith(prompt):
             return NoContinuation("the template writes replies in another way than it asks for them")
-        if not after.startswith(before):
-            return NoContinuation("the template rewrites earlier messages")
         try:
             self._written.check([USER, *past[-1:], *new], tools, since=2)
         except RenderError as error:
             return NoContinuation(str(error))
-        at = before.rfind(close, len(prompt))
-        if at < 0:
-            return NoContinuation("the template does not end replies with the end token")
-        first, *rest = self.tokenizer.encode(close + before[at + len(close) :] + after[len(before) :])
-        if first != self.tokenizer.eos_token_id:
+        at = self._end(before, after, len(prompt))
+        if isinstance(at, NoContinuation):
+            return at
+        first, *rest = self.tokenizer.encode(after[at:])
+        if first not in self.stop_ids:
             return NoContinuation("the tokenizer does not keep the end token apart")
-        return rest if ended else [first, *rest]
+        if stored[-1] not in self.stop_ids:
+            return [first, *rest]
+        if stored[-1] != first:
+            return NoContinuation("the reply ended with another token than the template writes")
+        return rest
+
+    def _end(self, before: str, after: str, reply: int) -> int | NoContinuation:
+        """Where the end token of the reply stands in `after`, which goes on from `before`; the reply begins at `reply`.
+        Some templates write none, and what comes next begins with it; some write more behind it where nothing comes."""
+        ends = sorted(
+            ((at, end) for end in self._ends if (at := before.rfind(end, reply)) >= 0), key=lambda found: -found[0]
+        )
+        for at, end in ends:
+            if after.startswith(before[: at + len(end)]):
+                return at
+            if not self._only_ends(before[at:]):
+                break
+        if not after.startswith(before):
+            return NoContinuation("the template rewrites earlier messages")
+        if after.startswith(self._ends, len(before)):
+            return len(before)
+        return NoContinuation("the template does not end replies with the end token")
+
+    def _only_ends(self, text: str) -> bool:
+        for end in self._ends:
+            text = text.replace(end, "")
+        return not text.strip()
 
     def parser(self, prompt: Sequence[int], tools: Tools, stop: Sequence[str] = ()) -> Parser:
-        thinking = opens_thoughts(self.tokenizer, self.markers, prompt, self.stop_ids)
-        return HermesParser(self.tokenizer, self.markers, tools=bool(tools), thinking=thinking, stop=stop)
+        return parser_of(self.tokenizer, self.markers, prompt, tools, stop, self.stop_ids)
+
+    def plain(self, stop: Sequence[str] = ()) -> Parser:
+        return PlainParser(self.tokenizer, self.stop_ids, stop)
+
+    def encode(self, text: str) -> list[int]:
+        return self.tokenizer.encode(text)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self.tokenizer.decode_whole(ids)
 
     def marks(self, prompt: Sequence[int]) -> Marks | None:
+        if self.markers.form is not None and self.markers.form.channels:
+            return None
         return marks_of(self.tokenizer, self.markers, prompt, self.stop_ids)
 
     def text(self, token: int) -> str:
         return self.tokenizer.text(token)
 
     def _check(self, tools: Tools) -> None:
-        if tools and not self.markers.tools:
-            raise RenderError(
-                "tools are not supported with this model: its tokenizer has no <tool_call> and </tool_call> tokens, "
-                "and Hermes form is the only one that this gateway parses"
-            )
+        if tools and self._manner.why:
+            raise RenderError(f"tools are not supported with this model: {self._manner.why}")
 
-    def _text(self, messages: Sequence[Message], tools: Tools, *, generate: bool) -> str:
-        return self.tokenizer.render_text(decoded(messages), tools or None, generate=generate)
+    def _text(self, messages: Sequence[Message], tools: Tools, *, generate: bool, now: datetime | None = None) -> str:
+        given = decoded(messages, self._manner.style)
+        return self.tokenizer.render_text(given, tools or None, generate=generate, now=now)
+
+    def _styled(self, messages: list[Message], tools: Tools, generate: bool, style: Style) -> str:
+        return self.tokenizer.render_text(decoded(messages, style), tools or None, generate=generate)

@@ -113,9 +113,14 @@ class ChatTokenizer:
         templates = source if len(found) == 1 else json.dumps(named, sort_keys=True)
         self.template_hash = hashlib.sha256(templates.encode()).hexdigest()
 
-    def render_text(self, messages: Sequence[Any], tools: Any, *, generate: bool, **kwargs: Any) -> str:
-        """The conversation as text. Raises RenderError when the template cannot write it."""
+    def render_text(
+        self, messages: Sequence[Any], tools: Any, *, generate: bool, now: datetime | None = None, **kwargs: Any
+    ) -> str:
+        """The conversation as text, as of `now` where the template says the time. Raises RenderError when the template
+        cannot write it."""
         render = self._render if tools is None else self._render_tools
+        if now is not None:
+            kwargs["strftime_now"] = now.strftime
         try:
             return render(
                 messages=messages,
@@ -143,6 +148,12 @@ class ChatTokenizer:
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = False, **_: Any) -> str:
         """Text of token ids."""
         return self.core.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    def decode_whole(self, ids: Sequence[int]) -> str:
+        """Text of token ids that may be a client's. Raises RenderError for one that there is not."""
+        if ids and max(ids) >= self.core.get_vocab_size():
+            raise RenderError(f"the model has no token {max(ids)}")
+        return self.decode(ids)
 
     def text(self, token: int) -> str:
         """Text of one token, kept for the next time."""

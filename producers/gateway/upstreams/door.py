@@ -14,11 +14,11 @@ from millrace.producers.gateway.aside import aside
 from millrace.producers.gateway.errors import ApiError, of_engine
 from millrace.producers.gateway.event_stream import EventStream
 from millrace.producers.gateway.gateway import Caller, Gateway
+from millrace.producers.gateway.protocols.all import reader
 from millrace.producers.gateway.protocols.base import Dialect
-from millrace.producers.gateway.upstreams.all import READERS
-from millrace.producers.gateway.upstreams.head import Head, read_head, renamed
+from millrace.producers.gateway.protocols.head import Head, read_head, renamed
+from millrace.producers.gateway.protocols.reader import Reader
 from millrace.producers.gateway.upstreams.passthrough import Passthrough, asked_with
-from millrace.producers.gateway.upstreams.reader import Reader
 from millrace.producers.gateway.upstreams.routes import Rule
 from millrace.producers.gateway.upstreams.upstreams import Upstreams
 from millrace.producers.gateway.whose import hints
@@ -57,7 +57,7 @@ class Door:
         if head is None:
             assert unread is not None
             raise unread
-        return Routed(rule, head, READERS[dialect.name])
+        return Routed(rule, head, reader(dialect))
 
     async def answer(self, caller: Caller, request: Request, body: bytes, routed: Routed, refusal: Refusal) -> Response:
         """The upstream's answer to a call, captured. `refusal` answers what fails before a stream began."""

@@ -2,9 +2,10 @@
 
 Invariants: the request goes on byte for byte, but for the name of its model where its rule says another, and the answer
 comes back byte for byte, refusals included; the caller's key is never passed on; the assembled reply is in the capture
-log before the last byte leaves; a stream that breaks off, or whose client left, is recorded as aborted; an answer that
-succeeded leaves one record or one gap for each of its choices, and one that cannot be read, or whose request cannot,
-a gap, and is passed on all the same; no call is sent again once its client got a byte."""
+log before the last byte of what ends it leaves, or, where capture is required and it cannot be, that byte does not
+leave; a stream that breaks off, or whose client left, is recorded as aborted; an answer that succeeded leaves one
+record or one gap for each of its choices, and one that cannot be read, or whose request cannot, a gap, and is passed on
+all the same; no call is sent again once its client got a byte."""
 
 from __future__ import annotations
 
@@ -27,15 +28,16 @@ from millrace.producers.gateway.aside import Step, aside, by_turns
 from millrace.producers.gateway.errors import ApiError, of_engine
 from millrace.producers.gateway.gateway import Caller, Gateway
 from millrace.producers.gateway.lineage import ABORT
+from millrace.producers.gateway.prices import cost
+from millrace.producers.gateway.protocols.events import Events
+from millrace.producers.gateway.protocols.head import Head, renamed
+from millrace.producers.gateway.protocols.reader import Asked, Read, Reader
 from millrace.producers.gateway.recorder import LARGE
 from millrace.producers.gateway.rendering.base import Message
 from millrace.producers.gateway.session import Session
+from millrace.producers.gateway.spending import Spent, spent
 from millrace.producers.gateway.upstreams import attempts
 from millrace.producers.gateway.upstreams.cut import Cut
-from millrace.producers.gateway.upstreams.events import Events
-from millrace.producers.gateway.upstreams.head import Head, renamed
-from millrace.producers.gateway.upstreams.prices import cost
-from millrace.producers.gateway.upstreams.reader import Asked, Read, Reader
 from millrace.producers.gateway.upstreams.routes import Rule
 from millrace.producers.gateway.upstreams.upstreams import Upstream, Upstreams
 from millrace.producers.gateway.whose import hints
@@ -74,6 +76,10 @@ class Passed:
     began: float = field(default_factory=time.perf_counter)
     when: int = field(default_factory=now_micros)
     first: float | None = None
+    lost: bool = False
+    """whether a record of it could not be written"""
+    payer: str = ""
+    """the name of the key that bears it"""
 
     @property
     def before(self) -> bytes:
@@ -101,13 +107,14 @@ class Passthrough:
         """Whose call it is. Raises ApiError."""
         asked = await aside(len(body), _understood, reader, body)
         sent = await aside(len(body), renamed, body, rule.send_as) if rule.send_as else body
-        users, name = reader.whose(head)
+        users, name = reader.dialect.names(head)
+        await self.gateway.check_serves(caller)
         messages, digests = asked or (list[Message](), keys.chain([], None))
         session, _ = self.gateway.called(caller, hints(headers, *users, name=name), messages, digests)
         upstream = self.upstreams.chain(rule, reader.dialect.name)[0]
         path = f"{reader.path}?{query}" if query else reader.path
         with_headers = asked_with(headers, session.tenant, session.subject)
-        return Passed(session, reader, rule, head, body, sent, path, with_headers, asked, upstream)
+        return Passed(session, reader, rule, head, body, sent, path, with_headers, asked, upstream, payer=caller.key)
 
     async def answer(self, call: Passed) -> Response:
         """The upstream's whole answer."""
@@ -128,7 +135,7 @@ class Passthrough:
         if answered:
             with self.gateway.calling(call.session, call.name):
                 await self._record(call, answer.body, read)
-        await self.gateway.recorder.durable(call.session)
+            await self.gateway.recorder.kept(call.session, lost=call.lost)
         return Response(answer.body, answer.status, dict(answer.headers))
 
     async def open(self, call: Passed) -> StreamedReply | UpstreamReply:
@@ -210,7 +217,7 @@ class Passthrough:
                     yield part
 
     async def _stream(self, call: Passed, answer: StreamedReply) -> AsyncGenerator[bytes, None]:
-        # Whole events only, so that an error event can follow any of them; the newest wait until more comes.
+        # Whole events only, so that an error event can follow any of them; what may be the last waits until more comes.
         assembled, cut, held, done = call.reader.assembled(), Cut(), b"", False
         try:
             async with answer:
@@ -223,12 +230,16 @@ class Passthrough:
                     if events := cut.feed(part):
                         if held:
                             yield held
-                        held = events
+                        held = events if assembled.closing else b""
+                        if not held:
+                            yield events
             response, read = await aside(assembled.size, call.reader.whole, assembled, call.before)
             done = True
             await self._record(call, response, read, assembled.unread)
-            await self.gateway.recorder.durable(call.session)
+            await self.gateway.recorder.kept(call.session, lost=call.lost)
             yield held + bytes(cut.rest)
+        except ApiError as error:  # not captured, and so not told to its end
+            yield call.reader.dialect.failed(error).sse()
         except EngineError as error:
             assembled.finish = ABORT
             response, read = await aside(assembled.size, call.reader.whole, assembled, call.before)
@@ -256,7 +267,7 @@ class Passthrough:
         self, call: Passed, response: bytes, read: Read | None, unread: int, finish: str | None = None
     ) -> Iterator[Step]:
         session, recorder = call.session, self.gateway.recorder
-        self.gateway.begun(session)
+        call.lost = not self.gateway.begun(session)
         if call.asked is None or read is None or not read.answer.choices:
             what = "the request" if call.asked is None else "the upstream's answer"
             logger.warning("%s: %s is none of %s that can be read", session.id, what, call.reader.dialect.name)
@@ -275,9 +286,14 @@ class Passthrough:
                     yield draft.write
             except Exception as error:  # whatever it is, the client has its answer, and the next choice its record
                 logger.exception("a choice of a call of %s cannot be captured", session.id)
+                call.lost = True
                 recorder.missed(session, "model_call", f"not recordable: {type(error).__name__}")
                 continue
-            id = recorder.record(session, "model_call", body, actor="policy", event_time=call.when, draft=draft)
+            notes = {} if at else _spent(call, read.answer).note(call.payer)
+            id = recorder.record(
+                session, "model_call", body, actor="policy", event_time=call.when, draft=draft, notes=notes
+            )
+            call.lost = call.lost or id is None
             try:
                 self._known(call, call.asked, read.answer.id, said, digest, recorded=id is not None, first=not at)
             except Exception:  # the call is recorded: only what later calls may say of it is lost
@@ -340,6 +356,19 @@ class Passthrough:
             "trainable": False,
             "untrainable_reason": UNTRAINABLE,
         }
+
+
+def _spent(call: Passed, answer: WholeAnswer) -> Spent:
+    """What a whole answer cost; its first record bears it."""
+    texts = (text for said in answer.choices for text in _texts(said.message))
+    return spent(call.rule.prices, answer.usage, [call.body, *texts])
+
+
+def _texts(reply: Message) -> Iterator[str]:
+    yield reply["content"] or ""
+    yield reply.get("reasoning_content") or ""
+    for asked in reply.get("tool_calls") or ():
+        yield asked["function"]["arguments"]
 
 
 def _understood(reader: Reader, body: bytes) -> Asked | None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from millrace.producers.gateway.errors import ApiError, bad_request
-from millrace.producers.gateway.upstreams.prices import Prices
+from millrace.producers.gateway.prices import Prices
 from millrace.schemas import bounds
 
 

@@ -11,8 +11,9 @@ from millrace.infra.config import Settings
 from millrace.infra.config.upstreams import RESERVED
 from millrace.infra.engines.upstream import TextUpstream
 from millrace.infra.errors import ConfigError
+from millrace.producers.gateway.prices import priced
+from millrace.producers.gateway.protocols import all as dialects
 from millrace.producers.gateway.upstreams.attempts import FIRST_S
-from millrace.producers.gateway.upstreams.prices import Prices
 from millrace.producers.gateway.upstreams.routes import Rule, chain, choose, exact
 
 ONE = RESERVED
@@ -80,6 +81,8 @@ def make(settings: Settings, environment: Mapping[str, str]) -> Upstreams | None
     """Those that the settings name, `upstream_url` last; None where they name none. Made inside the event loop that
     uses them. Raises ConfigError for a key that the environment lacks, or that no header can hold."""
     gateway = settings.gateway
+    for name, given in gateway.upstreams.items():
+        _check_apis(name, given.speaks)
     keys = {name: _key(name, given.key_env, environment) for name, given in gateway.upstreams.items()}
     upstreams = [
         Upstream(
@@ -91,12 +94,7 @@ def make(settings: Settings, environment: Mapping[str, str]) -> Upstreams | None
         )
         for name, given in gateway.upstreams.items()
     ]
-    rules = []
-    for route in gateway.routes:
-        prices: Prices | None = None
-        if (told := route.prices) is not None:
-            prices = Prices(told.prompt, told.completion, told.prompt if told.cached is None else told.cached)
-        rules.append(Rule(route.model, route.upstream, route.send_as, prices))
+    rules = [Rule(route.model, route.upstream, route.send_as, priced(route.prices)) for route in gateway.routes]
     if gateway.upstream_url:
         key = _fit(gateway.upstream_key.get_secret_value(), "[gateway] upstream_key")
         one = TextUpstream(gateway.upstream_url, key)
@@ -115,6 +113,13 @@ def _key(name: str, variable: str, environment: Mapping[str, str]) -> str:
             "before `millrace up`, or leave key_env out for an upstream that asks for no key"
         )
     return key
+
+
+def _check_apis(name: str, apis: Sequence[str]) -> None:
+    known = sorted(dialect.name for dialect in dialects.DIALECTS)
+    for api in apis:
+        if api not in known:
+            raise ConfigError(f"[gateway.upstreams.{name}] speaks: {api!r} is none of the APIs {', '.join(known)}")
 
 
 def _fit(key: str, where: str) -> str:

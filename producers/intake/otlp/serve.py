@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import re
 import signal
 from collections.abc import Callable
 from contextlib import suppress
@@ -30,6 +29,7 @@ from millrace.producers.capture.forwarder import Forwarder
 from millrace.producers.capture.log import CaptureLog
 from millrace.producers.capture.recent import Recent
 from millrace.producers.gateway.options import GatewayOptions
+from millrace.producers.gateway.protocols.all import minted
 from millrace.producers.intake.otlp.app import Endpoint
 from millrace.producers.intake.otlp.assembler import SECOND, Assembler
 from millrace.producers.intake.otlp.receiver import KEPT_S, Receiver
@@ -37,8 +37,6 @@ from millrace.schemas import bounds
 
 logger = logging.getLogger(__name__)
 
-OURS = re.compile(r"chatcmpl-[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
-"""ids of replies that the gateway makes"""
 DRAIN_S = 5.0
 TICK_S = 0.5
 
@@ -90,14 +88,9 @@ def opened(settings: Settings, bus: Bus) -> tuple[Receiver, Forwarder]:
     )
     assembler = Assembler(settings.policy.name, int(asked.quiet_s * SECOND))
     reward_key = settings.reward.key.get_secret_value()
-    receiver = Receiver(spans, events, assembler, reward_key=reward_key, captured=is_ours)
+    receiver = Receiver(spans, events, assembler, reward_key=reward_key, captured=minted)
     topic = full_name(settings.namespace, "raw")
     return receiver, Forwarder(events, bus, topic, ClaimStore(settings.claims), retention_s=kept_s)
-
-
-def is_ours(id: str) -> bool:
-    """Whether the gateway made this id of a reply."""
-    return OURS.fullmatch(id) is not None
 
 
 async def serve(

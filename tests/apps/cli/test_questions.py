@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import pyarrow.parquet as parquet
 import pytest
@@ -12,9 +13,13 @@ from typer.testing import CliRunner, Result
 
 from millrace.apps.cli import questions
 from millrace.apps.cli.main import app
+from millrace.consumers.replay import asked as replay_asked
+from millrace.consumers.warehouse import asking
 from millrace.consumers.warehouse.questions import asked
+from millrace.infra.config import Settings
+from millrace.infra.errors import QuestionError, WarehouseError
 from tests.support.answers import Answers
-from tests.support.eventful import eventful
+from tests.support.eventful import BRANCH, eventful
 from tests.support.filled import filled
 from tests.support.players import POLICY
 
@@ -68,6 +73,47 @@ def test_it_refuses_what_it_cannot_ask(ask: Ask) -> None:
         done = ask(*words)
         assert done.exit_code in (1, 2)
         assert said in " ".join(done.output.replace("│", " ").split())
+
+
+@pytest.mark.slow
+def test_a_version_that_nobody_made_is_an_error_and_an_empty_answer_says_so(ask: Ask, tmp_path: Path) -> None:
+    with filled(eventful().bus, tmp_path / "warehouse" / "dev"):
+        pass
+    for words, said in (
+        (["trained-by", "--version", "99"], f"policy {POLICY} has no version 99, the newest is 8"),
+        (["trained-by", "--version", "9", "-o", "rows.parquet"], f"policy {POLICY} has no version 9, the newest is 8"),
+        (["compare", "--a", "1", "--b", "99"], f"policy {POLICY} has no version 99"),
+        (["evaluated", "--version", "6", "--policy", BRANCH], f"policy {BRANCH} has no version 6, the newest is 5"),
+        (
+            ["trained-by", "--version", "1", "--policy", "x"],
+            "policy x has no version in the warehouse; there are b, p:",
+        ),
+    ):
+        done = ask(*words)
+        assert done.exit_code == 1
+        assert isinstance(done.exception, SystemExit | QuestionError)
+        assert said in " ".join((done.output + str(done.exception)).split())
+    assert not (tmp_path / "rows.parquet").exists()
+    for words in (["trained-by", "--version", "0"], ["staleness-by-version", "--policy", BRANCH]):
+        done = ask(*words)
+        assert done.exit_code == 0
+        assert "the answer has no rows" in done.output
+
+
+def test_a_query_that_does_not_end_ends_the_command(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As that of `millrace sql` does."""
+    given: list[object] = []
+
+    def opened(settings: Settings, overdue: object = None) -> NoReturn:
+        given.append(overdue)
+        raise WarehouseError("enough")
+
+    monkeypatch.setattr(asking, "open_asking", opened)
+    monkeypatch.setattr(replay_asked, "open_asking", opened)
+    assert ask("funnel").exit_code == 1
+    with pytest.raises(WarehouseError, match="enough"):
+        replay_asked.question(Settings(), "SELECT 1")(None)  # type: ignore[arg-type]
+    assert given == [asking.leave, asking.leave]
 
 
 @pytest.mark.slow

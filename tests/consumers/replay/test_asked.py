@@ -171,7 +171,7 @@ def test_a_question_asks_the_warehouse_of_the_deployment(
     sql = "SELECT * FROM trajectories ORDER BY off;"
     with pytest.raises(WarehouseError, match="there is no warehouse"):
         asked.question(config(tmp_path), sql)(chosen)
-    monkeypatch.setattr(asked, "open_asking", lambda settings: nullcontext(asking))
+    monkeypatch.setattr(asked, "open_asking", lambda settings, overdue: nullcontext(asking))
     found = asked.question(config(tmp_path), sql, lambda trajectory: trajectory["sample"] == 0)(chosen)
     places, _ = asked.found(asking, asked.one(sql), TOPICS)
     whole = chosen.by_places(places).candidates

@@ -3,10 +3,14 @@ processes on it: what the model in test_fences shows of the protocol, shown of t
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,11 +18,12 @@ from millrace.consumers.warehouse import cutting, fences
 from millrace.consumers.warehouse.digests import Digests, differing, digests
 from millrace.consumers.warehouse.ingest import Ingest
 from millrace.consumers.warehouse.migrations import migrate
-from millrace.consumers.warehouse.rebuild import alone
+from millrace.consumers.warehouse.rebuild import alone, rebuild_from
 from millrace.consumers.warehouse.server import Server
 from millrace.consumers.warehouse.sharing import Shared, group_of
 from millrace.consumers.warehouse.store import Insertion
 from millrace.consumers.warehouse.tables import LOG
+from millrace.infra.config import Settings
 from millrace.infra.errors import WarehouseError, WarehouseTaken
 from tests.support.clickhouse_server import clickhouse_server
 from tests.support.history import History
@@ -26,6 +31,8 @@ from tests.support.history_log import NS
 from tests.support.warehouse import world
 
 PATIENCE_S = 120
+_BEHIND = re.compile(r"millrace-test\.[\w.]+-\d+-(?!unreadable)\w+-[1-9]\d*-")
+"""the id of an insert whose first row is not the first of its partition"""
 
 
 class Interrupted(Server):
@@ -102,6 +109,109 @@ def test_an_insert_that_comes_late_is_refused(server: Server, url: str, made: Hi
         load(zombie, made)
     assert differing(clean, digests(server)) == []
     assert load(zombie, made) == clean, "it takes over again, and has nothing to do"
+
+
+class Watched(Server):
+    """The way of a rebuild to the server. `acts`: what is done before its first statement that begins so."""
+
+    def __init__(self, url: str, acts: dict[str, Callable[[], None]]) -> None:
+        super().__init__(url)
+        self._acts = acts
+
+    def run(self, sql: str, database: str = "default") -> None:
+        for beginning in [each for each in self._acts if sql.startswith(each)]:
+            self._acts.pop(beginning)()
+        super().run(sql, database)
+
+
+def inserts(server: Server, url: str, made: History) -> tuple[Digests, int, int]:
+    """A clean load, then empty tables: its digests, which of its inserts is the first of rows behind others of their
+    partition, and how many there are."""
+    ids: list[str] = []
+
+    class Listed(Server):
+        def insert(self, into: Insertion, data: Sequence[bytes], query_id: str) -> None:
+            ids.append(query_id)
+            super().insert(into, data, query_id)
+
+    with Listed(url) as listed:
+        clean = load(listed, made)
+    emptied(server)
+    behind = next(n for n, name in enumerate(ids, 1) if _BEHIND.match(name))
+    return clean, behind, len(ids)
+
+
+FOR_LONG: dict[str, Any] = {"topics": {"short_hours": 876_000}, "warehouse": {"keep_days": 36_500}}
+"""rows are forgotten in time, so that `blocks` is believed"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", ["DROP TABLE", "ALTER TABLE"])
+@pytest.mark.parametrize("what", ["rows", "proofs"])
+def test_a_process_that_wakes_while_tables_are_made_anew_is_refused(
+    server: Server, url: str, made: History, tmp_path: Path, what: str, moment: str
+) -> None:
+    """It slept for so long that the group has forgotten it; what it sends lies behind a hole, or proves rows that are
+    gone."""
+    clean, behind, count = inserts(server, url, made)
+    refused: list[str] = []
+
+    def meanwhile(send: Callable[[Insertion], None], into: Insertion) -> None:
+        def wakes() -> None:
+            with pytest.raises(WarehouseTaken):
+                send(into)
+            refused.append(into.table)
+
+        settings = Settings(home=tmp_path, namespace=NS, **FOR_LONG)
+        with Watched(url, {moment: wakes}) as store:
+            rebuild_from(made.bus, store, settings, lambda data: data)
+        raise WarehouseError("killed")
+
+    with pytest.raises(WarehouseError, match="killed"):
+        load(Interrupted(url, behind if what == "rows" else count, meanwhile), made)
+    assert [name == f"{LOG}.blocks" for name in refused] == [what == "proofs"]
+    assert differing(clean, digests(server)) == []
+    assert load(server, made) == clean
+
+
+@pytest.mark.slow
+def test_a_process_that_begins_while_tables_are_made_anew_leaves_no_hole(
+    server: Server, url: str, made: History, tmp_path: Path
+) -> None:
+    """It takes over after the rebuild did, and asks how far the tables are before they are dropped."""
+    clean, behind, _ = inserts(server, url, made)
+    waits, goes_on, wrote = threading.Event(), threading.Event(), threading.Event()
+
+    def slowly(send: Callable[[Insertion], None], into: Insertion) -> None:
+        waits.set()
+        assert goes_on.wait(PATIENCE_S)
+        try:
+            send(into)
+        finally:
+            wrote.set()
+        raise WarehouseError("killed")
+
+    def newcomer() -> None:
+        with suppress(WarehouseError):
+            load(Interrupted(url, behind, slowly), made)
+
+    thread = threading.Thread(target=newcomer)
+
+    def begins() -> None:
+        thread.start()
+        assert waits.wait(PATIENCE_S)
+
+    def writes() -> None:
+        goes_on.set()
+        assert wrote.wait(PATIENCE_S)
+        rows = sum(count for count, _ in digests(server).values())
+        assert rows > 0, "it was let through"
+
+    settings = Settings(home=tmp_path, namespace=NS, **FOR_LONG)
+    with Watched(url, {"DROP TABLE": begins, "ALTER TABLE": writes}) as store:
+        rebuild_from(made.bus, store, settings, lambda data: data)
+    thread.join()
+    assert differing(clean, digests(server)) == []
 
 
 @pytest.mark.slow

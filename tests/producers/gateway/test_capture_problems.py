@@ -1,27 +1,33 @@
-"""A problem of capture never costs a reply: disks that fail in every way, answers that no recorder understands, logs
-that hold what no fold takes."""
+"""A problem of capture never costs a reply, unless capture is required: then none is told that is not captured. Disks
+that fail in every way, answers that no recorder understands, logs that hold what no fold takes."""
 
 from __future__ import annotations
 
 import errno
 import json
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from millrace.infra.engines.upstream import TextUpstream
 from millrace.producers.capture.entry import encode
-from millrace.producers.capture.log import CaptureLog, LogFull
+from millrace.producers.capture.log import PROBE, CaptureLog, LogFull
 from millrace.producers.capture.segments import frame, segments
 from millrace.producers.gateway.rendering.template import TemplateRenderer
+from millrace.producers.gateway.upstreams.routes import Rule
+from millrace.producers.gateway.upstreams.upstreams import Upstream, Upstreams
 from millrace.schemas import bounds, codec
 from millrace.schemas.limits import beyond_body
 from tests.support.fake_http import answer, serving, stream
 from tests.support.gateway_world import ScriptedEngine, World, world
+from tests.support.speakers import SPEAKERS, ChatSpeaker, Speaker
+from tests.support.upstream_answers import EVENTS, WHOLE
 
 USER = {"role": "user", "content": "hi"}
 CHAT = "/v1/chat/completions"
@@ -32,12 +38,13 @@ def make_engine(renderer: TemplateRenderer) -> ScriptedEngine:
 
 
 class Disk:
-    """A disk that fails on demand, after half of what it was given."""
+    """A disk that fails on demand, after half of what it was given. `spared`: lengths that it takes all the same."""
 
     error: int | None = None
+    spared: tuple[int, ...] = ()
 
     def write(self, descriptor: int, data: bytes) -> int:
-        if self.error is not None:
+        if self.error is not None and len(data) not in self.spared:
             os.write(descriptor, data[: len(data) // 2])
             raise OSError(self.error, os.strerror(self.error))
         return os.write(descriptor, data)
@@ -65,6 +72,109 @@ async def test_no_error_of_the_disk_costs_a_reply(
     async with world(tmp_path, renderer, make_engine(renderer)) as w:
         assert session["session"] in w.gateway.sessions.live
         assert w.gateway.sessions.unreadable == set()
+
+
+UNCAPTURED = "serves no call that it cannot capture"
+both = pytest.mark.parametrize("streamed", [False, True], ids=["plain", "stream"])
+
+
+@dataclass
+class Asking:
+    """A gateway before an engine, or an upstream, of one API."""
+
+    w: World
+    path: str
+    body: dict[str, Any]
+    behind: Callable[[], int]
+    """how many calls who answers was asked"""
+
+    async def call(self) -> httpx.Response:
+        return await self.w.http.post(self.path, json=self.body)
+
+    async def state(self) -> dict[str, Any]:
+        return dict((await self.w.http.get("/health")).json())
+
+
+@asynccontextmanager
+async def asking(
+    folder: Path,
+    renderer: TemplateRenderer,
+    kind: type[Speaker],
+    disk: Disk,
+    *,
+    streamed: bool,
+    far: bool = False,
+    required: bool = True,
+) -> AsyncIterator[Asking]:
+    engine, name = make_engine(renderer), kind.name
+    events = [b"data: " + json.dumps(said).encode() + b"\n\n" for said in EVENTS[name]]
+    more: dict[str, Any] = {"required": required, "log_options": {"write": disk.write}}
+    async with serving(stream(*events) if streamed else answer(json.dumps(WHOLE[name]).encode())) as server:
+        client = TextUpstream(f"{server.url}/v1", "sk-upstream")
+        rules = [Rule("far", "far")]
+        upstreams = Upstreams([Upstream("far", client, frozenset({name}))], rules)
+        async with world(folder, renderer, engine, upstream=upstreams, **more) as w:
+            body = {**kind(w).body("hi"), "model": "far" if far else "m", "stream": streamed}
+            yield Asking(w, kind.path, body, lambda: len(server.requests) if far else len(engine.asked))
+        await client.close()
+
+
+@pytest.mark.parametrize("kind", SPEAKERS, ids=lambda kind: kind.name)
+@both
+@pytest.mark.parametrize("far", [False, True], ids=["engine", "upstream"])
+@pytest.mark.parametrize("required", [False, True], ids=["best-effort", "required"])
+async def test_where_capture_is_required_nothing_is_told_that_is_not_captured(
+    tmp_path: Path, renderer: TemplateRenderer, kind: type[Speaker], streamed: bool, far: bool, required: bool
+) -> None:
+    disk = Disk()
+    async with asking(tmp_path, renderer, kind, disk, streamed=streamed, far=far, required=required) as a:
+        log, durable, most = a.w.log, a.w.log.durable, a.w.log.max_waiting
+
+        async def failing() -> None:
+            raise OSError(errno.EIO, "Input/output error")
+
+        for failure in ("full", "full in the meantime", "not synced", "behind"):
+            good, calls, lost, asked = await a.call(), len(a.w.calls()), (await a.state())["lost"], a.behind()
+            assert good.status_code == 200
+            if failure == "behind":
+                log.max_waiting = 0
+            elif failure == "not synced":
+                log.durable = failing  # type: ignore[method-assign]
+            else:
+                disk.error, disk.spared = errno.ENOSPC, (len(PROBE),) if failure == "full in the meantime" else ()
+            got, late = await a.call(), failure in ("full in the meantime", "not synced")  # found out by writing alone
+            health = await a.state()
+            assert (health["lost"] != lost) is (late or not required)
+            assert health["capture"] == ("required" if required else "best-effort")
+            if not required:
+                assert (got.status_code, a.behind(), health["status"]) == (200, asked + 1, "ok")
+                assert UNCAPTURED not in got.text
+            elif late and streamed:
+                assert (got.status_code, a.behind()) == (200, asked + 1)
+                assert UNCAPTURED in got.text.strip().split("\n\n")[-1]
+                for end in ("[DONE]", "message_stop", "response.completed"):
+                    assert end not in got.text
+            else:
+                assert (got.status_code, a.behind()) == (503, asked + late)
+                assert got.headers["retry-after"] == "1"
+                assert UNCAPTURED in got.text
+            if required and failure != "full in the meantime":
+                assert health["status"] == "capture down"
+                assert ((await a.call()).status_code, a.behind()) == (503, asked + late)
+            disk.error, log.durable, log.max_waiting = None, durable, most  # type: ignore[method-assign]
+            assert (await a.state())["status"] == "ok"
+            assert (len(a.w.calls()) > calls) is (failure == "not synced")
+
+
+@both
+async def test_a_call_that_is_not_served_begins_no_episode(
+    tmp_path: Path, renderer: TemplateRenderer, streamed: bool
+) -> None:
+    disk = Disk()
+    async with asking(tmp_path, renderer, ChatSpeaker, disk, streamed=streamed) as a:
+        disk.error = errno.EROFS
+        assert (await a.call()).status_code == 503
+        assert (a.behind(), a.w.gateway.sessions.live, a.w.events()) == (0, {}, [])
 
 
 async def test_a_disk_that_cannot_sync_costs_no_reply(tmp_path: Path, renderer: TemplateRenderer) -> None:

@@ -176,7 +176,7 @@ def test_what_cannot_be_held_to_is_refused(renderer: TemplateRenderer) -> None:
     for ask, found, said in (
         (forced, None, "tool_choice: replies of this model's form"),
         (asked(output=Shape("text.format")), None, "text.format: replies of this model's form"),
-        (forced, here._replace(call=None), "no tokens for calls"),
+        (forced, here._replace(call=None), "in Hermes form alone"),
         (asked(output=Shape("text.format", long)), here, f"more than {bounds.SCHEMA_BYTES}"),
         (asked(output=Shape("text.format", many)), here, f"9 patterns are more than {bounds.PATTERNS}"),
         (asked(tools=[tool("f", many)], choice=Forced()), here, "9 patterns are more"),

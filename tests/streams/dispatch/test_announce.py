@@ -11,17 +11,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from millrace.infra.config import Settings, load
 from millrace.infra.connect import connect
 from millrace.infra.log.base import Bus, Outgoing
+from millrace.infra.log.blobs import ClaimStore
 from millrace.infra.log.memory.bus import MemoryBus
-from millrace.infra.stages.decisions import id_of
+from millrace.infra.reading import readable
+from millrace.infra.stages.decisions import AUTHOR, id_of
 from millrace.schemas import codec
+from millrace.schemas.records import Decision
 from millrace.streams.dispatch.announce import announce, asked_by, share_of
 from millrace.streams.dispatch.records import resolution
 from millrace.streams.serve import dispatch_of
 from tests.streams.dispatch.test_stage import Desk
+from tests.support.odd import records
 from tests.support.versions import weights
 
 FLAGS = {"namespace": "n", "policy.name": "p", "policy.batch": "2", "policy.eta": "1"}
@@ -47,8 +53,9 @@ def begin(bus: MemoryBus) -> None:
 
 
 def decided(bus: Bus, namespace: str = "n") -> list[tuple[str, Any]]:
-    rows = [codec.decode_as("Decision", record.value or b"") for record in bus.read(f"{namespace}.decisions", 0)]
-    return [(row["name"], json.loads(row["value"])) for row in rows]
+    """What this program decided, in order; its ids follow from what they say."""
+    rows = [readable(Decision, record) for record in bus.read(f"{namespace}.decisions", 0)]
+    return [(row["name"], json.loads(row["value"])) for row in rows if row is not None and row["id"] == id_of(row)]
 
 
 def test_nothing_is_asked_for_before_version_0(bus: MemoryBus) -> None:
@@ -102,6 +109,67 @@ def test_another_group_size_is_asked_for_once(bus: MemoryBus) -> None:
     edited = said(policy__group_size="4")
     assert [announce(one, bus) for one in (said(), edited, edited, said())] == [[], ["group_size"], [], ["group_size"]]
     assert decided(bus) == [("group_size", 4), ("group_size", 8)]
+
+
+NONE = [None, b"", b"torn", codec.MARK + b"short", codec.encode("Progress", {"stage": "s", "slot": 0, "time": 0})]
+"""what is no record that these topics hold"""
+
+
+def test_bytes_that_are_no_record_are_passed_over(bus: MemoryBus, tmp_path: Path) -> None:
+    """Torn ones, another kind's and a claim, before and behind what counts."""
+    claim = ClaimStore(str(tmp_path)).store("Progress", b"elsewhere")
+    topics, values = ("decisions", "p.weights", "p.resolutions"), [*NONE, codec.encode("Claim", claim)]
+
+    def litter() -> None:
+        for topic in topics:
+            for value in values:
+                bus.publisher().publish(Outgoing(f"n.{topic}", b"p", value)).result()
+
+    litter()
+    assert announce(said(), bus) == []
+    begin(bus)
+    litter()
+    assert [announce(one, bus) for one in (said(), said(policy__batch="7"), said())] == [[], ["batch"], ["batch"]]
+    litter()
+    assert announce(said(), bus) == []
+
+
+@pytest.mark.parametrize("value", ["", "{", "[" * 100_000, "9" * 5000])
+def test_a_setting_whose_value_is_none_is_passed_over(bus: MemoryBus, value: str) -> None:
+    odd = {"id": "d", "kind": "setting", "policy": "p", "name": "batch", "value": value, "reason": "", "time": 0}
+    begin(bus)
+    write(bus, "decisions", "Decision", odd | {"author": AUTHOR})
+    begun = {"name": "eta", "value": value, "from_seq": 0, "from_ticket": None, "decision": None}
+    write(bus, "p.resolutions", "Resolution", resolution("setting", "p", 0) | {"setting": begun})
+    assert announce(said(), bus) == []
+    assert announce(said(policy__batch="7"), bus) == ["batch"]
+
+
+def _clear(name: str, record: dict[str, Any]) -> dict[str, Any]:
+    """An odd record that says nothing which this program could have said itself."""
+    if name == "Decision":
+        return {**record, "policy": "another"}
+    if name == "Resolution":
+        return {**record, "setting": None}
+    return record if record["policy"] != "p" or record["version"] else {**record, "version": 3}
+
+
+@given(st.data())
+def test_whatever_lies_in_the_topics_dispatch_asks_for_what_the_file_says(data: st.DataObject) -> None:
+    made = MemoryBus()
+    made.ensure_topics(said().layout.specs())
+    kinds = {"Decision": "decisions", "Resolution": "p.resolutions", "WeightVersion": "p.weights"}
+    for name in data.draw(st.lists(st.sampled_from(sorted(kinds)), max_size=4)):
+        write(made, kinds[name], name, _clear(name, data.draw(records(name))))
+    begin(made)
+    assert announce(said(), made) == []
+    assert announce(said(policy__batch="7"), made) == ["batch"]
+    # Where an odd one says what this program says, what is asked for may differ; that something is, may not.
+    for name in data.draw(st.lists(st.sampled_from(sorted(kinds)), max_size=4)):
+        ours = {"policy": "p", **({"author": AUTHOR, "kind": "setting"} if name == "Decision" else {})}
+        write(made, kinds[name], name, data.draw(records(name)) | ours)
+    announce(said(policy__batch="9"), made)
+    assert [value for name, value in decided(made) if name == "batch"][-1] == 9
 
 
 KILLED = """

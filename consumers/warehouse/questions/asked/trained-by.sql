@@ -1,9 +1,12 @@
 -- What trained a version: its samples, in the order of learning.
 --
+-- Oldest and newest version are of the policy in sampled_from. What a branch took from another one has no staleness,
+-- since the numbers of two policies do not compare.
+--
 -- policy String: the model
 -- version UInt64: which version
-SELECT seq, `group`, sample, trajectory, tenant, task, reward, tokens, oldest_version, newest_version, staleness_mean,
-    part, off
+SELECT seq, `group`, sample, trajectory, tenant, task, reward, tokens, sampled_from, oldest_version,
+    newest_version, staleness_mean, part, off
 FROM samples
 WHERE policy = {policy:String} AND version = {version:UInt64}
     AND (topic, part, off) IN

@@ -64,7 +64,7 @@ def test_the_parameters_of_a_question() -> None:
     policy, version = asked.question("trained-by").parameters
     assert (policy.name, policy.type, policy.default, policy.whole) == ("policy", "String", None, False)
     assert (version.flag, version.whole) == ("--version", True)
-    days = asked.question("costs-by-tenant").parameters[1]
+    days = asked.question("costs-by-tenant").parameters[2]
     assert (days.name, days.default) == ("days", "0")
 
 
@@ -76,14 +76,14 @@ def test_a_question_that_uses_what_it_does_not_document_is_refused() -> None:
 
 def test_values_are_checked_before_anything_is_asked() -> None:
     trained, costs = asked.question("trained-by"), asked.question("costs-by-tenant")
-    assert asked.values(costs, {"tenant": "it's"}) == {"tenant": "it's", "days": "0"}
+    assert asked.values(costs, {"tenant": "it's"}) == {"policy": "", "tenant": "it's", "days": "0"}
     assert asked.values(trained, {"policy": "p", "version": "7"}) == {"policy": "p", "version": "7"}
     with pytest.raises(QuestionError, match=r"trained-by needs --version: which version"):
         asked.values(trained, {"policy": "p"})
     for bad in ("-1", "1.5", "x", "", "1" * 19, "1 OR 1", "\u0661"):
         with pytest.raises(QuestionError, match="--version is a whole number"):
             asked.values(trained, {"policy": "p", "version": bad})
-    with pytest.raises(QuestionError, match=r"takes no nothing; its parameters: --tenant, --days"):
+    with pytest.raises(QuestionError, match=r"takes no nothing; its parameters: --policy, --tenant, --days"):
         asked.values(costs, {"nothing": "1"})
     with pytest.raises(QuestionError, match=r"no question 'x': ask one of compare, "):
         asked.question("x")

@@ -13,7 +13,7 @@ from millrace.consumers.warehouse.endpoint.reading import Asked, Limits, Reader
 from millrace.consumers.warehouse.questions import asked
 from millrace.consumers.warehouse.store import Store
 from tests.support.answers import Answers, Rows
-from tests.support.eventful import eventful
+from tests.support.eventful import BRANCH, OTHER, eventful
 from tests.support.filled import filled
 from tests.support.players import POLICY
 from tests.support.stores import KINDS
@@ -29,7 +29,7 @@ def run() -> Whole:
 
 @pytest.fixture(scope="module")
 def truth(run: Whole) -> Answers:
-    return Answers(run)
+    return Answers(run, branch=BRANCH)
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -41,7 +41,7 @@ def store(request: pytest.FixtureRequest, run: Whole, tmp_path_factory: pytest.T
 def ask(store: Store, name: str, *columns: str, **given: object) -> Rows:
     """The answer to a question; of these columns alone, where any are named."""
     question = asked.question(name)
-    if any(parameter.name == "policy" for parameter in question.parameters):
+    if any(parameter.name == "policy" and parameter.default is None for parameter in question.parameters):
         given = {"policy": POLICY, **given}
     values = asked.values(question, {key: str(value) for key, value in given.items()})
     with store.client() as client:
@@ -90,6 +90,16 @@ def test_what_trained_a_version(store: Store, truth: Answers) -> None:
     assert ask(store, "trained-by", version=max(versions) + 1) == []
 
 
+def test_what_trained_a_version_of_a_branch(store: Store, truth: Answers) -> None:
+    """Its numbers are not those of the policy that sampled: nothing is stale, and it has no place in the order."""
+    for version in {version for version, *_ in truth.branched}:
+        agree(ask(store, "trained-by", policy=BRANCH, version=version), truth.trained_by(version, branch=True))
+    assert ask(store, "staleness-by-version", policy=BRANCH) == []
+    stale = "SELECT count() FROM samples WHERE sampled_from != policy AND (isNotNull(staleness_sum) OR isNotNull(seq))"
+    assert store.rows(stale, database="millrace") == [(0,)]
+    assert store.rows("SELECT DISTINCT policy FROM staleness", database="millrace") == [(POLICY,)]
+
+
 def test_which_versions_saw_something(store: Store, truth: Answers) -> None:
     sample = truth.trained[5][3]
     wanted: list[dict[str, str]] = [
@@ -100,9 +110,11 @@ def test_which_versions_saw_something(store: Store, truth: Answers) -> None:
         {"model": "p"},
     ]
     wanted.append({"task": "sort", "tenant": "globex", "model": "p"})
+    wanted += [{"policy": BRANCH}, {"policy": POLICY, "trajectory": sample["id"]}, {"policy": BRANCH, "model": "p"}]
     for filters in wanted:
-        agree(ask(store, "seen-by", "version", "samples", "groups", "tokens", **filters), truth.seen_by(**filters))
-    assert len(truth.seen_by(trajectory=sample["id"])) == 1
+        columns = ("policy", "version", "samples", "groups", "tokens")
+        agree(ask(store, "seen-by", *columns, **filters), truth.seen_by(**filters))
+    assert [row[0] for row in truth.seen_by(trajectory=sample["id"])] == [BRANCH, POLICY]
     assert len(truth.seen_by(task="sum")) > 2, "no task came again"
     assert ask(store, "seen-by", model="big-model") == truth.seen_by(model="big-model") == []
 
@@ -149,14 +161,17 @@ def test_where_groups_wait(store: Store, truth: Answers) -> None:
 
 
 def test_tokens_cost_and_latency_by_tenant_and_model(store: Store, truth: Answers) -> None:
-    columns = ("tenant", "model", "engine", "calls", "prompt_tokens", "cached_tokens", "completion_tokens", "cost")
+    counted = ("calls", "prompt_tokens", "cached_tokens", "completion_tokens", "cost")
+    columns = ("policy", "tenant", "model", "engine", *counted)
     agree(ask(store, "costs-by-tenant", *columns), truth.costs_by_tenant())
     agree(ask(store, "costs-by-tenant", *columns, tenant="acme"), truth.costs_by_tenant("acme"))
+    for policy in (POLICY, OTHER):
+        agree(ask(store, "costs-by-tenant", *columns, policy=policy), truth.costs_by_tenant(policy=policy))
     assert ask(store, "costs-by-tenant", days=1) == [], "the run is years old"
     latencies = {
         (tenant, engine): (median, high)
         for tenant, engine, median, high in ask(
-            store, "costs-by-tenant", "tenant", "engine", "latency_ms_p50", "latency_ms_p95"
+            store, "costs-by-tenant", "tenant", "engine", "latency_ms_p50", "latency_ms_p95", policy=POLICY
         )
     }
     bodies = [(event["tenant"], body) for _, event, body in truth.of_kind("model_call")]
@@ -167,10 +182,13 @@ def test_tokens_cost_and_latency_by_tenant_and_model(store: Store, truth: Answer
 
 
 def test_tool_failures(store: Store, truth: Answers) -> None:
-    columns = ("tool", "calls", "ok", "error", "timeout", "refused", "unanswered")
+    columns = ("policy", "tool", "calls", "ok", "error", "timeout", "refused", "unanswered")
     agree(ask(store, "tool-failures", *columns), truth.tool_failures(), ordered=False)
-    assert all(min(row[1:5]) > 0 and row[6] > 0 for row in truth.tool_failures()), "a tool never fails in some way"
-    assert len(ask(store, "tool-failures", tool="search")) == 1
+    own = truth.tool_failures(POLICY)
+    assert all(min(row[2:6]) > 0 and row[7] > 0 for row in own), "a tool never fails in some way"
+    agree(ask(store, "tool-failures", *columns, policy=POLICY), own, ordered=False)
+    assert [row[:2] for row in ask(store, "tool-failures", *columns, policy=OTHER)] == [(OTHER, "search")]
+    assert len(ask(store, "tool-failures", tool="search")) == 2
 
 
 def test_late_rewards_and_what_they_would_have_changed(store: Store, truth: Answers) -> None:

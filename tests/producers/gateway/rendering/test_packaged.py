@@ -15,7 +15,7 @@ from renderers.base import ParsedResponse, ParsedToolCall
 from millrace.infra.errors import ConfigError
 from millrace.producers.gateway.rendering.base import NoContinuation, Reply, ToolCall
 from millrace.producers.gateway.rendering.choose import PROBES, TOOLS, choose
-from millrace.producers.gateway.rendering.hermes import HermesParser
+from millrace.producers.gateway.rendering.marked import MarkedParser
 from millrace.producers.gateway.rendering.packaged import PackagedRenderer, known
 from millrace.producers.gateway.rendering.template import TemplateRenderer
 from millrace.producers.gateway.rendering.tokenizer import ChatTokenizer
@@ -100,7 +100,7 @@ def test_what_the_package_reads_is_recorded_where_the_splitter_differs(renderer:
             "Hm.", "so", [ParsedToolCall(raw='{"name": "g", "arguments": {}}', name="g", arguments={})]
         )
 
-    parser = HermesParser(renderer.tokenizer, renderer.markers, tools=True, thinking=False, stop=(), read=read)
+    parser = MarkedParser(renderer.tokenizer, renderer.markers, tools={}, thinking=False, stop=(), read=read)
     sampled = renderer.tokenizer.encode('Hm.<tool_call>{"name": "f", "arguments": {}}</tool_call>')
     said = [*parser.feed(sampled), *parser.finish()]
     assert [delta.call.name for delta in said if delta.call] == ["f", "g"]

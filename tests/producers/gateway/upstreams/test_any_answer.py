@@ -16,13 +16,13 @@ import pytest
 
 from millrace.infra.engines.upstream import Longest, TextUpstream
 from millrace.producers.gateway.protocols.all import DIALECTS
-from millrace.producers.gateway.upstreams.all import READERS
 from millrace.producers.gateway.upstreams.routes import Rule
 from millrace.producers.gateway.upstreams.upstreams import Upstream, Upstreams
 from tests.support import upstream_answers as answers
 from tests.support.engines import until
 from tests.support.fake_http import FakeServer, Script, serving
 from tests.support.gateway_world import World, world
+from tests.support.upstream_answers import READERS
 
 PATHS = {dialect.name: dialect.path for dialect in DIALECTS}
 STATUSES = (200, 200, 200, 200, 201, 206, 299, 204, 301, 304, 400, 404, 429, 500, 529, 999, 101)

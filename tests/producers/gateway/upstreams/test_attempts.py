@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
+from millrace.producers.gateway.prices import MILLION, Prices, cost
 from millrace.producers.gateway.upstreams.attempts import LONGEST_S, PASSING, Again, Failure, after, retry_after
-from millrace.producers.gateway.upstreams.prices import MILLION, Prices, cost
 
 failures = st.builds(
     Failure,

@@ -16,8 +16,8 @@ from openai.types.responses import ResponseInputItemParam, ToolParam
 from millrace.producers.gateway import keys
 from millrace.producers.gateway.conversation import messages_of
 from millrace.producers.gateway.errors import ApiError
-from millrace.producers.gateway.upstreams.all import READERS
 from tests.support.typed import values
+from tests.support.upstream_answers import READERS
 
 TYPES = {
     "chat": ("messages", ChatCompletionMessageParam, ChatCompletionToolUnionParam),

@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millrace.producers.gateway import shape
+from millrace.producers.gateway.protocols import events as module
 from millrace.producers.gateway.protocols.all import read
-from millrace.producers.gateway.upstreams import events as module
-from millrace.producers.gateway.upstreams.all import READERS
-from millrace.producers.gateway.upstreams.assembled import ChoiceParts
-from millrace.producers.gateway.upstreams.reader import Read
+from millrace.producers.gateway.protocols.assembled import ChoiceParts
+from millrace.producers.gateway.protocols.reader import Read
 from millrace.schemas import bounds
 from tests.support import upstream_answers as answers
+from tests.support.upstream_answers import READERS
 
 each = pytest.mark.parametrize("api", sorted(READERS))
 many = settings(max_examples=150, database=None, deadline=None)

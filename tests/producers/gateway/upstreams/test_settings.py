@@ -13,7 +13,7 @@ from millrace.infra.config.read import load
 from millrace.infra.config.upstreams import bare
 from millrace.infra.errors import ConfigError
 from millrace.producers.gateway.errors import ApiError
-from millrace.producers.gateway.upstreams.prices import Prices
+from millrace.producers.gateway.prices import Prices
 from millrace.producers.gateway.upstreams.upstreams import make
 from tests.support.fake_http import answer, serving
 

@@ -12,13 +12,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millrace.infra import faults
+from millrace.infra.config import Settings
+from millrace.infra.log.memory.bus import MemoryBus
 from millrace.producers.capture.log import CaptureLog, LogFull
+from millrace.producers.gateway.protocols.all import DIALECTS
+from millrace.producers.gateway.protocols.base import Dialect
 from millrace.producers.imports.spans import Span
+from millrace.producers.intake.otlp import serve
 from millrace.producers.intake.otlp.assembler import Assembler
 from millrace.producers.intake.otlp.receiver import Receiver
 from millrace.schemas import codec
 from millrace.schemas.chain import event_hash
-from tests.support.spans import Folded, a_call, a_span, an_evaluation, conversations, read_spans
+from millrace.schemas.ids import new_id
+from tests.support.spans import TRACES, Folded, a_call, a_span, an_evaluation, conversations, read_spans
 
 POINTS = ("otlp.taken", "otlp.closed", "otlp.written", "capture.appended", "capture.acked")
 QUIET = 10
@@ -171,3 +177,16 @@ def test_a_late_reward_goes_on_with_the_chain_after_a_start(tmp_path: Path) -> N
     assert [one[2] for one in found] == [0, 1, 2, 3]
     assert Counter(one[1] for one in found).total() == 4
     again.close()
+
+
+@pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: dialect.name)
+def test_spans_of_calls_that_the_gateway_captured_begin_no_episode(tmp_path: Path, dialect: Dialect) -> None:
+    """Whatever API the agent spoke: the receiver knows the ids that the gateway makes."""
+    made = Settings.model_validate({"home": tmp_path})
+    receiver, _ = serve.opened(made, MemoryBus())
+    for number, id in enumerate([f"{dialect.prefix}{new_id()}", f"{dialect.prefix}01abc"]):
+        receiver.take("local", read_spans([a_span(1, a_call("q", "a", id), trace=TRACES[number])]))
+        receiver.close_due(everything=True)
+        kinds = Counter(kept.entry.headers["kind"] for kept in receiver.events.read())
+        assert kinds["model_call"] == number
+    receiver.close()

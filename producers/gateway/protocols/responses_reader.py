@@ -10,9 +10,8 @@ from typing import Any
 
 from millrace.producers.gateway.answers import WholeAnswer, listed, mapping, name, number, text
 from millrace.producers.gateway.lineage import ABORT
-from millrace.producers.gateway.protocols.all import RESPONSES
-from millrace.producers.gateway.upstreams.events import Events
-from millrace.producers.gateway.upstreams.reader import Reader, single
+from millrace.producers.gateway.protocols.events import Events
+from millrace.producers.gateway.protocols.reader import Reader, single
 from millrace.schemas import bounds
 from millrace.schemas.ids import new_id
 
@@ -27,9 +26,6 @@ NOTHING = b'{"input":[]}'
 
 class ResponsesReader(Reader):
     """`POST /responses`."""
-
-    dialect = RESPONSES
-    path = "/responses"
 
     def understood(self, found: Mapping[str, Any]) -> WholeAnswer:
         usage = mapping(found.get("usage"))
@@ -66,6 +62,7 @@ class AssembledResponses(Events):
         kind, index = event.get("type"), event.get("output_index")
         if kind in ENDS or kind in ("response.created", "response.in_progress"):
             self._response = dict(mapping(event.get("response")))
+            self.closing |= kind in ENDS
         elif kind in ("response.output_item.added", "response.output_item.done"):
             item = event.get("item")
             if not isinstance(index, int) or not isinstance(item, dict):

@@ -1,26 +1,26 @@
-"""Replies in Hermes form: `<think>` text, text, and `<tool_call>` JSON blocks between two tokens of their own.
+"""Replies whose thoughts and calls stand between tokens of their own, `<think>` and `<tool_call>` or what a form has.
 
-Replies are split here while they arrive; what is a thought and what is a call is settled at the end by the `renderers`
-package, which reads the whole reply.
+Replies are split here while they arrive, and each block of calls is read by the form. In Hermes form, what is a thought
+and what is a call is settled at the end by the `renderers` package, which reads the whole reply.
 
-Invariants: markers count only as the tokenizer's own tokens, never as text that looks like them; each block is parsed
-by the package; a call drafted in thoughts that end is a thought, in thoughts that never end a call; a block that is no
-sound call is handed to the client as the text that it is; fed token by token or at once, the reply is the same."""
+Invariants: markers count only as the tokenizer's own tokens, never as text that looks like them; a call drafted in
+thoughts that end is a thought, in thoughts that never end a call; a block that is no sound call is handed to the client
+as the text that it is; fed token by token or at once, the reply is the same."""
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 from renderers.base import ToolCallParseStatus
-from renderers.parsers import Qwen3ToolParser
 from renderers.parsing import parse_qwen3
 from renderers.reasoning import prompt_ends_in_reasoning
 from tokenizers.decoders import DecodeStream
 
 from millrace.producers.gateway.rendering.base import Marks, Parser, Reply, ReplyDelta, ToolCall
+from millrace.producers.gateway.rendering.forms.base import Form, Schemas, named
+from millrace.producers.gateway.rendering.forms.hermes import HERMES, arguments_of
 from millrace.producers.gateway.rendering.stops import StopCutter
 from millrace.producers.gateway.rendering.tokenizer import ChatTokenizer
 from millrace.schemas import bounds
@@ -36,33 +36,40 @@ Read: TypeAlias = Callable[[Sequence[int]], Any]
 
 
 class Markers:
-    """The ids of one tokenizer's markers; None where it has no such token."""
+    """The ids of one tokenizer's markers in a form of calls, or in none; None where it has no such token."""
 
-    def __init__(self, tokenizer: ChatTokenizer) -> None:
-        self.call = tokenizer.convert_tokens_to_ids("<tool_call>")
-        self.call_end = tokenizer.convert_tokens_to_ids("</tool_call>")
-        self.think = tokenizer.convert_tokens_to_ids("<think>")
-        self.think_end = tokenizer.convert_tokens_to_ids("</think>")
-        self.parser = Qwen3ToolParser(tokenizer)
+    def __init__(self, tokenizer: ChatTokenizer, form: Form | None = HERMES) -> None:
+        self.form = form
+        calls = (None, None) if form is None else (form.open, form.close)
+        self.call, self.call_end = (self._id(tokenizer, token) for token in calls)
+        think = HERMES.think if form is None else form.think
+        self.think, self.think_end = (self._id(tokenizer, token) for token in think)
+        self.head = "" if form is None else form.head
 
     @property
     def tools(self) -> bool:
         """Whether this tokenizer can write tool calls in this form."""
-        return self.call is not None and self.call_end is not None
+        form = self.form
+        return form is not None and self.call is not None and (self.call_end is not None or form.close is None)
+
+    @staticmethod
+    def _id(tokenizer: ChatTokenizer, token: str | None) -> int | None:
+        found: int | None = None if token is None else tokenizer.convert_tokens_to_ids(token)
+        return found
 
 
-class HermesParser(Parser):
-    """`tools`: whether the request offered any; without, a tool call is text. `thinking`: whether the prompt already
-    opened a `<think>` block; `stop_ids`: what ends a reply, else the tokenizer's; `read`: the family's own reading of
-    the whole reply, else the one of any tokenizer with these markers; `trim`: whether white space around thoughts and
-    content belongs to the form."""
+class MarkedParser(Parser):
+    """`tools`: the schemas of those that the request offered; None: it offered none, so that a tool call is text.
+    `thinking`: whether the prompt already opened the thoughts; `stop_ids`: what ends a reply, else the tokenizer's;
+    `read`: the family's own reading of a whole reply in Hermes form, else the one of any tokenizer with these markers;
+    `trim`: whether white space around thoughts and content belongs to the form."""
 
     def __init__(
         self,
         tokenizer: ChatTokenizer,
         markers: Markers,
         *,
-        tools: bool,
+        tools: Schemas | None,
         thinking: bool,
         stop: Sequence[str],
         stop_ids: frozenset[int] | None = None,
@@ -71,7 +78,9 @@ class HermesParser(Parser):
     ) -> None:
         self._tokenizer = tokenizer
         self._markers = markers
-        self._tools = tools and markers.tools
+        self._schemas = tools or {}
+        self._tools = tools is not None and markers.tools
+        self._head = markers.head
         self._state = THINK if thinking else TEXT
         self._fresh = True
         self._thought = thinking
@@ -88,6 +97,8 @@ class HermesParser(Parser):
         self._draft: list[int] = []
         self._all: list[int] = []
         self._marked = thinking
+        self._turning = {markers.call, markers.think}
+        """ids that may end a stretch of text"""
         self._reply = Reply()
 
     @property
@@ -96,21 +107,31 @@ class HermesParser(Parser):
 
     def feed(self, ids: Sequence[int]) -> list[ReplyDelta]:
         out: list[ReplyDelta] = []
+        stops, step, core, turning = self._stop_ids, self._stream.step, self._tokenizer.core, self._turning
         for id in ids:
-            if self._state is DONE or id in self._stop_ids:
+            if self._state is TEXT and id not in stops and id not in turning:
+                # What nearly every token is, with as little work as there can be.
+                self._all.append(id)
+                self._ids.append(id)
+                if piece := step(core, id):
+                    self._said += len(piece)
+                    self._say(piece, out)
+                continue
+            if self._state is DONE or id in stops:
                 self._close(out)
                 self._state = DONE
                 break
             self._all.append(id)
             self._token(id, out)
-        return self._note(out)
+            step = self._stream.step
+        return self._reply.take(out)
 
     def finish(self) -> list[ReplyDelta]:
         out: list[ReplyDelta] = []
         self._close(out)
         self._state = DONE
-        self._note(out)
-        if self._marked and not self._stops.stopped:
+        self._reply.take(out)
+        if self._marked and self._markers.form is HERMES and not self._stops.stopped:
             out += self._settle()
         return out
 
@@ -126,7 +147,7 @@ class HermesParser(Parser):
         elif self._tools:
             text = text.lstrip()
         self._state = DONE
-        return self._note([ReplyDelta(content=text)] if text else [])
+        return self._reply.take([ReplyDelta(content=text)] if text else [])
 
     def _token(self, id: int, out: list[ReplyDelta]) -> None:
         markers = self._markers
@@ -185,6 +206,10 @@ class HermesParser(Parser):
             out.append(ReplyDelta(content=piece))
 
     def _think(self, piece: str, out: list[ReplyDelta]) -> None:
+        while self._head and piece.startswith(self._head[0]):
+            self._head, piece = self._head[1:], piece[1:]
+        if piece:
+            self._head = ""
         if self._trim:
             piece = self._held + piece
             piece = piece if self._begun else piece.lstrip()
@@ -218,14 +243,25 @@ class HermesParser(Parser):
         self._stream, self._ids, self._said = DecodeStream(skip_special_tokens=True), [], 0
 
     def _block(self, out: list[ReplyDelta]) -> None:
-        _, found = reading(self._markers.parser.extract, self._ids) or (None, ())
-        call = as_call(found[0]) if found else None
-        if call is not None and len(self._reply.calls) < bounds.CALLS:
-            out.append(ReplyDelta(call=call))
+        calls = self._calls()
+        told = len(self._reply.calls) + sum(delta.call is not None for delta in out)
+        if calls and told + len(calls) <= bounds.CALLS:
+            out += [ReplyDelta(call=call) for call in calls]
         else:
             self._as_text(out)
         self._state, self._fresh = TEXT, False
         self._restart()
+
+    def _calls(self) -> list[ToolCall]:
+        """The calls of a block that ended; none where it holds anything else."""
+        form = self._markers.form
+        assert form is not None
+        assert form.read is not None
+        inner = self._ids[1:] if form.close is None else self._ids[1:-1]
+        try:
+            return form.read(self._tokenizer.decode(inner), self._schemas)
+        except (ValueError, RecursionError):
+            return []
 
     def _as_text(self, out: list[ReplyDelta]) -> None:
         self._begun = True
@@ -238,7 +274,9 @@ class HermesParser(Parser):
             self._drop_held()
             for id in draft:
                 self._token(id, out)
-        if self._state is CALL:
+        if self._state is CALL and self._markers.call_end is None:
+            self._block(out)
+        elif self._state is CALL:
             self._as_text(out)
         elif self._state is not DONE:
             self._text_ends(out)
@@ -271,20 +309,11 @@ class HermesParser(Parser):
         self._reply = Reply(parsed.content or None, parsed.reasoning_content, calls)
         return missed
 
-    def _note(self, deltas: list[ReplyDelta]) -> list[ReplyDelta]:
-        reply = self._reply
-        for delta in deltas:
-            if delta.call is not None:
-                reply.calls.append(delta.call)
-            elif delta.reasoning:
-                reply.reasoning = (reply.reasoning or "") + delta.reasoning
-            else:
-                reply.content = (reply.content or "") + delta.content
-        return deltas
-
 
 def opens_thoughts(tokenizer: ChatTokenizer, markers: Markers, prompt: Sequence[int], stop_ids: frozenset[int]) -> bool:
-    """Whether the prompt already opened a `<think>` block."""
+    """Whether the prompt already opened the thoughts."""
+    if markers.form is not None and markers.form.think != HERMES.think:
+        return markers.think in prompt[-OPENING:] and markers.think_end not in prompt[-OPENING:]
     # The library reads the whole prompt; a template that opens the thoughts does so in its last few tokens.
     return markers.think in prompt[-OPENING:] and prompt_ends_in_reasoning(
         tokenizer, list(prompt), stop_ids=set(stop_ids)
@@ -293,7 +322,8 @@ def opens_thoughts(tokenizer: ChatTokenizer, markers: Markers, prompt: Sequence[
 
 def marks_of(tokenizer: ChatTokenizer, markers: Markers, prompt: Sequence[int], stop_ids: frozenset[int]) -> Marks:
     """The marks of a form whose replies are read here, at this prompt."""
-    known = markers.call, markers.call_end, markers.think, markers.think_end, stop_ids
+    calls = (markers.call, markers.call_end) if markers.form is HERMES else (None, None)
+    known = *calls, markers.think, markers.think_end, stop_ids
     if opens_thoughts(tokenizer, markers, prompt, stop_ids):
         return Marks(*known, "open")
     tail = list(prompt[-OPENING:])
@@ -316,24 +346,6 @@ def as_call(parsed: Any) -> ToolCall | None:
     if parsed.status != ToolCallParseStatus.OK or not isinstance(parsed.name, str) or not parsed.name:
         return None
     try:
-        call = ToolCall(parsed.name, _arguments(parsed.raw, parsed.arguments))
-        call.arguments.encode()
-        return call if len(call.name.encode()) <= bounds.NAME_BYTES else None
+        return named(parsed.name, arguments_of(parsed.raw, parsed.arguments))
     except (ValueError, RecursionError):
         return None
-
-
-def _arguments(raw: str, arguments: object) -> str:
-    """The arguments as JSON text: exactly as sampled where they end the block, else written anew."""
-    if isinstance(arguments, str):
-        return arguments
-    at = raw.find('"arguments"')
-    text = raw[at + len('"arguments"') :].lstrip().removeprefix(":").strip()
-    if at >= 0 and text.endswith("}"):
-        text = text[:-1].rstrip()
-        try:
-            if json.loads(text) == arguments:
-                return text
-        except (ValueError, RecursionError):
-            pass
-    return json.dumps(arguments, ensure_ascii=False)

@@ -13,11 +13,8 @@ import orjson
 from millrace.producers.gateway import shape
 from millrace.producers.gateway.answers import WholeAnswer, mapping, name, number, text
 from millrace.producers.gateway.lineage import ABORT
-from millrace.producers.gateway.protocols.all import MESSAGES
-from millrace.producers.gateway.protocols.messages_request import session_of
-from millrace.producers.gateway.upstreams.events import Events
-from millrace.producers.gateway.upstreams.head import Head
-from millrace.producers.gateway.upstreams.reader import Reader, single
+from millrace.producers.gateway.protocols.events import Events
+from millrace.producers.gateway.protocols.reader import Reader, single
 from millrace.schemas import bounds
 from millrace.schemas.ids import new_id
 
@@ -31,13 +28,6 @@ NOTHING = b'{"messages":[]}'
 
 class MessagesReader(Reader):
     """`POST /messages`."""
-
-    dialect = MESSAGES
-    path = "/messages"
-
-    def whose(self, head: Head) -> tuple[tuple[Any, ...], str | None]:
-        named = session_of(head.user_id)
-        return (() if named else (head.user_id,)), named
 
     def understood(self, found: Mapping[str, Any]) -> WholeAnswer:
         usage, reason = mapping(found.get("usage")), name(found.get("stop_reason"))
@@ -70,12 +60,14 @@ class AssembledMessages(Events):
             case "content_block_delta":
                 return self._piece(event.get("index"), mapping(event.get("delta")))
             case "message_delta":
+                self.closing = True
                 self._end |= mapping(event.get("delta"))
                 usage = self._head.get("usage")
                 if not isinstance(usage, dict):
                     usage = self._head["usage"] = {}
                 usage |= mapping(event.get("usage"))  # in place: a server may send as many as it likes
             case "error":
+                self.closing = True
                 self._end["stop_reason"] = ABORT
         return True
 

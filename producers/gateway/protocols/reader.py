@@ -8,22 +8,24 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import orjson
 
 from millrace.producers.gateway import keys, shape
 from millrace.producers.gateway.answers import Said, WholeAnswer
-from millrace.producers.gateway.protocols.all import DIALECTS
-from millrace.producers.gateway.protocols.base import Dialect
+from millrace.producers.gateway.protocols.events import LARGEST, Events
 from millrace.producers.gateway.rendering.base import Message
-from millrace.producers.gateway.upstreams.events import LARGEST, Events
-from millrace.producers.gateway.upstreams.head import Head
+
+if TYPE_CHECKING:  # a dialect names its reader
+    from millrace.producers.gateway.protocols.base import Dialect
 
 logger = logging.getLogger(__name__)
 
 NO_ANSWER: Mapping[str, Any] = {}
+ROOT = "/v1"
+"""what an upstream's base url has already"""
 
 
 class Asked(NamedTuple):
@@ -43,11 +45,16 @@ class Read:
 
 
 class Reader(ABC):
-    """One API."""
+    """One API. `writer` says which dialect wrote a response."""
 
-    dialect: Dialect
-    path: str
-    """below an upstream's base url"""
+    def __init__(self, dialect: Dialect, writer: Callable[[Mapping[str, Any]], Dialect]) -> None:
+        self.dialect = dialect
+        self._writer = writer
+
+    @property
+    def path(self) -> str:
+        """Of its calls, below an upstream's base url."""
+        return self.dialect.path.removeprefix(ROOT)
 
     @abstractmethod
     def understood(self, found: Mapping[str, Any]) -> WholeAnswer:
@@ -61,10 +68,6 @@ class Reader(ABC):
         """Raises ApiError or ValueError for a request that nobody here understands."""
         said = self.dialect.read(body, NO_ANSWER)
         return Asked(said.messages, keys.chain(said.messages, said.tools))
-
-    def whose(self, head: Head) -> tuple[tuple[Any, ...], str | None]:
-        """What a request says of its end user, and what it calls the conversation."""
-        return (head.user, head.safety_identifier), None
 
     def answer(self, body: bytes, before: bytes) -> Read | None:
         """What a whole answer says; None for what is none of this API, or more than is looked into."""
@@ -87,8 +90,7 @@ class Reader(ABC):
 
     def read(self, found: Mapping[str, Any], before: bytes) -> Read | None:
         """What a response says; None for what is none of this API."""
-        writer = next(dialect for dialect in DIALECTS if dialect.wrote(found))
-        return Read(self.understood(found), before) if writer is self.dialect else None
+        return Read(self.understood(found), before) if self._writer(found) is self.dialect else None
 
     def whole(self, events: Events, before: bytes) -> tuple[bytes, Read | None]:
         """The response that a stream amounts to, and what it says; None for what is none of this API."""

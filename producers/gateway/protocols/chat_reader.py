@@ -9,18 +9,14 @@ import msgspec
 
 from millrace.producers.gateway import shape
 from millrace.producers.gateway.answers import WholeAnswer, understood
-from millrace.producers.gateway.protocols.all import CHAT
-from millrace.producers.gateway.upstreams.assembled import Assembled
-from millrace.producers.gateway.upstreams.events import Events
-from millrace.producers.gateway.upstreams.reader import Reader
+from millrace.producers.gateway.protocols.assembled import Assembled
+from millrace.producers.gateway.protocols.events import Events
+from millrace.producers.gateway.protocols.reader import Reader
 from millrace.schemas import bounds
 
 
 class ChatReader(Reader):
     """`POST /chat/completions`."""
-
-    dialect = CHAT
-    path = "/chat/completions"
 
     def understood(self, found: Mapping[str, Any]) -> WholeAnswer:
         return understood(found)

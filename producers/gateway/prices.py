@@ -1,8 +1,10 @@
-"""What a call of an upstream costs, from its tokens as the upstream counted them."""
+"""What a call costs, from its tokens as who answered counted them."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
+
+from millrace.infra.config.upstreams import GatewayPrices
 
 MILLION = 1_000_000
 
@@ -13,6 +15,13 @@ class Prices(NamedTuple):
     prompt: float
     completion: float
     cached: float
+
+
+def priced(told: GatewayPrices | None) -> Prices | None:
+    """Those of the settings."""
+    if told is None:
+        return None
+    return Prices(told.prompt, told.completion, told.prompt if told.cached is None else told.cached)
 
 
 def cost(prices: Prices | None, usage: tuple[int, int, int]) -> float | None:

@@ -1,0 +1,131 @@
+"""What each key of the gateway spends: tokens in a minute, money in a number of hours.
+
+Invariants: what is spent is a fold over the calls of the capture log, each of which says beside its event who bears it
+and how much (`SPENT`, which stays there), so a start knows what was spent before it; it counts by whole windows of the
+clock, and time never goes back; a call is refused before anybody is asked for it, and never while it runs; two keys
+never share, whoever's they are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from millrace.producers.gateway.errors import ApiError
+from millrace.producers.gateway.prices import Prices, cost
+
+SPENT = "_spent"
+"""header of a call's entry: tokens, money and the key that bears them"""
+BYTES = 4
+"""of text for a token, where nobody counted them"""
+MINUTE_US = 60_000_000
+HOUR_US = 60 * MINUTE_US
+
+
+@dataclass(frozen=True, slots=True)
+class KeyLimits:
+    """What one key may take, None: as much as it likes. `budget` is money in each `budget_hours`."""
+
+    max_in_flight: int | None = None
+    max_rate: float | None = None
+    tokens_per_minute: int | None = None
+    budget: float | None = None
+    budget_hours: float = 24.0
+
+
+class Spent(NamedTuple):
+    """What a record of a call adds. `money`: 0 where nobody knows a price."""
+
+    tokens: int
+    money: float
+
+    def note(self, key: str) -> dict[str, str]:
+        """The header that says so, of a record that `key` bears; none for nobody's."""
+        return {SPENT: f"{self.tokens} {self.money!r} {key}"} if key else {}
+
+
+def told(note: str) -> tuple[str, Spent]:
+    """A key, and what it bears. Raises ValueError for what is no such note."""
+    tokens, money, key = note.split(" ", 2)
+    return key, Spent(int(tokens), float(money))
+
+
+def spent(prices: Prices | None, usage: tuple[int, int, int], texts: Sequence[str | bytes]) -> Spent:
+    """Of a call with this usage (prompt, completion, cached); where nobody counted, by the length of what was asked
+    (first) and answered (the others)."""
+    if not (usage[0] or usage[1]):
+        asked, *answered = (math.ceil(len(text) / BYTES) for text in texts)
+        usage = (asked, sum(answered), 0)
+    return Spent(usage[0] + usage[1], cost(prices, usage) or 0.0)
+
+
+class Window:
+    """The sum of one window of the clock, the newest in which anything was added; earlier ones are forgotten."""
+
+    def __init__(self, length_us: float) -> None:
+        self.length_us = max(1, int(length_us))
+        self._number = 0
+        self._sum = 0.0
+
+    def add(self, at: int, amount: float) -> None:
+        """Something more, at a time in micros. What belongs to an earlier window counts no more."""
+        number = at // self.length_us
+        if number > self._number:
+            self._number, self._sum = number, 0.0
+        if number == self._number:
+            self._sum += amount
+
+    def used(self, now: int) -> float:
+        """What was added in the window of now."""
+        return self._sum if now // self.length_us <= self._number else 0.0
+
+    def left_s(self, now: int) -> int:
+        """Seconds until the next window, at least 1."""
+        end = (max(now // self.length_us, self._number) + 1) * self.length_us
+        return max(1, math.ceil((end - now) / 1e6))
+
+
+class Spending:
+    """What each of the keys in `limits`, by name, has spent."""
+
+    def __init__(self, limits: Mapping[str, KeyLimits]) -> None:
+        self.limits = limits
+        self._tokens = {key: Window(MINUTE_US) for key in limits}
+        self._money = {key: Window(own.budget_hours * HOUR_US) for key, own in limits.items()}
+
+    def fold(self, headers: Mapping[str, str], at: int) -> None:
+        """One entry of the capture log, captured at this time. What no gateway wrote, or of a key that is gone, adds
+        nothing."""
+        if SPENT not in headers:
+            return
+        try:
+            key, what = told(headers[SPENT])
+        except ValueError:
+            return
+        if key in self.limits:
+            self._tokens[key].add(at, what.tokens)
+            self._money[key].add(at, what.money)
+
+    def used(self, key: str, now: int) -> Spent:
+        """What a key has spent of this minute, and of this budget."""
+        if key not in self.limits:
+            return Spent(0, 0.0)
+        return Spent(int(self._tokens[key].used(now)), self._money[key].used(now))
+
+    def check(self, key: str, now: int) -> None:
+        """A call of this key is about to begin. Raises ApiError 429 where nothing is left for it."""
+        own, used = self.limits.get(key), self.used(key, now)
+        if own is None:
+            return
+        if own.tokens_per_minute is not None and used.tokens >= own.tokens_per_minute:
+            said = f"This key has used its {own.tokens_per_minute} tokens of this minute"
+            raise _over(said, "tokens_per_minute", self._tokens[key].left_s(now))
+        if own.budget is not None and used.money >= own.budget:
+            said = f"This key has spent its budget of {own.budget:g} for {own.budget_hours:g} hours"
+            raise _over(said, "budget_spent", self._money[key].left_s(now))
+
+
+def _over(said: str, code: str, wait_s: int) -> ApiError:
+    text = f"{said}: try again in {wait_s} s"
+    return ApiError(429, text, type="rate_limit_error", code=code, retry_after_s=wait_s)
