@@ -29,7 +29,7 @@ SAID = {
     "responses": "A response as OpenAI's, plain or streamed; what is refused stands in docs/gateway.md",
     "response": "A stored response, as it was answered",
     "count_tokens": "How many tokens the prompt of a message has",
-    "models": "The one policy that this gateway serves",
+    "models": "The policies that this gateway serves, their versions, and models of upstreams",
     "health": "Whether events are taken, and whether an engine is known; more of it to who has a key",
     "start": "Begin an episode",
     "reward": "Judge an episode, or one reply of it",
