@@ -17,17 +17,20 @@ from millrace.producers.gateway.app import routes
 from millrace.producers.gateway.bodies import EndIn, EventsIn, FeedbackIn, RewardIn, StartIn
 from millrace.producers.gateway.protocols.all import DIALECTS
 from millrace.producers.gateway.protocols.chat_request import ChatRequest
+from millrace.producers.gateway.protocols.completions import CompletionsRequest
 from millrace.producers.gateway.protocols.messages_request import CountRequest, MessagesRequest
 from millrace.producers.gateway.protocols.responses_request import ResponsesRequest
 
 FILE = Path(__file__).parents[2] / "docs" / "openapi.json"
 SAID = {
     "chat": "A chat completion as OpenAI's, plain or streamed; what is refused stands in docs/gateway.md",
+    "completions": "A legacy completion as OpenAI's, plain or streamed; what is refused stands in docs/gateway.md",
     "messages": "A message as Anthropic's, plain or streamed; what is refused stands in docs/gateway.md",
     "responses": "A response as OpenAI's, plain or streamed; what is refused stands in docs/gateway.md",
     "response": "A stored response, as it was answered",
     "count_tokens": "How many tokens the prompt of a message has",
-    "models": "The one policy that this gateway serves",
+    "models": "The policies that this gateway serves, their versions, and models of upstreams",
+    "model": "One of them, by its name",
     "health": "Whether events are taken, and whether an engine is known; more of it to who has a key",
     "start": "Begin an episode",
     "reward": "Judge an episode, or one reply of it",
@@ -35,8 +38,11 @@ SAID = {
     "end": "The episode is over",
     "feedback": "What a user says of a reply, or of a session",
 }
+NAMED = {"response": "The response", "model": "The model"}
+"""what the id in a path names, where it is no session"""
 BODIES: dict[str, type[msgspec.Struct]] = {
     "chat": ChatRequest,
+    "completions": CompletionsRequest,
     "messages": MessagesRequest,
     "responses": ResponsesRequest,
     "count_tokens": CountRequest,
@@ -57,11 +63,13 @@ def an_object(**fields: dict[str, Any]) -> dict[str, Any]:
 
 ANSWERS: dict[str, dict[str, Any]] = {
     "chat": an_object(id=TEXT, object=TEXT, created={"type": "integer"}, model=TEXT, choices={"type": "array"}),
+    "completions": an_object(id=TEXT, object=TEXT, created={"type": "integer"}, model=TEXT, choices={"type": "array"}),
     "messages": an_object(id=TEXT, type=TEXT, role=TEXT, model=TEXT, content={"type": "array"}, usage=OBJECT),
     "responses": an_object(id=TEXT, object=TEXT, status=TEXT, model=TEXT, output={"type": "array"}),
     "response": an_object(id=TEXT, object=TEXT, status=TEXT, model=TEXT, output={"type": "array"}),
     "count_tokens": an_object(input_tokens={"type": "integer"}),
     "models": an_object(object=TEXT, data={"type": "array", "items": OBJECT}),
+    "model": an_object(id=TEXT, object=TEXT, created={"type": "integer"}, owned_by=TEXT),
     "health": an_object(status={"enum": ["ok", "no engine", "capture down"]}),
     "start": an_object(session=TEXT, api_key=TEXT, base_url=TEXT),
     "reward": an_object(reward_id=TEXT),
@@ -105,11 +113,13 @@ REFUSALS = {
 BODY = ("400", "401", "403", "408", "413", "429")
 REFUSED_OF = {
     "chat": (*BODY, "502", "503", "504"),
+    "completions": (*BODY, "502", "503", "504"),
     "messages": (*BODY, "502", "503", "504"),
     "responses": (*BODY, "404", "502", "503", "504"),
     "count_tokens": (*BODY, "503"),
     "response": ("401", "403", "404", "503"),
     "models": ("401",),
+    "model": ("401", "404"),
     "health": ("503",),
     "start": (*BODY, "503"),
     "reward": (*BODY, "404"),
@@ -123,7 +133,8 @@ def document() -> dict[str, Any]:
     """The whole description."""
     _, schemas = msgspec.json.schema_components(BODIES.values(), ref_template="#/components/schemas/{name}")
     paths: dict[str, dict[str, Any]] = {}
-    for path, method, name in routes():
+    for route, method, name in routes():
+        path = route.replace(":path", "")
         paths.setdefault(path, {})[method.lower()] = operation(path, name)
     return {
         "openapi": "3.1.0",
@@ -143,7 +154,7 @@ def document() -> dict[str, Any]:
 def operation(path: str, name: str) -> dict[str, Any]:
     """What one route takes and answers."""
     made: dict[str, Any] = {"operationId": name, "summary": SAID[name]}
-    taken = [at("id", "path", "The response" if name == "response" else "The session")] if "{id}" in path else []
+    taken = [at("id", "path", NAMED.get(name, "The session"))] if "{id}" in path else []
     spoken = name in {dialect.name for dialect in DIALECTS}
     if spoken:
         taken += [at(header, "header", said) for header, said in HEADERS.items()]

@@ -12,6 +12,7 @@ from typing import Any
 
 import anthropic
 import openai
+from websockets.exceptions import InvalidStatus
 
 from tests.support.gateway_world import World
 
@@ -50,12 +51,18 @@ class Speaker(ABC):
     path: str
     rejected: type[Exception]
     unauthorized: type[Exception]
-    failed: type[Exception]
+    failed: type[Exception] | tuple[type[Exception], ...]
     """of any status, also in mid-stream"""
+    tools = True
+    """whether it may offer tools, and replies have thoughts of their own"""
     several = False
     """whether it may ask for several replies at once"""
     stops = True
     """whether it may name stop strings"""
+    posts = True
+    """whether a request is a body of its own"""
+    retrying = True
+    """whether the client asks again by itself"""
 
     def __init__(self, w: World, key: str = "x", *, retries: int = 0, headers: Mapping[str, str] | None = None) -> None:
         self.w, self.key, self.retries, self.headers = w, key, retries, dict(headers or {})
@@ -151,6 +158,58 @@ class ChatSpeaker(Speaker):
 
     def body(self, text: str) -> dict[str, Any]:
         return {"model": "m", "messages": [{"role": "user", "content": text}]}
+
+
+class CompletionsSpeaker(Speaker):
+    """OpenAI's client of legacy completions: it writes the form of a conversation itself, without tools."""
+
+    name, path = "completions", "/v1/completions"
+    rejected, unauthorized, failed = openai.BadRequestError, openai.AuthenticationError, openai.APIError
+    several, tools = True, False
+
+    @property
+    def _client(self) -> openai.AsyncOpenAI:
+        return openai.AsyncOpenAI(
+            base_url=f"{self.w.url}/v1", api_key=self.key, max_retries=self.retries, default_headers=self.headers
+        )
+
+    @staticmethod
+    def _prompt(talk: Talk, system: str = "") -> str:
+        out = [system]
+        for said in talk:
+            assert not isinstance(said, Results)
+            out.append(f"\nUser: {said}\nBot:" if isinstance(said, str) else said.raw)
+        return "".join(out)
+
+    async def say(self, talk, *, stream, tools=(), system="", stop=(), most=100, **more):  # type: ignore[no-untyped-def]
+        given: dict[str, Any] = {"model": "m", "prompt": self._prompt(talk, system), "max_tokens": most, **more}
+        if stop:
+            given["stop"] = list(stop)
+        if not stream:
+            answer = await self._client.completions.create(**given)
+            return self._said(answer.id, answer.choices[0].text, answer.choices[0].finish_reason, answer.usage)
+        text, end, id, usage = "", "", "", None
+        async for chunk in await self._client.completions.create(
+            **given, stream=True, stream_options={"include_usage": True}
+        ):
+            id, usage = chunk.id, chunk.usage or usage
+            for choice in chunk.choices:
+                text, end = text + choice.text, choice.finish_reason or end
+        return self._said(id, text, end, usage)
+
+    def _said(self, id: str, text: str, end: str, usage: Any) -> Said:
+        raw = text + ("<|im_end|>" if end == "stop" else "")
+        return Said(id, text, "", (), end, (usage.prompt_tokens, usage.completion_tokens), raw)
+
+    async def first(self, talk: Talk) -> Any:
+        stream = await self._client.completions.create(
+            model="m", prompt=self._prompt(talk), max_tokens=100, stream=True
+        )
+        await anext(aiter(stream))
+        return stream
+
+    def body(self, text: str) -> dict[str, Any]:
+        return {"model": "m", "max_tokens": 100, "prompt": text}
 
 
 class MessagesSpeaker(Speaker):
@@ -294,4 +353,55 @@ class ResponsesSpeaker(Speaker):
         return {"model": "m", "input": text}
 
 
-SPEAKERS: tuple[type[Speaker], ...] = (ChatSpeaker, MessagesSpeaker, ResponsesSpeaker)
+class SocketError(Exception):
+    """An error event of a socket."""
+
+    @property
+    def status_code(self) -> int:
+        return int(self.args[0]["status"])
+
+
+class SocketSpeaker(ResponsesSpeaker):
+    """OpenAI's client of responses over a WebSocket, which always streams."""
+
+    name = "responses over a WebSocket"
+    posts = retrying = False
+    failed = (openai.APIError, SocketError)
+    unauthorized = InvalidStatus
+
+    async def say(self, talk, *, stream, tools=(), system="", stop=(), most=100, **more):  # type: ignore[no-untyped-def]
+        given: dict[str, Any] = {"model": "m", "input": self.items(talk), "max_output_tokens": most, **more}
+        if system:
+            given["instructions"] = system
+        if tools:
+            given["tools"] = [
+                {"type": "function", "name": name, "description": "d", "parameters": SCHEMA, "strict": False}
+                for name in tools
+            ]
+        async with self.client.responses.connect() as connection:
+            return await self.over(connection, **given)
+
+    async def over(self, connection: Any, **given: Any) -> Said:
+        """The answer to one request on a socket that is open."""
+        await connection.response.create(**given)
+        texts = []
+        async for event in connection:
+            if event.type == "response.output_text.delta":
+                texts.append(event.delta)
+            if event.type in ("response.completed", "response.incomplete"):
+                assert "".join(texts) == event.response.output_text
+                return self.said(event.response)
+            if event.type == "error":
+                raise SocketError(event.model_dump())
+        raise AssertionError("the socket ended before its response")
+
+    async def first(self, talk: Talk) -> Any:
+        connection = await self.client.responses.connect().__aenter__()
+        await connection.response.create(model="m", input=self.items(talk))
+        await connection.recv()
+        return connection
+
+
+SPEAKERS: tuple[type[Speaker], ...] = (ChatSpeaker, CompletionsSpeaker, MessagesSpeaker, ResponsesSpeaker)
+ALL = (*SPEAKERS, SocketSpeaker)
+"""every way in: a dialect may have more than one"""

@@ -1,7 +1,8 @@
 """The rendering seam: messages to token ids, stored ids to the next prompt, sampled ids to a message.
 
-Invariants: `render` alone tokenizes whole conversations; `bridge` never changes an id that was stored, it only says
-what comes after, or refuses with the reason; a parser fed token by token gives the same reply as one fed at once."""
+Invariants: `render` and `told` alone tokenize whole conversations; `bridge` never changes an id that was stored, it
+only says what comes after, or refuses with the reason; a parser fed token by token gives the same reply as one fed at
+once."""
 
 from __future__ import annotations
 
@@ -14,6 +15,8 @@ from millrace.infra.errors import GatewayError
 
 Message: TypeAlias = Mapping[str, Any]
 """role, content (str), tool_calls with arguments as JSON text, tool_call_id, name, reasoning_content"""
+RAW = "raw"
+"""the key of a message that is a prompt itself, which no template writes; no client's message has it"""
 Tools: TypeAlias = Sequence[Mapping[str, Any]] | None
 """OpenAI's tool list; None and [] differ for some templates"""
 
@@ -103,6 +106,8 @@ class Parser(ABC):
 class Renderer(ABC):
     """One model's way of writing conversations. Safe to share between threads."""
 
+    name: str
+    """of its form: `template`, or a family"""
     tokenizer_hash: str
     """sha256 hex"""
     template_hash: str
@@ -119,6 +124,10 @@ class Renderer(ABC):
         """The prompt of a conversation, ready for the next reply. Raises RenderError."""
 
     @abstractmethod
+    def told(self, messages: Sequence[Message], tools: Tools) -> list[int]:
+        """The conversation with its last reply in, asking for no other. Raises RenderError."""
+
+    @abstractmethod
     def bridge(
         self, stored: Sequence[int], past: Sequence[Message], new: Sequence[Message], tools: Tools
     ) -> list[int] | NoContinuation:
@@ -129,6 +138,18 @@ class Renderer(ABC):
     @abstractmethod
     def parser(self, prompt: Sequence[int], tools: Tools, stop: Sequence[str] = ()) -> Parser:
         """A parser for one reply to `prompt`; text is cut before the first of the `stop` strings."""
+
+    @abstractmethod
+    def plain(self, stop: Sequence[str] = ()) -> Parser:
+        """A parser for a reply to a prompt that no template wrote: all of it is text."""
+
+    @abstractmethod
+    def encode(self, text: str) -> list[int]:
+        """The ids of text; special tokens written in it are recognised, none are added. Raises RenderError."""
+
+    @abstractmethod
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids, special tokens included. Raises RenderError for an id that is none of the tokenizer's."""
 
     def marks(self, prompt: Sequence[int]) -> Marks | None:
         """By which tokens a reply to `prompt` can be held to a shape; None where the form is not known so well."""

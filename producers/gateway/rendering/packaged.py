@@ -37,6 +37,7 @@ from millrace.producers.gateway.rendering.marked import (
     reading,
 )
 from millrace.producers.gateway.rendering.messages import decoded
+from millrace.producers.gateway.rendering.plain import PlainParser
 from millrace.producers.gateway.rendering.stops import StopCutter
 from millrace.producers.gateway.rendering.tokenizer import ChatTokenizer
 from millrace.producers.gateway.rendering.written import Written
@@ -95,6 +96,9 @@ class PackagedRenderer(Renderer):
         self._written.check(messages, tools)
         return ids
 
+    def told(self, messages: Sequence[Message], tools: Tools) -> list[int]:
+        return self._render(self._written.roles(messages), tools, generate=False)
+
     def bridge(
         self, stored: Sequence[int], past: Sequence[Message], new: Sequence[Message], tools: Tools
     ) -> list[int] | NoContinuation:
@@ -142,6 +146,15 @@ class PackagedRenderer(Renderer):
             read=read,
             trim=True,
         )
+
+    def plain(self, stop: Sequence[str] = ()) -> Parser:
+        return PlainParser(self.tokenizer, self.stop_ids, stop)
+
+    def encode(self, text: str) -> list[int]:
+        return self.tokenizer.encode(text)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self.tokenizer.decode_whole(ids)
 
     def marks(self, prompt: Sequence[int]) -> Marks | None:
         if self.name not in HERMES:

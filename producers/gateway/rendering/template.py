@@ -27,12 +27,15 @@ from millrace.producers.gateway.rendering.manner import manner_of
 from millrace.producers.gateway.rendering.marked import Markers, marks_of
 from millrace.producers.gateway.rendering.messages import Style, decoded
 from millrace.producers.gateway.rendering.parsers import parser_of
+from millrace.producers.gateway.rendering.plain import PlainParser
 from millrace.producers.gateway.rendering.tokenizer import ChatTokenizer
 from millrace.producers.gateway.rendering.written import USER, Written
 
 
 class TemplateRenderer(Renderer):
     """`tokenizer_hash` and `template_hash` override what the tokenizer computes of its own files."""
+
+    name = "template"
 
     def __init__(
         self, tokenizer: ChatTokenizer, *, tokenizer_hash: str | None = None, template_hash: str | None = None
@@ -56,6 +59,10 @@ class TemplateRenderer(Renderer):
         ids = self.tokenizer.encode(text)  # before the check: what is too long is refused for that
         self._written.check(messages, tools)
         return ids
+
+    def told(self, messages: Sequence[Message], tools: Tools) -> list[int]:
+        self._check(tools)
+        return self.tokenizer.encode(self._text(self._written.roles(messages), tools, generate=False))
 
     def bridge(
         self, stored: Sequence[int], past: Sequence[Message], new: Sequence[Message], tools: Tools
@@ -111,6 +118,15 @@ class TemplateRenderer(Renderer):
 
     def parser(self, prompt: Sequence[int], tools: Tools, stop: Sequence[str] = ()) -> Parser:
         return parser_of(self.tokenizer, self.markers, prompt, tools, stop, self.stop_ids)
+
+    def plain(self, stop: Sequence[str] = ()) -> Parser:
+        return PlainParser(self.tokenizer, self.stop_ids, stop)
+
+    def encode(self, text: str) -> list[int]:
+        return self.tokenizer.encode(text)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self.tokenizer.decode_whole(ids)
 
     def marks(self, prompt: Sequence[int]) -> Marks | None:
         if self.markers.form is not None and self.markers.form.channels:
