@@ -167,7 +167,7 @@ async def serve(
         host,
         port,
         interface=Interfaces.ASGINL,
-        websockets=False,
+        websockets=True,
         log_level=LogLevels.warning,
         backlog=1024,
         http1_settings=HTTP1Settings(header_read_timeout=30_000, max_buffer_size=bounds.HEADER_BYTES),
