@@ -102,6 +102,12 @@ class Settings(BaseSettings):
         hosts = (self.gateway.host, self.otlp.host)
         if fault := faults(words, secret, local=all(map(is_local, hosts))):
             raise ValueError(fault)
+        if self.policy.name in self.gateway.policies:
+            raise ValueError(
+                f"[gateway.policies.{self.policy.name}] is the name of [policy], which is served in any case"
+            )
+        if self.gateway.policies and self.gateway.upstream_url:
+            raise ValueError("[gateway.policies] have engines, and [gateway] upstream_url stands in place of engines")
         if wrong := misrouted(self.gateway.upstreams, self.gateway.routes):
             raise ValueError(wrong)
         if self.adapters and self.engine.kind != "vllm":

@@ -282,7 +282,7 @@ class Episodes:
         return Session(
             id=id,
             tenant=caller.tenant,
-            policy=options.policy,
+            policy=self._policy(wanted.policy) if parent is None else parent.policy,
             group=group if parent is None else parent.group,
             root=id if parent is None else parent.root,
             attempt=(wanted.attempt or id) if parent is None else parent.attempt,
@@ -293,6 +293,15 @@ class Episodes:
             payer=caller.key,
             defaults=wanted.sampling.named(),
         )
+
+    def _policy(self, named: str | None) -> str:
+        """The policy that a start names; the gateway's own where it names none."""
+        if named is None:
+            return self.gateway.options.policy
+        if named not in self.gateway.served:
+            known = ", ".join(self.gateway.served)
+            raise ApiError(404, f"No policy {named!r} is served here; served are {known}", param="policy")
+        return named
 
 
 def _check_numbers(session: Session, report: EventsIn) -> None:

@@ -143,7 +143,7 @@ class Sessions:
 
     def _worn(self, session: Session) -> bool:
         """Whether a name that is in use all the time has used this episode up: silence will end it."""
-        return session.lineages.turns >= NAMED_CALLS or now_micros() - session.began >= self.named_s * 1e6
+        return session.turns >= NAMED_CALLS or now_micros() - session.began >= self.named_s * 1e6
 
     def replied(self, session: Session, digest: bytes, minted: Message | None = None) -> None:
         """A reply was recorded under this digest; its calls have ids that were `minted` here."""
@@ -157,8 +157,11 @@ class Sessions:
         session.answered = response, digest
         self.replies.add(session.tenant, response, session.id)
 
-    def unsolicited(self, tenant: str, hints: Hints, awaits: Sequence[str], reward_deadline_ms: int) -> Session:
-        """A new episode that nobody asked for. Its group is its own root trajectory."""
+    def unsolicited(
+        self, tenant: str, hints: Hints, awaits: Sequence[str], reward_deadline_ms: int, policy: str | None = None
+    ) -> Session:
+        """A new episode that nobody asked for. Its group is its own root trajectory. `policy`: whose it is, unless it
+        is the gateway's own."""
         id = new_id()
         start: EpisodeStarted = {
             "task_id": id,
@@ -186,7 +189,7 @@ class Sessions:
         return Session(
             id,
             tenant,
-            self.policy,
+            policy or self.policy,
             id,
             id,
             id,
@@ -273,6 +276,7 @@ class Sessions:
         self.replied(session, with_reply, message if ours else None)
         self.answered(session, call["response_id"], with_reply)
         if not ours:  # it has no tokens that another call could go on from
-            session.lineages.turns = max(session.lineages.turns, call["turn"] + 1)
+            session.lineages.turns = max(session.turns, call["turn"] + 1)
         elif session.id not in self.unreadable:
-            session.lineages.apply(call, messages, digests, keys.request_hash(call["request"]), message)
+            lineages = session.lineages_of(event["policy"])
+            lineages.apply(call, messages, digests, keys.request_hash(call["request"]), message)

@@ -25,6 +25,7 @@ from millrace.producers.gateway.options import GatewayOptions
 from millrace.producers.gateway.recorder import Recorder
 from millrace.producers.gateway.rendering.base import Renderer
 from millrace.producers.gateway.serve import serve
+from millrace.producers.gateway.served import Served
 from millrace.producers.gateway.sessions import Sessions
 from millrace.producers.gateway.spending import Spending
 from millrace.schemas import codec
@@ -140,9 +141,17 @@ class World:
     http: httpx.AsyncClient
     forwarder: Forwarder
 
-    def acknowledge(self, version: int, *, state: str = "serving", incarnation: str = "one", url: str = ENGINE) -> None:
+    def acknowledge(
+        self,
+        version: int,
+        *,
+        state: str = "serving",
+        incarnation: str = "one",
+        url: str = ENGINE,
+        policy: str = POLICY,
+    ) -> None:
         """As if the engine's reloader had said so."""
-        self.gateway.fleet.observe(status(version, state, incarnation, url))
+        self.gateway.observe({**status(version, state, incarnation, url), "policy": policy})
 
     def events(self, trajectory: str | None = None) -> list[dict[str, Any]]:
         """Events of the capture log with decoded bodies under `data`, in order."""
@@ -199,6 +208,7 @@ async def world(
     upstream: Any = None,
     port: int | None = None,
     required: bool = False,
+    others: Sequence[Served] = (),
     **options: Any,
 ) -> AsyncIterator[World]:
     """Serve a gateway; its folder may be used again by another world afterwards. `engine`: one, or several by url."""
@@ -212,7 +222,7 @@ async def world(
     engines = engine if isinstance(engine, Mapping) else {ENGINE: engine}
     fleet = Fleet(POLICY, engines.__getitem__, tuple(engines))
     recorder = Recorder(log, required=required, spending=spending)
-    gateway = Gateway(made, sessions, recorder, fleet, renderer)
+    gateway = Gateway(made, sessions, recorder, fleet, renderer, others)
     forwarder = Forwarder(log, bus, RAW, ClaimStore(str(folder / "claims")))
     forwarder.start()
     stop, port = asyncio.Event(), port or free_ports(1)[0]
