@@ -136,15 +136,13 @@ class Gateway:
         given = given or headers.get("x-api-key", "")
         if given.startswith(KEY_PREFIX):
             return self._by_session_key(given)
-        if not self._tenants:
-            return Caller(self.options.tenant, None, granted=True)
-        digest = _digest(given)
-        tenant = self._tenants.get(digest)
+        digest, workers = _digest(given), self.options.rollout_key
+        tenant = self._tenants.get(digest) if self._tenants else self.options.tenant
         if tenant is None:
             raise ApiError(
                 401, "Incorrect API key provided: use a session's own key or a configured one", code="invalid_api_key"
             )
-        granted = digest == _digest(self.options.rollout_key)
+        granted = bool(workers) and digest == _digest(workers)
         unnamed = self.options.reserved - self._judges.get(digest, frozenset())
         return Caller(tenant, None, granted, frozenset() if granted else unnamed, self._names.get(digest, ""))
 
