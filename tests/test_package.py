@@ -97,11 +97,18 @@ def test_the_wheel_works_without_the_tree(tmp_path: Path) -> None:
     assert int(shown[1]) == len(registry.names())
 
 
-@pytest.fixture
-def beside(tmp_path: Path) -> Path:
-    """A folder of a user, whose modules have the names of our rooms."""
+@pytest.fixture(params=["modules", "folders", "folders without __init__"])
+def beside(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A folder of a user, whose modules or folders have the names of our rooms."""
     for room in ROOMS:
-        (tmp_path / f"{room}.py").write_text(f"NAME = 'the user own {room}'\n")
+        folder = tmp_path / room
+        if request.param != "modules":
+            folder.mkdir()
+            (folder / "serve.py").write_text("raise RuntimeError('loaded in place of one of ours')\n")
+        if request.param == "folders without __init__" and room != "schemas":
+            continue  # a package by its place alone, as most people's folders are
+        file = tmp_path / f"{room}.py" if request.param == "modules" else folder / "__init__.py"
+        file.write_text(f"NAME = 'the user own {room}'\n")
     (tmp_path / "datasets.py").write_text("raise RuntimeError('loaded in place of a library')\n")
     source = """
         from schemas import NAME

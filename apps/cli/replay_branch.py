@@ -46,7 +46,11 @@ def branch(
     select: Select = "",
     places: Places = None,
     rewards: Annotated[
-        str, typer.Option(metavar="SOURCE[/RUBRIC]", help="take rewards that a replay gave instead of the sealed ones")
+        str,
+        typer.Option(
+            metavar="[live:]SOURCE[/RUBRIC]",
+            help="take rewards that a replay gave, or the newest live ones of a source, instead of the sealed ones",
+        ),
     ] = "",
     teacher: Annotated[
         Path | None, typer.Option(help="model to distill from, of the same vocabulary", exists=True, file_okay=False)

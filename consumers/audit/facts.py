@@ -118,6 +118,8 @@ class Facts:
         """of a branch: the policy that it comes from"""
         self.selected: dict[int, int] = {}
         """of a branch, by version: how many places the selection has that it was trained on"""
+        self.selection_digest = ""
+        """of a branch: the digest of those places, as its first trained version says it"""
         self.began: dict[str, Any] = {}
         """settings as dispatch wrote them when the policy began"""
         self.waits: Counter[int] = Counter()
@@ -161,6 +163,7 @@ class Facts:
         self.last_version = max(self.last_version, row["version"])
         if row["selection"] is not None:
             self.selected[row["version"]] = row["selection_places"] or 0
+            self.selection_digest = self.selection_digest or row["selection_digest"] or ""
         if row["version"] == 0:
             self.parent_policy = row["parent_policy"]
             if row["batch"] is not None:

@@ -18,8 +18,8 @@ from millrace.schemas.records import LedgerEntry, WeightVersion
 
 SHOWN = re.compile(r"learner/([0-9a-f]{8})-([0-9a-f]{8})-([0-9a-f]{8})@")
 """how a member id begins: digests of configuration, code and libraries, shortened"""
-
-
+DRIVER = "driver"
+"""of a GPU: in the entry beside the libraries, and not in the digest that a member id shows"""
 ROLES = ("reference", "teacher", "reward_model")
 """models that a step may read beside its own"""
 
@@ -104,7 +104,8 @@ class Leaders(Law):
         self._same((leader, generation), {"ranks": ranks, "layout": row["layout"]}, row)
 
     def _ids(self, row: Row[LedgerEntry]) -> None:
-        libraries = hashlib.sha256(json.dumps(row["libraries"], sort_keys=True).encode()).hexdigest()
+        shown_of = {name: version for name, version in row["libraries"].items() if name != DRIVER}
+        libraries = hashlib.sha256(json.dumps(shown_of, sort_keys=True).encode()).hexdigest()
         own = tuple(digest[:8] for digest in (row["config_hash"], row["code_hash"], libraries))
         for member in (row["leader"], *(share["member"] for share in row["ranks"])):
             shown = SHOWN.match(member)

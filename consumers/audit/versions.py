@@ -8,6 +8,7 @@ from typing import NamedTuple
 from millrace.consumers.audit.facts import Facts
 from millrace.consumers.audit.law import Law
 from millrace.consumers.audit.rows import Mark, Row
+from millrace.consumers.audit.selections import Item, digest, item, said_order
 from millrace.consumers.history.ledger import stored_hash
 from millrace.schemas.records import LedgerEntry, WeightVersion
 
@@ -89,7 +90,7 @@ class Versions(Law):
 class Tiles(Law):
     """Ledger v+1 begins where v ended, takes whole batches of the B in force, and lists each seq of its range. A
     version of a branch takes none of the order: its range is empty, and its groups name what a selection gave of the
-    policy that it comes from, under seq -1."""
+    policy that it comes from, under seq -1; where all of it was trained, its digest is theirs."""
 
     name = "tiles"
     sentence = "the ledger's seq ranges tile from 0, each a batch of the B in force, and list every seq"
@@ -99,6 +100,10 @@ class Tiles(Law):
         super().__init__(facts)
         self._ranges: list[tuple[int, int, int, Mark]] = []
         self._selected: set[tuple[str, int, int]] = set()
+        self._items: list[Item] = []
+        """of a branch, as they were first trained"""
+        self._order: tuple[int, int] | None = None
+        self._last_selected: Row[LedgerEntry] | None = None
 
     def ledger(self, row: Row[LedgerEntry]) -> None:
         version, low, high = row["version"], row["seq_lo"], row["seq_hi"]
@@ -134,12 +139,35 @@ class Tiles(Law):
         source = f".{self.facts.parent_policy}.trajectories"
         if any(not place["topic"].endswith(source) for place in named):
             yield f"names a place that is no trajectory of {self.facts.parent_policy}"
-        self._selected |= {(place["topic"], place["partition"], place["offset"]) for place in named}
+        for group in row["groups"]:
+            if not self._selected.issuperset(own := item(group)):
+                self._items.append(own)
+                self._selected.update(own)
+        self._order = self._order or said_order(row["config"])
+        self._last_selected = row
         if len(self._selected) > places:
             yield f"and those before it name {len(self._selected)} places of a selection of {places}"
 
+    def _whole(self, row: Row[LedgerEntry]) -> None:
+        """The digest of the selection, where all of it was trained by `row`, the last version that names it."""
+        version, named = row["version"], len(self._selected)
+        if named > self.facts.selected[version]:
+            return  # that is said already
+        if named < self.facts.selected[version]:
+            self.note(
+                f"{named} of {self.facts.selected[version]} places of the selection were trained, so its digest cannot "
+                "be taken anew"
+            )
+        elif self._order is None or not self.facts.begins_at_zero("ledger"):
+            self.note("nothing says in which order the selection was trained, so its digest cannot be taken anew")
+        elif digest(self._items, *self._order) != self.facts.selection_digest:
+            message = f"versions up to {version} were trained on other places than their selection's digest says"
+            self.fail(message, row, version=version)
+
     def finish(self) -> None:
         """Sizes are checked last: settings are read after the ledger."""
+        if self._last_selected is not None:
+            self._whole(self._last_selected)
         for version, low, high, mark in self._ranges:
             batch = self.facts.batch.at(low)
             change = self.facts.batch.until(low)

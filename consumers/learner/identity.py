@@ -2,7 +2,8 @@
 
 Invariants: hashes cover exactly what changes training, and models by their content, wherever they lie; what the hash of
 the configuration is taken of holds no secret, since the ledger keeps it; a member shows the hashes in its client id, so
-the group's table alone says who differs, before anybody forms anything. The CPU is recorded, never compared.
+the group's table alone says who differs, before anybody forms anything. CPU and driver are recorded, never
+compared among them.
 """
 
 from __future__ import annotations
@@ -10,18 +11,24 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from millrace.consumers.learner import layouts
 from millrace.consumers.learner.held import digests
 from millrace.infra.config import Settings, masking
+from millrace.infra.process import cuda
+from millrace.trainers.backends.layout import DEEPSPEED, MEGATRON
 
 LIBRARIES = ("torch", "transformers", "peft", "safetensors", "numpy", "fastavro", "confluent-kafka")
+OF_BACKEND: Mapping[str, tuple[str, ...]] = {DEEPSPEED: ("deepspeed",), MEGATRON: ("megatron-core",)}
+"""libraries that train by a backend -> what it adds"""
+DRIVER = "driver"
+"""the GPU's, which is recorded and compared by proofs, and may differ among machines that train together"""
 CODE = ("schemas", "trainers", "consumers/learner", "consumers/history")
 NOT_TRAINING = frozenset(
     {
@@ -60,8 +67,27 @@ class Identity:
 
 
 def library_hash(libraries: Mapping[str, str]) -> str:
-    """Hex digest of library versions."""
-    return _digest(dict(sorted(libraries.items())))
+    """Hex digest of library versions, which the driver is not among."""
+    return _digest({name: version for name, version in sorted(libraries.items()) if name != DRIVER})
+
+
+def libraries(backends: Collection[str], *, gpu: bool) -> dict[str, str]:
+    """Versions by name of what these backends train with here; gpu: on a GPU, so by its kernels and driver too."""
+    names = [*LIBRARIES, *(name for backend in sorted({*backends}) for name in OF_BACKEND.get(backend, ()))]
+    found = {"python": platform.python_version(), **{name: _version(name) for name in names}}
+    if gpu:
+        import torch  # seconds, and whoever asks has it loaded anyway
+
+        found |= {"triton": _version("triton"), "cuda": torch.version.cuda or "none", DRIVER: cuda.driver()}
+    return found
+
+
+def _version(name: str) -> str:
+    """none: what needs it says so itself, and how to get it."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "none"
 
 
 def identify(settings: Settings) -> Identity:
@@ -71,7 +97,7 @@ def identify(settings: Settings) -> Identity:
     return Identity(
         config=hashlib.sha256(text.encode()).hexdigest(),
         code=code_hash(),
-        libraries={"python": platform.python_version(), **{name: version(name) for name in LIBRARIES}},
+        libraries=libraries([place.layout.backend for place in layouts.chosen(settings.learner)], gpu=cuda.usable()),
         cpu=cpu_hash(),
         text=text,
         models=models,

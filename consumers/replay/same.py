@@ -44,9 +44,8 @@ def differences(here: Here, entry: LedgerEntry) -> list[str]:
         found += _settings(mine.text, entry["config"])
     if mine.code != entry["code_hash"]:
         found.append(f"the code is {mine.code[:12]}, was {entry['code_hash'][:12]}: check out the release that trained")
-    for name in sorted({*mine.libraries, *entry["libraries"]}):
-        now, then = mine.libraries.get(name, "none"), entry["libraries"].get(name, "none")
-        if now != then:
+    for name, then in sorted(entry["libraries"].items()):
+        if (now := mine.libraries.get(name, "none")) != then:
             found.append(f"{name} is {now}, was {then}")
     if mine.cpu != entry["cpu"]:
         found.append(f"the CPU is of another kind ({mine.cpu}, was {entry['cpu']})")

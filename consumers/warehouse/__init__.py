@@ -13,6 +13,7 @@ sharing     which partitions this process brings in, where several share a serve
 fences      what keeps a process out whose partition another one has taken over
 ingest      brings the log into the tables
 dropping    takes rows out of them, in the order that leaves no hole
+sameness    whether a topic is the one that rows came from
 rebuild     makes them anew
 endpoint    answers queries, read-only
 questions   views, and queries by name

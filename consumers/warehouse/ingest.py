@@ -16,7 +16,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -25,6 +25,7 @@ from millrace.consumers.warehouse.dropping import wait_for_deletes
 from millrace.consumers.warehouse.fences import PROOFS, Fence, Where, named, take_over
 from millrace.consumers.warehouse.framing import framed
 from millrace.consumers.warehouse.own import Proof, proof_rows, unreadable_rows
+from millrace.consumers.warehouse.sameness import Tip, made_anew, tips
 from millrace.consumers.warehouse.sharing import Everything, Shares
 from millrace.consumers.warehouse.sorting import Behind, Sorter, kind_of
 from millrace.consumers.warehouse.sound import unsound
@@ -65,6 +66,7 @@ class Ingest:
         self._behind = behind
         self._have: dict[tuple[str, str, int], int] = {}
         """the greatest offset by table and partition"""
+        self._tips: Mapping[Where, Tip] = {}
         self._proofs: list[Proof] = []
         self._mine: list[Where] = []
         """this process's partitions, of which it has asked how far they are"""
@@ -96,6 +98,7 @@ class Ingest:
         wait_for_deletes(self._store)
         self._proofs.clear()
         self._have.clear()
+        self._tips = tips(self._store, self._prefix.removesuffix("."))
         for name in (*(table.name for table in TABLES), UNREADABLE):
             for topic, part, last in self._store.rows(f"SELECT topic, part, max(off) FROM {LOG}.{name} GROUP BY ALL"):
                 self._have[name, topic, part] = last
@@ -138,11 +141,11 @@ class Ingest:
     def _compare(self, where: Where) -> None:
         """Say what the log has forgotten before it was read. Raises WarehouseError where the topic is another one."""
         topic, part = where
-        position, start, end = self._position(where), self._bus.starts(topic)[part], self._bus.ends(topic)[part]
-        if position > end:
+        position, start = self._position(where), self._bus.starts(topic)[part]
+        if why := made_anew(self._bus, where, position, self._tips.get(where)):
             raise WarehouseError(
-                f"{topic} partition {part} ends at offset {end}, and the warehouse in {self._store.where} has it up to "
-                f"{position}: the topic was made anew. `millrace warehouse rebuild` takes in what it holds now"
+                f"{topic} partition {part} {why}: the topic was made anew. `millrace warehouse rebuild --forget` makes "
+                f"the tables in {self._store.where} of what the log holds now, without the rows of the former topic"
             )
         if start > position:
             log.warning("%s[%d]: the log has forgotten offsets %d to %d", topic, part, position, start - 1)
@@ -235,7 +238,10 @@ class Ingest:
             self._tell(block, bad)
             gone = {record.offset for record, _ in bad}
             own = [row for row in own if row[0] not in gone]
-        self._take(main, block, own, told=partial(self._tell, block))
+        if late := self._take(main, block, own, told=partial(self._tell, block)):
+            bad += late
+            gone = {record.offset for record, _ in late}
+            own = [row for row in own if row[0] not in gone]
         self._have[main.name, block.topic, block.part] = block.until - 1
         if self.rows > before or bad:
             self._proofs.append(Proof.of(main.name, block, [row for _, row in own]))

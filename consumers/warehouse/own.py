@@ -12,6 +12,7 @@ from fastavro import parse_schema, writer
 from millrace.consumers.warehouse.columns import Column, quoted
 from millrace.consumers.warehouse.cutting import Block
 from millrace.consumers.warehouse.framing import millis
+from millrace.consumers.warehouse.sameness import tip_of
 from millrace.consumers.warehouse.store import Insertion
 from millrace.consumers.warehouse.tables import BLOCKS, LOG, UNREADABLE
 from millrace.infra.log.base import Record
@@ -29,6 +30,7 @@ class Proof(NamedTuple):
     rows: int
     digest: str
     written: int
+    tip: str
 
     @classmethod
     def of(cls, table: str, block: Block, rows: Sequence[bytes]) -> Self:
@@ -37,8 +39,8 @@ class Proof(NamedTuple):
         for row in rows:
             digest.update(row)
         last = block.until - 1
-        now = now_micros() // 1000
-        return cls(table, block.topic, block.part, block.first, last, len(rows), digest.hexdigest(), now)
+        now, tip = now_micros() // 1000, tip_of(block.records[-1])
+        return cls(table, block.topic, block.part, block.first, last, len(rows), digest.hexdigest(), now, tip)
 
 
 def proof_rows(proofs: Sequence[Proof]) -> tuple[Insertion, list[bytes]]:

@@ -17,6 +17,7 @@ from millrace.consumers.warehouse.ingest import Ingest
 from millrace.consumers.warehouse.migrations import migrate
 from millrace.consumers.warehouse.opened import open_store
 from millrace.consumers.warehouse.retention import keep
+from millrace.consumers.warehouse.sameness import COMPACTED, made_anew, tips
 from millrace.consumers.warehouse.sharing import group_of
 from millrace.consumers.warehouse.sorting import Behind, kind_of
 from millrace.consumers.warehouse.store import Store
@@ -29,8 +30,6 @@ from millrace.infra.log.base import Bus
 from millrace.infra.log.topics import logical_name
 from millrace.schemas.ids import new_id
 
-COMPACTED = "workers"
-"""the one topic whose older records the log itself gives up"""
 NOTHING = 1 << 63
 """where a partition begins of which nothing is left"""
 TRIES = 5
@@ -126,17 +125,25 @@ def rows_of(store: Store, table: str, namespace: str) -> int:
 
 
 def irrecoverable(bus: Bus, store: Store, namespace: str) -> list[str]:
-    """What a rebuild would lose, in words: rows whose records the log has forgotten."""
-    found = []
+    """What a rebuild would lose, in words: rows whose records the log has forgotten, or whose topic was made anew."""
+    found, ends = list[str](), dict[Where, int]()
     for name in record_tables(store):
         spans = store.rows(
             f"SELECT topic, part, min(off), max(off) FROM {LOG}.{name} WHERE {of(namespace)} GROUP BY ALL ORDER BY ALL"
         )
         for topic, part, first, last in spans:
+            if logical_name(topic) == COMPACTED:
+                continue
             start = _start(bus, topic, part)
-            if logical_name(topic) != COMPACTED and first < start:
+            if first < start:
                 left = begins_at(start) if start < NOTHING else "nothing of it is left"
                 found.append(nowhere(topic, part, first, min(last, start - 1), left))
+            if start < NOTHING:
+                ends[topic, part] = max(last + 1, ends.get((topic, part), 0))
+    known = tips(store, namespace) if ends else {}
+    for where, end in ends.items():
+        if why := made_anew(bus, where, end, known.get(where)):
+            found.append(f"{where[0]}[{where[1]}] {why}: the topic was made anew, and the former one is nowhere")
     return found
 
 

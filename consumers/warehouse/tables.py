@@ -112,6 +112,9 @@ BLOCKS = (
     Column("rows", "UInt32", "rows of it"),
     Column("digest", "String", "xxh3_128 of the records' offsets, times and bytes, in hex"),
     Column("written", "DateTime64(3, 'UTC')", "when it had been written", "Delta, ZSTD(1)"),
+    Column(
+        "tip", "String", "xxh3_128 of the key and bytes of its last record, in hex; empty: an older release wrote it"
+    ),
 )
 """written after the rows, so it may lack what a kill came before"""
 

@@ -172,7 +172,8 @@ class Settings(BaseSettings):
 
 
 def masked(settings: Settings) -> dict[str, Any]:
-    """The settings as plain values, secrets as stars, also those inside URLs and the engine's arguments."""
+    """The settings as plain values, secrets as stars, also those inside URLs and the engine's arguments. What is not
+    set is left out, since TOML has no word for it."""
     values: dict[str, Any] = _masked(settings.model_dump(mode="json"))
     values["engine"]["args"] = in_arguments(settings.engine.args)
     return values
@@ -180,7 +181,7 @@ def masked(settings: Settings) -> dict[str, Any]:
 
 def _masked(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _masked(inner) for name, inner in value.items()}
+        return {name: _masked(inner) for name, inner in value.items() if inner is not None}
     if isinstance(value, list):
         return [_masked(inner) for inner in value]
     return in_text(value) if isinstance(value, str) else value

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import re
+from pathlib import Path
 
 DRIVER = "libcuda.so.1"
+LOADED = Path("/proc/driver/nvidia/version")
+"""what the kernel module says of itself"""
 
 
 def usable() -> bool:
@@ -15,3 +19,12 @@ def usable() -> bool:
         return False
     count = ctypes.c_int(0)
     return driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value > 0
+
+
+def driver() -> str:
+    """The version of the driver, such as 570.124.06; none where nothing says it."""
+    try:
+        found = re.search(r"\s(\d+\.[\d.]+)\s", LOADED.read_text())
+    except OSError:
+        found = None
+    return found[1] if found else "none"

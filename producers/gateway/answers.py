@@ -48,15 +48,19 @@ def read_answer(body: bytes) -> WholeAnswer:
 
 def understood(found: Mapping[str, Any]) -> WholeAnswer:
     """The answer in a response's fields."""
-    usage, details = mapping(found.get("usage")), mapping(mapping(found.get("usage")).get("prompt_tokens_details"))
-    counts = (usage.get("prompt_tokens"), usage.get("completion_tokens"), details.get("cached_tokens"))
     choices = [choice for choice in listed(found.get("choices")) if isinstance(choice, dict)][: bounds.CHOICES]
     said = [
         Said(at, reply(mapping(choice.get("message"))), name(choice.get("finish_reason")))
         for at, choice in zip(_numbers(choices), choices, strict=True)
     ]
-    prompt, completion, cached = (number(count) for count in counts)
-    return WholeAnswer(name(found.get("id")) or new_id(), said, (prompt, completion, cached))
+    return WholeAnswer(name(found.get("id")) or new_id(), said, counts(found))
+
+
+def counts(found: Mapping[str, Any]) -> tuple[int, int, int]:
+    """Tokens as a server counted them in a response: prompt, completion, cached."""
+    usage = mapping(found.get("usage"))
+    cached = mapping(usage.get("prompt_tokens_details")).get("cached_tokens")
+    return number(usage.get("prompt_tokens")), number(usage.get("completion_tokens")), number(cached)
 
 
 def _numbers(choices: Sequence[Mapping[str, Any]]) -> list[int]:

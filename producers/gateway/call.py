@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ from millrace.producers.gateway.errors import RETRY_AFTER_S, ApiError
 from millrace.producers.gateway.fleet import Target
 from millrace.producers.gateway.lineage import ABORT, CallStart
 from millrace.producers.gateway.prices import Prices
-from millrace.producers.gateway.rendering.base import Parser, Renderer, ReplyDelta
+from millrace.producers.gateway.rendering.base import Parser, Renderer, ReplyDelta, Tools
 from millrace.producers.gateway.session import Session
 from millrace.producers.gateway.spending import Spent, spent
 from millrace.schemas.arrays import pack
@@ -155,9 +155,12 @@ class Call:
     def __post_init__(self) -> None:
         tools = None if self.request.choice == "none" else self.request.tools
         stop = self.sampling.stop
-        self.choices = [
-            Choice(index, self.renderer.parser(self.plan.prompt, tools, stop)) for index in range(self.sampling.n)
-        ]
+        self.choices = [Choice(index, self._parser(tools, stop)) for index in range(self.sampling.n)]
+
+    def _parser(self, tools: Tools, stop: Sequence[str]) -> Parser:
+        if self.request.prompt is not None:
+            return self.renderer.plain(stop)
+        return self.renderer.parser(self.plan.prompt, tools, stop)
 
     def take(self, chunk: Chunk) -> tuple[Choice, list[Part]]:
         """A chunk of the engine: the choice it belongs to, and what can be said of it."""

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 from millrace.producers.gateway.errors import ApiError, bad_request
-from millrace.producers.gateway.rendering.base import Message, Tools
+from millrace.producers.gateway.rendering.base import RAW, Message, Tools
 from millrace.producers.gateway.stored import Given
 from millrace.schemas import bounds
 
@@ -119,6 +119,8 @@ class Ask(msgspec.Struct, kw_only=True):
     """what the body calls the conversation"""
     users: tuple[Any, ...] = ()
     """what the body says of the end user: the first text among these"""
+    prompt: str | tuple[int, ...] | None = None
+    """the prompt itself, as text or as tokens, in place of turns: no template writes it"""
     given: Any = None
     inside: Mapping[str, tuple[str, str]] = {}
     """(namespace, name) of the tools that are in one, by the name that the model knows"""
@@ -131,6 +133,12 @@ class Ask(msgspec.Struct, kw_only=True):
     def held(self) -> bool:
         """Whether the reply is to have a shape, or to be calls."""
         return self.output is not None or isinstance(self.choice, Forced)
+
+
+def prompt_message(prompt: str | Sequence[int]) -> Message:
+    """A prompt that no template writes as the one message of its conversation; tokens by their numbers."""
+    text = prompt if isinstance(prompt, str) else f"[{', '.join(map(str, prompt))}]"
+    return {"role": "user", "content": text, RAW: True}
 
 
 def messages_of(turns: Sequence[Turn], *, strict: bool = True) -> list[Message]:

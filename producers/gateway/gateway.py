@@ -23,7 +23,7 @@ from millrace.producers.gateway import keys
 from millrace.producers.gateway.aside import Step, aside, by_turns
 from millrace.producers.gateway.call import SLICE, Call, Choice, slices
 from millrace.producers.gateway.constraint import grammar_of
-from millrace.producers.gateway.conversation import Ask, Part, check_strict, messages_of, unknown_fields
+from millrace.producers.gateway.conversation import Ask, Part, check_strict, messages_of, prompt_message, unknown_fields
 from millrace.producers.gateway.errors import ApiError, bad_request, of_engine
 from millrace.producers.gateway.fleet import Fleet
 from millrace.producers.gateway.followups import followup
@@ -262,7 +262,7 @@ class Gateway:
         try:
             # A call from here on: neither silence nor another call's failure ends its session meanwhile.
             with self.calling(session, response_id):
-                await aside(len(body), session.lineages.write, plan, request.tools, self.renderer)
+                await aside(len(body), session.lineages.write, plan, request.tools, self.renderer, request.prompt)
                 grammar = None
                 if request.held:
                     grammar = await aside(len(body), grammar_of, request, self.renderer.marks(plan.prompt))
@@ -323,7 +323,7 @@ class Gateway:
             raise bad_request(f"n: a request of {len(body)} bytes may ask for at most {most} choices", param="n")
         if used and len(body) > self.options.max_body_bytes:
             raise too_long()
-        messages = messages_of(request.turns)
+        messages = messages_of(request.turns) if request.prompt is None else [prompt_message(request.prompt)]
         digests = keys.chain(messages, request.tools)
         return Understood(request, messages, digests, keys.request_hash(body), body, used, template_options(body))
 

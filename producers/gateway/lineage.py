@@ -14,6 +14,7 @@ take long and touches nothing but the plan, so that it may run in another thread
 from __future__ import annotations
 
 from array import array
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypedDict
@@ -22,13 +23,23 @@ import numpy as np
 
 from millrace.infra.errors import GatewayError
 from millrace.producers.gateway import keys
-from millrace.producers.gateway.rendering.base import NO_OPTIONS, Message, NoContinuation, Options, Renderer, Tools
+from millrace.producers.gateway.rendering.base import (
+    NO_OPTIONS,
+    RAW,
+    Message,
+    NoContinuation,
+    Options,
+    Renderer,
+    Tools,
+)
 from millrace.schemas.arrays import unpack
 from millrace.schemas.ids import new_id
 from millrace.schemas.records import ModelCall
 
 ABORT = "abort"
 ITEM = array("i").itemsize
+RAW_KEPT = 16
+"""lineages of prompts that no template wrote, of one session, that may be gone on with"""
 
 
 @dataclass(slots=True, eq=False)
@@ -72,7 +83,8 @@ class CallStart:
     """How a call begins. `keep` tokens of `lineage` are its prefix; `prompt` is the whole prompt, once it is written.
 
     `stored` and `past` are the tokens and messages that `write` may go on from, behind `tip`; `known` are those that it
-    compares with where there are none; `packed` is the prompt as records hold it."""
+    compares with where there are none; `tips` are replies, with all tokens up to their ends, that a prompt which no
+    template writes may go on from; `packed` is the prompt as records hold it."""
 
     messages: list[Message]
     digests: list[bytes]
@@ -88,6 +100,7 @@ class CallStart:
     stored: list[int] = field(default_factory=list)
     past: list[Message] = field(default_factory=list)
     known: list[Message] | None = None
+    tips: list[tuple[Node, list[int]]] = field(default_factory=list)
     packed: bytes = b""
     options: Options = field(default_factory=dict)
 
@@ -107,6 +120,8 @@ class Lineages:
     def __init__(self) -> None:
         self._lineages: dict[str, KnownLineage] = {}
         self._nodes: dict[bytes, Node] = {}
+        self._raw: OrderedDict[str, Node] = OrderedDict()
+        """replies to prompts that no template wrote, by their lineages, the newest last"""
         self._asked: dict[bytes, ServedCall] = {}
         self._newest: KnownLineage | None = None
         self.turns = 0
@@ -147,6 +162,14 @@ class Lineages:
             plan.lineage, plan.tip, plan.keep = former.node.lineage, former.node, former.length
             plan.prompt = plan.lineage.tokens[: plan.keep].tolist()
             return
+        if _raw(plan.messages):
+            plan.tips = [
+                (node, node.lineage.tokens[: node.length].tolist())
+                for node in self._raw.values()
+                if node.lineage.tip is node
+            ]
+            plan.opened = "its prompt begins with no earlier one and its reply" if self._raw else "it is the first call"
+            return
         node = self._match(plan.messages, plan.digests)
         if node is None:
             plan.known = [] if self._newest is None else self._newest.messages
@@ -161,9 +184,12 @@ class Lineages:
             plan.past = node.lineage.messages[: node.count]
 
     @staticmethod
-    def write(plan: CallStart, tools: Tools, renderer: Renderer) -> None:
-        """Make the prompt of a plan. Raises RenderError; the plan is to be withdrawn then."""
-        if not plan.prompt:
+    def write(plan: CallStart, tools: Tools, renderer: Renderer, prompt: str | Sequence[int] | None = None) -> None:
+        """Make the prompt of a plan; `prompt`: the one that no template writes. Raises RenderError; the plan is to be
+        withdrawn then."""
+        if not plan.prompt and prompt is not None:
+            Lineages._write_raw(plan, prompt, renderer)
+        elif not plan.prompt:
             Lineages._write(plan, tools, renderer)
         plan.packed = array("i", plan.prompt).tobytes()
 
@@ -181,6 +207,24 @@ class Lineages:
                 return
             plan.tip, plan.opened = None, between.reason
         plan.prompt = renderer.render(plan.messages, tools, plan.options)
+
+    @staticmethod
+    def _write_raw(plan: CallStart, prompt: str | Sequence[int], renderer: Renderer) -> None:
+        """A prompt that begins with all the tokens of an earlier one and its reply goes on from them as they were
+        sampled, however text would be tokenized again; of several such the longest."""
+        if not isinstance(prompt, str):
+            renderer.decode(prompt)
+        for node, tokens in sorted(plan.tips, key=lambda tip: len(tip[1]), reverse=True):
+            rest: list[int] | None = None
+            if not isinstance(prompt, str):
+                rest = list(prompt[len(tokens) :]) if list(prompt[: len(tokens)]) == tokens else None
+            elif prompt.startswith(text := renderer.decode(tokens)):
+                rest = renderer.encode(prompt[len(text) :])
+            if rest is not None:
+                plan.lineage, plan.tip, plan.keep, plan.opened = node.lineage, node, node.length, None
+                plan.prompt = tokens + rest
+                return
+        plan.prompt = renderer.encode(prompt) if isinstance(prompt, str) else list(prompt)
 
     def withdraw(self, plan: CallStart) -> None:
         """The call failed before it had a single token: as if it had never been made."""
@@ -239,7 +283,13 @@ class Lineages:
         if call["choice"] == 0:
             asked.length, asked.node = length, node
         digest = keys.extend(digests[-1], reply)
-        self._nodes[digest] = node
+        if _raw(messages):
+            self._raw[lineage.id] = node
+            self._raw.move_to_end(lineage.id)
+            while len(self._raw) > RAW_KEPT:
+                self._raw.popitem(last=False)
+        else:
+            self._nodes[digest] = node
         return digest
 
     def _match(self, messages: Sequence[Message], digests: Sequence[bytes]) -> Node | None:
@@ -251,6 +301,11 @@ class Lineages:
             if node is not None and keys.same_text(node.text, messages[count - 1]["content"]):
                 return node
         return None
+
+
+def _raw(messages: Sequence[Message]) -> bool:
+    """Whether they are a prompt that no template writes."""
+    return len(messages) == 1 and RAW in messages[0]
 
 
 def _why(known: Sequence[Message], messages: Sequence[Message]) -> str:

@@ -126,22 +126,32 @@ def everything(selector: Any) -> Any:
 
 
 def branch(
-    bus: Bus, settings: Settings, name: str = "b", question: Question = everything, **more: Any
+    bus: Bus,
+    settings: Settings,
+    name: str = "b",
+    question: Question = everything,
+    heard: Heard | None = None,
+    **more: Any,
 ) -> tuple[WeightVersion, Heard]:
     """Make or go on with a branch; its last event and what was heard."""
-    heard = Heard()
+    heard = heard or Heard()
     options = Options(name, **{"lr": 1e-3, "batch": 16, "device": "cpu", **more})
     event = Brancher(settings, bus, ClaimStore(settings.claims)).run(options, question, watcher=heard)
     return event, heard
 
 
-def train_on(bus: Bus, settings: Settings) -> WeightVersion:
-    """The policy's next version, as a learner would leave it: other weights, and in the log."""
+def train_on(bus: Bus, settings: Settings, noise: float = 0.0) -> WeightVersion:
+    """The policy's next version, as a learner would leave it: other weights, and in the log. noise: how far each weight
+    is moved at random besides, in standard deviations of its tensor."""
     names, root = policy.topics(settings), policy.weights_root(settings)
     head = newest.head(bus, names["weights"], names["ledger"])
     assert head is not None
     state = checkpoint.read(Path(head.weights["uri"]), digest=head.weights["digest"])
-    moved = {name: weight * 1.01 for name, weight in state.weights.items()}
+    draw = torch.Generator().manual_seed(0)
+    moved = {
+        name: weight * 1.01 + (noise * weight.std() * torch.randn(weight.shape, generator=draw) if noise else 0.0)
+        for name, weight in sorted(state.weights.items())
+    }
     written = checkpoint.write(root, head.version + 1, replace(state, weights=moved))
     event = weight_event(head, written, Choice("", "", 0, None, None), 1, head.weights["time"] + 1)
     event |= dict.fromkeys(("selection", "selection_digest", "selection_places"))

@@ -44,11 +44,14 @@ def end(bus: Bus, namespace: str, policy: str) -> None:
     _write(history, (_episode(history, row).end(output=str(row["reward"])) for row in rows))
 
 
-def judge(bus: Bus, namespace: str, policy: str, rubric: str, values: Mapping[str, float], source: str) -> None:
-    """Rewards of a replay, by trajectory id."""
+def judge(
+    bus: Bus, namespace: str, policy: str, rubric: str, values: Mapping[str, float | None], source: str, **more: Any
+) -> None:
+    """Rewards of a replay, by trajectory id. more: fields of the rewards, such as `replay` None for live ones, and `n`
+    for another one of the same source."""
     history = History(bus, namespace, policy)
     rows = [row.record for row in history.rows(TRAJECTORIES) if row["id"] in values]
-    said = {"source": source, "rubric_version": rubric, "replay": rubric}
+    said = {"source": source, "rubric_version": rubric, "replay": rubric, **more}
     _write(history, (_episode(history, row).reward(values[row["id"]], judge=source, **said) for row in rows))
 
 

@@ -17,12 +17,14 @@ from millrace.producers.gateway.app import routes
 from millrace.producers.gateway.bodies import EndIn, EventsIn, FeedbackIn, RewardIn, StartIn
 from millrace.producers.gateway.protocols.all import DIALECTS
 from millrace.producers.gateway.protocols.chat_request import ChatRequest
+from millrace.producers.gateway.protocols.completions import CompletionsRequest
 from millrace.producers.gateway.protocols.messages_request import CountRequest, MessagesRequest
 from millrace.producers.gateway.protocols.responses_request import ResponsesRequest
 
 FILE = Path(__file__).parents[2] / "docs" / "openapi.json"
 SAID = {
     "chat": "A chat completion as OpenAI's, plain or streamed; what is refused stands in docs/gateway.md",
+    "completions": "A legacy completion as OpenAI's, plain or streamed; what is refused stands in docs/gateway.md",
     "messages": "A message as Anthropic's, plain or streamed; what is refused stands in docs/gateway.md",
     "responses": "A response as OpenAI's, plain or streamed; what is refused stands in docs/gateway.md",
     "response": "A stored response, as it was answered",
@@ -37,6 +39,7 @@ SAID = {
 }
 BODIES: dict[str, type[msgspec.Struct]] = {
     "chat": ChatRequest,
+    "completions": CompletionsRequest,
     "messages": MessagesRequest,
     "responses": ResponsesRequest,
     "count_tokens": CountRequest,
@@ -57,6 +60,7 @@ def an_object(**fields: dict[str, Any]) -> dict[str, Any]:
 
 ANSWERS: dict[str, dict[str, Any]] = {
     "chat": an_object(id=TEXT, object=TEXT, created={"type": "integer"}, model=TEXT, choices={"type": "array"}),
+    "completions": an_object(id=TEXT, object=TEXT, created={"type": "integer"}, model=TEXT, choices={"type": "array"}),
     "messages": an_object(id=TEXT, type=TEXT, role=TEXT, model=TEXT, content={"type": "array"}, usage=OBJECT),
     "responses": an_object(id=TEXT, object=TEXT, status=TEXT, model=TEXT, output={"type": "array"}),
     "response": an_object(id=TEXT, object=TEXT, status=TEXT, model=TEXT, output={"type": "array"}),
@@ -105,6 +109,7 @@ REFUSALS = {
 BODY = ("400", "401", "403", "408", "413", "429")
 REFUSED_OF = {
     "chat": (*BODY, "502", "503", "504"),
+    "completions": (*BODY, "502", "503", "504"),
     "messages": (*BODY, "502", "503", "504"),
     "responses": (*BODY, "404", "502", "503", "504"),
     "count_tokens": (*BODY, "503"),

@@ -52,6 +52,8 @@ class Speaker(ABC):
     unauthorized: type[Exception]
     failed: type[Exception]
     """of any status, also in mid-stream"""
+    tools = True
+    """whether it may offer tools, and replies have thoughts of their own"""
     several = False
     """whether it may ask for several replies at once"""
     stops = True
@@ -151,6 +153,58 @@ class ChatSpeaker(Speaker):
 
     def body(self, text: str) -> dict[str, Any]:
         return {"model": "m", "messages": [{"role": "user", "content": text}]}
+
+
+class CompletionsSpeaker(Speaker):
+    """OpenAI's client of legacy completions: it writes the form of a conversation itself, without tools."""
+
+    name, path = "completions", "/v1/completions"
+    rejected, unauthorized, failed = openai.BadRequestError, openai.AuthenticationError, openai.APIError
+    several, tools = True, False
+
+    @property
+    def _client(self) -> openai.AsyncOpenAI:
+        return openai.AsyncOpenAI(
+            base_url=f"{self.w.url}/v1", api_key=self.key, max_retries=self.retries, default_headers=self.headers
+        )
+
+    @staticmethod
+    def _prompt(talk: Talk, system: str = "") -> str:
+        out = [system]
+        for said in talk:
+            assert not isinstance(said, Results)
+            out.append(f"\nUser: {said}\nBot:" if isinstance(said, str) else said.raw)
+        return "".join(out)
+
+    async def say(self, talk, *, stream, tools=(), system="", stop=(), most=100, **more):  # type: ignore[no-untyped-def]
+        given: dict[str, Any] = {"model": "m", "prompt": self._prompt(talk, system), "max_tokens": most, **more}
+        if stop:
+            given["stop"] = list(stop)
+        if not stream:
+            answer = await self._client.completions.create(**given)
+            return self._said(answer.id, answer.choices[0].text, answer.choices[0].finish_reason, answer.usage)
+        text, end, id, usage = "", "", "", None
+        async for chunk in await self._client.completions.create(
+            **given, stream=True, stream_options={"include_usage": True}
+        ):
+            id, usage = chunk.id, chunk.usage or usage
+            for choice in chunk.choices:
+                text, end = text + choice.text, choice.finish_reason or end
+        return self._said(id, text, end, usage)
+
+    def _said(self, id: str, text: str, end: str, usage: Any) -> Said:
+        raw = text + ("<|im_end|>" if end == "stop" else "")
+        return Said(id, text, "", (), end, (usage.prompt_tokens, usage.completion_tokens), raw)
+
+    async def first(self, talk: Talk) -> Any:
+        stream = await self._client.completions.create(
+            model="m", prompt=self._prompt(talk), max_tokens=100, stream=True
+        )
+        await anext(aiter(stream))
+        return stream
+
+    def body(self, text: str) -> dict[str, Any]:
+        return {"model": "m", "max_tokens": 100, "prompt": text}
 
 
 class MessagesSpeaker(Speaker):
@@ -294,4 +348,4 @@ class ResponsesSpeaker(Speaker):
         return {"model": "m", "input": text}
 
 
-SPEAKERS: tuple[type[Speaker], ...] = (ChatSpeaker, MessagesSpeaker, ResponsesSpeaker)
+SPEAKERS: tuple[type[Speaker], ...] = (ChatSpeaker, CompletionsSpeaker, MessagesSpeaker, ResponsesSpeaker)

@@ -31,6 +31,12 @@ WHOLE: dict[str, dict[str, Any]] = {
         ],
         "usage": {"prompt_tokens": 1, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 1}},
     },
+    "completions": {
+        "object": "text_completion",
+        "id": "t",
+        "choices": [{"index": at, "text": "x", "logprobs": None, "finish_reason": "stop"} for at in range(2)],
+        "usage": {"prompt_tokens": 1, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 1}},
+    },
     "messages": {
         "type": "message",
         "id": "m",
@@ -69,6 +75,11 @@ EVENTS: dict[str, list[dict[str, Any]]] = {
         },
         {"choices": [], "usage": {"prompt_tokens": 1}},
     ],
+    "completions": [
+        {"id": "t", "object": "text_completion", "choices": [{"index": 0, "text": "x"}]},
+        {"choices": [{"index": 1, "text": "y", "finish_reason": "stop"}]},
+        {"choices": [], "usage": {"prompt_tokens": 1}},
+    ],
     "messages": [
         {"type": "message_start", "message": {"type": "message", "id": "m", "usage": {"input_tokens": 1}}},
         {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}},
@@ -86,6 +97,7 @@ EVENTS: dict[str, list[dict[str, Any]]] = {
 }
 REQUEST = {
     "chat": b'{"model":"far","messages":[{"role":"user","content":"hi"}]}',
+    "completions": b'{"model":"far","prompt":"hi"}',
     "messages": b'{"model":"far","max_tokens":3,"messages":[{"role":"user","content":"hi"}]}',
     "responses": b'{"model":"far","input":"hi"}',
 }

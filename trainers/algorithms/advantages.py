@@ -11,6 +11,8 @@
     8  R_t = A_t + V_t
     9  A = normalised over the batch's tokens, if asked
 
+GAE: https://arxiv.org/abs/1506.02438; overlong penalty: https://arxiv.org/abs/2503.14476.
+
 Masked tokens are skipped: the next trainable token is the next step, whatever lies between. So a sample is the list of
 its trainable tokens here, and a batch is flat: float64[M], samples one after the other, with `lengths` int[S]. Without
 a critic V = 0; with gamma = lambda = 1 every token then gets the outcome less the KL to go. An advantage belongs to a

@@ -8,6 +8,9 @@ and needs the teacher's log-probability of the drawn token alone; it is a term o
 
     rl_coef * L_RL  +  teacher_coef * mean_t exp(logp_t - old_t) (stopgrad(logp_t) - logp_T,t)
 
+https://arxiv.org/abs/1503.02531 (forward), https://arxiv.org/abs/2306.08543 (reverse), https://arxiv.org/abs/2306.13649
+(on-policy).
+
 That is the policy gradient whose reward is log p_T - log p. Where logp = old its value is mean_t (logp_t - logp_T,t),
 the sampled reverse KL. The gradient of that mean itself would not see the teacher at all.
 """

@@ -5,6 +5,8 @@
     sigmoid   loss = - log sigmoid(beta Delta)              DPO
     ipo       loss = (Delta' - 1 / (2 beta))^2              Delta' from means over tokens instead of sums
 
+DPO https://arxiv.org/abs/2305.18290, equation 7; IPO https://arxiv.org/abs/2310.12036.
+
 The mean is over pairs. The implicit reward of a reply is beta h.
 """
 

@@ -4,6 +4,8 @@
     k2 = d^2 / 2              biased, never negative
     k3 = exp(-d) - 1 + d      unbiased, never negative
 
+J. Schulman, Approximating KL Divergence, http://joschu.net/blog/kl-approx.html.
+
 In rewards the value of a token is clamped to [-10, 10]; off-policy repair takes it as it is.
 """
 

@@ -5,6 +5,8 @@ M2PO keeps the second moment of the log-ratio between the policy that sampled an
     m2_t = (logp_behav,t - logp_prox,t)^2
     drop the largest m2 until the mean of the rest is below the threshold; if none gets there, the smallest stays
 
+https://arxiv.org/abs/2510.01161.
+
 The mask is taken over the whole batch, over all ranks, so it does not depend on how the batch is cut. Equal values are
 dropped or kept together, so it does not depend on any order either.
 """

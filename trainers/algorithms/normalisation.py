@@ -5,6 +5,9 @@
     leave-one-out mean      (S - x_i) / (n - 1)
     unbiased variance       sum (x - mean)^2 / (n - 1)
 
+Groups: GRPO https://arxiv.org/abs/2402.03300, without the deviation https://arxiv.org/abs/2503.20783; leave-one-out:
+RLOO https://arxiv.org/abs/2402.14740; over the batch: REINFORCE++ https://arxiv.org/abs/2501.03262.
+
 Groups are those that the samples name, of whatever size: nothing is sliced. What is masked takes no part and comes out
 as 0. A group of one has nothing to compare and comes out as 0 when its mean is taken; its std counts as 1. Statistics
 of the batch are summed over ranks by `reduce`, which every rank calls equally often, whatever it holds; sums are exact

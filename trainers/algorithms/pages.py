@@ -17,6 +17,7 @@ from millrace.trainers.algorithms.knobs import Knobs
 from millrace.trainers.algorithms.names import GONE, RENAMED, SWITCHES, VALUES
 from millrace.trainers.algorithms.normalisation import Norm
 from millrace.trainers.algorithms.others import OTHERS, Other
+from millrace.trainers.algorithms.papers import sources
 from millrace.trainers.algorithms.presets import PRESETS, Preset
 from millrace.trainers.algorithms.repair import Rejection
 
@@ -124,6 +125,7 @@ def _page(name: str) -> str:
         "",
         f"When: {told.when}",
         "",
+        *sources(name),
         "## What it minimises",
         "",
         "```text",

@@ -8,6 +8,9 @@
     sapo    L_t = -(4 / tau) sigmoid(tau (u - 1)) A                   tau by the sign of A
     cispo   L_t = -stopgrad(clip(u, 1 - low, 1 + high)) A logp_t      no token's gradient is dropped
 
+PPO https://arxiv.org/abs/1707.06347, dual clip https://arxiv.org/abs/1912.09729, clip-higher of DAPO https://arxiv.org/abs/2503.14476,
+GSPO https://arxiv.org/abs/2507.18071, SAPO https://arxiv.org/abs/2511.20347, CISPO https://arxiv.org/abs/2506.13585.
+
 `old` is the policy that sampled the token, or the one that the batch started from (`proximal.py`).
 """
 

@@ -8,6 +8,9 @@
 
     alpha = clamp((v_prox - v_behav) / (v_theta - v_behav), 0, 1);  0 if v_behav < 0 or v_theta <= v_behav
 
+Decoupled from the policy that sampled: https://arxiv.org/abs/2110.00641, in asynchronous RL https://arxiv.org/abs/2505.24298;
+loglinear: https://arxiv.org/abs/2512.06547.
+
 The approximations save the forward pass. v_behav is each token's own version: columns are indexed by the token they
 describe, so nothing is off by one. v_prox and v_theta are the caller's: here a batch that starts from version k has
 v_prox = k, and v_theta = k + (optimizer steps made) / (optimizer steps of the batch). The frameworks that count v_theta

@@ -8,6 +8,9 @@
                ratio is every token's weight
     action     mask: outside [lower, upper] a token (or sample) pulls no more; clamp: its weight is brought inside
 
+Where the gap comes from, and TIS: https://fengyao.notion.site/off-policy-rl; IcePop: https://arxiv.org/abs/2510.18855;
+KPop: https://ringtech.notion.site/kpop.
+
 Bounds are inclusive. What is kept keeps its raw weight, so only rules on the ratio bound it: binary_kl keeps an
 unlikely token however large its ratio. Denominators do not notice: `aggregation.py` counts before.
 

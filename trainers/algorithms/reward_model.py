@@ -3,6 +3,8 @@
     s_y   = what the value head says at the last token of y
     loss  = - log sigmoid(s_chosen - s_rejected)              mean over pairs
 
+https://arxiv.org/abs/2203.02155, equation 1.
+
 The trained model has a scalar head instead of a vocabulary.
 """
 

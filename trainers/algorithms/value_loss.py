@@ -3,6 +3,8 @@
     L_t = max( e(v_t - R_t), e(clip(v_t, V_t - c, V_t + c) - R_t) )       e(x) = x^2 / 2, or Huber's
     loss = sum_t L_t keep_t / N
 
+PPO's code clips so, beyond its paper: https://arxiv.org/abs/2005.12729, section 3.
+
 V is what the critic said before the step, R = A + V. The clip keeps one batch from moving a value far.
 """
 

@@ -10,15 +10,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from millrace.consumers.learner.identity import LIBRARIES, Identity, code_hash, cpu_hash
+from millrace.consumers.learner.identity import Identity, code_hash, cpu_hash, libraries
 from millrace.consumers.replay.branch.methods import METHODS, Method
 from millrace.infra.config import Settings, masking
 from millrace.infra.errors import BranchError
 from millrace.infra.log.topics import NAME
+from millrace.infra.process import cuda
 from millrace.trainers import checkpoint
 from millrace.trainers.algorithms.base import Algorithm
 from millrace.trainers.algorithms.registry import algorithm
 from millrace.trainers.backends.base import REFERENCE, TEACHER
+from millrace.trainers.backends.layout import TORCH
 from millrace.trainers.manifest import base_digest
 from millrace.trainers.schedule import Decay
 
@@ -26,7 +28,8 @@ from millrace.trainers.schedule import Decay
 @dataclass(frozen=True, slots=True)
 class Options:
     """name: of the new policy; version: of the configured policy, where it begins, None: the newest; method: one of
-    METHODS; selection: the text that chose; rewards: SOURCE or SOURCE/RUBRIC of a replay, empty: as sealed; batch:
+    METHODS; selection: the text that chose; rewards: SOURCE[/RUBRIC] of a replay, with live: before it of what
+    came live, empty: as sealed; batch:
     items of an optimizer batch; save_every: batches of a version; keep: newest versions whose files are kept; anyway:
     neither the guard refuses, nor a history that has lost a part. teacher: directory, for distillation. The others as
     in `trainers.offline.job.Job`."""
@@ -99,15 +102,12 @@ def about(options: Options, source: str, version: int, digest: str, models: Mapp
 
 def identity(options: Options, settings: Settings, described: Mapping[str, Any]) -> Identity:
     """What trains: configuration, code, libraries, models. settings: of the branch."""
-    import platform
-    from importlib.metadata import version
-
     models: dict[str, str] = dict(described["models"])
     learner = {"algorithm": options.kind.algorithm, **{role: f"sha256:{digest}" for role, digest in models.items()}}
     whole = {"branch": described, "learner": learner, "policy": settings.policy.name}
     text = masking.in_text(json.dumps(whole, sort_keys=True))
-    libraries = {"python": platform.python_version(), **{name: version(name) for name in LIBRARIES}}
-    return Identity(hashlib.sha256(text.encode()).hexdigest(), code_hash(), libraries, cpu_hash(), text, models)
+    used = libraries([TORCH], gpu=options.device != "cpu" and cuda.usable())
+    return Identity(hashlib.sha256(text.encode()).hexdigest(), code_hash(), used, cpu_hash(), text, models)
 
 
 def contents(models: Mapping[str, Path]) -> dict[str, str]:

@@ -1,11 +1,15 @@
-"""Rewards that a replay gave: those of one evaluator and one rubric, by trajectory and attempt.
+"""Rewards that are chosen in place of the sealed ones: those of one source and one rubric, by trajectory and attempt.
 
-Invariant: of several replays of the same evaluator and rubric, the newest word in the log counts.
+    SOURCE[/RUBRIC]       what a replay gave
+    live:SOURCE[/RUBRIC]  what came live, whatever became of it: counted, late, or refused since another had counted
+
+Invariants: of several judgements of a whole trajectory the newest in the log counts, and one that was sent twice counts
+where it came first; a failure, a number beyond `bounds.REWARD`, and what is about a part of a trajectory are no reward
+of it.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -13,8 +17,11 @@ from millrace.consumers.history.kinds import EVENTS
 from millrace.consumers.history.reader import History
 from millrace.consumers.replay.selection import Candidate
 from millrace.infra.errors import BranchError
+from millrace.schemas import bounds
 from millrace.schemas.errors import SchemaError
 from millrace.schemas.records import Reward
+
+LIVE = "live:"
 
 Rewards = Mapping[tuple[str, str], float]
 """by trajectory and attempt"""
@@ -22,7 +29,8 @@ Rewards = Mapping[tuple[str, str], float]
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """source and rubric of the evaluator, and what it said where it did not fail."""
+    """source, behind `LIVE` where its rewards came live, and rubric of the evaluator; and what it said where it did not
+    fail."""
 
     source: str
     rubric: str
@@ -30,35 +38,52 @@ class Chosen:
 
 
 def chosen(history: History, text: str) -> Chosen:
-    """The rewards of `SOURCE` or `SOURCE/RUBRIC`. Raises BranchError where no replay gave any, or where the rubric is
-    not said and there are several."""
-    source, slash, rubric = text.partition("/")
+    """The rewards that a text names. Raises BranchError where there are none, or where the rubric is not said and there
+    are several."""
+    live = text.startswith(LIVE)
+    source, slash, rubric = text.removeprefix(LIVE).partition("/")
+    prefix = LIVE if live else ""
     found: dict[str, dict[tuple[str, str], float]] = {}
-    rows = history.rows(
+    known = set[tuple[str, str]]()
+    for row in history.rows(
         EVENTS,
         own=True,
         only=lambda r: r.headers.get("kind") == b"reward" and r.headers.get("source") == source.encode(),
-    )
-    for row in rows:
+    ):
         if row.name != "Event" or row["kind"] != "reward" or row["body_encoding"] != "plain":
             continue
         try:
             reward: Reward = row.body
         except SchemaError:
             continue  # a dead letter of seal's says so
-        value = reward["value"]
-        if reward["replay"] is None or reward["failure"] is not None or value is None or not math.isfinite(value):
+        name = row["attempt"], reward["reward_id"]
+        if (reward["replay"] is None) is not live or (live and name in known):
             continue
-        found.setdefault(reward["rubric_version"], {})[row["trajectory"], row["attempt"]] = value
+        known.add(name)
+        if reward["target_kind"] == "trajectory" and (value := _value(reward)) is not None:
+            found.setdefault(reward["rubric_version"], {})[row["trajectory"], row["attempt"]] = value
     wanted = sorted(name for name in found if name == rubric or not slash)
     if len(wanted) > 1:
         raise BranchError(
-            f"{source} judged by the rubrics {', '.join(wanted)}: choose one, such as {source}/{wanted[-1]}"
+            f"{source} judged by the rubrics {', '.join(wanted)}: choose one, such as {prefix}{source}/{wanted[-1]}"
         )
     if not wanted:
         other = f"; {source} judged by {', '.join(sorted(found))}" if found else ""
-        raise BranchError(f"no replay gave rewards of {text}{other}: `millrace replay reward` judges history again")
-    return Chosen(source, wanted[0], found[wanted[0]])
+        if live:
+            raise BranchError(f"no live reward of {text.removeprefix(LIVE)} can be learned from{other}")
+        raise BranchError(
+            f"no replay gave rewards of {text}{other}: `millrace replay reward` judges history again, and "
+            f"{LIVE}{source} takes the newest that came live"
+        )
+    return Chosen(prefix + source, wanted[0], found[wanted[0]])
+
+
+def _value(reward: Reward) -> float | None:
+    """What it says, None where that is no reward."""
+    value = reward["value"]
+    if reward["failure"] is not None or value is None or not -bounds.REWARD <= value <= bounds.REWARD:
+        return None
+    return value
 
 
 def rewarded(candidates: Sequence[Candidate], rewards: Rewards) -> list[Candidate]:

@@ -11,13 +11,15 @@ import orjson
 from millrace.producers.gateway.errors import ApiError
 from millrace.producers.gateway.protocols.base import Dialect, Recorded
 from millrace.producers.gateway.protocols.chat import Chat
+from millrace.producers.gateway.protocols.completions import Completions
 from millrace.producers.gateway.protocols.messages import Messages
 from millrace.producers.gateway.protocols.reader import Reader
 from millrace.producers.gateway.protocols.responses import Responses
+from millrace.producers.gateway.rendering.base import RAW
 
 UUID7 = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
-CHAT, MESSAGES, RESPONSES = Chat(), Messages(), Responses()
-DIALECTS: tuple[Dialect, ...] = (MESSAGES, RESPONSES, CHAT)
+CHAT, COMPLETIONS, MESSAGES, RESPONSES = Chat(), Completions(), Messages(), Responses()
+DIALECTS: tuple[Dialect, ...] = (MESSAGES, RESPONSES, COMPLETIONS, CHAT)
 """the last resort of `read` last; what else depends on which there are, follows from this when it is asked"""
 
 
@@ -55,7 +57,8 @@ def as_chat(request: bytes, response: bytes) -> tuple[bytes, bytes]:
     except (ApiError, ValueError):
         return request, response
     choices = [{"index": choice, "message": message} for choice, message in said.replies.items()]
-    asked = {"messages": said.messages, **({"tools": said.tools} if said.tools else {})}
+    messages = [{name: given for name, given in one.items() if name != RAW} for one in said.messages]
+    asked = {"messages": messages, **({"tools": said.tools} if said.tools else {})}
     return orjson.dumps(asked), orjson.dumps({"choices": choices})
 
 

@@ -69,7 +69,8 @@ class ChoiceParts:
         return out
 
 
-def _counts(usage: Mapping[str, Any]) -> dict[str, Any]:
+def usage_of(usage: Mapping[str, Any]) -> dict[str, Any]:
+    """Token counts of a response, and no more of what a server says there."""
     details = {"cached_tokens": number(mapping(usage.get("prompt_tokens_details")).get("cached_tokens"))}
     counts = {name: number(usage.get(name)) for name in ("prompt_tokens", "completion_tokens", "total_tokens")}
     return {**counts, "prompt_tokens_details": details}
@@ -86,7 +87,7 @@ class Assembled(Events):
     def take(self, event: dict[str, Any]) -> bool:
         self._head |= {name: text(event[name]) for name in ("id", "model") if text(event.get(name))}
         if usage := mapping(event.get("usage")):
-            self._head["usage"] = _counts(usage)
+            self._head["usage"] = usage_of(usage)
         choices = listed(event.get("choices"))
         good = len(choices) <= bounds.CHOICES
         for at, choice in enumerate(choices[: bounds.CHOICES]):
@@ -99,6 +100,7 @@ class Assembled(Events):
                 parts = self._choices[index] = ChoiceParts()
             good &= parts.take(mapping(choice.get("delta")))
             parts.finish = text(choice.get("finish_reason")) or parts.finish
+            self.closing |= parts.finish is not None
         return good
 
     def response(self) -> dict[str, Any]:

@@ -269,7 +269,7 @@ def ask_of(request: ChatRequest) -> Ask:
         frequency_penalty=request.frequency_penalty or 0.0,
         repetition_penalty=1.0 if request.repetition_penalty is None else request.repetition_penalty,
         min_p=request.min_p or 0.0,
-        logit_bias=_biases(request.logit_bias or {}),
+        logit_bias=biases(request.logit_bias or {}),
         users=(request.user, request.safety_identifier),
         given=request,
     )
@@ -343,7 +343,8 @@ def _schema(given: Any, param: str) -> dict[str, Any] | None:
     return schema_of(given, param)
 
 
-def _biases(given: dict[str, float]) -> tuple[tuple[int, float], ...]:
+def biases(given: dict[str, float]) -> tuple[tuple[int, float], ...]:
+    """The tokens of a bias and what is added to each. Raises ApiError 400."""
     if len(given) > bounds.BIASES:
         raise unsupported("logit_bias", f"at most {bounds.BIASES} tokens")
     if not all(token.isascii() and token.isdecimal() and len(token) < 10 for token in given):

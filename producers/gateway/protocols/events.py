@@ -26,6 +26,8 @@ class Events(ABC):
         self.unread = 0
         """events, or parts of them, that could not be read"""
         self.size = 0
+        self.closing = False
+        """whether an event said that the reply, or one of its choices, is at its end: any event may be the last"""
         self._rest = bytearray()
         self._long = False
         """whether the line whose beginning came is too long, and passed over"""
@@ -58,7 +60,11 @@ class Events(ABC):
 
     def _line(self, line: bytes) -> None:
         data = line.removeprefix(b"data:").strip()
-        if line.startswith(b"data:") and data and data != b"[DONE]":
+        if not line.startswith(b"data:") or not data:
+            return
+        if data == b"[DONE]":
+            self.closing = True
+        else:
             self.unread += not self._event(data)
 
     def _event(self, data: bytes) -> bool:

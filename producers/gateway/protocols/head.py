@@ -64,18 +64,30 @@ class Head(msgspec.Struct, kw_only=True):
         }
 
 
-_decoder = msgspec.json.Decoder(Head)
+FIELDS = Head.__struct_fields__
+FIELD_BYTES = 64 << 10
+"""bytes up to which a field is read; a longer one goes on as it is, and is in no record"""
+_Members = msgspec.defstruct("_Members", [(name, msgspec.Raw, msgspec.Raw(b"null")) for name in FIELDS])
+_members = msgspec.json.Decoder(_Members)
 
 
 def read_head(body: bytes) -> Head:
-    """Raises ApiError 400 for what is no JSON object, or nests too deep to be read."""
-    shape.check(body)
+    """What a request says, of any number of values and as deep as a parser goes: an upstream has bounds of its own.
+    Raises ApiError 400 for what is no JSON object, or nests deeper."""
     try:
-        return _decoder.decode(body)
+        members = _members.decode(body)
     except msgspec.ValidationError as error:
         raise bad_request(str(error)) from None
+    except RecursionError:
+        raise bad_request("The body nests too deep to be read", code="too_deep") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise bad_request(f"The body is not valid JSON: {error}") from None
+    return Head(**{name: _value(getattr(members, name)) for name in FIELDS})
+
+
+def _value(raw: msgspec.Raw) -> Any:
+    data = bytes(raw)
+    return None if len(data) > FIELD_BYTES or shape.unwieldy(data) else msgspec.json.decode(data)
 
 
 def renamed(body: bytes, model: str) -> bytes:

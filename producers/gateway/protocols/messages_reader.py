@@ -60,12 +60,14 @@ class AssembledMessages(Events):
             case "content_block_delta":
                 return self._piece(event.get("index"), mapping(event.get("delta")))
             case "message_delta":
+                self.closing = True
                 self._end |= mapping(event.get("delta"))
                 usage = self._head.get("usage")
                 if not isinstance(usage, dict):
                     usage = self._head["usage"] = {}
                 usage |= mapping(event.get("usage"))  # in place: a server may send as many as it likes
             case "error":
+                self.closing = True
                 self._end["stop_reason"] = ABORT
         return True
 

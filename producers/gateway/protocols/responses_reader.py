@@ -62,6 +62,7 @@ class AssembledResponses(Events):
         kind, index = event.get("type"), event.get("output_index")
         if kind in ENDS or kind in ("response.created", "response.in_progress"):
             self._response = dict(mapping(event.get("response")))
+            self.closing |= kind in ENDS
         elif kind in ("response.output_item.added", "response.output_item.done"):
             item = event.get("item")
             if not isinstance(index, int) or not isinstance(item, dict):

@@ -14,6 +14,8 @@ from millrace.infra.errors import GatewayError
 
 Message: TypeAlias = Mapping[str, Any]
 """role, content (str), tool_calls with arguments as JSON text, tool_call_id, name, reasoning_content"""
+RAW = "raw"
+"""the key of a message that is a prompt itself, which no template writes; no client's message has it"""
 Tools: TypeAlias = Sequence[Mapping[str, Any]] | None
 """OpenAI's tool list; None and [] differ for some templates"""
 
@@ -143,6 +145,18 @@ class Renderer(ABC):
     @abstractmethod
     def parser(self, prompt: Sequence[int], tools: Tools, stop: Sequence[str] = ()) -> Parser:
         """A parser for one reply to `prompt`; text is cut before the first of the `stop` strings."""
+
+    @abstractmethod
+    def plain(self, stop: Sequence[str] = ()) -> Parser:
+        """A parser for a reply to a prompt that no template wrote: all of it is text."""
+
+    @abstractmethod
+    def encode(self, text: str) -> list[int]:
+        """The ids of text; special tokens written in it are recognised, none are added. Raises RenderError."""
+
+    @abstractmethod
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids, special tokens included. Raises RenderError for an id that is none of the tokenizer's."""
 
     def marks(self, prompt: Sequence[int]) -> Marks | None:
         """By which tokens a reply to `prompt` can be held to a shape; None where the form is not known so well."""

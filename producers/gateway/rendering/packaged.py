@@ -39,6 +39,7 @@ from millrace.producers.gateway.rendering.marked import (
     reading,
 )
 from millrace.producers.gateway.rendering.messages import decoded
+from millrace.producers.gateway.rendering.plain import PlainParser
 from millrace.producers.gateway.rendering.stops import StopCutter
 from millrace.producers.gateway.rendering.tokenizer import ChatTokenizer
 from millrace.producers.gateway.rendering.written import Written
@@ -159,6 +160,15 @@ class PackagedRenderer(Renderer):
             read=read,
             trim=True,
         )
+
+    def plain(self, stop: Sequence[str] = ()) -> Parser:
+        return PlainParser(self.tokenizer, self.stop_ids, stop)
+
+    def encode(self, text: str) -> list[int]:
+        return self.tokenizer.encode(text)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self.tokenizer.decode_whole(ids)
 
     def marks(self, prompt: Sequence[int]) -> Marks | None:
         if self.name not in HERMES:

@@ -31,6 +31,7 @@ from millrace.producers.gateway.rendering.manner import CALL, RESULT, TOOLS, man
 from millrace.producers.gateway.rendering.marked import Markers, marks_of
 from millrace.producers.gateway.rendering.messages import Style, decoded
 from millrace.producers.gateway.rendering.parsers import parser_of
+from millrace.producers.gateway.rendering.plain import PlainParser
 from millrace.producers.gateway.rendering.tokenizer import ChatTokenizer
 from millrace.producers.gateway.rendering.written import KNOWN, USER, Written
 
@@ -154,6 +155,15 @@ class TemplateRenderer(Renderer):
 
     def parser(self, prompt: Sequence[int], tools: Tools, stop: Sequence[str] = ()) -> Parser:
         return parser_of(self.tokenizer, self.markers, prompt, tools, stop, self.stop_ids)
+
+    def plain(self, stop: Sequence[str] = ()) -> Parser:
+        return PlainParser(self.tokenizer, self.stop_ids, stop)
+
+    def encode(self, text: str) -> list[int]:
+        return self.tokenizer.encode(text)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self.tokenizer.decode_whole(ids)
 
     def marks(self, prompt: Sequence[int]) -> Marks | None:
         if self.markers.form is not None and self.markers.form.channels:

@@ -161,6 +161,12 @@ class ChatTokenizer:
         """Text of token ids."""
         return self.core.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
+    def decode_whole(self, ids: Sequence[int]) -> str:
+        """Text of token ids that may be a client's. Raises RenderError for one that there is not."""
+        if ids and max(ids) >= self.core.get_vocab_size():
+            raise RenderError(f"the model has no token {max(ids)}")
+        return self.decode(ids)
+
     def text(self, token: int) -> str:
         """Text of one token, kept for the next time."""
         known = self._texts.get(token)

@@ -2,10 +2,10 @@
 
 Invariants: the request goes on byte for byte, but for the name of its model where its rule says another, and the answer
 comes back byte for byte, refusals included; the caller's key is never passed on; the assembled reply is in the capture
-log before the last byte leaves, or, where capture is required and it cannot be, that byte does not leave; a stream that
-breaks off, or whose client left, is recorded as aborted; an answer that succeeded leaves one record or one gap for each
-of its choices, and one that cannot be read, or whose request cannot, a gap, and is passed on all the same; no call is
-sent again once its client got a byte."""
+log before the last byte of what ends it leaves, or, where capture is required and it cannot be, that byte does not
+leave; a stream that breaks off, or whose client left, is recorded as aborted; an answer that succeeded leaves one
+record or one gap for each of its choices, and one that cannot be read, or whose request cannot, a gap, and is passed on
+all the same; no call is sent again once its client got a byte."""
 
 from __future__ import annotations
 
@@ -217,7 +217,7 @@ class Passthrough:
                     yield part
 
     async def _stream(self, call: Passed, answer: StreamedReply) -> AsyncGenerator[bytes, None]:
-        # Whole events only, so that an error event can follow any of them; the newest wait until more comes.
+        # Whole events only, so that an error event can follow any of them; what may be the last waits until more comes.
         assembled, cut, held, done = call.reader.assembled(), Cut(), b"", False
         try:
             async with answer:
@@ -230,7 +230,9 @@ class Passthrough:
                     if events := cut.feed(part):
                         if held:
                             yield held
-                        held = events
+                        held = events if assembled.closing else b""
+                        if not held:
+                            yield events
             response, read = await aside(assembled.size, call.reader.whole, assembled, call.before)
             done = True
             await self._record(call, response, read, assembled.unread)

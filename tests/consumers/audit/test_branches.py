@@ -64,22 +64,41 @@ def test_what_a_branch_may_not_say_is_named(broken: list[dict[str, Any]], words:
     assert [words in message for message in said(*broken)] == [True]
 
 
-def tiled(ledger: list[dict[str, Any]]) -> list[str]:
+def tiled(ledger: list[dict[str, Any]], digest: str = branches.DIGEST) -> list[str]:
     """What `tiles` says of the ledger of a branch."""
     topics = {"weights": "n.b.weights", "trajectories": "n.b.trajectories", "ledger": "n.b.ledger"}
     facts = Facts("b", topics, {"weights": {0: 0}, "ledger": {0: 0}}, "reserve", lambda kind: None)
     law = Tiles(facts)
+    whole = SELECTED | {"selection_places": branches.PLACES, "selection_digest": digest}
     for version in range(4):
-        value = event(version, **(SELECTED | {"selection_places": branches.PLACES} if version else {}))
+        value = event(version, **(whole if version else {}))
         facts.weights(Row(Record("n.b.weights", 0, version, b"b", b"", {}, 0), "WeightVersion", value, b"", "weights"))
     for at, value in enumerate(ledger):
         law.ledger(Row(Record("n.b.ledger", 0, at, b"", b"", {}, 0), "LedgerEntry", value, b"", "ledger"))
     law.finish()
-    return [violation.message for violation in law.finding.violations]
+    found = law.finding
+    return [violation.message for violation in found.violations] + [f"note: {note}" for note in found.notes]
 
 
 def test_a_branch_takes_nothing_of_the_order_and_names_places_of_its_source() -> None:
     assert tiled(branches.entries()) == []
+
+
+def test_a_forged_selection_is_named_by_its_digest() -> None:
+    assert tiled(branches.entries(), "b" * 64) == [
+        "versions up to 3 were trained on other places than their selection's digest says"
+    ]
+
+
+def test_what_cannot_be_taken_anew_is_noted_and_no_violation() -> None:
+    ledger = branches.entries()
+    assert tiled(ledger[:2], "b" * 64) == [
+        "note: 2 of 4 places of the selection were trained, so its digest cannot be taken anew"
+    ]
+    for entry in ledger:
+        entry["config"] = ""
+    (said,) = tiled(ledger)
+    assert said.startswith("note: nothing says in which order")
 
 
 @pytest.mark.parametrize(("forgery", "words"), branches.BROKEN, ids=lambda value: getattr(value, "__name__", None))

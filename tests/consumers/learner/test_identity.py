@@ -3,16 +3,19 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from millrace.consumers.learner import identity
 from millrace.consumers.learner.agreement import client_id
-from millrace.consumers.learner.identity import differing, identify, shown_by
+from millrace.consumers.learner.identity import differing, identify, libraries, library_hash, shown_by
 from millrace.infra.config import load
 from millrace.infra.errors import ConfigError
+from millrace.infra.process import cuda
 from millrace.trainers.manifest import base_digest
 
 
@@ -48,6 +51,33 @@ APART = ("torch[actor]:d4+torch[critic]:d1", "torch[critic]:d1+torch[actor]:d2")
 def test_how_many_share_a_batch_is_no_difference() -> None:
     for one, two in (("torch", "fsdp:d4"), ("torch:t2", "torch:d3t2"), ("torch:d2e2", "torch:d4e2"), APART):
         assert identify(load(flags={"learner.backend": one})) == identify(load(flags={"learner.backend": two}))
+
+
+def test_each_backend_names_the_libraries_that_it_trains_with() -> None:
+    plain = identify(load()).libraries
+    assert {"python", "torch", "numpy"} <= plain.keys()
+    assert identify(load(flags={"learner.backend": "fsdp:d2"})).libraries == plain
+    for backend, added in (("deepspeed", "deepspeed"), ("megatron", "megatron-core")):
+        assert identify(load(flags={"learner.backend": backend})).libraries.keys() - plain.keys() == {added}
+
+
+def test_on_a_gpu_they_are_joined_by_its_kernels_and_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Machines of one group may have other drivers, but no other CUDA."""
+    plain = libraries(["torch"], gpu=False)
+    monkeypatch.setattr(cuda, "driver", lambda: "535.1")
+    there = libraries(["torch"], gpu=True)
+    assert there.keys() - plain.keys() == {"triton", "cuda", "driver"}
+    assert there["driver"] == "535.1"
+    assert library_hash(there | {"driver": "580.1"}) == library_hash(there)
+    assert library_hash(there | {"cuda": "0"}) != library_hash(there) != library_hash(plain)
+
+
+def test_a_library_that_is_not_installed_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(identity, "version", none)
+    assert libraries(["megatron"], gpu=False)["megatron-core"] == "none"
 
 
 def model(folder: Path, content: str) -> Path:

@@ -24,6 +24,7 @@ from millrace.consumers.warehouse.framing import framed, placed
 from millrace.consumers.warehouse.ingest import Ingest
 from millrace.consumers.warehouse.migrations import migrate
 from millrace.consumers.warehouse.rebuild import drop, irrecoverable
+from millrace.consumers.warehouse.sameness import made_anew, tips
 from millrace.consumers.warehouse.sorting import kind_of
 from millrace.consumers.warehouse.store import Store
 from millrace.consumers.warehouse.tables import BY_NAME, LOG, TABLES, table_of
@@ -35,7 +36,7 @@ from millrace.schemas.arrays import unpack
 from millrace.schemas.registry import _past
 from tests.support.history import History
 from tests.support.history_log import NS
-from tests.support.warehouse import BEYOND, world
+from tests.support.warehouse import BEYOND, first, world
 
 
 def take_in(store: Store, made: History, behind: Any = lambda data: data) -> int:
@@ -274,6 +275,39 @@ def test_a_topic_made_anew_is_refused(store: Store) -> None:
     take_in(store, made)
     with pytest.raises(WarehouseError, match=r"made anew.*rebuild"):
         take_in(store, other)
+
+
+def test_a_topic_made_anew_that_is_longer_by_now_is_refused(store: Store) -> None:
+    made = History(1, versions=2)
+    take_in(store, made)
+    other = History(7, versions=4)
+    topics = [topic for topic in made.bus.topics(f"{NS}.") if kind_of(topic.removeprefix(f"{NS}."))]
+    assert all(other.bus.ends(topic)[0] >= made.bus.ends(topic)[0] for topic in topics if topic.endswith("ledger"))
+    with pytest.raises(WarehouseError, match=r"holds another record at offset \d+ .*made anew.*rebuild --forget"):
+        Ingest(other.bus, store, NS, lambda data: data).catch_up()
+    assert any("the former one is nowhere" in line for line in irrecoverable(other.bus, store, NS))
+
+
+def test_a_topic_that_grew_or_was_compacted_is_the_same(store: Store) -> None:
+    made = History(1, versions=2)
+    status = first(made, "workers")
+    take_in(store, made)
+    workers = made.topic("workers")
+    part = next(p for p in range(made.bus.partitions(workers)) if made.bus.ends(workers)[p])
+    made.bus.logs[workers][part].entries[:] = [None] * made.bus.ends(workers)[part]
+    made.bus.publisher().publish(Outgoing(workers, b"k", status, partition=part)).result()
+    assert take_in(store, made) == 1
+    assert irrecoverable(made.bus, store, NS) == []
+
+
+def test_proofs_of_an_older_release_tell_nothing(store: Store) -> None:
+    made, other = History(1, versions=1), History(7, versions=4)
+    take_in(store, made)
+    store.run(f"ALTER TABLE {LOG}.blocks UPDATE tip = '' WHERE 1 SETTINGS mutations_sync = 2")
+    assert tips(store, NS) == {}
+    where = made.topic("ledger"), 0
+    assert made_anew(other.bus, where, 1, None) == ""
+    assert made_anew(other.bus, where, 1 << 40, None).startswith("ends at offset")
 
 
 def test_what_the_log_has_forgotten_is_not_dropped_for_a_rebuild(store: Store) -> None:

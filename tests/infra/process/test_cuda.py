@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from millrace.infra.process.cuda import DRIVER, usable
+from millrace.infra.process import cuda
+from millrace.infra.process.cuda import DRIVER, driver, usable
 
 
 class Driver:
@@ -45,3 +47,22 @@ def test_it_is_what_the_driver_says(monkeypatch: pytest.MonkeyPatch, driver: Dri
 
     monkeypatch.setattr(ctypes, "CDLL", load)
     assert usable() is there
+
+
+OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  (root@a)"
+PLAIN = (
+    "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.183.01  Sun May 12 19:39:15 UTC 2024\nGCC version:  gcc 12.2.0"
+)
+
+
+@pytest.mark.parametrize(
+    ("said", "version"), [(OPEN, "580.95.05"), (PLAIN, "535.183.01"), ("", "none"), (None, "none")]
+)
+def test_the_version_of_the_driver(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: str | None, version: str
+) -> None:
+    file = tmp_path / "version"
+    if said is not None:
+        file.write_text(said)
+    monkeypatch.setattr(cuda, "LOADED", file)
+    assert driver() == version

@@ -13,6 +13,7 @@ from millrace.trainers.algorithms.knobs import Knobs
 from millrace.trainers.algorithms.names import GONE, RENAMED, SWITCHES, VALUES, translate
 from millrace.trainers.algorithms.others import OTHERS
 from millrace.trainers.algorithms.pages import CURVES, FAMILIES, INDEX, WRITTEN, block, knob_comments, modules, pages
+from millrace.trainers.algorithms.papers import SOURCES
 from millrace.trainers.algorithms.presets import PRESETS
 from millrace.trainers.algorithms.registry import names, policy
 
@@ -95,3 +96,11 @@ def test_the_steps_of_adding_one_name_what_exists() -> None:
     root = FOLDER.parents[1]
     for path in re.findall(r"`((?:trainers|tests)/[\w/]+\.py)`", told):
         assert (root / path).is_file(), path
+
+
+def test_every_algorithm_names_its_source() -> None:
+    assert SOURCES.keys() == set(names())
+    for name, found in SOURCES.items():
+        line = MADE[f"{name}.md"].split("\nSource: ")[1].splitlines()[0]
+        assert found
+        assert all(re.search(rf"\[{re.escape(one.title)}\]\(https://\S+\)", line) for one in found)

@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import os
 import shutil
+from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from millrace.consumers.audit import audit
 from millrace.consumers.history import newest
 from millrace.consumers.history.kinds import TRAJECTORIES
 from millrace.consumers.history.reader import History
 from millrace.consumers.replay.branch import kept
+from millrace.consumers.replay.branch.command import Screen
+from millrace.consumers.replay.branch.guard import Reach
 from millrace.consumers.replay.branch.items import LOWEST
+from millrace.consumers.replay.branch.job import Options
 from millrace.consumers.replay.selection import Selected, Selector
 from millrace.infra import faults
 from millrace.infra.errors import BranchError, PolicyError
+from millrace.infra.terminal import Terminal
 from millrace.trainers import checkpoint
-from tests.support.branches import accuracy, branch, events, play, train_on, violations
+from tests.support.branches import Heard, accuracy, branch, events, play, train_on, violations
 from tests.support.judged import judge
 from tests.support.learners import Place
 
@@ -67,9 +74,46 @@ def test_every_method_learns_from_the_same_history(method: str, place: Place) ->
     assert violations(place.bus, place.settings) == []
 
 
+class Loud(Heard):
+    """Hears, and prints what the command prints of the guard."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.said = StringIO()
+        self._screen = Screen(Terminal(file=self.said, width=200), Options("b"))
+
+    def scored(self, reach: Reach) -> None:
+        super().scored(reach)
+        self._screen.scored(reach)
+
+
+def test_the_guard_warns_and_refuses_by_what_it_scores_from_the_starting_weights(place: Place) -> None:
+    """The samples are version 0's, and versions 1 and 2 are moved away from it at random."""
+    near, far = (train_on(place.bus, place.settings, noise)["version"] for noise in (0.3, 0.4))
+    heard = [Loud() for _ in range(4)]
+    grpo = {"method": "grpo", "steps": 1}
+    branch(place.bus, place.settings, "near", version=near, heard=heard[0], **grpo)
+    with pytest.raises(BranchError, match=r"too far from the starting weights: 0\.0\d+ .*or say --anyway"):
+        branch(place.bus, place.settings, "far", version=far, heard=heard[1], **grpo)
+    assert not [name for name in place.bus.topics("t.") if ".far." in name], "nothing is announced"
+    assert events(place.bus, place.settings, "near")[-1]["version"] == 1
+    last, _ = branch(place.bus, place.settings, "far", version=far, anyway=True, heard=heard[2], **grpo)
+    assert (last["version"], violations(place.bus, place.settings, "far")) == (1, [])
+    branch(place.bus, place.settings, "imitates", version=far, steps=1, heard=heard[3])
+    words = [one.reach and one.reach.word for one in heard]
+    assert words == ["low", "refused", "refused", None]
+    few = "few sequences carry the gradient (ESS/n below 0.3): look at it on held-out tasks"
+    assert [few in one.said.getvalue() for one in heard] == [True, False, False, False]
+    assert heard[0].reach is not None
+    assert f"reach: ESS/n of sequences {heard[0].reach.sequence_ess:.3f}" in heard[0].said.getvalue()
+
+
 def test_a_student_learns_from_a_teacher(place: Place, beginner: Path) -> None:
-    branch(place.bus, place.settings, method="distill-forward", teacher=beginner, steps=2, save_every=2)
-    assert violations(place.bus, place.settings) == []
+    for name in ("distill-forward", "distill-reverse"):
+        last, heard = branch(place.bus, place.settings, name, method=name, teacher=beginner, steps=2, save_every=2)
+        assert (last["version"], heard.steps, heard.reach) == (1, [1, 2], None)
+        assert heard.items == 1600, "every sample, whatever its reward"
+        assert violations(place.bus, place.settings, name) == []
     with pytest.raises(BranchError, match="--teacher"):
         branch(place.bus, place.settings, "c", method="distill-forward")
 
@@ -205,6 +249,30 @@ def test_rewards_of_a_replay_are_learned_from_instead_of_the_sealed_ones(place: 
         branch(place.bus, place.settings, "late", rewards="second")
 
 
-def test_rewards_that_no_replay_gave_are_refused(place: Place) -> None:
-    with pytest.raises(BranchError, match="no replay gave rewards of math/v2"):
+def test_live_rewards_that_came_too_late_are_learned_from_when_they_are_chosen(place: Place) -> None:
+    deployment = place.bus, place.settings.namespace, "pico"
+    rows = list(History(*deployment).rows(TRAJECTORIES))
+    sealed = {row["id"]: row["reward"] or 0.0 for row in rows}
+    live: dict[str, Any] = {"source": "user", "replay": None}
+    judge(*deployment, "1", sealed, **live)
+    judge(*deployment, "1", {name: 1 - value for name, value in sealed.items()}, **live, n=1)  # the second never counts
+    judge(*deployment, "1", dict.fromkeys(sealed, None), **live, n=2)  # and failed, so it says nothing
+    judge(*deployment, "1", sealed, "user")  # of a replay, so no live one
+    branch(place.bus, place.settings, rewards="live:user", **SHORT)
+    first = {row.place: sealed[row["id"]] for row in rows}
+    items = kept.read(Path(events(place.bus, place.settings)[0]["uri"]).parent).items
+    assert [item.rewards for item in items] == [(1 - first[item.places[0]],) for item in items]
+    said = {(event["reward_source"], event["reward_rubric"]) for event in events(place.bus, place.settings)[1:]}
+    assert said == {("live:user", "1")}
+    report = audit(place.bus, place.settings.namespace, "b", files=True)
+    assert all(report.finding(law).holds for law in ("versions", "tiles", "weights", "ledger-chain", "files"))
+    judge(*deployment, "2", sealed, **live, n=3)
+    with pytest.raises(BranchError, match="judged by the rubrics 1, 2: choose one, such as live:user/2"):
+        branch(place.bus, place.settings, "late", rewards="live:user")
+
+
+def test_rewards_that_nobody_gave_are_refused(place: Place) -> None:
+    with pytest.raises(BranchError, match=r"no replay gave rewards of math/v2.* and live:math takes the newest"):
         branch(place.bus, place.settings, rewards="math/v2")
+    with pytest.raises(BranchError, match="no live reward of math/v2 can be learned from"):
+        branch(place.bus, place.settings, rewards="live:math/v2")

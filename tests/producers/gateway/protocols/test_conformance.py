@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -37,6 +38,16 @@ REPLIES = {
     "unicode": "Zürich 🙂 ende",
 }
 TOOLS = ("add", "lookup")
+ABLE = {"tools": "tools", "n": "several", "stop": "stops"}
+FIELDS = {"tools": [{"type": "function", "function": {"name": "add"}}], "n": 2, "stop": ["is"]}
+HOLES = {
+    ("completions", "tools"): "a prompt that no template writes has no tools and no thoughts",
+    ("messages", "n"): "a message is one",
+    ("messages", "stop"): "it is called stop_sequences",
+    ("responses", "n"): "a response is one",
+    ("responses", "stop"): "a response names no stop strings",
+}
+"""what an API does not have, so that the field is one that nobody knows"""
 both = pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
 
 
@@ -55,6 +66,12 @@ async def w(tmp_path: Path, renderer: TemplateRenderer) -> AsyncIterator[World]:
 def speaks(request: pytest.FixtureRequest) -> type[Speaker]:
     kind: type[Speaker] = request.param
     return kind
+
+
+def needs(speaks: type[Speaker], cell: str) -> None:
+    """Skips what an API does not have, by its name."""
+    if not getattr(speaks, ABLE[cell]):
+        pytest.skip(f"{speaks.name} has no {cell}: {HOLES[speaks.name, cell]}")
 
 
 async def spoken(w: World, speaks: type[Speaker], **more: Any) -> Speaker:
@@ -81,7 +98,14 @@ def _plain(chat: Any) -> Any:
     return orjson.dumps(chat, option=orjson.OPT_SORT_KEYS)
 
 
+def _text(choice: Any) -> str:
+    """What a choice, or a chunk of one, says."""
+    message = choice.get("message") or choice.get("delta") or {}
+    return choice.get("text") or message.get("content") or ""
+
+
 def test_every_dialect_has_a_client_here() -> None:
+    assert all((kind.name, cell) in HOLES for kind in SPEAKERS for cell in FIELDS if not getattr(kind, ABLE[cell]))
     assert {(speaker.name, speaker.path) for speaker in SPEAKERS} == {(one.name, one.path) for one in DIALECTS}
     assert {(one.path, "POST", one.name) for one in DIALECTS} <= set(routes())
 
@@ -103,7 +127,8 @@ async def test_a_reply_says_the_same_whole_and_streamed(w: World, speaks: type[S
 async def test_dialects_say_the_same(w: World) -> None:
     """Prompts, words and calls do not depend on the API that asked."""
     w.engine.says = REPLIES["all"]
-    said = [await (await spoken(w, kind)).say(["hi"], stream=False, tools=TOOLS, system="s") for kind in SPEAKERS]
+    kinds = [kind for kind in SPEAKERS if kind.tools]
+    said = [await (await spoken(w, kind)).say(["hi"], stream=False, tools=TOOLS, system="s") for kind in kinds]
     assert len({(one.text, one.thoughts, one.end, one.tokens) for one in said}) == 1
     assert all([call[1:] for call in one.calls] == [call[1:] for call in said[0].calls] for one in said)
     assert all(asked.prompt == w.engine.asked[0].prompt for asked in w.engine.asked)
@@ -111,6 +136,7 @@ async def test_dialects_say_the_same(w: World) -> None:
 
 @both
 async def test_parallel_tools_go_round_on_exact_tokens(w: World, speaks: type[Speaker], stream: bool) -> None:
+    needs(speaks, "tools")
     client, talk = await spoken(w, speaks), list[Any](["What is 3 + 4?"])
     for reply in ("all", "text", "call", "text"):
         w.engine.says = REPLIES[reply]
@@ -129,6 +155,7 @@ async def test_parallel_tools_go_round_on_exact_tokens(w: World, speaks: type[Sp
 
 @both
 async def test_thoughts_that_are_dropped_break_no_lineage(w: World, speaks: type[Speaker], stream: bool) -> None:
+    needs(speaks, "tools")
     client = await spoken(w, speaks)
     w.engine.says = REPLIES["thoughts"]
     said = await client.say(["hi"], stream=stream)
@@ -140,11 +167,11 @@ async def test_thoughts_that_are_dropped_break_no_lineage(w: World, speaks: type
 
 @both
 async def test_a_stop_string_ends_it(w: World, speaks: type[Speaker], stream: bool) -> None:
-    """Elsewhere `stop` is a field that nobody knows."""
+    needs(speaks, "stop")
     client = await spoken(w, speaks)
     said = await client.say(["hi"], stream=stream, stop=["is"])
-    assert w.engine.asked[0].sampling.stop == (("is",) if speaks.stops else ())
-    assert (said.text == "The answer ") == speaks.stops
+    assert w.engine.asked[0].sampling.stop == ("is",)
+    assert said.text == "The answer "
 
 
 @both
@@ -154,11 +181,34 @@ async def test_a_length_ends_it(w: World, speaks: type[Speaker], stream: bool) -
     assert w.calls()[0]["finish_reason"] == "length"
 
 
-async def test_several_replies_where_the_api_has_them(w: World, speaks: type[Speaker]) -> None:
-    """Elsewhere `n` is a field that nobody knows."""
-    answer = await w.http.post(speaks.path, json={**speaks(w).body("hi"), "n": 2})
+@both
+async def test_several_replies(w: World, speaks: type[Speaker], stream: bool) -> None:
+    needs(speaks, "n")
+    answer = await w.http.post(speaks.path, json={**speaks(w).body("hi"), "n": 2, "stream": stream})
     assert answer.status_code == 200
-    assert len(w.calls()) == (2 if speaks.several else 1)
+    if stream:
+        events = [orjson.loads(line[6:]) for line in answer.text.split("\n") if line.startswith("data: {")]
+        told = [choice for event in events for choice in event["choices"]]
+        assert sorted(choice["index"] for choice in told if choice["finish_reason"]) == [0, 1]
+    else:
+        told = answer.json()["choices"]
+    for at in range(2):
+        assert "".join(_text(choice) for choice in told if choice["index"] == at) == REPLIES["text"]
+    assert [call["choice"] for call in w.calls()] == [0, 1]
+    assert len({call["response_id"] for call in w.calls()}) == 1
+
+
+@pytest.mark.parametrize(("api", "cell"), HOLES)
+async def test_what_an_api_does_not_have_is_a_field_that_nobody_knows(w: World, api: str, cell: str) -> None:
+    speaks = next(kind for kind in SPEAKERS if kind.name == api)
+    body = {**speaks(w).body("hi"), cell: FIELDS[cell]}
+    assert (await w.http.post(speaks.path, json=body)).status_code == 200
+    assert (w.engine.asked[0].sampling.n, w.engine.asked[0].sampling.stop) == (1, ())
+    w.gateway.options = replace(w.gateway.options, strict=True)
+    refused = await w.http.post(speaks.path, json=body)
+    assert refused.status_code == 400
+    assert cell in refused.json()["error"]["message"]
+    assert len(w.calls()) == 1
 
 
 # ---------------------------------------------------------------------- what goes wrong
@@ -208,16 +258,33 @@ async def test_a_body_that_is_no_request_is_refused(w: World, speaks: type[Speak
     assert answer.json()["error"]["message"]
 
 
-async def test_a_client_that_leaves_ends_its_call(w: World, speaks: type[Speaker]) -> None:
+@both
+async def test_a_client_that_leaves_ends_its_call(w: World, speaks: type[Speaker], stream: bool) -> None:
     w.engine.gate = asyncio.Semaphore(3)
-    stream = await (await spoken(w, speaks)).first(["hi"])
-    await stream.close()
+    client = await spoken(w, speaks)
+    if stream:
+        await (await client.first(["hi"])).close()
+    else:
+        asking = asyncio.create_task(client.say(["hi"], stream=False))
+        async with asyncio.timeout(60):
+            while not w.engine.asked:
+                await asyncio.sleep(0.01)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
     async with asyncio.timeout(60):
         while not w.calls():
             await asyncio.sleep(0.01)
     (call,) = w.calls()
     assert (call["finish_reason"], call["trainable"]) == ("abort", False)
     assert w.engine.left_early == 1
+
+
+async def test_a_conversation_goes_on_on_exact_tokens(w: World, speaks: type[Speaker]) -> None:
+    client, talk = await spoken(w, speaks), list[Any](["hi"])
+    for stream in (False, True, False):
+        talk += [await client.say(talk, stream=stream, system="s"), "and now?"]
+    assert len(w.calls()) == 3
+    exact(w)
 
 
 @both
@@ -251,9 +318,10 @@ async def test_a_session_goes_on_after_a_restart(
     async with world(tmp_path, renderer, engine) as w:
         key = (await w.start())["api_key"]
         said = await speaks(w, key).say(["hi"], stream=False, tools=TOOLS, system="s")
+        assert bool(said.calls) == speaks.tools
     async with world(tmp_path, renderer, engine) as w:
         assert not w.gateway.sessions.unreadable
-        talk = ["hi", said, Results({id: "done" for id, *_ in said.calls})]
+        talk = ["hi", said, Results({id: "done" for id, *_ in said.calls}) if said.calls else "more"]
         await speaks(w, key).say(talk, stream=True, tools=TOOLS, system="s")
         exact(w)
 
@@ -262,7 +330,8 @@ async def test_every_reader_of_the_log_finds_the_same_chat(w: World) -> None:
     """What exports and `why` read of a call does not depend on its API, but for the random ids of tool calls."""
     w.engine.says = REPLIES["all"]
     found = []
-    for kind in SPEAKERS:
+    kinds = [kind for kind in SPEAKERS if kind.tools]
+    for kind in kinds:
         client = await spoken(w, kind)
         said = await client.say(["hi"], stream=False, tools=TOOLS, system="s")
         results = Results({id: "done" for id, *_ in said.calls})
@@ -273,11 +342,12 @@ async def test_every_reader_of_the_log_finds_the_same_chat(w: World) -> None:
         for number, id in enumerate(dict.fromkeys(re.findall(r"call_\w+", text))):
             text = text.replace(id, str(number))
         found.append(_plain(orjson.loads(text)))
-    half = len(w.calls()) // len(SPEAKERS)
+    half = len(w.calls()) // len(kinds)
     assert all(found[at] == found[at % half] for at in range(len(found)))
 
 
 async def test_a_nameless_conversation_is_found_by_what_it_echoes(w: World, speaks: type[Speaker]) -> None:
+    needs(speaks, "tools")
     w.engine.says = REPLIES["calls"]
     client = speaks(w)
     said = await client.say(["hi"], stream=False, tools=TOOLS)

@@ -13,11 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millrace.producers.gateway import keys
-from millrace.producers.gateway.conversation import ToolUse, messages_of
+from millrace.producers.gateway.conversation import ToolUse, messages_of, prompt_message
 from millrace.producers.gateway.errors import ApiError
-from millrace.producers.gateway.protocols.all import CHAT, DIALECTS, MESSAGES, RESPONSES, read
+from millrace.producers.gateway.protocols.all import CHAT, COMPLETIONS, DIALECTS, MESSAGES, RESPONSES, read
 from millrace.producers.gateway.protocols.base import Dialect
 from millrace.producers.gateway.protocols.chat_request import ChatRequest
+from millrace.producers.gateway.protocols.completions import CompletionsRequest
 from millrace.producers.gateway.protocols.messages import _input
 from millrace.producers.gateway.protocols.messages_request import MessagesRequest
 from millrace.producers.gateway.protocols.responses_request import ResponsesRequest
@@ -68,6 +69,7 @@ items = texts | st.lists(
 FIELDS = {
     CHAT: [field.name for field in msgspec.structs.fields(ChatRequest)],
     MESSAGES: [field.name for field in msgspec.structs.fields(MessagesRequest)],
+    COMPLETIONS: [field.name for field in msgspec.structs.fields(CompletionsRequest)],
     RESPONSES: [field.name for field in msgspec.structs.fields(ResponsesRequest)],
 }
 
@@ -77,6 +79,9 @@ def requests(dialect: Dialect) -> st.SearchStrategy[dict[str, Any]]:
     more = st.dictionaries(st.sampled_from(FIELDS[dialect]), values, max_size=3)
     if dialect is RESPONSES:
         return st.builds(lambda items, more: {"model": "m", "input": items, **more}, items, more)
+    if dialect is COMPLETIONS:
+        prompts = st.text(max_size=8) | st.lists(st.integers(-1, 9), max_size=4) | values
+        return st.builds(lambda prompt, more: {"model": "m", "prompt": prompt, **more}, prompts, more)
     return st.builds(
         lambda messages, more: {"model": "m", "max_tokens": 5, "messages": messages, **more}, messages, more
     )
@@ -85,7 +90,7 @@ def requests(dialect: Dialect) -> st.SearchStrategy[dict[str, Any]]:
 def understood(dialect: Dialect, body: bytes) -> None:
     with suppress(ApiError):
         asked = dialect.parse(body)
-        found = messages_of(asked.turns)
+        found = messages_of(asked.turns) if asked.prompt is None else [prompt_message(asked.prompt)]
         keys.chain(found, asked.tools)
         assert all(isinstance(message["content"], str) for message in found)
         assert all(isinstance(call["id"], str) for message in found for call in message.get("tool_calls", ()))
@@ -116,6 +121,7 @@ def test_a_record_of_any_shape_is_read_or_refused(data: st.DataObject, response:
     shaped = (
         st.just(response)
         | st.builds(lambda content: {"type": "message", "content": content}, blocks | values)
+        | st.builds(lambda choices: {"object": "text_completion", "choices": choices}, blocks | values)
         | st.builds(lambda output: {"object": "response", "output": output}, items | values)
     )
     with suppress(ApiError, ValueError):

@@ -3,6 +3,7 @@ log reads what went by as the upstream meant it."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -22,6 +23,7 @@ from millrace.producers.gateway.protocols.all import DIALECTS, read
 from millrace.producers.gateway.rendering.template import TemplateRenderer
 from millrace.producers.gateway.upstreams.routes import Rule
 from millrace.producers.gateway.upstreams.upstreams import Upstream, Upstreams
+from millrace.schemas import bounds
 from tests.support.fake_http import FakeServer, Script, answer, hang_up, serving, stream
 from tests.support.gateway_world import ScriptedEngine, World, world
 from tests.support.speakers import SPEAKERS, Results, Speaker
@@ -84,6 +86,8 @@ def request(dialect: str, *, streamed: bool, model: str = "far") -> bytes:
     said: dict[str, Any] = {"model": model, "stream": streamed, "a_new_field": [1.50, {"deep": None}]}
     if dialect == "responses":
         said["input"] = [{"role": "user", "content": "hi"}]
+    elif dialect == "completions":
+        said |= {"prompt": "hi", "max_tokens": 50}
     else:
         said |= {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 50}
     return json.dumps(said, indent=1).encode()
@@ -104,6 +108,7 @@ SCHEMA: dict[str, Any] = {"type": "object", "properties": {}}
 FUNCTIONS = [{"name": name, "description": "d", "parameters": SCHEMA} for name in ("add", "lookup")]
 TOOLS: dict[str, dict[str, Any]] = {
     "chat": {"tools": [{"type": "function", "function": function} for function in FUNCTIONS]},
+    "completions": {},
     "responses": {"tools": [{"type": "function", **function} for function in FUNCTIONS]},
     "messages": {
         "tools": [{"name": name, "input_schema": SCHEMA} for name in ("add", "lookup")],
@@ -142,8 +147,8 @@ async def test_bytes_pass_both_ways_and_the_log_has_what_they_say(
             (call,) = w.calls()
             assert (call["trainable"], call["untrainable_reason"]) == (False, UNTRAINABLE)
             assert (call["engine"], call["engine_version"]) == ("far", f"{far.url}/v1")
-            assert (call["request"], call["finish_reason"]) == (body, "tool_calls")
-            assert call["usage"]["completion"] > 0 or (dialect == "chat" and streamed)
+            assert (call["request"], call["finish_reason"]) == (body, "tool_calls" if reply[2] else "stop")
+            assert call["usage"]["completion"] > 0 or (dialect in ("chat", "completions") and streamed)
             assert (call["cost"] or 0) == call["usage"]["prompt"] + call["usage"]["completion"]
             assert plain(read(call["request"], call["response"]).replies[0]) == reply
             if not streamed:
@@ -201,8 +206,9 @@ async def test_a_conversation_goes_between_engine_and_upstream(
             client = speaks(w, session["api_key"])
             talk: list[Any] = ["hi"]
             said = await client.say(talk, stream=streamed, tools=("add", "lookup"))
-            assert [name for _, name, _ in said.calls] == ["add", "lookup"]
-            talk += [said, Results({id: f"{name} is done" for id, name, _ in said.calls})]
+            assert [name for _, name, _ in said.calls] == (["add", "lookup"] if speaks.tools else [])
+            results = Results({id: f"{name} is done" for id, name, _ in said.calls})
+            talk += [said, results if speaks.tools else "add is done"]
             asked_for = far.calls()[0]["request"]
             assert w.calls()[0]["request"] == asked_for
             assert w.calls()[0]["response_id"] == said.id
@@ -250,6 +256,62 @@ async def test_what_nobody_here_reads_passes_and_leaves_a_gap(tmp_path: Path, di
         assert [event["kind"] for event in w.events()] == ["episode_started", "gap"] * 2
         assert (await asked(w, dialect, b"{")).status == 400
         assert len(far.requests) == 2
+
+
+@each
+@pytest.mark.parametrize("odd", [b"[" * 90 + b"]" * 90, b"[" + b"0," * bounds.VALUES + b"0]"], ids=["deep", "many"])
+async def test_a_request_beyond_what_is_read_here_passes_and_leaves_a_gap(
+    tmp_path: Path, dialect: str, odd: bytes
+) -> None:
+    body = request(dialect, streamed=False).replace(b"{", b'{"more": ' + odd + b",", 1)
+    async with (
+        serving(answer(b"[]")) as far,
+        before(tmp_path, None, {"far": far.url}, [Rule("*", "far")]) as w,
+    ):
+        wire = await asked(w, dialect, body)
+        assert (wire.status, far.requests[-1][1]) == (200, body)
+        assert [event["kind"] for event in w.events()] == ["episode_started", "gap"]
+
+
+@each
+async def test_an_event_is_told_before_the_next_one_comes(
+    tmp_path: Path, renderer: TemplateRenderer, dialect: str
+) -> None:
+    raw, _ = await played(tmp_path / "far", renderer, dialect, streamed=True)
+    first = raw[: raw.index(b"\n\n") + 2]
+    told = asyncio.Event()
+
+    async def script(writer: asyncio.StreamWriter) -> None:
+        head = b"HTTP/1.1 200 X\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+        writer.write(head + b"%x\r\n" % len(first) + first + b"\r\n")
+        await writer.drain()
+        await told.wait()
+        writer.write(b"%x\r\n" % (len(raw) - len(first)) + raw[len(first) :] + b"\r\n0\r\n\r\n")
+
+    async with (
+        serving(script) as far,
+        before(tmp_path / "near", None, {"far": far.url}, [Rule("*", "far")]) as w,
+        w.http.stream("POST", PATHS[dialect], content=request(dialect, streamed=True), timeout=60) as got,
+    ):
+        came = b""
+        async for part in got.aiter_raw():
+            came += part
+            if came == first:
+                told.set()
+        assert came == raw
+
+
+@each
+async def test_what_ends_a_reply_is_told_once_it_is_recorded(
+    tmp_path: Path, renderer: TemplateRenderer, dialect: str
+) -> None:
+    raw, _ = await played(tmp_path, renderer, dialect, streamed=True)
+    events, told = READERS[dialect].assembled(), list[bool]()
+    for event in raw.split(b"\n\n")[:-1]:
+        events.feed(event + b"\n\n")
+        told.append(events.closing)
+    assert (told[0], told[-1]) == (False, True)
+    assert told == sorted(told), "a reply that came to its end stays there"
 
 
 async def told(

@@ -1,0 +1,50 @@
+"""What the product imports is what it declares: its own files install all that it needs."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+import tomllib
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+ROOMS = ("schemas", "infra", "producers", "streams", "trainers", "consumers", "apps", "examples")
+NAMES = packages_distributions()
+
+
+def normal(requirement: str) -> str:
+    """The name of a requirement as registries compare it."""
+    return re.sub(r"[-_.]+", "-", re.split(r"[\s\[<>=!~;]", requirement)[0]).lower()
+
+
+def declared() -> set[str]:
+    """With what extras bring, whose imports are guarded where they are used."""
+    extras = PROJECT["project"]["optional-dependencies"].values()
+    return {normal(one) for one in [*PROJECT["project"]["dependencies"], *(two for extra in extras for two in extra)]}
+
+
+def imported() -> dict[str, Path]:
+    """The first name of every import of the product, and a file that has it."""
+    found: dict[str, Path] = {}
+    for file in (ROOT / "__init__.py", *(path for room in ROOMS for path in (ROOT / room).rglob("*.py"))):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                names = [node.module]
+            else:
+                continue
+            found |= {name.partition(".")[0]: file for name in names}
+    return found
+
+
+def test_what_is_imported_is_declared() -> None:
+    known = declared()
+    for name, file in imported().items():
+        if name in sys.stdlib_module_names or name == "millrace":
+            continue
+        distributions = {normal(one) for one in NAMES.get(name, [name])}
+        assert distributions & known, f"{file.relative_to(ROOT)} imports {name}, which pyproject.toml does not declare"
