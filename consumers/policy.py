@@ -165,6 +165,8 @@ def _event(
         "selection_places": None,
         "reward_source": None,
         "reward_rubric": None,
+        "text_replies": None,
+        "text_form": None,
     }
 
 

@@ -77,3 +77,5 @@ EVENT_BYTES = 1 << 20
 """bytes of one event of an upstream's stream that are looked into, and held back until its end comes"""
 PARTS = 1024
 """blocks or items of one reply that an upstream streams"""
+SOCKET_IDLE_S = 600
+"""seconds without a call after which a WebSocket is closed"""

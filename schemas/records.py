@@ -1037,6 +1037,10 @@ class WeightVersion(TypedDict):
     """of a branch: the evaluator whose rewards it was trained on; null: the sealed ones"""
     reward_rubric: str | None
     """and the version of its rubric"""
+    text_replies: int | None
+    """of a branch: replies without exact tokens that it was trained on, written by the chat template of template_hash"""
+    text_form: str | None
+    """and the renderer that wrote them: template, or a family's name"""
 
 
 class WorkerStatus(TypedDict):
@@ -1668,13 +1672,13 @@ class Fields(Generic[T]):
     def __getitem__(self: Fields[WeightVersion], field: Literal["version", "seq_lo", "seq_hi", "time"]) -> int: ...
 
     @overload
-    def __getitem__(self: Fields[WeightVersion], field: Literal["parent", "batch", "eta", "shards", "group_size", "delta_bytes", "full_bytes", "selection_places"]) -> int | None: ...
+    def __getitem__(self: Fields[WeightVersion], field: Literal["parent", "batch", "eta", "shards", "group_size", "delta_bytes", "full_bytes", "selection_places", "text_replies"]) -> int | None: ...
 
     @overload
     def __getitem__(self: Fields[WeightVersion], field: Literal["files"]) -> dict[str, str]: ...
 
     @overload
-    def __getitem__(self: Fields[WeightVersion], field: Literal["delta", "delta_hash", "broadcast", "parent_policy", "selection", "selection_digest", "reward_source", "reward_rubric"]) -> str | None: ...
+    def __getitem__(self: Fields[WeightVersion], field: Literal["delta", "delta_hash", "broadcast", "parent_policy", "selection", "selection_digest", "reward_source", "reward_rubric", "text_form"]) -> str | None: ...
 
     @overload
     def __getitem__(self: Fields[WorkerStatus], field: Literal["worker", "incarnation", "role", "host"]) -> str: ...

@@ -80,10 +80,10 @@ def branch(
     """Train a new policy from the configured policy's history, with no engine running.
 
     --select takes SQL over the views, such as "SELECT * FROM trajectories WHERE task = 'sort'"; without it every
-    trajectory is asked for. Evaluation traffic, content that may not train and samples without exact tokens are never
-    learned from, whatever was asked. Methods that weigh by ratios first print how far the selection is from the
-    starting weights. The same command goes on after a kill. Engines serve the new policy, `evaluate` scores it and
-    `audit` proves it, with --set policy.name=NAME."""
+    trajectory is asked for. Evaluation traffic and content that may not train are never learned from, whatever was
+    asked, and text without exact tokens, such as a provider's, by sft alone. Methods that weigh by ratios first print
+    how far the selection is from the starting weights. The same command goes on after a kill. Engines serve the new
+    policy, `evaluate` scores it and `audit` proves it, with --set policy.name=NAME."""
     if select and places is not None:
         raise ConfigError("--select and --places both say what to learn from: give one of them")
     apart = ("from_version", "algorithm", "select", "places", "knob")

@@ -26,15 +26,19 @@ TOKENIZER = (
 
 
 DIGEST = re.compile(r"[0-9a-f]{64}")
-Selected = tuple[str | None, str | None, int | None, str | None, str | None]
-"""text, digest and number of places of a selection, and the source and rubric of the rewards that it was trained on"""
-UNSELECTED: Selected = (None,) * 5
+IMITATES = "sft"
+"""the algorithm that may learn from text without exact tokens"""
+Selected = tuple[str | None, str | None, int | None, str | None, str | None, int | None, str | None]
+"""text, digest and number of places of a selection, source and rubric of the rewards that it was trained on, and how
+many replies of it were text, and in which form"""
+UNSELECTED: Selected = (None,) * 7
 
 
 class Weights(Law):
     """A digest is that of the manifest of the files; the tokenizer is the policy's own from the first version on; the
     mode is what the files and the delta make it; the ledger was written at the same moment; and a branch alone, whose
-    version 0 comes from another policy, is trained on a selection, all of it on the same one."""
+    version 0 comes from another policy, is trained on a selection, all of it on the same one; where that holds text
+    without exact tokens, it was imitated and nothing else."""
 
     name = "weights"
     sentence = "each weight event's digest, mode, tokenizer and directory follow from its files and its policy"
@@ -48,6 +52,8 @@ class Weights(Law):
         self._named: bool | None = None
         """whether the version before, unless it is 0, lies in a directory that a learner named"""
         self._selected: tuple[Selected, Mark] | None = None
+        self._texts: dict[int, Mark] = {}
+        """versions that were trained on text without exact tokens"""
         self._times: dict[int, tuple[int, Mark]] = {}
         self._sizes: dict[int, dict[str, int | None]] = {}
         """by version, what its entry's metrics repeat of the event"""
@@ -111,16 +117,20 @@ class Weights(Law):
     def _branch(self, row: Row[WeightVersion]) -> None:
         """What a version says of another policy, or of a selection that it was trained on."""
         version, said, first = row["version"], _selected(row.record), self._first or row.record
+        if row["text_replies"] is not None:
+            self._texts.setdefault(version, row.mark)
         if version and row["parent_policy"] is not None:
             message = f"version {version} names a parent in {row['parent_policy']}; only version 0 may have one there"
             self.fail(message, row, version=version)
         if said == UNSELECTED:
             return
-        selection, digest, places, source, rubric = said
+        selection, digest, places, source, rubric, replies, form = said
         if first["parent_policy"] is None:
             self.fail(f"version {version} names a selection, but its policy is no branch", row, version=version)
         elif selection is None or digest is None or places is None or (source is None) != (rubric is None):
             self.fail(f"version {version} names a selection only in part", row, version=version)
+        elif (replies is None) != (form is None) or (replies is not None and (replies < 1 or not form)):
+            self.fail(f"version {version} names text without its form or its number", row, version=version)
         elif not DIGEST.fullmatch(digest) or places < 1:
             self.fail(f"version {version} names a selection of nothing", row, version=version)
         elif self._selected is None:
@@ -152,6 +162,9 @@ class Weights(Law):
         first = self._first
         if not version and first and not first["version"] and first["eta"] not in (None, row["eta"]):
             self.fail(f"version 0 says eta {row['eta']} in the ledger; its event says {first['eta']}", row, version=0)
+        if version in self._texts and (used := _algorithm(row.record)) != IMITATES:
+            message = f"version {version} was trained on text without exact tokens by {used or 'nobody knows what'}"
+            self.fail(f"{message}: only {IMITATES} may", self._texts[version], row, version=version)
         known = self._times.get(version)
         if known is not None and known[0] != row["time"]:
             message = f"version {version} has another time in its event than in the ledger"
@@ -176,4 +189,13 @@ def _texts(event: WeightVersion) -> dict[str, str | None]:
 
 def _selected(event: WeightVersion) -> Selected:
     selection = event["selection"], event["selection_digest"], event["selection_places"]
-    return *selection, event["reward_source"], event["reward_rubric"]
+    rewards = event["reward_source"], event["reward_rubric"]
+    return *selection, *rewards, event["text_replies"], event["text_form"]
+
+
+def _algorithm(entry: LedgerEntry) -> str | None:
+    """What trained a version, as the configuration in its entry says."""
+    try:
+        return str(json.loads(entry["config"])["learner"]["algorithm"])
+    except (ValueError, LookupError, TypeError):
+        return None

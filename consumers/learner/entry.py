@@ -70,6 +70,8 @@ def weight_event(head: Head, batch: Batch, written: WrittenVersion, time: int) -
         "selection_places": None,
         "reward_source": None,
         "reward_rubric": None,
+        "text_replies": None,
+        "text_form": None,
     }
 
 

@@ -1,9 +1,10 @@
 """From a question about trajectories to candidates: a rule over each, or a list of places.
 
 Invariants: what may not be learned from is left out before anybody's rule is asked; every trajectory that is looked at
-is a candidate or is counted once under the reason that left it out; candidates keep the order of the list, or of the
-log; no more than a chunk of samples is held at a time; a rule over a history that has lost its
-beginning is refused, since retention would narrow the selection in silence.
+is a candidate or is counted once under the reason that left it out; text is learned from only where a writer of text
+is given, and only as that of calls that are cleared; candidates keep the order of the list, or of the log; no more than
+a chunk of samples is held at a time; a rule over a history that has lost its beginning is refused, since retention
+would narrow the selection in silence.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
-from millrace.consumers.clearance import Allowed
+from millrace.consumers.clearance import Allowed, cleared
 from millrace.consumers.history.kinds import EVALUATIONS, EVENTS, TRAJECTORIES, Kind
 from millrace.consumers.history.nowhere import whole
 from millrace.consumers.history.reader import History
 from millrace.consumers.history.rows import Row
 from millrace.consumers.replay.eligible import EVALUATION, problem
+from millrace.consumers.replay.text import Texts, Writer
 from millrace.infra.log.base import Place
 from millrace.schemas.records import Event, Trajectory
 from millrace.trainers.batches.sample import check, samples_of
@@ -47,8 +49,8 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A trajectory that may be learned from. tokens: of all its lineages; reward: as it was sealed, until another is
-    chosen."""
+    """A trajectory that may be learned from. tokens: of all its lineages and texts; reward: as it was sealed, until
+    another is chosen; texts: its replies that are learned from as text."""
 
     place: Place
     id: str
@@ -58,15 +60,17 @@ class Candidate:
     sample: int
     tokens: int
     reward: float | None
+    texts: int = 0
 
 
 @dataclass(slots=True)
 class Selected:
-    """What a question came to. left_out: how many, by reason; gone: ranges that nobody has any more, so
-    that nothing of them could be looked at."""
+    """What a question came to. left_out: how many, by reason; unsaid: replies of candidates that are passed over, by
+    reason; gone: ranges that nobody has any more, so that nothing of them could be looked at."""
 
     candidates: list[Candidate] = field(default_factory=list)
     left_out: Counter[str] = field(default_factory=Counter)
+    unsaid: Counter[str] = field(default_factory=Counter)
     gone: list[str] = field(default_factory=list)
 
 
@@ -76,17 +80,30 @@ Question = Callable[["Selector"], Selected]
 
 class Selector:
     """Looks at the trajectories of one policy. owner: the tenant that it belongs to; allowed: the rules of today;
-    limits: of the model that shall learn, None where none does; anyway: a rule takes what is left of a history that has
-    lost a part."""
+    limits: of the model that shall learn, None where none does; writer: of text, None where only exact tokens count;
+    anyway: a rule takes what is left of a history that has lost a part."""
 
     def __init__(
-        self, history: History, allowed: Allowed, owner: str, limits: Limits | None, *, anyway: bool = False
+        self,
+        history: History,
+        allowed: Allowed,
+        owner: str,
+        limits: Limits | None,
+        writer: Writer | None = None,
+        *,
+        anyway: bool = False,
     ) -> None:
         self._history = history
         self._allowed = allowed
         self._owner = owner
         self._limits = limits
+        self._writer = writer
         self._anyway = anyway
+
+    @property
+    def form(self) -> str:
+        """Of the renderer that writes text; empty where none does."""
+        return "" if self._writer is None else self._writer.name
 
     def by_rule(self, wanted: Wanted) -> Selected:
         """All that a rule wants. Raises UnreachableError, HistoryGone where a part of it is nowhere."""
@@ -108,6 +125,25 @@ class Selector:
         )
         return selected
 
+    def texts(self, places: Sequence[Place]) -> list[Texts | str]:
+        """The text of the trajectories at some places, cleared anew, or why a place has none (any more)."""
+        found: list[Texts | str] = []
+        rows = self._history.fetch(TRAJECTORIES, places)
+        calls = iter(self._calls([place for row in rows if row is not None for place in row.places("events")]))
+        for row in rows:
+            if row is None:
+                found.append(UNREADABLE)
+                continue
+            own = [next(calls) for _ in row["events"]]
+            why = problem(row.record, own, self._allowed, self._owner)
+            found.append(self._texts(row.record, own) if why is None else why)
+        return found
+
+    def _texts(self, record: Trajectory, calls: Sequence[Row[Event] | None]) -> Texts:
+        """Of a trajectory without a problem."""
+        there = cleared([call for call in calls if call is not None], self._owner)
+        return Texts() if self._writer is None else self._writer.texts(record, there)
+
     def _fetched(self, places: Sequence[Place], selected: Selected) -> Iterator[Row[Trajectory]]:
         for first in range(0, len(places), CHUNK):
             for row in self._history.fetch(TRAJECTORIES, places[first : first + CHUNK]):
@@ -122,23 +158,36 @@ class Selector:
             calls = iter(self._calls([place for row in chunk for place in row.places("events")]))
             for row in chunk:
                 own = [next(calls) for _ in row["events"]]
-                reason = self._reason(row, own, wanted)
-                if reason is None:
-                    selected.candidates.append(_candidate(row))
-                else:
-                    selected.left_out[reason] += 1
+                match self._looked_at(row, own, wanted):
+                    case str() as reason:
+                        selected.left_out[reason] += 1
+                    case candidate, unsaid:
+                        selected.candidates.append(candidate)
+                        selected.unsaid += unsaid
 
     def _calls(self, places: Sequence[Place]) -> list[Row[Event] | None]:
         kind: Kind[Event] = EVENTS
         return self._history.fetch(kind, places) if places else []
 
-    def _reason(self, row: Row[Trajectory], calls: Sequence[Row[Event] | None], wanted: Wanted) -> str | None:
-        found = problem(row.record, calls, self._allowed, self._owner)
+    def _looked_at(
+        self, row: Row[Trajectory], calls: Sequence[Row[Event] | None], wanted: Wanted
+    ) -> tuple[Candidate, Counter[str]] | str:
+        """A candidate and its replies that are passed over, or why it is none."""
+        record = row.record
+        found = problem(record, calls, self._allowed, self._owner)
         if found is not None:
             return found
-        if not wanted(row.record):
+        if not wanted(record):
             return UNWANTED
-        return None if self._limits is None else _unlearnable(row.record, self._limits)
+        if self._limits is None:
+            return _candidate(row, Texts()), Counter()
+        texts = self._texts(record, calls)
+        exact = _unlearnable(record, self._limits)
+        if exact == INEXACT and texts.samples and not record["lineages"]:
+            exact = None
+        if exact == INEXACT and texts.refused:
+            return f"{INEXACT}, and of its text {texts.refused.most_common(1)[0][0]}"
+        return exact or (_candidate(row, texts), texts.refused)
 
 
 def _unlearnable(record: Trajectory, limits: Limits) -> str | None:
@@ -156,7 +205,8 @@ def _unlearnable(record: Trajectory, limits: Limits) -> str | None:
     return None
 
 
-def _candidate(row: Row[Trajectory]) -> Candidate:
+def _candidate(row: Row[Trajectory], texts: Texts) -> Candidate:
     place, record = row.place, row.record
     key = record["id"], record["attempt"], record["tenant"], record["group"], record["sample"]
-    return Candidate(place, *key, record["length"], record["reward"])
+    tokens = record["length"] + sum(sample.length for sample in texts.samples)
+    return Candidate(place, *key, tokens, record["reward"], texts.replies)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, SecretStr
 
 from millrace.infra.config.base import Name, Positive, Seconds, Section
-from millrace.infra.config.upstreams import Address, GatewayRoute, GatewayUpstream
+from millrace.infra.config.upstreams import Address, GatewayPrices, GatewayRoute, GatewayUpstream
 
 
 def _hermes(given: Any) -> Any:
@@ -41,6 +41,18 @@ class GatewayKey(Section):
     """at most [topics] short_hours: what a key has spent is known from the capture log"""
 
 
+class GatewayPolicy(Section):
+    """Another policy of the namespace, whose own deployment trains it and starts its engines."""
+
+    engine_urls: tuple[str, ...] = ()
+    """engines that no reloader announces; the others are found by their announcements"""
+    renderer: str = "auto"
+    max_model_len: Annotated[int, Field(ge=0)] = 0
+    """longest sequence, in tokens; 0: as long as its model takes"""
+    prices: GatewayPrices | None = None
+    """of a million tokens of its calls"""
+
+
 class Gateway(Section):
     """Where agents send their calls."""
 
@@ -63,6 +75,11 @@ class Gateway(Section):
         "host and port",
     )
     engine_url: str = Field(default="", description="engine that answers token-in, token-out; empty: [engine] url")
+    policies: dict[Name, GatewayPolicy] = Field(
+        default={},
+        description="other policies of the namespace that it serves too, by name: { small = {} }; their engines are "
+        "those that announce themselves",
+    )
     upstream_url: Address = Field(default="", description="text-only upstream instead: captured, never trainable by RL")
     upstream_key: SecretStr = Field(default=SecretStr(""), description="bearer key for the upstream")
     upstreams: dict[str, GatewayUpstream] = Field(

@@ -66,7 +66,7 @@ class Settings(BaseSettings):
 
     @property
     def rollout_key(self) -> str:
-        """The gateway's key that rollout workers use; empty where the gateway asks for none."""
+        """The one of `[gateway.keys]` that rollout workers use; empty where there are none: see `workers_key`."""
         chosen = self.gateway.keys.get(self.rollout.key) or next(iter(self.gateway.keys.values()), None)
         return chosen.key.get_secret_value() if chosen else ""
 
@@ -102,6 +102,12 @@ class Settings(BaseSettings):
         hosts = (self.gateway.host, self.otlp.host)
         if fault := faults(words, secret, local=all(map(is_local, hosts))):
             raise ValueError(fault)
+        if self.policy.name in self.gateway.policies:
+            raise ValueError(
+                f"[gateway.policies.{self.policy.name}] is the name of [policy], which is served in any case"
+            )
+        if self.gateway.policies and self.gateway.upstream_url:
+            raise ValueError("[gateway.policies] have engines, and [gateway] upstream_url stands in place of engines")
         if wrong := misrouted(self.gateway.upstreams, self.gateway.routes):
             raise ValueError(wrong)
         if self.adapters and self.engine.kind != "vllm":

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
 from functools import partial
 from typing import Any
 
@@ -23,14 +24,16 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from millrace.infra.engines.upstream import TextUpstream
 from millrace.producers.gateway.episodes import Episodes
-from millrace.producers.gateway.errors import ApiError
+from millrace.producers.gateway.errors import ApiError, bad_request
 from millrace.producers.gateway.event_stream import EventStream
 from millrace.producers.gateway.gateway import Caller, Gateway
 from millrace.producers.gateway.intake import Intake, Visit, check_origin
 from millrace.producers.gateway.named_path import plain
 from millrace.producers.gateway.protocols import all as dialects
 from millrace.producers.gateway.protocols.base import Asking, Beside, Dialect
+from millrace.producers.gateway.socket import TRY_AGAIN, Sockets
 from millrace.producers.gateway.upstreams.door import Door
+from millrace.producers.gateway.upstreams.routes import fits
 from millrace.producers.gateway.upstreams.upstreams import Upstreams
 from millrace.schemas.labels import make_label
 
@@ -39,6 +42,7 @@ logger = logging.getLogger(__name__)
 JSON = "application/json"
 OWN = (
     ("/v1/models", "GET", "models"),
+    ("/v1/models/{id:path}", "GET", "model"),
     ("/health", "GET", "health"),
     ("/v1/sessions", "POST", "start"),
     ("/v1/sessions/{id}/reward", "POST", "reward"),
@@ -103,22 +107,38 @@ def make_app(gateway: Gateway, upstream: TextUpstream | Upstreams | None = None,
 
         return handler
 
-    async def models(request: Request) -> Response:
-        enter(request)
-        policy = gateway.options.policy
-        served = [make_label(policy, version) for version in sorted(gateway.fleet.versions)]
-        owned = dict.fromkeys((policy, *served), "millrace")
+    def listed() -> dict[str, str]:
+        """Who answers each model that has a name of its own."""
+        owned = {gateway.options.policy: "millrace"}
+        for policy, served in gateway.served.items():
+            versions = [make_label(policy, version) for version in sorted(served.fleet.versions)]
+            owned |= dict.fromkeys((policy, *versions), "millrace")
         for name in upstreams.models if upstreams is not None else ():
             owned.setdefault(name, "upstream")
-        listed = [{"id": id, "object": "model", "created": 0, "owned_by": owner} for id, owner in owned.items()]
-        return _json({"object": "list", "data": listed})
+        return owned
+
+    async def models(request: Request) -> Response:
+        enter(request)
+        return _json({"object": "list", "data": [_model(id, owner) for id, owner in listed().items()]})
+
+    async def model(request: Request) -> Response:
+        enter(request)
+        id = request.path_params["id"]
+        owner = listed().get(id)
+        if owner is None and upstreams is not None and any(fits(rule.model, id) for rule in upstreams.rules):
+            owner = "upstream"
+        if owner is None:
+            raise ApiError(404, f"The model {id!r} does not exist", param="model", code="model_not_found")
+        return _json(_model(id, owner))
 
     async def health(request: Request) -> Response:
         gateway.check_open()
         # No error: a load balancer would turn away rewards and ends of episodes too.
         recorder = gateway.recorder
         down = await recorder.down() if recorder.required else None
-        status = "no engine" if gateway.renderer is not None and gateway.fleet.away else "ok"
+        status = (
+            "no engine" if gateway.served and all(served.fleet.away for served in gateway.served.values()) else "ok"
+        )
         status = "capture down" if down is not None else status
         try:
             enter(request)
@@ -127,7 +147,8 @@ def make_app(gateway: Gateway, upstream: TextUpstream | Upstreams | None = None,
         log = recorder.log
         engines = {
             target.url: {"version": target.version, "running": target.running}
-            for target in gateway.fleet.targets.values()
+            for served in gateway.served.values()
+            for target in served.fleet.targets.values()
         }
         sessions = gateway.sessions
         state = {"status": status, "sessions": len(sessions.live), "unreadable": len(sessions.unreadable)}
@@ -169,6 +190,7 @@ def make_app(gateway: Gateway, upstream: TextUpstream | Upstreams | None = None,
         **{dialect.name: spoken(dialect) for dialect in dialects.DIALECTS},
         **{one.name: beside(dialect, one) for dialect in dialects.DIALECTS for one in dialect.beside},
         "models": models,
+        "model": model,
         "health": health,
         "start": start,
         "reward": reward,
@@ -183,7 +205,30 @@ def make_app(gateway: Gateway, upstream: TextUpstream | Upstreams | None = None,
         exception_handlers={HTTPException: _http_error},
     )
 
+    async def events(caller: Caller, headers: Headers, body: bytes) -> AsyncGenerator[bytes, None]:
+        if door is not None and await door.routed(dialects.RESPONSES, body) is not None:
+            raise bad_request("model: an upstream answers it, which is asked over HTTP", param="model")
+        async with aclosing(gateway.stream(await gateway.prepare(caller, headers, body, dialects.RESPONSES))) as told:
+            async for together in told:
+                yield together
+
+    sockets = Sockets(gateway, intake, dialects.RESPONSES, events)
+
+    async def socket(scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            scope = plain(scope)
+            if keyless:
+                check_origin(Headers(scope=scope))
+            if scope["path"] != dialects.RESPONSES.path:
+                raise ApiError(404, f"{scope['path']} takes no WebSocket")
+            await sockets.serve(scope, receive, send)
+        except ApiError as error:
+            logger.info("a WebSocket was refused: %s", error)
+            await send({"type": "websocket.close", "code": TRY_AGAIN})
+
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            return await socket(scope, receive, send)
         if scope["type"] != "http":
             return await routed(scope, receive, send)
         visit = Visit(intake, receive)
@@ -239,6 +284,10 @@ async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     path = request.url.path
     return dialects.of_path(path).refusal(ApiError(error.status_code, f"{request.method} {path}: {error.detail}"))
+
+
+def _model(id: str, owner: str) -> dict[str, Any]:
+    return {"id": id, "object": "model", "created": 0, "owned_by": owner}
 
 
 def _json(content: Any) -> Response:

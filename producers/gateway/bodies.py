@@ -96,13 +96,15 @@ class SamplingIn(Body):
 
 
 class StartIn(Body):
-    """`POST /v1/sessions`. With a ticket the episode belongs to that grant's group."""
+    """`POST /v1/sessions`. With a ticket the episode belongs to that grant's group. `policy`: the one that learns from
+    it; the gateway's own where none is named."""
 
     TEXTS: ClassVar[frozenset[str]] = frozenset({"task"})
     SOURCES: ClassVar[frozenset[str]] = frozenset({"awaits"})
 
     task_id: str = ""
     task: Any = None
+    policy: str | None = None
     ticket: Count | None = None
     group: str | None = None
     group_size: Annotated[int, msgspec.Meta(ge=1, le=bounds.GROUP_SIZE)] = 1

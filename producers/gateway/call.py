@@ -18,8 +18,8 @@ from millrace.producers.gateway.conversation import Ask, Part, Text, Thinking, T
 from millrace.producers.gateway.errors import RETRY_AFTER_S, ApiError
 from millrace.producers.gateway.fleet import Target
 from millrace.producers.gateway.lineage import ABORT, CallStart
-from millrace.producers.gateway.prices import Prices
-from millrace.producers.gateway.rendering.base import Parser, Renderer, ReplyDelta, Tools
+from millrace.producers.gateway.rendering.base import Parser, ReplyDelta, Tools
+from millrace.producers.gateway.served import Served
 from millrace.producers.gateway.session import Session
 from millrace.producers.gateway.spending import Spent, spent
 from millrace.schemas.arrays import pack
@@ -131,7 +131,7 @@ class Call:
     body: bytes
     plan: CallStart
     sampling: Sampling
-    renderer: Renderer
+    served: Served
     target: Target
     response_id: str
     began: float = field(default_factory=time.perf_counter)
@@ -147,7 +147,6 @@ class Call:
     """whether a record of it could not be written"""
     payer: str = ""
     """the name of the key that bears it"""
-    prices: Prices | None = None
     choices: list[Choice] = field(default_factory=list)
     unshared: int = 0
     """tokens that were handled since others had their turn"""
@@ -159,8 +158,8 @@ class Call:
 
     def _parser(self, tools: Tools, stop: Sequence[str]) -> Parser:
         if self.request.prompt is not None:
-            return self.renderer.plain(stop)
-        return self.renderer.parser(self.plan.prompt, tools, stop)
+            return self.served.renderer.plain(stop)
+        return self.served.renderer.parser(self.plan.prompt, tools, stop)
 
     def take(self, chunk: Chunk) -> tuple[Choice, list[Part]]:
         """A chunk of the engine: the choice it belongs to, and what can be said of it."""
@@ -170,6 +169,16 @@ class Call:
             self.usage = chunk.usage
         choice = self.choices[chunk.index]
         return choice, choice.feed(chunk)
+
+    @property
+    def policy(self) -> str:
+        """Whose reply it is. An episode of another policy has it in its history, and never trains on it."""
+        return self.served.policy
+
+    @property
+    def granted(self) -> bool:
+        """Whether a grant bounds its versions: a grant speaks of the versions of its own policy."""
+        return self.session.granted and self.session.policy == self.policy
 
     @property
     def most(self) -> int:
@@ -192,11 +201,11 @@ class Call:
         if self.version is None:
             return
         for choice in self.choices:
-            if (token_versions(choice.spans, len(choice.ids), self.session.policy) != self.version).any():
+            if (token_versions(choice.spans, len(choice.ids), self.policy) != self.version).any():
                 self.strayed = True
         if self.strayed:
             self.give_up()
-            label = make_label(self.session.policy, self.version)
+            label = make_label(self.policy, self.version)
             raise ApiError(
                 503,
                 f"The weights changed during this reply, which is not {label}'s: try again",
@@ -219,8 +228,8 @@ class Call:
 
     def record(self, choice: Choice, response: bytes, engine_version: str) -> tuple[ModelCall, str | None]:
         """The ModelCall body of one choice, and why its versions break a grant (None when they do not)."""
-        placed = self.session.lineages.placed(self.plan, choice.index, self.sampling.n)
-        versions = token_versions(choice.spans, len(choice.ids), self.session.policy)
+        placed = self.session.lineages_of(self.policy).placed(self.plan, choice.index, self.sampling.n)
+        versions = token_versions(choice.spans, len(choice.ids), self.policy)
         breach = self._breach(versions)
         why = "other_version" if self.strayed else self._why_not(choice) or breach
         ended = time.perf_counter()
@@ -254,14 +263,14 @@ class Call:
             "engine": self.target.engine.kind,
             "engine_version": engine_version,
             "engine_incarnation": self.target.incarnation,
-            "tokenizer_hash": self.renderer.tokenizer_hash,
-            "template_hash": self.renderer.template_hash,
+            "tokenizer_hash": self.served.renderer.tokenizer_hash,
+            "template_hash": self.served.renderer.template_hash,
             "usage": {
                 "prompt": len(self.plan.prompt),
                 "completion": completion,
                 "cached": self.cached,
             },
-            "cost": None if self.prices is None else self.spent(choice).money,
+            "cost": None if self.served.prices is None else self.spent(choice).money,
             "latency_us": int((ended - self.began) * 1e6),
             "ttft_us": int(((self.first or ended) - self.began) * 1e6),
             "trainable": why is None,
@@ -271,10 +280,10 @@ class Call:
     def spent(self, choice: Choice) -> Spent:
         """What the record of one choice adds; the first bears the prompt."""
         prompt, cached = (len(self.plan.prompt), self.cached) if choice.index == 0 else (0, 0)
-        return spent(self.prices, (prompt, len(choice.ids), cached), ("",))
+        return spent(self.served.prices, (prompt, len(choice.ids), cached), ("",))
 
     def _breach(self, versions: Any) -> str | None:
-        if not self.session.granted or not len(versions):
+        if not self.granted or not len(versions):
             return None
         if (versions < 0).any():
             return "unknown_version"

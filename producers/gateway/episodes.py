@@ -98,7 +98,8 @@ class Episodes:
             # Its holder is the agent under training: it must not fill groups, take grants or grow its own tree.
             raise ApiError(403, "A session's own key starts no sessions: use a configured key", code="not_granted")
         if wanted.ticket is not None and not caller.granted:
-            raise ApiError(403, "Only the key of rollout workers may take a grant", code="not_granted")
+            which = "the one of [rollout] key, without [gateway.keys] the one in home/keys/workers"
+            raise ApiError(403, f"Only the key of rollout workers may take a grant: {which}", code="not_granted")
         session = self._running(caller, wanted)
         if session is None:
             self.gateway.admit(caller.tenant)
@@ -281,7 +282,7 @@ class Episodes:
         return Session(
             id=id,
             tenant=caller.tenant,
-            policy=options.policy,
+            policy=self._policy(wanted.policy) if parent is None else parent.policy,
             group=group if parent is None else parent.group,
             root=id if parent is None else parent.root,
             attempt=(wanted.attempt or id) if parent is None else parent.attempt,
@@ -292,6 +293,15 @@ class Episodes:
             payer=caller.key,
             defaults=wanted.sampling.named(),
         )
+
+    def _policy(self, named: str | None) -> str:
+        """The policy that a start names; the gateway's own where it names none."""
+        if named is None:
+            return self.gateway.options.policy
+        if named not in self.gateway.served:
+            known = ", ".join(self.gateway.served)
+            raise ApiError(404, f"No policy {named!r} is served here; served are {known}", param="policy")
+        return named
 
 
 def _check_numbers(session: Session, report: EventsIn) -> None:

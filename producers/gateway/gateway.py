@@ -35,6 +35,7 @@ from millrace.producers.gateway.protocols.base import Dialect
 from millrace.producers.gateway.recorder import LARGE, Recorder
 from millrace.producers.gateway.rendering.base import Message, Options, PromptTooLong, Renderer, RenderError
 from millrace.producers.gateway.sampling import to_sampling, too_long
+from millrace.producers.gateway.served import Served
 from millrace.producers.gateway.session import RewardKey, Session, to_reply
 from millrace.producers.gateway.sessions import KEY_PREFIX, Sessions
 from millrace.producers.gateway.shape import HEAVY
@@ -92,11 +93,18 @@ class Caller:
 
 
 class Gateway:
-    """The parts, made elsewhere: see `millrace.producers.gateway.serve`. Without a renderer it only keeps sessions, and
+    """The parts, made elsewhere: see `millrace.producers.gateway.serve`. `fleet` and `renderer` are those of its own
+    policy, beside which it serves `others`. Without a renderer it only keeps sessions, and
     `millrace.producers.gateway.upstreams` answers the calls."""
 
     def __init__(
-        self, options: GatewayOptions, sessions: Sessions, recorder: Recorder, fleet: Fleet, renderer: Renderer | None
+        self,
+        options: GatewayOptions,
+        sessions: Sessions,
+        recorder: Recorder,
+        fleet: Fleet,
+        renderer: Renderer | None,
+        others: Sequence[Served] = (),
     ) -> None:
         self.options = options
         # By digest, so that how long a look-up takes tells nothing about a key.
@@ -109,8 +117,18 @@ class Gateway:
         self.renderer = renderer
         self.stopping = False
         """no new call is taken any more"""
+        self.served: dict[str, Served] = {}
+        """by the name of the policy, the gateway's own first; none where upstreams answer everything"""
         if renderer is not None:
-            renderer.limit_to(options.max_model_len)
+            own = Served(options.policy, renderer, fleet, options.max_model_len, options.prices)
+            self.served = {served.policy: served for served in (own, *others)}
+
+    def observe(self, status: Mapping[str, Any]) -> None:
+        """A WorkerStatus of the workers topic: of one policy's engines, or of the own policy's where it names none."""
+        self.fleet.observe(status)
+        for served in self.served.values():
+            if status["policy"] == served.policy and served.fleet is not self.fleet:
+                served.fleet.observe(status)
 
     # ------------------------------------------------------------------ who
 
@@ -121,15 +139,13 @@ class Gateway:
         given = given or headers.get("x-api-key", "")
         if given.startswith(KEY_PREFIX):
             return self._by_session_key(given)
-        if not self._tenants:
-            return Caller(self.options.tenant, None, granted=True)
-        digest = _digest(given)
-        tenant = self._tenants.get(digest)
+        digest, workers = _digest(given), self.options.rollout_key
+        tenant = self._tenants.get(digest) if self._tenants else self.options.tenant
         if tenant is None:
             raise ApiError(
                 401, "Incorrect API key provided: use a session's own key or a configured one", code="invalid_api_key"
             )
-        granted = digest == _digest(self.options.rollout_key)
+        granted = bool(workers) and digest == _digest(workers)
         unnamed = self.options.reserved - self._judges.get(digest, frozenset())
         return Caller(tenant, None, granted, frozenset() if granted else unnamed, self._names.get(digest, ""))
 
@@ -160,9 +176,10 @@ class Gateway:
         messages: Sequence[Message],
         digests: Sequence[bytes],
         used: Sequence[Kept] = (),
+        policy: str | None = None,
     ) -> tuple[Session, bool]:
-        """The session of a call, an unsolicited one, not begun yet, where it belongs to none; and whether the call
-        proves that it is its own. `used`: the responses that it named. Raises ApiError 403."""
+        """The session of a call, an unsolicited one of this policy, not begun yet, where it belongs to none; and
+        whether the call proves that it is its own. `used`: the responses that it named. Raises ApiError 403."""
         session, proven = caller.session, True
         if session is None and hints.name:
             session = self._named(caller, hints)
@@ -174,7 +191,7 @@ class Gateway:
             session, proven = found
         if session is None:
             session = self.sessions.unsolicited(
-                caller.tenant, hints, self.options.awaits, self.options.reward_deadline_ms
+                caller.tenant, hints, self.options.awaits, self.options.reward_deadline_ms, policy
             )
         if session.ended:
             raise _ended(session)
@@ -211,9 +228,10 @@ class Gateway:
         messages: Sequence[Message],
         digests: Sequence[bytes],
         used: Sequence[Kept] = (),
+        policy: str | None = None,
     ) -> tuple[Session, bool]:
         """`session_of`, where calls that come meanwhile find it too. It begins with its first record."""
-        session, proven = self.session_of(caller, hints, messages, digests, used)
+        session, proven = self.session_of(caller, hints, messages, digests, used, policy)
         if session.id not in self.sessions.live:
             self.admit(caller.tenant)
             self.sessions.add(session)
@@ -245,34 +263,36 @@ class Gateway:
 
     async def prepare(self, caller: Caller, headers: Mapping[str, str], body: bytes, dialect: Dialect = CHAT) -> Call:
         """Everything of a call before its first token. Raises ApiError."""
-        if self.renderer is None:
+        if not self.served:
             raise ConfigError("this gateway has no model to render for: set [gateway] engine_url, or upstream_url")
         size = HEAVY if dialect.refers(body) else len(body)
         asked = await aside(size, self._understood, dialect, body, partial(self.recall, caller, headers))
         request, messages, body = asked.request, asked.messages, asked.body
-        version = wanted(self.options.policy, request.model).version
+        policy, version = wanted(self.served, request.model)
         await self.check_serves(caller)
         said = hints(headers, *request.users, name=request.name)
-        session, proven = self.called(caller, said, messages, asked.digests, asked.used)
+        session, proven = self.called(caller, said, messages, asked.digests, asked.used, policy)
+        served = self._served(policy or session.policy)
+        own = served.policy == session.policy
+        lineages, affinity = session.lineages_of(served.policy), session.engines.get(served.policy)
         self.sessions.stored.touch(asked.used)
         response_id = f"{dialect.prefix}{new_id()}"
-        plan = session.lineages.open(
-            messages, asked.digests, asked.hash, response_id, proven=proven, options=asked.options
-        )
+        plan = lineages.open(messages, asked.digests, asked.hash, response_id, proven=proven, options=asked.options)
         try:
             # A call from here on: neither silence nor another call's failure ends its session meanwhile.
             with self.calling(session, response_id):
-                await aside(len(body), session.lineages.write, plan, request.tools, self.renderer, request.prompt)
+                await aside(len(body), lineages.write, plan, request.tools, served.renderer, request.prompt)
                 grammar = None
                 if request.held:
-                    grammar = await aside(len(body), grammar_of, request, self.renderer.marks(plan.prompt))
-                room = self.options.max_model_len - len(plan.prompt)
+                    grammar = await aside(len(body), grammar_of, request, served.renderer.marks(plan.prompt))
+                room = served.max_model_len - len(plan.prompt)
                 sampling = to_sampling(request, session.defaults, room, grammar)
-                minimum = session.start["min_version"]
+                # A grant speaks of the versions of its own policy.
+                granted, minimum = session.granted and own, session.start["min_version"] if own else 0
                 patience_s = self.options.patience_s
-                target = await self.fleet.route(session.granted, minimum, session.engine, patience_s, version)
+                target = await served.fleet.route(granted, minimum, affinity, patience_s, version)
         except BaseException as error:
-            session.lineages.withdraw(plan)
+            session.lineages_of(served.policy).withdraw(plan)
             self.unbegun(session)
             if isinstance(error, RenderError):
                 raise _unwritten(error) from error
@@ -283,7 +303,7 @@ class Gateway:
             raise
         if session.ended:
             raise _ended(session)
-        session.engine = target.url
+        session.engines[served.policy] = target.url
         return Call(
             session,
             dialect,
@@ -291,26 +311,30 @@ class Gateway:
             body,
             plan,
             sampling,
-            self.renderer,
+            served,
             target,
             response_id,
             version=version,
             payer=caller.key,
-            prices=self.options.prices,
         )
 
     async def count(self, parse: Callable[[bytes], Ask], body: bytes) -> int:
         """Tokens of the prompt of a request, as a conversation of its own would have it. Raises ApiError."""
-        if self.renderer is None:
+        if not self.served:
             raise ApiError(404, "The tokens of an upstream's prompts are not counted here", code="not_found")
         try:
-            return await aside(len(body), self._counted, self.renderer, parse, body)
+            return await aside(len(body), self._counted, parse, body)
         except RenderError as error:
             raise _unwritten(error) from error
 
-    @staticmethod
-    def _counted(renderer: Renderer, parse: Callable[[bytes], Ask], body: bytes) -> int:
+    def _served(self, policy: str) -> Served:
+        """A policy that is served here; for one that is not any more, the gateway's own."""
+        return self.served.get(policy) or self.served[self.options.policy]
+
+    def _counted(self, parse: Callable[[bytes], Ask], body: bytes) -> int:
         asked = parse(body)
+        policy, _ = wanted(self.served, asked.model)
+        renderer = self._served(policy or self.options.policy).renderer
         return len(renderer.render(messages_of(asked.turns), asked.tools, template_options(body)))
 
     def _understood(self, dialect: Dialect, body: bytes, recalled: Recalled) -> Understood:
@@ -432,7 +456,7 @@ class Gateway:
         finally:
             target.running -= 1
             if call.first is None:
-                call.session.lineages.withdraw(call.plan)
+                call.session.lineages_of(call.policy).withdraw(call.plan)
 
     async def _taken(self, call: Call, chunk: Chunk) -> AsyncGenerator[tuple[Choice, list[Part], int], None]:
         """What a chunk adds to a call, and with how many tokens. Others have their turn after each `SLICE` of them.
@@ -485,7 +509,7 @@ class Gateway:
     def _records(self, call: Call, responses: list[bytes] | None) -> Iterator[Step]:
         """A step of `_record` for each choice, and before it one beside the loop where much is to be written; nothing
         happens between the last choice and the end."""
-        session, plan = call.session, call.plan
+        session, plan, policy = call.session, call.plan, call.policy
         call.lost = not self.begun(session)
         for at, choice in enumerate(call.choices):
             if at:
@@ -501,12 +525,13 @@ class Gateway:
                 body, breach = call.record(choice, told, call.target.url)
                 draft = None
                 if len(call.body) + len(told) + len(plan.packed) >= LARGE:
-                    draft, stand = self.recorder.draft(session, "model_call", body, actor="policy"), session.stand
+                    draft = self.recorder.draft(session, "model_call", body, actor="policy", policy=policy)
+                    stand = session.stand(policy)
                     yield draft.write
-                    if session.stand != stand:  # another call of the session was recorded meanwhile
+                    if session.stand(policy) != stand:  # another call of the session was recorded meanwhile
                         draft, (body, breach) = None, call.record(choice, told, call.target.url)
                 # Folded before it is written: a start folds the same again.
-                session.lineages.apply(body, plan.messages, plan.digests, plan.hash, reply, plan.options)
+                session.lineages_of(policy).apply(body, plan.messages, plan.digests, plan.hash, reply, plan.options)
             except Exception as error:
                 logger.exception("%s of %s cannot be captured", call.response_id, session.id)
                 session.forget()
@@ -518,7 +543,14 @@ class Gateway:
                 self.fleet.doubt(call.target)
             notes = call.spent(choice).note(call.payer)
             id = self.recorder.record(
-                session, "model_call", body, actor="policy", event_time=call.when, draft=draft, notes=notes
+                session,
+                "model_call",
+                body,
+                actor="policy",
+                event_time=call.when,
+                draft=draft,
+                notes=notes,
+                policy=policy,
             )
             call.lost = call.lost or id is None
             session.asks.called(plan.messages, call.when, plan.supersedes)

@@ -1,11 +1,11 @@
 """Which policy a call means by its model, and which of the policy's versions.
 
 Invariants: a pure choice; a name with a version is that version's or nobody's, never another's; a name that is no
-policy's means the gateway's own, any version of it."""
+policy's means any version of the policy of the call's session."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 from millrace.producers.gateway.errors import ApiError
@@ -13,20 +13,29 @@ from millrace.schemas.labels import make_label, parse_label
 
 
 class Wanted(NamedTuple):
-    """A policy, and the one version of it that may answer; None: any."""
+    """A policy, None: that of the session; and the one version of it that may answer, None: any."""
 
-    policy: str
+    policy: str | None
     version: int | None
 
 
-def wanted(policy: str, model: str) -> Wanted:
-    """What a call of `model` asks of a gateway whose policy this is. Raises ApiError 404 for a version that is none."""
-    if not model.startswith(f"{policy}@"):
+def named(policies: Collection[str], model: str) -> str | None:
+    """The policy that a model's name begins with, alone or before an @."""
+    if model in policies:
+        return model
+    return max((policy for policy in policies if model.startswith(f"{policy}@")), key=len, default=None)
+
+
+def wanted(policies: Collection[str], model: str) -> Wanted:
+    """What a call of `model` asks of a gateway that serves these policies. Raises ApiError 404 for a version that is
+    none."""
+    policy = named(policies, model)
+    if policy is None or policy == model:
         return Wanted(policy, None)
-    named = parse_label(model)
-    if named is None or named[0] != policy:
+    label = parse_label(model)
+    if label is None or label[0] != policy:
         raise not_found(f"The model {model!r} names no version: write {policy} for any, or {make_label(policy, 17)}")
-    return Wanted(*named)
+    return Wanted(*label)
 
 
 def away(policy: str, version: int, served: Iterable[int]) -> ApiError:

@@ -81,12 +81,14 @@ class Recorder:
         parent_event: str | None = None,
         draft: Draft | None = None,
         notes: Mapping[str, str] = NO_NOTES,
+        policy: str | None = None,
     ) -> str | None:
         """Append an event; returns its id, or None when it could not be written and the trajectory is not whole.
 
-        `draft`: what `draft` made of the same body; `notes`: headers that stay in the capture log."""
+        `draft`: what `draft` made of the same body; `notes`: headers that stay in the capture log; `policy`: whose the
+        event is, where it is not the session's."""
         try:
-            return self._written(session, kind, body, actor, event_time, parent_event, draft, notes)
+            return self._written(session, kind, body, actor, event_time, parent_event, draft, notes, policy)
         except LogFull as error:
             if session.whole or not session.gap_open:
                 logger.error("trajectory %s is no longer whole: %s", session.id, error)
@@ -120,13 +122,14 @@ class Recorder:
         parent_event: str | None,
         draft: Draft | None,
         notes: Mapping[str, str],
+        policy: str | None = None,
     ) -> str | None:
         """Append an event, after the gap that is still to be written. Raises LogFull."""
         try:
             if session.gap_open:
                 self._append(session, "gap", {"missed": 1, "reason": FULL}, "gateway", None, None)
                 session.gap_open = False
-            return self._append(session, kind, body, actor, event_time, parent_event, draft, notes)
+            return self._append(session, kind, body, actor, event_time, parent_event, draft, notes, policy)
         except LogFull:
             raise
         except Exception as error:
@@ -134,9 +137,9 @@ class Recorder:
             self.missed(session, kind, f"not recordable: {type(error).__name__}")
         return None
 
-    def draft(self, session: Session, kind: str, body: Body, *, actor: str) -> Draft:
+    def draft(self, session: Session, kind: str, body: Body, *, actor: str, policy: str | None = None) -> Draft:
         """What may be done of an event before its place in the chain is known."""
-        return Draft(self._event(session, kind, actor, None, None), body)
+        return Draft(self._event(session, kind, actor, None, None, policy), body)
 
     def missed(self, session: Session, kind: str, reason: str) -> None:
         """Say in the log that an event is missing; if even that cannot be written, before the next event."""
@@ -197,15 +200,16 @@ class Recorder:
         parent_event: str | None,
         draft: Draft | None = None,
         notes: Mapping[str, str] = NO_NOTES,
+        policy: str | None = None,
     ) -> str:
-        log, event = self.log, self._event(session, kind, actor, event_time, parent_event)
+        log, event = self.log, self._event(session, kind, actor, event_time, parent_event, policy)
         written, begun = (draft and draft.written) or (codec.encode_named(codec.BODIES[kind], body), None)
         event["body"] = written
         event["hash"] = event_hash(session.link, event, begun)
         headers = {
             "id": event["id"],
             "kind": kind,
-            "policy": session.policy,
+            "policy": event["policy"],
             "group": session.group,
             "trajectory": session.id,
             "source": log.source,
@@ -227,7 +231,13 @@ class Recorder:
         return event["id"]
 
     def _event(
-        self, session: Session, kind: str, actor: str, event_time: int | None, parent_event: str | None
+        self,
+        session: Session,
+        kind: str,
+        actor: str,
+        event_time: int | None,
+        parent_event: str | None,
+        policy: str | None = None,
     ) -> Event:
         """An event as it would be appended now, without its body and link."""
         now, log = now_micros(), self.log
@@ -235,7 +245,7 @@ class Recorder:
             "id": new_id(),
             "kind": cast(EventKind, kind),
             "tenant": session.tenant,
-            "policy": session.policy,
+            "policy": policy or session.policy,
             "group": session.group,
             "root_trajectory": session.root,
             "trajectory": session.id,

@@ -36,7 +36,8 @@ from millrace.infra.engines.resubmit import ResubmittingEngine
 from millrace.infra.engines.upstream import TextUpstream
 from millrace.infra.errors import AccessError, BusError, ConfigError
 from millrace.infra.heartbeat import Heartbeat
-from millrace.infra.local_keys import engine_key
+from millrace.infra.local_keys import WORKERS, engine_key
+from millrace.infra.local_keys import make as make_keys
 from millrace.infra.log.base import EARLIEST, Bus, Record
 from millrace.infra.log.blobs import ClaimStore
 from millrace.infra.log.topics import PARTS, full_name
@@ -48,9 +49,11 @@ from millrace.producers.gateway.app import make_app
 from millrace.producers.gateway.fleet import Fleet
 from millrace.producers.gateway.gateway import Gateway
 from millrace.producers.gateway.options import GatewayOptions
+from millrace.producers.gateway.prices import priced
 from millrace.producers.gateway.recorder import Recorder
 from millrace.producers.gateway.rendering.base import Renderer
 from millrace.producers.gateway.rendering.choose import check, choose
+from millrace.producers.gateway.served import Served
 from millrace.producers.gateway.sessions import Sessions
 from millrace.producers.gateway.spending import Spending
 from millrace.producers.gateway.upstreams.upstreams import Upstreams
@@ -70,6 +73,8 @@ def run(settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT."""
     # The forwarder's thread holds the lock for microseconds at a time; the loop must not wait the default 5 ms for it.
     sys.setswitchinterval(0.0005)
+    if not settings.gateway.keys:
+        make_keys(settings, WORKERS)
     with connect(settings) as bus:
         uvloop.run(_run(settings, bus))
 
@@ -102,11 +107,16 @@ async def _run(settings: Settings, bus: Bus) -> None:
     # Where one engine alone is known, a call waits until it has started; where there are more, another may serve it.
     make = partial(make_engine, resubmits=resubmits, key=key)
     fleet = Fleet(options.policy, lambda url: make(url, absent_patience_s=START_S if urls == (url,) else None), urls)
+    others = []
+    for name in settings.gateway.policies:
+        if (served := await asyncio.to_thread(other, settings, name, bus, stop, make)) is None:
+            return
+        others.append(served)
     required = settings.gateway.capture == "required"
     recorder = Recorder(log, settings.reward.key.get_secret_value(), required=required, spending=spending)
-    gateway = Gateway(options, sessions, recorder, fleet, renderer)
+    gateway = Gateway(options, sessions, recorder, fleet, renderer, others)
     forwarder.start()
-    watch = WorkersWatch(bus, full_name(settings.namespace, "workers"), loop, fleet.observe)
+    watch = WorkersWatch(bus, full_name(settings.namespace, "workers"), loop, gateway.observe)
     watch.start()
     address = f"http://{settings.gateway.host}:{settings.gateway.port}"
     name = os.environ.get("MILLRACE_ROLE") or f"gateway-{settings.gateway.port}"
@@ -122,7 +132,8 @@ async def _run(settings: Settings, bus: Bus) -> None:
         guard.cancel()
         await asyncio.to_thread(beat.close)
         watch.close()
-        await fleet.close()
+        for closing in (fleet, *(served.fleet for served in others)):
+            await closing.close()
         if upstreams is not None:
             await upstreams.close()
         await asyncio.to_thread(forwarder.close)
@@ -159,7 +170,7 @@ async def serve(
         host,
         port,
         interface=Interfaces.ASGINL,
-        websockets=False,
+        websockets=True,
         log_level=LogLevels.warning,
         backlog=1024,
         http1_settings=HTTP1Settings(header_read_timeout=30_000, max_buffer_size=bounds.HEADER_BYTES),
@@ -193,6 +204,25 @@ def _address(host: str, port: int) -> str:
             "sessions are told http://%s:%d: set [gateway] public_url to where clients come from", host, port
         )
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def other(
+    settings: Settings, name: str, bus: Bus, stop: asyncio.Event | threading.Event, make: Callable[[str], Engine]
+) -> Served | None:
+    """A policy beside the gateway's own. Waits for its version 0 like `find_model`."""
+    told = settings.gateway.policies[name]
+    folder = settings.gateway.capture_dir / "policies" / name
+    gateway = settings.gateway.model_copy(update={"renderer": told.renderer, "capture_dir": folder})
+    policy = settings.policy.model_copy(update={"name": name})
+    own = settings.model_copy(update={"policy": policy, "gateway": gateway})
+    model = find_model(own, bus, stop)
+    if model is None:
+        return None
+    context = context_of(Path(model["uri"]))
+    fleet = Fleet(name, make, tuple(url.rstrip("/") for url in told.engine_urls))
+    return Served(
+        name, make_renderer(own, model), fleet, min(told.max_model_len or context, context), priced(told.prices)
+    )
 
 
 def find_model(settings: Settings, bus: Bus, stop: asyncio.Event | threading.Event) -> dict[str, Any] | None:

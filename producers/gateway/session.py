@@ -47,6 +47,8 @@ class Session:
     gap_open: bool = False
     ended: bool = False
     lineages: Lineages = field(default_factory=Lineages)
+    others: dict[str, Lineages] = field(default_factory=dict)
+    """those of calls that other policies answered, by policy: their tokens are another model's"""
     rewards: set[RewardKey] = field(default_factory=set)
     asks: Asks = field(default_factory=Asks)
     reported: dict[str, int] = field(default_factory=dict)
@@ -55,7 +57,8 @@ class Session:
     digests: list[bytes] = field(default_factory=list)
     told: list[str] = field(default_factory=list)
     """ids of tool calls by which its caller is known"""
-    engine: str | None = None
+    engines: dict[str, str] = field(default_factory=dict)
+    """the engine that served its newest call, by policy"""
     said: str | None = None
     answered: tuple[str, bytes] | None = None
     """id of its newest reply, and the digest of the conversation with it"""
@@ -98,9 +101,20 @@ class Session:
         return not self.busy and self.touched < time.monotonic() - timeout_s
 
     @property
-    def stand(self) -> tuple[Lineages, int]:
-        """Differs as soon as another call was folded: what was placed before it may lie elsewhere now."""
-        return self.lineages, self.lineages.folded
+    def turns(self) -> int:
+        """Those of all policies, which are counted together."""
+        return max(lineages.turns for lineages in (self.lineages, *self.others.values()))
+
+    def lineages_of(self, policy: str) -> Lineages:
+        """The token traces of a policy in this session. Ask for them anew before each use."""
+        found = self.lineages if policy == self.policy else self.others.setdefault(policy, Lineages())
+        found.turns = self.turns
+        return found
+
+    def stand(self, policy: str) -> tuple[Lineages, int]:
+        """Differs as soon as another call of the policy was folded: what was placed before it may lie elsewhere now."""
+        lineages = self.lineages_of(policy)
+        return lineages, lineages.folded
 
     def touch(self) -> None:
         """The episode is alive."""
@@ -116,12 +130,12 @@ class Session:
 
     def forget(self) -> None:
         """Its tokens are not known any more: the next call opens a lineage. Turns are counted on."""
-        turns, self.lineages = self.lineages.turns, Lineages()
+        turns, self.lineages, self.others = self.turns, Lineages(), {}
         self.lineages.turns = turns
 
     def shrink(self) -> None:
         """Keep only what a late reward needs."""
-        self.lineages = Lineages()
+        self.lineages, self.others = Lineages(), {}
         self.asks = Asks()
         self.reported = {}
         self.digests.clear()

@@ -144,7 +144,7 @@ class Sessions:
 
     def _worn(self, session: Session) -> bool:
         """Whether a name that is in use all the time has used this episode up: silence will end it."""
-        return session.lineages.turns >= NAMED_CALLS or now_micros() - session.began >= self.named_s * 1e6
+        return session.turns >= NAMED_CALLS or now_micros() - session.began >= self.named_s * 1e6
 
     def replied(self, session: Session, digest: bytes, minted: Message | None = None) -> None:
         """A reply was recorded under this digest; its calls have ids that were `minted` here."""
@@ -158,8 +158,11 @@ class Sessions:
         session.answered = response, digest
         self.replies.add(session.tenant, response, session.id)
 
-    def unsolicited(self, tenant: str, hints: Hints, awaits: Sequence[str], reward_deadline_ms: int) -> Session:
-        """A new episode that nobody asked for. Its group is its own root trajectory."""
+    def unsolicited(
+        self, tenant: str, hints: Hints, awaits: Sequence[str], reward_deadline_ms: int, policy: str | None = None
+    ) -> Session:
+        """A new episode that nobody asked for. Its group is its own root trajectory. `policy`: whose it is, unless it
+        is the gateway's own."""
         id = new_id()
         start: EpisodeStarted = {
             "task_id": id,
@@ -187,7 +190,7 @@ class Sessions:
         return Session(
             id,
             tenant,
-            self.policy,
+            policy or self.policy,
             id,
             id,
             id,
@@ -274,7 +277,8 @@ class Sessions:
         self.replied(session, with_reply, message if ours else None)
         self.answered(session, call["response_id"], with_reply)
         if not ours:  # it has no tokens that another call could go on from
-            session.lineages.turns = max(session.lineages.turns, call["turn"] + 1)
+            session.lineages.turns = max(session.turns, call["turn"] + 1)
         elif session.id not in self.unreadable:
+            lineages = session.lineages_of(event["policy"])
             hash, options = keys.request_hash(call["request"]), template_options(call["request"])
-            session.lineages.apply(call, messages, digests, hash, message, options)
+            lineages.apply(call, messages, digests, hash, message, options)

@@ -82,6 +82,7 @@ REPLAY = "tests/consumers/replay/test_prove_ranks.py"
 BRANCH = "tests/consumers/replay/branch/test_deployed.py"
 READING = "tests/docs/test_reading.py"
 IMPORT = "tests/docs/test_import.py"
+IMITATE = "tests/docs/test_imitate.py"
 OTLP = "tests/docs/test_otlp.py"
 MCP = "tests/docs/test_mcp.py"
 SQL = "tests/docs/test_sql.py"
@@ -149,6 +150,10 @@ RUN_BY = {
     "millrace archive list": DEPLOYMENT,
     "millrace archive verify": DEPLOYMENT,
     "millrace why ID": DEPLOYMENT,
+    "millrace replay branch student --algorithm sft --epochs 10 --batch 32 --lr 1e-3": IMITATE,
+    "millrace evaluate --tasks sort-digits --count 256": IMITATE,
+    "millrace --set policy.name=student evaluate --tasks sort-digits --count 256": IMITATE,
+    "millrace --set policy.name=student audit --files": IMITATE,
     "millrace why 0": DEPLOYMENT,
     "millrace why case-4711": DEPLOYMENT,
     "millrace audit": DEPLOYMENT,

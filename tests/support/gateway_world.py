@@ -25,6 +25,7 @@ from millrace.producers.gateway.options import GatewayOptions
 from millrace.producers.gateway.recorder import Recorder
 from millrace.producers.gateway.rendering.base import Renderer
 from millrace.producers.gateway.serve import serve
+from millrace.producers.gateway.served import Served
 from millrace.producers.gateway.sessions import Sessions
 from millrace.producers.gateway.spending import Spending
 from millrace.schemas import codec
@@ -33,6 +34,8 @@ from millrace.schemas.ids import now_micros
 POLICY = "policy"
 RAW = "t.raw"
 ENGINE = "http://engine.test"
+WORKERS = "sk-of-the-workers"
+"""key of rollout workers, unless a test chooses one"""
 
 
 @dataclass
@@ -138,9 +141,17 @@ class World:
     http: httpx.AsyncClient
     forwarder: Forwarder
 
-    def acknowledge(self, version: int, *, state: str = "serving", incarnation: str = "one", url: str = ENGINE) -> None:
+    def acknowledge(
+        self,
+        version: int,
+        *,
+        state: str = "serving",
+        incarnation: str = "one",
+        url: str = ENGINE,
+        policy: str = POLICY,
+    ) -> None:
         """As if the engine's reloader had said so."""
-        self.gateway.fleet.observe(status(version, state, incarnation, url))
+        self.gateway.observe({**status(version, state, incarnation, url), "policy": policy})
 
     def events(self, trajectory: str | None = None) -> list[dict[str, Any]]:
         """Events of the capture log with decoded bodies under `data`, in order."""
@@ -155,8 +166,9 @@ class World:
         return [event["data"] for event in self.events(trajectory) if event["kind"] == "model_call"]
 
     async def start(self, **fields: Any) -> dict[str, str]:
-        """Start a session; returns session, api_key and base_url."""
-        answer = await self.http.post("/v1/sessions", json=fields)
+        """Start a session with the key of rollout workers; returns session, api_key and base_url."""
+        key = self.gateway.options.rollout_key
+        answer = await self.http.post("/v1/sessions", json=fields, headers={"authorization": f"Bearer {key}"})
         assert answer.status_code == 200, answer.text
         return dict(answer.json())
 
@@ -196,6 +208,7 @@ async def world(
     upstream: Any = None,
     port: int | None = None,
     required: bool = False,
+    others: Sequence[Served] = (),
     **options: Any,
 ) -> AsyncIterator[World]:
     """Serve a gateway; its folder may be used again by another world afterwards. `engine`: one, or several by url."""
@@ -203,13 +216,13 @@ async def world(
     bus.ensure_topics([TopicSpec(RAW, 2)])
     log = CaptureLog(folder / "capture", **(log_options or {}))
     sessions = Sessions(log.folder, POLICY)
-    made = GatewayOptions(**{"policy": POLICY, **options})
+    made = GatewayOptions(**{"policy": POLICY, "rollout_key": WORKERS, **options})
     spending = Spending(made.limits)
     sessions.rebuild(log, spending)
     engines = engine if isinstance(engine, Mapping) else {ENGINE: engine}
     fleet = Fleet(POLICY, engines.__getitem__, tuple(engines))
     recorder = Recorder(log, required=required, spending=spending)
-    gateway = Gateway(made, sessions, recorder, fleet, renderer)
+    gateway = Gateway(made, sessions, recorder, fleet, renderer, others)
     forwarder = Forwarder(log, bus, RAW, ClaimStore(str(folder / "claims")))
     forwarder.start()
     stop, port = asyncio.Event(), port or free_ports(1)[0]

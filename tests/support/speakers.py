@@ -12,6 +12,7 @@ from typing import Any
 
 import anthropic
 import openai
+from websockets.exceptions import InvalidStatus
 
 from tests.support.gateway_world import World
 
@@ -50,7 +51,7 @@ class Speaker(ABC):
     path: str
     rejected: type[Exception]
     unauthorized: type[Exception]
-    failed: type[Exception]
+    failed: type[Exception] | tuple[type[Exception], ...]
     """of any status, also in mid-stream"""
     tools = True
     """whether it may offer tools, and replies have thoughts of their own"""
@@ -58,6 +59,10 @@ class Speaker(ABC):
     """whether it may ask for several replies at once"""
     stops = True
     """whether it may name stop strings"""
+    posts = True
+    """whether a request is a body of its own"""
+    retrying = True
+    """whether the client asks again by itself"""
 
     def __init__(self, w: World, key: str = "x", *, retries: int = 0, headers: Mapping[str, str] | None = None) -> None:
         self.w, self.key, self.retries, self.headers = w, key, retries, dict(headers or {})
@@ -348,4 +353,55 @@ class ResponsesSpeaker(Speaker):
         return {"model": "m", "input": text}
 
 
+class SocketError(Exception):
+    """An error event of a socket."""
+
+    @property
+    def status_code(self) -> int:
+        return int(self.args[0]["status"])
+
+
+class SocketSpeaker(ResponsesSpeaker):
+    """OpenAI's client of responses over a WebSocket, which always streams."""
+
+    name = "responses over a WebSocket"
+    posts = retrying = False
+    failed = (openai.APIError, SocketError)
+    unauthorized = InvalidStatus
+
+    async def say(self, talk, *, stream, tools=(), system="", stop=(), most=100, **more):  # type: ignore[no-untyped-def]
+        given: dict[str, Any] = {"model": "m", "input": self.items(talk), "max_output_tokens": most, **more}
+        if system:
+            given["instructions"] = system
+        if tools:
+            given["tools"] = [
+                {"type": "function", "name": name, "description": "d", "parameters": SCHEMA, "strict": False}
+                for name in tools
+            ]
+        async with self.client.responses.connect() as connection:
+            return await self.over(connection, **given)
+
+    async def over(self, connection: Any, **given: Any) -> Said:
+        """The answer to one request on a socket that is open."""
+        await connection.response.create(**given)
+        texts = []
+        async for event in connection:
+            if event.type == "response.output_text.delta":
+                texts.append(event.delta)
+            if event.type in ("response.completed", "response.incomplete"):
+                assert "".join(texts) == event.response.output_text
+                return self.said(event.response)
+            if event.type == "error":
+                raise SocketError(event.model_dump())
+        raise AssertionError("the socket ended before its response")
+
+    async def first(self, talk: Talk) -> Any:
+        connection = await self.client.responses.connect().__aenter__()
+        await connection.response.create(model="m", input=self.items(talk))
+        await connection.recv()
+        return connection
+
+
 SPEAKERS: tuple[type[Speaker], ...] = (ChatSpeaker, CompletionsSpeaker, MessagesSpeaker, ResponsesSpeaker)
+ALL = (*SPEAKERS, SocketSpeaker)
+"""every way in: a dialect may have more than one"""

@@ -1,5 +1,5 @@
-"""The log of a whole world in a directory, taken in by processes that are killed: `python -m tests.support.warehouse
-DIRECTORY SEED KILLS`.
+"""The log of a whole world in tables, taken in by processes that are killed: `python -m tests.support.warehouse WHERE
+SEED KILLS`, a directory or the URL of a server that is for tests alone.
 
 The world is made once; each process is a fork that opens the directory, and dies at a random moment after its first
 block, or at a point of the code. Prints the digests of what the last one finds there, in JSON."""
@@ -21,7 +21,9 @@ from millrace.consumers.warehouse import cutting
 from millrace.consumers.warehouse.digests import Digests, digests
 from millrace.consumers.warehouse.ingest import Ingest
 from millrace.consumers.warehouse.migrations import migrate
+from millrace.consumers.warehouse.server import Server
 from millrace.consumers.warehouse.store import Store
+from millrace.consumers.warehouse.tables import LOG
 from millrace.infra import faults
 from millrace.infra.log.base import Bus, Outgoing
 from tests.support.history import History
@@ -52,8 +54,13 @@ def first(made: History, kind: str) -> bytes:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[Store]:
-    """A directory with its tables."""
+def opened(path: Path | str) -> Iterator[Store]:
+    """A directory with its tables, or a server by URL."""
+    if isinstance(path, str):
+        with Server(path) as server:
+            migrate(server)
+            yield server
+        return
     from millrace.consumers.warehouse.directory import Directory  # no process that has loaded chdb may fork
 
     with Directory(path, memory_mb=512) as store:
@@ -61,7 +68,16 @@ def opened(path: Path) -> Iterator[Store]:
         yield store
 
 
-def take_in(bus: Bus, path: Path) -> Digests:
+def emptied(path: Path | str) -> None:
+    """Begin anew."""
+    if isinstance(path, str):
+        with Server(path) as server:
+            server.run(f"DROP DATABASE IF EXISTS {LOG} SYNC")
+    else:
+        shutil.rmtree(path)
+
+
+def take_in(bus: Bus, path: Path | str) -> Digests:
     """Take in all that the log holds; gives the digests of every table."""
     with opened(path) as store:
         Ingest(bus, store, NS, lambda data: data).catch_up()
@@ -81,7 +97,7 @@ def forked(work: Callable[[], None]) -> int:
         os._exit(1)
 
 
-def killed(bus: Bus, path: Path, delay_s: float) -> bool:
+def killed(bus: Bus, path: Path | str, delay_s: float) -> bool:
     """Take in, and die so long after the first block. Whether it did, before it was done."""
     reading, writing = os.pipe()
 
@@ -102,7 +118,7 @@ def killed(bus: Bus, path: Path, delay_s: float) -> bool:
     return code == -signal.SIGKILL
 
 
-def killed_at(bus: Bus, path: Path, point: str, nth: int) -> bool:
+def killed_at(bus: Bus, path: Path | str, point: str, nth: int) -> bool:
     """Take in, and die where the code passes a point for the nth time. Whether it did."""
 
     def work() -> None:
@@ -122,29 +138,30 @@ def killed_at(bus: Bus, path: Path, point: str, nth: int) -> bool:
 
 def main() -> None:
     """Kill at every point, then so often at random; then end it well."""
-    directory, seed, kills = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    where: Path | str = sys.argv[1] if sys.argv[1].startswith("http") else Path(sys.argv[1])
+    seed, kills = int(sys.argv[2]), int(sys.argv[3])
     cutting.SPAN = 8  # many blocks
     bus, chance = world(seed).bus, random.Random(seed)
     points = [name for name in faults.names(["consumers"]) if name.startswith("warehouse.")]
     died: dict[str, int] = dict.fromkeys(points, 0)
     for point in points:
         for nth in (1, 2):
-            if not killed_at(bus, directory, point, nth):  # a former one had come so far: from the beginning
-                shutil.rmtree(directory)
-                died[point] += killed_at(bus, directory, point, nth)
+            if not killed_at(bus, where, point, nth):  # a former one had come so far: from the beginning
+                emptied(where)
+                died[point] += killed_at(bus, where, point, nth)
             else:
                 died[point] += 1
     done = finished = 0
     while done < kills:
-        if killed(bus, directory, chance.random() * LONGEST_S):
+        if killed(bus, where, chance.random() * LONGEST_S):
             done += 1
         else:  # all was taken in before the moment came: from the beginning
             finished += 1
-            shutil.rmtree(directory)
+            emptied(where)
     reading, writing = os.pipe()
 
     def last() -> None:
-        os.write(writing, json.dumps(take_in(bus, directory)).encode())
+        os.write(writing, json.dumps(take_in(bus, where)).encode())
 
     pid = forked(last)
     os.close(writing)

@@ -93,10 +93,11 @@ class Announcer(Listener):
         if self.head.version and (
             theirs != (choice.text, choice.digest, choice.places)
             or (said["reward_source"], said["reward_rubric"]) != (choice.source, choice.rubric)
+            or (said["text_replies"], said["text_form"]) != (choice.text_replies, choice.text_form)
         ):
             raise BranchError(
-                f"version {self.head.version} of {said['policy']} was trained on another selection or other rewards: "
-                "go on with the options that it began with, or choose another name"
+                f"version {self.head.version} of {said['policy']} was trained on another selection, other rewards "
+                "or other text: go on with the options that it began with, or choose another name"
             )
 
     # -- a training

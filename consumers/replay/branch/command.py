@@ -70,6 +70,11 @@ class Screen(Watcher):
         for reason, count in left_out.most_common():
             self._say(f"  left out {count}: {reason}", "dim")
 
+    def wrote(self, form: str, replies: int, unsaid: Counter[str]) -> None:
+        self._say(f"{replies} replies are text without exact tokens, written by the renderer {form or 'of no form'}")
+        for reason, count in unsaid.most_common():
+            self._say(f"  passed over {count} replies: {reason}", "dim")
+
     def scored(self, reach: Reach) -> None:
         self._say(reach_in_words(reach), "green" if reach.word == "good" else "yellow")
         if reach.word == "low":

@@ -30,12 +30,13 @@ UNPAIRED = "no other of its group is left to pair it with"
 @dataclass(frozen=True, slots=True)
 class Item:
     """Members that are learned from together. group: their id in the log; rewards: one a place, None where a method
-    reads none."""
+    reads none; texts: replies of theirs that are learned from as text."""
 
     group: str
     places: tuple[Place, ...]
     rewards: tuple[float | None, ...]
     tokens: int
+    texts: int = 0
 
 
 @dataclass(slots=True)
@@ -116,7 +117,8 @@ def _rank(one: Candidate) -> tuple[float, int, str, Place]:
 
 def _item(members: Sequence[Candidate]) -> Item:
     places, rewards = zip(*((one.place, one.reward) for one in members), strict=True)
-    return Item(members[0].group, places, rewards, sum(one.tokens for one in members))
+    tokens, texts = sum(one.tokens for one in members), sum(one.texts for one in members)
+    return Item(members[0].group, places, rewards, tokens, texts)
 
 
 def _count(left_out: Counter[str], reason: str, count: int) -> None:

@@ -31,6 +31,7 @@ class _Stored(msgspec.Struct):
     places: list[tuple[str, int, int]]
     rewards: list[float | None]
     tokens: int
+    texts: int = 0
 
 
 class _File(msgspec.Struct):
@@ -53,7 +54,13 @@ class Kept:
 def write(root: Path, items: list[Item], source: str | None = None, rubric: str | None = None) -> str:
     """Keep the items; gives the digest of their places. source, rubric: of the rewards, where a replay gave them."""
     stored = [
-        _Stored(item.group, [(p.topic, p.partition, p.offset) for p in item.places], [*item.rewards], item.tokens)
+        _Stored(
+            item.group,
+            [(p.topic, p.partition, p.offset) for p in item.places],
+            [*item.rewards],
+            item.tokens,
+            item.texts,
+        )
         for item in items
     ]
     found = digest([place for item in items for place in item.places])
@@ -91,7 +98,7 @@ def read(root: Path) -> Kept:
             "or make another branch"
         ) from None
     items = [
-        Item(one.group, tuple(Place(*place) for place in one.places), tuple(one.rewards), one.tokens)
+        Item(one.group, tuple(Place(*place) for place in one.places), tuple(one.rewards), one.tokens, one.texts)
         for one in stored.items
     ]
     if digest([place for item in items for place in item.places]) != stored.digest:

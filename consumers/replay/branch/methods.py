@@ -19,17 +19,19 @@ TRUNCATED: Mapping[str, Any] = {"decoupled": True, "rejection": TIS}
 @dataclass(frozen=True, slots=True)
 class Method:
     """algorithm: its name in the registry; shape: what an item is; ratios: whether it weighs by ratios to the policy
-    that sampled, so that the guard looks first; knobs: what it sets apart from the algorithm's own defaults."""
+    that sampled, so that the guard looks first; text: whether it learns from text without exact tokens too; knobs: what
+    it sets apart from the algorithm's own defaults."""
 
     about: str
     algorithm: str
     shape: Shape
     ratios: bool = False
+    text: bool = False
     knobs: Mapping[str, Any] = field(default_factory=dict)
 
 
 METHODS: Mapping[str, Method] = {
-    "sft": Method("imitates the best of each group", "sft", best),
+    "sft": Method("imitates the best of each group, or all where none has a reward", "sft", best, text=True),
     "awr": Method("imitates all of a group, the better ones more", "awr", groups),
     "grpo": Method("compares rewards within groups", "grpo", groups, ratios=True, knobs=TRUNCATED),
     "rloo": Method("compares each reward with the others of its group", "rloo", groups, ratios=True, knobs=TRUNCATED),

@@ -35,13 +35,16 @@ ELSEWHERE = ("staleness_", "tokens_per_second")
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What a branch is trained on: text, digest and number of places of the selection, and whose rewards."""
+    """What a branch is trained on: text, digest and number of places of the selection, and whose rewards; where it has
+    replies without exact tokens, how many, and the form of the renderer that wrote them."""
 
     text: str
     digest: str
     places: int
     source: str | None
     rubric: str | None
+    text_replies: int | None = None
+    text_form: str | None = None
 
 
 def joined(batches: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -84,6 +87,8 @@ def weight_event(head: Head, written: Checkpoint, choice: Choice, full: int, tim
         "selection_places": choice.places,
         "reward_source": choice.source,
         "reward_rubric": choice.rubric,
+        "text_replies": choice.text_replies,
+        "text_form": choice.text_form,
     }
 
 

@@ -27,16 +27,18 @@ from millrace.consumers.learner.reading import read as fetch
 from millrace.consumers.learner.verdict import Part
 from millrace.consumers.replay.branch import guard, job, kept, rewards
 from millrace.consumers.replay.branch.announce import Announcer
-from millrace.consumers.replay.branch.items import Item, Made
+from millrace.consumers.replay.branch.items import Item, Made, singles
 from millrace.consumers.replay.branch.job import Options
 from millrace.consumers.replay.branch.records import Choice
 from millrace.consumers.replay.recorded import directory_of
 from millrace.consumers.replay.selection import Limits, Question, Selector
+from millrace.consumers.replay.text import Texts, Writer
 from millrace.infra import faults
 from millrace.infra.config import Settings
 from millrace.infra.errors import BranchError
 from millrace.infra.log.base import Bus, Place
 from millrace.infra.log.blobs import ClaimStore
+from millrace.producers.gateway.rendering.choose import choose
 from millrace.schemas.records import WeightVersion
 from millrace.trainers import checkpoint
 from millrace.trainers.algorithms.base import Algorithm
@@ -60,6 +62,10 @@ class Watcher(Listener):
 
     def selected(self, candidates: int, made: Made, left_out: Counter[str]) -> None:
         """What the question came to, before anything is trained."""
+
+    def wrote(self, form: str, replies: int, unsaid: Counter[str]) -> None:
+        """How many replies have no exact tokens and are written by the form of this renderer, and how many of the same
+        trajectories are passed over, by reason. Not called where there is neither."""
 
     def scored(self, reach: guard.Reach) -> None:
         """How far the selection is from the starting weights."""
@@ -136,10 +142,11 @@ class Brancher:
             begin = partial(_beginning, parent, options.seed)
             backend.load(begin())
             limits = Limits(backend.vocabulary, backend.longest)
-            samples = partial(self._samples, vocabulary=limits.vocabulary, longest=limits.longest)
+            selector = self._selector(options, limits, self._writer(options, parent, limits))
+            samples = partial(self._samples, selector, limits)
             if head is None:
                 chosen = rewards.chosen(self._history, options.rewards) if options.rewards else None
-                items = self._select(options, question, chosen, limits, heard)
+                items = self._select(options, question, chosen, selector, heard)
                 if options.kind.ratios:
                     self._guard(options, backend, algorithm, items, samples, heard)
                 self._begin(own, parent, begin(), items, chosen)
@@ -147,10 +154,13 @@ class Brancher:
             found = kept.read(policy.weights_root(own))
             items = found.items
             if head is not None:
-                self._still_allowed(options, items, limits)
+                self._still_allowed(items, selector)
                 heard.goes_on(head.version)
             count = sum(len(item.places) for item in items)
             choice = Choice(options.selection, found.digest, count, found.source, found.rubric)
+            if texts := sum(item.texts for item in items):
+                choice = replace(choice, text_replies=texts, text_form=selector.form)
+                described = {**described, "texts": texts, "form": selector.form}
             order = Order(len(items), options.batch, options.seed)
             pace = Pace(
                 options.steps or options.epochs * order.steps,
@@ -258,21 +268,31 @@ class Brancher:
 
     # -- what it learns from
 
-    def _selector(self, options: Options, limits: Limits) -> Selector:
+    def _writer(self, options: Options, parent: Parent, limits: Limits) -> Writer | None:
+        """What writes text for the weights of the branch, as a gateway of theirs would."""
+        if not options.kind.text:
+            return None
+        hashes = {name: parent.weights[name] for name in ("tokenizer_hash", "template_hash")}
+        renderer = partial(choose, parent.directory, self._settings.gateway.renderer, **hashes)
+        return Writer(renderer, limits.vocabulary, limits.longest)
+
+    def _selector(self, options: Options, limits: Limits, writer: Writer | None) -> Selector:
         allowed = clearance.today(self._settings, options.name)
-        return Selector(self._history, allowed, self._settings.policy.tenant, limits, anyway=options.anyway)
+        tenant = self._settings.policy.tenant
+        return Selector(self._history, allowed, tenant, limits, writer, anyway=options.anyway)
 
     def _select(
         self,
         options: Options,
         question: Question,
         chosen: rewards.Chosen | None,
-        limits: Limits,
+        selector: Selector,
         heard: Watcher,
     ) -> list[Item]:
-        selected = question(self._selector(options, limits))
+        selected = question(selector)
         candidates = rewards.rewarded(selected.candidates, chosen.values) if chosen else selected.candidates
-        made = options.kind.shape(candidates)
+        unjudged = chosen is None and all(one.reward is None for one in candidates)
+        made = (singles if options.kind.text and unjudged else options.kind.shape)(candidates)
         left_out = +(selected.left_out + made.left_out)
         heard.selected(len(candidates), made, left_out)
         for gone in selected.gone:
@@ -280,24 +300,29 @@ class Brancher:
         if not made.items:
             why = "; ".join(f"{reason} ({count})" for reason, count in left_out.most_common(3))
             raise BranchError(f"nothing is left to learn from{': ' + why if why else ', the history is empty'}")
+        texts = sum(item.texts for item in made.items)
+        if texts or selected.unsaid:
+            heard.wrote(selector.form, texts, selected.unsaid)
         return made.items
 
-    def _still_allowed(self, options: Options, items: Sequence[Item], limits: Limits) -> None:
+    def _still_allowed(self, items: Sequence[Item], selector: Selector) -> None:
         """Raises BranchError where something of the selection may not be learned from any more, or is gone."""
-        again = self._selector(options, limits).by_places(place for item in items for place in item.places)
+        again = selector.by_places(place for item in items for place in item.places)
         if lost := +again.left_out:
             why = "; ".join(f"{reason} ({count})" for reason, count in lost.most_common(3))
             raise BranchError(f"the branch cannot go on with what it was selected from: {why}; make another branch")
 
-    def _samples(self, items: Sequence[Item], *, vocabulary: int, longest: int) -> list[Sample]:
+    def _samples(self, selector: Selector, limits: Limits, items: Sequence[Item]) -> list[Sample]:
         """The samples of some items, with the rewards chosen for them; seq is the place of an item among them."""
         owners = [(seq, item, at) for seq, item in enumerate(items) for at in range(len(item.places))]
         parts = [Part(number, item.group, [_triple(item.places[at])]) for number, (_, item, at) in enumerate(owners)]
-        share = fetch(PlaceReader(self._bus, self._claims), parts, vocabulary=vocabulary, longest=longest)
+        reader = PlaceReader(self._bus, self._claims)
+        share = fetch(reader, parts, vocabulary=limits.vocabulary, longest=limits.longest)
         if share.lost:
             raise BranchError(f"{share.details[0]}; the branch cannot go on without it: make another branch")
+        found = [*share.samples, *_texts(selector, owners)]
         out = []
-        for sample in share.samples:
+        for sample in sorted(found, key=lambda sample: sample.seq):  # of one seq, exact ones first
             seq, item, at = owners[sample.seq]
             # A group of its own for each item: pairs come out of one group, and tenants may give theirs one name.
             out.append(replace(sample, seq=seq, group=f"{seq}/{item.group}", reward=item.rewards[at]))
@@ -332,6 +357,26 @@ def _beginning(parent: Parent, seed: int) -> State:
     """The parent's weights, with an optimizer that has not stepped yet."""
     state = merged(checkpoint.read(parent.directory, digest=parent.digest))
     return replace(state, moments={}, step=0, seed=seed, critic=None)
+
+
+def _texts(selector: Selector, owners: Sequence[tuple[int, Item, int]]) -> list[Sample]:
+    """The samples of text of the items that have any; seq is the number of an owner."""
+    numbers = [number for number, (_, item, _) in enumerate(owners) if item.texts]
+    places = [owners[number][1].places[owners[number][2]] for number in numbers]
+    out: list[Sample] = []
+    replies: Counter[int] = Counter()
+    for number, found in zip(numbers, selector.texts(places) if places else [], strict=True):
+        if not isinstance(found, Texts):
+            raise BranchError(f"{places[0].topic}: {found}; the branch cannot go on without it: make another branch")
+        out += [replace(sample, seq=number) for sample in found.samples]
+        replies[owners[number][0]] += found.replies
+    for seq, item in {seq: item for seq, item, _ in owners if item.texts}.items():
+        if replies[seq] != item.texts:
+            raise BranchError(
+                f"group {item.group}: of {item.texts} replies that were selected as text {replies[seq]} can be written "
+                "now; make another branch"
+            )
+    return out
 
 
 def _triple(place: Place) -> tuple[str, int, int]:

@@ -2,11 +2,12 @@
 
 Invariants: what lies in a topic and is equal goes out byte by byte, with its time and its offset; what was made again
 stands at the offset of the record that it replaces, else at the one that others name for it, else where `placing` puts
-it, and every place inside a record that is made again is that one.
+it, and every place inside a record that is made again is that one; no topic has its name before all are whole.
 """
 
 from __future__ import annotations
 
+import shutil
 from array import array
 from bisect import bisect_left
 from collections import defaultdict
@@ -18,7 +19,7 @@ import msgspec
 
 from millrace.consumers.audit.written import Where
 from millrace.consumers.replay.rebuild.placing import Slot, Span, placed
-from millrace.infra import durable
+from millrace.infra import durable, faults
 from millrace.infra.errors import ReplayError
 from millrace.infra.log.archive.archive import Archive
 from millrace.infra.log.archive.filling import Ahead, Filler
@@ -29,6 +30,8 @@ from millrace.infra.stages.outbox import as_record
 from millrace.schemas import codec
 
 SEGMENT_BYTES = 64 << 20
+DRAFT = ".rebuilding"
+"""folder of topics that are not whole yet; readers of an archive pass over names with a dot"""
 _FIRST = -2
 """the offset that stands for the first record whose place is not known yet; -1 stands for no place"""
 
@@ -138,8 +141,9 @@ class Spool:
         read: Mapping[Where, Sequence[Span]],
         claims: ClaimStore,
     ) -> dict[str, Written]:
-        """Write these kinds of topic as an archive; gives what was written by kind. Raises ReplayError where one of
-        them lies there already."""
+        """Write these kinds of topic as an archive; gives what was written by kind. A topic appears there once all of
+        them are written whole: one that is shorter would read as well. Raises ReplayError where one of them lies there
+        already."""
         archive = Archive(str(root))
         for kind in kinds:
             if archive.shelves(self._full[kind]):
@@ -154,8 +158,11 @@ class Spool:
             for entry, offset in zip(entries, offsets[where], strict=True)
             if entry.number
         }
-        filler, found = Filler(claims, SEGMENT_BYTES), dict[str, Written]()
+        found = dict[str, Written]()
         with archive.writing():
+            drafts = root / DRAFT
+            shutil.rmtree(drafts, ignore_errors=True)  # of one that was killed
+            draft, filler = Archive(str(drafts)), Filler(claims, SEGMENT_BYTES)
             for kind in kinds:
                 estimated = records = 0
                 for partition in range(partitions[kind]):
@@ -164,9 +171,12 @@ class Spool:
                     records += len(entries)
                     estimated += sum(entry.offset is None for entry in entries)
                     at = sorted(zip(offsets.get(where, ()), (entry.position for entry in entries), strict=True))
-                    self._partition(archive, filler, where, partitions[kind], at, names)
+                    self._partition(draft, filler, where, partitions[kind], at, names)
                 found[kind] = Written(records, estimated)
-        durable.flush(root)
+            faults.point("rebuilt.drafted")
+            for kind in kinds:
+                _name(drafts / self._full[kind], root / self._full[kind])
+            shutil.rmtree(drafts, ignore_errors=True)
         return found
 
     def _partition(
@@ -195,6 +205,16 @@ class Spool:
             kept = self._get(position)
             value = _named(kept.value, names) if kept.open else kept.value
             yield Record(self._full[where[0]], where[1], offset, kept.key, value, dict(kept.headers), kept.timestamp)
+
+
+def _name(draft: Path, topic: Path) -> None:
+    """Give a topic that is whole its name. What lies there already is of no manifest."""
+    if draft.exists():
+        durable.flush_tree(draft)
+        shutil.rmtree(topic, ignore_errors=True)
+        draft.rename(topic)
+        durable.flush(topic.parent)
+        faults.point("rebuilt.named")
 
 
 def _named(value: bytes | None, names: Mapping[int, Mapping[str, Any]]) -> bytes:

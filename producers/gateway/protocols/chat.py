@@ -153,5 +153,5 @@ def _logprobs(call: Call, choice: Choice, start: int, end: int) -> dict[str, Any
 
 
 def _token(call: Call, id: int, logprob: float) -> dict[str, Any]:
-    text = call.renderer.text(id)
+    text = call.served.renderer.text(id)
     return {"token": text, "logprob": max(logprob, -9999.0), "bytes": list(text.encode())}

@@ -219,7 +219,7 @@ def _choice(
 
 def _logprobs(call: Call, choice: Choice, start: int, end: int, before: int) -> dict[str, Any]:
     """Log-probabilities of tokens as this API has them: a list for each thing that is said of a token."""
-    name = call.renderer.text
+    name = call.served.renderer.text
     texts = [name(id) for id in choice.ids[start:end]]
     offsets = []
     for one in texts:

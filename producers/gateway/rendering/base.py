@@ -1,7 +1,8 @@
 """The rendering seam: messages to token ids, stored ids to the next prompt, sampled ids to a message.
 
-Invariants: `render` alone tokenizes whole conversations; `bridge` never changes an id that was stored, it only says
-what comes after, or refuses with the reason; a parser fed token by token gives the same reply as one fed at once."""
+Invariants: `render` and `told` alone tokenize whole conversations; `bridge` never changes an id that was stored, it
+only says what comes after, or refuses with the reason; a parser fed token by token gives the same reply as one fed at
+once."""
 
 from __future__ import annotations
 
@@ -110,6 +111,8 @@ class Parser(ABC):
 class Renderer(ABC):
     """One model's way of writing conversations. Safe to share between threads."""
 
+    name: str
+    """of its form: `template`, or a family"""
     tokenizer_hash: str
     """sha256 hex"""
     template_hash: str
@@ -124,6 +127,10 @@ class Renderer(ABC):
     @abstractmethod
     def render(self, messages: Sequence[Message], tools: Tools, options: Options = NO_OPTIONS) -> list[int]:
         """The prompt of a conversation, ready for the next reply. Raises RenderError."""
+
+    @abstractmethod
+    def told(self, messages: Sequence[Message], tools: Tools) -> list[int]:
+        """The conversation with its last reply in, asking for no other. Raises RenderError."""
 
     @abstractmethod
     def bridge(

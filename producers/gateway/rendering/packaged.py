@@ -106,6 +106,9 @@ class PackagedRenderer(Renderer):
         self._written.check(messages, tools)
         return ids
 
+    def told(self, messages: Sequence[Message], tools: Tools) -> list[int]:
+        return self._render(self._written.roles(messages), tools, generate=False)
+
     def bridge(
         self,
         stored: Sequence[int],

@@ -49,6 +49,8 @@ PROBE: list[Message] = [
 class TemplateRenderer(Renderer):
     """`tokenizer_hash` and `template_hash` override what the tokenizer computes of its own files."""
 
+    name = "template"
+
     def __init__(
         self, tokenizer: ChatTokenizer, *, tokenizer_hash: str | None = None, template_hash: str | None = None
     ) -> None:
@@ -76,6 +78,10 @@ class TemplateRenderer(Renderer):
         ids = self.tokenizer.encode(text)  # before the check: what is too long is refused for that
         self._written.check(messages, tools)
         return ids
+
+    def told(self, messages: Sequence[Message], tools: Tools) -> list[int]:
+        self._check(tools)
+        return self.tokenizer.encode(self._text(self._written.roles(messages), tools, generate=False))
 
     def bridge(
         self,

@@ -38,7 +38,7 @@ class Door:
     """The way from `gateway` to `upstreams`."""
 
     def __init__(self, gateway: Gateway, upstreams: Upstreams) -> None:
-        self._policy = gateway.options.policy
+        self._policies = gateway.served or (gateway.options.policy,)
         self._upstreams = upstreams
         self._through = Passthrough(gateway, upstreams)
 
@@ -51,7 +51,7 @@ class Door:
             head = await aside(len(body), read_head, body)
         except ApiError as error:
             unread = error
-        rule = self._upstreams.route(self._policy, head.name if head is not None else "", dialect.name)
+        rule = self._upstreams.route(self._policies, head.name if head is not None else "", dialect.name)
         if rule is None:
             return None
         if head is None:

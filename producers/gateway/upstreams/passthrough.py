@@ -273,7 +273,8 @@ class Passthrough:
             logger.warning("%s: %s is none of %s that can be read", session.id, what, call.reader.dialect.name)
             recorder.missed(session, "model_call", f"{what} is none of {call.reader.dialect.name} that can be read")
             return
-        turn, session.lineages.turns = session.lineages.turns, session.lineages.turns + 1
+        turn = session.turns
+        session.lineages.turns = turn + 1
         size = len(call.body) + len(response)
         room = max(1, TOGETHER // size)
         for at, (said, digest) in enumerate(zip(read.answer.choices[:room], read.digests, strict=False)):

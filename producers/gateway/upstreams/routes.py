@@ -1,15 +1,16 @@
 """Which call goes where, by the name of its model: to a policy's own engines, or to an upstream.
 
-Invariants: a pure choice; the policy's own name is always its engines', where there are any; the first rule that fits
+Invariants: a pure choice; a policy's own name is always its engines', where there are any; the first rule that fits
 decides, and a rule fits only where its upstream speaks the call's API; what no rule fits goes to the engines, where
 there are any, and is refused otherwise, as is a model that only other APIs are asked for."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from millrace.producers.gateway.errors import ApiError, bad_request
+from millrace.producers.gateway.models import named
 from millrace.producers.gateway.prices import Prices
 from millrace.schemas import bounds
 
@@ -43,23 +44,27 @@ def fits(pattern: str, model: str) -> bool:
 
 
 def choose(
-    rules: Sequence[Rule], speaks: Callable[[str, str], bool], policy: str | None, model: str, dialect: str
+    rules: Sequence[Rule],
+    speaks: Callable[[str, str], bool],
+    policies: Collection[str] | None,
+    model: str,
+    dialect: str,
 ) -> Rule | None:
-    """The rule for a call; None: the engines of `policy` answer it. `policy` is None where there are none. `speaks`
+    """The rule for a call; None: engines of `policies` answer it. They are None where there are no engines. `speaks`
     says whether an upstream speaks a dialect. Raises ApiError 404, and 400 for a name too long."""
     if len(model) > bounds.NAME_BYTES:
         raise bad_request(f"model: A name is longer than {bounds.NAME_BYTES} bytes", param="model")
-    if policy is not None and (model == policy or model.startswith(f"{policy}@")):
+    if policies is not None and named(policies, model) is not None:
         return None
-    named = [rule for rule in rules if fits(rule.model, model)]
-    for rule in named:
+    fitting = [rule for rule in rules if fits(rule.model, model)]
+    for rule in fitting:
         if speaks(rule.upstream, dialect):
             return rule
-    if named:
-        upstreams = ", ".join(sorted({rule.upstream for rule in named}))
+    if fitting:
+        upstreams = ", ".join(sorted({rule.upstream for rule in fitting}))
         said = f"The model {model!r} is answered by {upstreams}, which speaks another API than {dialect}"
         raise ApiError(404, said, param="model", code="model_not_found")
-    if policy is None:
+    if policies is None:
         raise ApiError(404, f"No upstream answers the model {model!r}", param="model", code="model_not_found")
     return None
 

@@ -4,7 +4,7 @@ Invariant: a key comes from the environment of the gateway and goes to the upstr
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from millrace.infra.config import Settings
@@ -54,9 +54,9 @@ class Upstreams:
         """A single one, of chat completions, in place of the engines."""
         return cls([Upstream(ONE, client, frozenset({"chat"}))], [Rule("*", ONE)], whole=True)
 
-    def route(self, policy: str, model: str, dialect: str) -> Rule | None:
+    def route(self, policies: Collection[str], model: str, dialect: str) -> Rule | None:
         """`routes.choose`. Raises ApiError 404."""
-        return choose(self.rules, self._speaks, None if self.whole else policy, model, dialect)
+        return choose(self.rules, self._speaks, None if self.whole else policies, model, dialect)
 
     def chain(self, rule: Rule, dialect: str) -> list[Upstream]:
         """Who is asked for a call, in order: at least one."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from tests.support.corruptions import branches
 
 SELECTED = {"selection": "SELECT 1", "selection_digest": "a" * 64, "selection_places": 9}
 JUDGED = {"reward_source": "math", "reward_rubric": "v2"}
+WRITTEN = {"text_replies": 7, "text_form": "template"}
 
 
 def event(version: int, **fields: Any) -> dict[str, Any]:
@@ -22,7 +24,7 @@ def event(version: int, **fields: Any) -> dict[str, Any]:
     plain = {"policy": "b", "version": version, "parent": version - 1 if version else 7, "mode": "full", "uri": ""}
     plain |= {"digest": "d", "files": {}, "tokenizer_hash": "t", "template_hash": "c", "time": version}
     plain |= dict.fromkeys(("batch", "eta", "shards", "group_size", "delta", "delta_hash", "delta_bytes"))
-    plain |= dict.fromkeys(("full_bytes", "broadcast", *SELECTED, *JUDGED))
+    plain |= dict.fromkeys(("full_bytes", "broadcast", *SELECTED, *JUDGED, *WRITTEN))
     return plain | {"parent_policy": None if version else "p"} | fields
 
 
@@ -42,6 +44,7 @@ def test_a_branch_begins_at_a_version_of_another_policy_and_names_what_it_was_tr
     trained = [event(n, **SELECTED, **JUDGED) for n in (1, 2)]
     assert said(event(0), *trained) == []
     assert said(event(0), event(1, **SELECTED), event(2)) == []
+    assert said(event(0), event(1, **SELECTED, **WRITTEN)) == []
 
 
 @pytest.mark.parametrize(
@@ -54,6 +57,10 @@ def test_a_branch_begins_at_a_version_of_another_policy_and_names_what_it_was_tr
         ([event(0), event(1, **SELECTED | {"selection_digest": None})], "only in part"),
         ([event(0), event(1, **SELECTED, reward_source="math")], "only in part"),
         ([event(0), event(1, **JUDGED)], "only in part"),
+        ([event(0), event(1, **WRITTEN)], "only in part"),
+        ([event(0), event(1, **SELECTED, text_replies=7)], "text without its form"),
+        ([event(0), event(1, **SELECTED, **WRITTEN | {"text_replies": 0})], "text without its form"),
+        ([event(0), event(1, **SELECTED, **WRITTEN), event(2, **SELECTED)], "another selection"),
         ([event(0), event(1, **SELECTED | {"selection_places": 0})], "a selection of nothing"),
         ([event(0), event(1, **SELECTED | {"selection_digest": "short"})], "a selection of nothing"),
         ([event(0), event(1, **SELECTED), event(2, **SELECTED | {"selection_places": 8})], "another selection"),
@@ -62,6 +69,19 @@ def test_a_branch_begins_at_a_version_of_another_policy_and_names_what_it_was_tr
 )
 def test_what_a_branch_may_not_say_is_named(broken: list[dict[str, Any]], words: str) -> None:
     assert [words in message for message in said(*broken)] == [True]
+
+
+@pytest.mark.parametrize(("algorithm", "good"), [("sft", True), ("grpo", False), ("", False)])
+def test_text_without_exact_tokens_is_imitated_and_nothing_else(algorithm: str, good: bool) -> None:
+    facts = Facts("b", {"weights": "w", "trajectories": "t"}, {"weights": {0: 0}}, "reserve", lambda kind: None)
+    law = Weights(facts)
+    told = event(1, **SELECTED, **WRITTEN)
+    config = json.dumps({"learner": {"algorithm": algorithm}}) if algorithm else ""
+    entry = {"version": 1, "time": 1, "metrics": {}, "config": config}
+    law.weights(Row(Record("w", 0, 1, b"b", b"", {}, 0), "WeightVersion", told, b"", "weights"))
+    law.ledger(Row(Record("l", 0, 1, b"1", b"", {}, 0), "LedgerEntry", entry, b"", "ledger"))  # type: ignore[type-var]
+    found = [violation.message for violation in law.finding.violations if "only sft may" in violation.message]
+    assert bool(found) != good
 
 
 def tiled(ledger: list[dict[str, Any]], digest: str = branches.DIGEST) -> list[str]:

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from millrace.consumers.warehouse.digests import differing
-from tests.support.warehouse import take_in, world
+from tests.support.stores import URL
+from tests.support.warehouse import emptied, take_in, world
 
 KILLS = int(os.environ.get("MILLRACE_WAREHOUSE_KILLS", "20"))
 SEED = 11
@@ -20,8 +21,13 @@ SEED = 11
 
 @pytest.mark.slow
 @pytest.mark.timeout(300 + KILLS * 10)
-def test_kills_lose_and_double_nothing(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tests.support.warehouse", str(tmp_path / "killed"), str(SEED), str(KILLS)]
+@pytest.mark.parametrize("server", [False, *([True] if URL else [])])
+def test_kills_lose_and_double_nothing(tmp_path: Path, server: bool) -> None:
+    """In a directory, where the engine dies too, and on the server of MILLRACE_CLICKHOUSE_URL."""
+    if server:
+        emptied(URL)
+    where = URL if server else str(tmp_path / "killed")
+    command = [sys.executable, "-m", "tests.support.warehouse", where, str(SEED), str(KILLS)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280 + KILLS * 10)
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.splitlines()[-1])

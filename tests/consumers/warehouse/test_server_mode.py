@@ -25,9 +25,9 @@ from millrace.consumers.warehouse.store import Insertion
 from millrace.consumers.warehouse.tables import LOG
 from millrace.infra.config import Settings
 from millrace.infra.errors import WarehouseError, WarehouseTaken
-from tests.support.clickhouse_server import clickhouse_server
 from tests.support.history import History
 from tests.support.history_log import NS
+from tests.support.stores import SERVERS, server_url
 from tests.support.warehouse import world
 
 PATIENCE_S = 120
@@ -51,9 +51,9 @@ class Interrupted(Server):
             self._during(lambda changed: send(changed, data, query_id), into)
 
 
-@pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with clickhouse_server(tmp_path_factory.mktemp("server") / "tables") as found:
+@pytest.fixture(scope="module", params=SERVERS)
+def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with server_url(request.param, tmp_path_factory.mktemp("server") / "tables") as found:
         yield found
 
 

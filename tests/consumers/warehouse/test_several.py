@@ -23,8 +23,8 @@ from millrace.infra.config.read import variables
 from millrace.infra.connect import connect
 from millrace.infra.errors import WarehouseError
 from tests.consumers.warehouse.test_process import PATIENCE_S, copied, rows
-from tests.support.clickhouse_server import clickhouse_server
 from tests.support.history import History
+from tests.support.stores import SERVERS, server_url
 
 
 def places(server: Server) -> list[tuple[str, int, int]]:
@@ -52,8 +52,9 @@ def wait(settings: Settings, server: Server, members: int, running: list[subproc
 
 @pytest.mark.slow
 @pytest.mark.kafka
-def test_processes_share_a_server(broker: str, tmp_path: Path) -> None:
-    with clickhouse_server(tmp_path / "tables") as url, Server(url) as server:
+@pytest.mark.parametrize("kind", SERVERS)
+def test_processes_share_a_server(kind: str, broker: str, tmp_path: Path) -> None:
+    with server_url(kind, tmp_path / "tables") as url, Server(url) as server:
         flags = {
             "namespace": f"w{uuid.uuid4().hex[:8]}",
             "home": str(tmp_path / "home"),

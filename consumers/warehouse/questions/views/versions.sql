@@ -7,6 +7,8 @@
 -- selection: of a branch, the query that chose what it was trained on
 -- reward_source: of a branch, whose rewards it was trained on; null: those that were sealed
 -- reward_rubric: of a branch, the rubric of these rewards
+-- text_replies: of a branch, how many replies it was trained on as text, without exact tokens; null: none
+-- text_form: of a branch, the renderer that wrote them
 -- made_at: when it was committed
 -- groups: groups that trained it
 -- samples: trajectories that trained it
@@ -36,7 +38,8 @@
 -- bytes: size of its weight files; null: unknown
 SELECT
     w.policy AS policy, w.version AS version, w.parent AS parent, w.parent_policy AS parent_policy,
-    w.selection AS selection, w.reward_source AS reward_source, w.reward_rubric AS reward_rubric, w.time AS made_at,
+    w.selection AS selection, w.reward_source AS reward_source, w.reward_rubric AS reward_rubric,
+    w.text_replies AS text_replies, w.text_form AS text_form, w.time AS made_at,
     length(l.`groups.seq`) AS `groups`, l.metrics['samples'] AS samples, l.metrics['tokens_trainable'] AS tokens,
     l.metrics['reward_mean'] AS reward, l.metrics['staleness_mean'] AS staleness, l.metrics['loss'] AS loss,
     l.eta AS eta, w.seq_lo AS seq_lo, w.seq_hi AS seq_hi, l.unchanged AS unchanged,

@@ -28,19 +28,23 @@ def test_a_star_is_any_text_and_nothing_else_is_special(pattern: str, model: str
 
 
 @settings(max_examples=300)
-@given(rules, spoken, st.sampled_from(["p", None]), models, st.sampled_from(DIALECTS))
+@given(rules, spoken, st.sampled_from([("p",), ("p", "b"), None]), models, st.sampled_from(DIALECTS))
 def test_the_first_rule_that_fits_and_speaks_decides(
-    rules: Sequence[Rule], spoken: Mapping[str, frozenset[str]], policy: str | None, model: str, dialect: str
+    rules: Sequence[Rule],
+    spoken: Mapping[str, frozenset[str]],
+    policies: tuple[str, ...] | None,
+    model: str,
+    dialect: str,
 ) -> None:
-    ours = policy is not None and (model == policy or model.startswith(policy + "@"))
+    ours = any(model == policy or model.startswith(policy + "@") for policy in policies or ())
     named = [rule for rule in rules if fits(rule.model, model)]
     able = [rule for rule in named if dialect in spoken[rule.upstream]]
-    if not ours and not able and (named or policy is None):
+    if not ours and not able and (named or policies is None):
         with pytest.raises(ApiError) as refused:
-            choose(rules, lambda name, what: what in spoken[name], policy, model, dialect)
+            choose(rules, lambda name, what: what in spoken[name], policies, model, dialect)
         assert refused.value.status == 404
         return
-    chosen = choose(rules, lambda name, what: what in spoken[name], policy, model, dialect)
+    chosen = choose(rules, lambda name, what: what in spoken[name], policies, model, dialect)
     if ours or not able:
         assert chosen is None
     else:

@@ -46,16 +46,16 @@ async def test_a_file_says_who_answers(tmp_path: Path) -> None:
     found = make(load(path), {"FAR_KEY": "sk-far"})
     assert found is not None
     assert not found.whole
-    rule = found.route("policy", "far-1", "responses")
+    rule = found.route(["policy"], "far-1", "responses")
     assert rule is not None
     assert (rule.upstream, rule.prices) == ("far", Prices(2.0, 4.0, 2.0))
     first, second = found.chain(rule, "responses")
     assert [upstream.name for upstream in found.chain(rule, "messages")] == ["far"]
     assert (first.name, first.retries, first.engine) == ("far", 2, "far")
     assert (first.client.base_url, second.client.base_url) == ("https://far.example.org/v1", "http://127.0.0.1:1/v1")
-    assert found.route("policy", "other", "chat") is None
+    assert found.route(["policy"], "other", "chat") is None
     with pytest.raises(ApiError, match="another API than chat"):
-        found.route("policy", "far-1", "chat")
+        found.route(["policy"], "far-1", "chat")
     assert make(load(path, flags={"gateway.routes": "[]"}), {"FAR_KEY": "sk-far"}) is None
 
 
@@ -70,11 +70,11 @@ async def test_one_upstream_in_place_of_the_engines_comes_last(tmp_path: Path) -
         ("policy", "chat", "openai"),
         ("far-1", "chat", "openai"),
     ):
-        rule = found.route("policy", model, dialect)
+        rule = found.route(["policy"], model, dialect)
         assert rule is not None
         assert found.chain(rule, dialect)[0].engine == engine
     with pytest.raises(ApiError, match="another API than messages"):
-        found.route("policy", "policy", "messages")
+        found.route(["policy"], "policy", "messages")
 
 
 def test_a_key_that_is_missing_and_a_route_that_leads_nowhere_are_named(tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ async def test_space_around_a_key_is_left_out(tmp_path: Path, key: str) -> None:
         path.write_text(FILE.replace("https://far.example.org/v1/", far.url))
         found = make(load(path), {"FAR_KEY": key})
         assert found is not None
-        rule = found.route("policy", "far-1", "messages")
+        rule = found.route(["policy"], "far-1", "messages")
         assert rule is not None
         await found.chain(rule, "messages")[0].client.ask("/messages", b"{}")
         await found.close()

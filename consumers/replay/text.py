@@ -1,0 +1,169 @@
+"""Replies of which the log has the text alone (a provider's, imported ones, spans, and ours that were held to a shape),
+as samples that imitation can learn from.
+
+Each reply is written once, behind the very prompt that the branch's own model would be given for it. Replies whose
+prompt begins with all of an earlier reply's tokens share its sample, so a conversation costs as little as the form of
+the model allows, and a form that rewrites history only makes more samples, never another prompt.
+
+Invariants: mask is 1 on exactly the tokens of replies of the given calls, each with the token that ends it, and 0 on
+everything that a client sent, whoever it says has said it; no reply trains twice, nor one that was cut off, superseded
+or taken out of its sample for more than having no exact tokens; log-probabilities are 0 and versions -1, since nobody
+here saw a token sampled. Pure, but for the renderer's files, which are read when the first text is."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from hashlib import blake2b
+
+import numpy as np
+
+from millrace.consumers.history.dialogue import Unsayable, dialogue
+from millrace.consumers.history.rows import Row
+from millrace.infra.engines.upstream import UNTRAINABLE
+from millrace.infra.errors import ConfigError
+from millrace.producers.gateway.rendering.base import Renderer
+from millrace.producers.gateway.rendering.spoken import TOO_LONG, Spoken, Unspoken, spoken
+from millrace.schemas.records import Event, ModelCall, Trajectory
+from millrace.trainers.batches.sample import Sample, check
+from millrace.trainers.errors import BadSample
+
+TEXT = frozenset({UNTRAINABLE, "imported", "observed", "constrained", "altered_sampling", "greedy"})
+"""reasons of calls that lack nothing but exact tokens of an unaltered draw"""
+WHOLE = frozenset({"stop", "end_turn", "completed", "tool_calls", "tool_call", "tool_use", "function_call"})
+"""how replies finish that came to their end"""
+FINISHED = frozenset({"completed", "truncated", "abandoned"})
+"""how episodes end of which the replies count"""
+
+CUT = "the reply did not come to its end"
+SUPERSEDED = "another reply took its place"
+EMPTY = "the reply says nothing"
+UNCHAT = "it is no chat in text"
+UNKNOWN_ID = "it has tokens outside the model's vocabulary"
+
+
+@dataclass(slots=True)
+class Texts:
+    """The samples of a trajectory's text. replies: how many are written in them; refused: the others, by reason."""
+
+    samples: list[Sample] = field(default_factory=list)
+    replies: int = 0
+    refused: Counter[str] = field(default_factory=Counter)
+
+
+class Writer:
+    """Writes text for a model that takes token ids below `vocabulary`, at most `longest` a sample. choose: gives its
+    renderer, or raises ConfigError where it has no form to write in."""
+
+    def __init__(self, choose: Callable[[], Renderer], vocabulary: int, longest: int) -> None:
+        self._choose = choose
+        self._vocabulary = vocabulary
+        self._longest = longest
+
+    @cached_property
+    def renderer(self) -> Renderer | str:
+        """What writes, or why nothing does."""
+        try:
+            found = self._choose()
+        except ConfigError as error:
+            return str(error)
+        found.limit_to(self._longest)
+        return found
+
+    @property
+    def name(self) -> str:
+        """Of the form that the text was written in."""
+        return "" if isinstance(self.renderer, str) else self.renderer.name
+
+    def texts(self, record: Trajectory, calls: Sequence[Row[Event]]) -> Texts:
+        """The samples of a sealed trajectory's text. calls: those of its events that are cleared, in order."""
+        out = Texts()
+        if record["status"] not in FINISHED:
+            return out
+        bodies: list[ModelCall] = [call.body for call in calls]
+        gone = {body["supersedes"] for body in bodies if body["supersedes"]}
+        reasons = dict(entry.rpartition(":")[::2] for entry in record["excluded"])
+        said: list[Spoken] = []
+        for body in bodies:
+            if body["trainable"] or body["untrainable_reason"] not in TEXT:
+                continue
+            if reasons.get(body["response_id"]) != body["untrainable_reason"]:
+                continue
+            try:
+                said.append(self._spoken(body, superseded=body["response_id"] in gone))
+            except Unspoken as error:
+                out.refused[str(error)] += 1
+        for tokens, mask, replies in joined(said):
+            sample = _sample(record, tokens, mask, len(record["lineages"]) + len(out.samples))
+            try:
+                check([sample], vocabulary=self._vocabulary, longest=self._longest)
+            except BadSample:
+                out.refused[TOO_LONG if sample.length > self._longest else UNKNOWN_ID] += replies
+            else:
+                out.samples.append(sample)
+                out.replies += replies
+        return out
+
+    def _spoken(self, body: ModelCall, *, superseded: bool) -> Spoken:
+        """Raises Unspoken."""
+        if superseded:
+            raise Unspoken(SUPERSEDED)
+        if body["finish_reason"].casefold() not in WHOLE:
+            raise Unspoken(CUT)
+        if isinstance(self.renderer, str):
+            raise Unspoken(self.renderer)
+        try:
+            chat = dialogue(body)
+        except Unsayable as error:
+            raise Unspoken(f"{UNCHAT} ({error.code})") from None
+        if not chat.reply["content"].strip() and not chat.reply.get("tool_calls"):
+            raise Unspoken(EMPTY)
+        return spoken(self.renderer, chat.messages, chat.reply, chat.tools or None)
+
+
+def joined(replies: Iterable[Spoken]) -> list[tuple[list[int], list[int], int]]:
+    """Tokens, mask and number of replies of each sample: a reply goes on with the longest sample that its prompt begins
+    with; one that was there already is left out."""
+    found: list[tuple[list[int], list[int], int]] = []
+    open_: dict[bytes, int] = {}
+    seen: set[tuple[bytes, bytes]] = set()
+    for prompt, said in replies:
+        data, tail = _bytes(prompt), _bytes(said)
+        if (data, tail) in seen:
+            continue
+        seen.add((data, tail))
+        digest, at, goes_on = blake2b(digest_size=16), 0, None
+        for end in sorted({len(tokens) for tokens, *_ in found if len(tokens) <= len(prompt)}):
+            digest.update(data[at * 4 : end * 4])
+            at, goes_on = end, open_.get(digest.digest(), goes_on)
+        if goes_on is None:
+            goes_on = len(found)
+            found.append(([], [], 0))
+        else:
+            del open_[blake2b(_bytes(found[goes_on][0]), digest_size=16).digest()]
+        tokens, mask, count = found[goes_on]
+        new = len(prompt) - len(tokens)
+        found[goes_on] = [*prompt, *said], [*mask, *[0] * new, *[1] * len(said)], count + 1
+        open_[blake2b(data + tail, digest_size=16).digest()] = goes_on
+    return found
+
+
+def _bytes(ids: Sequence[int]) -> bytes:
+    return np.array(ids, np.int32).tobytes()
+
+
+def _sample(record: Trajectory, tokens: Sequence[int], mask: Sequence[int], lineage: int) -> Sample:
+    size = len(tokens)
+    return Sample(
+        tokens=np.array(tokens, np.int32),
+        mask=np.array(mask, np.uint8),
+        logprobs=np.zeros(size, np.float32),
+        versions=np.full(size, -1, np.int32),
+        reward=None,
+        seq=0,
+        group=record["group"],
+        trajectory=record["id"],
+        lineage=lineage,
+    )

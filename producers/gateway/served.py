@@ -1,0 +1,24 @@
+"""A policy as one gateway serves it: how its model reads messages, and the engines that sample it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from millrace.producers.gateway.fleet import Fleet
+from millrace.producers.gateway.prices import Prices
+from millrace.producers.gateway.rendering.base import Renderer
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """`max_model_len` is the longest sequence that its model takes, in tokens; `prices` are those of its calls."""
+
+    policy: str
+    renderer: Renderer
+    fleet: Fleet
+    max_model_len: int
+    prices: Prices | None = None
+
+    def __post_init__(self) -> None:
+        """The renderer makes no prompt that its model does not take."""
+        self.renderer.limit_to(self.max_model_len)
