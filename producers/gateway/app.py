@@ -23,10 +23,11 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from millrace.infra.engines.upstream import TextUpstream
+from millrace.producers.gateway.callers import Caller
 from millrace.producers.gateway.episodes import Episodes
 from millrace.producers.gateway.errors import ApiError, bad_request
 from millrace.producers.gateway.event_stream import EventStream
-from millrace.producers.gateway.gateway import Caller, Gateway
+from millrace.producers.gateway.gateway import Gateway
 from millrace.producers.gateway.intake import Intake, Visit, check_origin
 from millrace.producers.gateway.named_path import plain
 from millrace.producers.gateway.protocols import all as dialects
@@ -77,7 +78,7 @@ def make_app(gateway: Gateway, upstream: TextUpstream | Upstreams | None = None,
 
     def enter(request: Request) -> tuple[Visit, Caller]:
         visit: Visit = request.scope[VISIT]
-        return visit, visit.enter(gateway.identify(request.headers))
+        return visit, visit.enter(gateway.callers.identify(request.headers))
 
     def spoken(dialect: Dialect) -> Handler:
         async def handler(request: Request) -> Response:

@@ -1,4 +1,4 @@
-"""The gateway's work, free of HTTP: whose call it is, sampling it, recording it, and the life of sessions.
+"""The gateway's work, free of HTTP: the session of a call, sampling it, recording it, and the life of sessions.
 
 Invariants: everything about a reply is in the capture log before its last byte leaves (`chat` returns after it,
 `stream` yields its last chunks after it), and what cannot be captured leaves a gap there and never costs the reply; a
@@ -8,11 +8,9 @@ its first token leaves no trace in its session, and begins no episode; ending a 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -22,6 +20,7 @@ from millrace.infra.errors import ConfigError, EngineError, EngineRejected
 from millrace.producers.gateway import keys
 from millrace.producers.gateway.aside import Step, aside, by_turns
 from millrace.producers.gateway.call import SLICE, Call, Choice, slices
+from millrace.producers.gateway.callers import Caller, Callers
 from millrace.producers.gateway.constraint import grammar_of
 from millrace.producers.gateway.conversation import Ask, Part, check_strict, messages_of, prompt_message, unknown_fields
 from millrace.producers.gateway.errors import ApiError, bad_request, of_engine
@@ -37,7 +36,7 @@ from millrace.producers.gateway.rendering.base import Message, Options, PromptTo
 from millrace.producers.gateway.sampling import to_sampling, too_long
 from millrace.producers.gateway.served import Served
 from millrace.producers.gateway.session import RewardKey, Session, to_reply
-from millrace.producers.gateway.sessions import KEY_PREFIX, Sessions
+from millrace.producers.gateway.sessions import Sessions
 from millrace.producers.gateway.shape import HEAVY
 from millrace.producers.gateway.stored import Kept, Recall, Recalled, named, nameless, owner_of
 from millrace.producers.gateway.template_options import template_options
@@ -69,29 +68,6 @@ class Understood(NamedTuple):
     """what it says to the chat template"""
 
 
-@dataclass(frozen=True, slots=True)
-class Caller:
-    """Who sent a request: a tenant, the session whose own key was used, if any, whether it may take grants, and for
-    which verifiers it may not speak; `key` is the name of the static key that bears what it spends."""
-
-    tenant: str
-    session: Session | None
-    granted: bool = False
-    reserved: frozenset[str] = frozenset()
-    key: str = ""
-
-    def speaks_in(self, session: Session) -> bool:
-        """Whether it may add to a session of its tenant and end it: where a grant asked for one, whoever takes grants
-        and the session's own key alone."""
-        return self.granted or self.session is session or not session.granted
-
-    def check_speaks_in(self, session: Session) -> None:
-        """Raises ApiError 403 for a caller that may not."""
-        if not self.speaks_in(session):
-            said = "A grant asked for this session: only its own key and the rollout workers' speak in it and end it"
-            raise ApiError(403, said, code="not_granted")
-
-
 class Gateway:
     """The parts, made elsewhere: see `millrace.producers.gateway.serve`. `fleet` and `renderer` are those of its own
     policy, beside which it serves `others`. Without a renderer it only keeps sessions, and
@@ -107,10 +83,7 @@ class Gateway:
         others: Sequence[Served] = (),
     ) -> None:
         self.options = options
-        # By digest, so that how long a look-up takes tells nothing about a key.
-        self._tenants = {_digest(key): tenant for key, tenant in options.keys.items()}
-        self._names = {_digest(key): name for key, name in options.key_names.items()}
-        self._judges = {_digest(key): sources for key, sources in options.judges.items()}
+        self.callers = Callers(options, sessions)
         self.sessions = sessions
         self.recorder = recorder
         self.fleet = fleet
@@ -130,44 +103,7 @@ class Gateway:
             if status["policy"] == served.policy and served.fleet is not self.fleet:
                 served.fleet.observe(status)
 
-    # ------------------------------------------------------------------ who
-
-    def identify(self, headers: Mapping[str, str]) -> Caller:
-        """The caller behind a request's headers. Raises ApiError 401."""
-        scheme, _, word = headers.get("authorization", "").strip().partition(" ")
-        given = word.strip() if scheme.lower() == "bearer" else scheme
-        given = given or headers.get("x-api-key", "")
-        if given.startswith(KEY_PREFIX):
-            return self._by_session_key(given)
-        digest, workers = _digest(given), self.options.rollout_key
-        tenant = self._tenants.get(digest) if self._tenants else self.options.tenant
-        if tenant is None:
-            raise ApiError(
-                401, "Incorrect API key provided: use a session's own key or a configured one", code="invalid_api_key"
-            )
-        granted = bool(workers) and digest == _digest(workers)
-        unnamed = self.options.reserved - self._judges.get(digest, frozenset())
-        return Caller(tenant, None, granted, frozenset() if granted else unnamed, self._names.get(digest, ""))
-
-    def _by_session_key(self, key: str) -> Caller:
-        """A session's own key is that or nothing: it never passes for a caller without one."""
-        id = self.sessions.id_of(key)
-        if id is None:
-            raise ApiError(
-                401,
-                "This session key is not one of this gateway's: gateways that share sessions' keys need the same "
-                "[gateway] session_secret",
-                code="invalid_api_key",
-            )
-        session = self.sessions.get(id)
-        if session is None:
-            raise ApiError(
-                401,
-                "This session is not known here: it has expired, or another gateway holds it. Start a new session, and "
-                "use the base_url that comes with its key",
-                code="session_expired",
-            )
-        return Caller(session.tenant, session, key=session.payer)
+    # ------------------------------------------------------------------ whose
 
     def session_of(
         self,
@@ -648,10 +584,6 @@ class Gateway:
                 status: EpisodeStatus = "abandoned" if session.granted else "completed"
                 with suppress(ApiError):  # the log is full: it is as idle at the next look
                     await self.end(session, status=status, stop_condition="idle")
-
-
-def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode()).digest()
 
 
 def _ended(session: Session) -> ApiError:

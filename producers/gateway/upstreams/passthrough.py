@@ -25,8 +25,9 @@ from millrace.infra.errors import EngineError, EngineTimeout, EngineUnavailable
 from millrace.producers.gateway import keys
 from millrace.producers.gateway.answers import Said, WholeAnswer
 from millrace.producers.gateway.aside import Step, aside, by_turns
+from millrace.producers.gateway.callers import Caller
 from millrace.producers.gateway.errors import ApiError, of_engine
-from millrace.producers.gateway.gateway import Caller, Gateway
+from millrace.producers.gateway.gateway import Gateway
 from millrace.producers.gateway.lineage import ABORT
 from millrace.producers.gateway.prices import cost
 from millrace.producers.gateway.protocols.events import Events
