@@ -93,5 +93,6 @@ def key_of(headers: Mapping[str, str]) -> str:
 
 
 def digest(key: str) -> bytes:
-    """What a key is looked up by. What no text holds, which bytes of the environment may be read as, has one too."""
+    """What a key is looked up by. It takes any string, also the surrogates that Python reads bytes of the environment
+    as where they are no text."""
     return hashlib.sha256(key.encode(errors="surrogatepass")).digest()

@@ -12,7 +12,7 @@ import logging
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager, suppress
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from millrace.infra import telemetry
 from millrace.infra.engines.base import Chunk
@@ -22,8 +22,8 @@ from millrace.producers.gateway.aside import Step, aside, by_turns
 from millrace.producers.gateway.call import SLICE, Call, Choice, slices
 from millrace.producers.gateway.callers import Caller, Callers
 from millrace.producers.gateway.constraint import grammar_of
-from millrace.producers.gateway.conversation import Ask, Part, check_strict, messages_of, prompt_message, unknown_fields
-from millrace.producers.gateway.errors import ApiError, bad_request, of_engine
+from millrace.producers.gateway.conversation import Ask, Part, messages_of
+from millrace.producers.gateway.errors import ApiError, of_engine
 from millrace.producers.gateway.fleet import Fleet
 from millrace.producers.gateway.followups import followup
 from millrace.producers.gateway.lineage import ABORT
@@ -32,14 +32,15 @@ from millrace.producers.gateway.options import GatewayOptions
 from millrace.producers.gateway.protocols.all import CHAT
 from millrace.producers.gateway.protocols.base import Dialect
 from millrace.producers.gateway.recorder import LARGE, Recorder
-from millrace.producers.gateway.rendering.base import Message, Options, PromptTooLong, Renderer, RenderError
+from millrace.producers.gateway.rendering.base import Message, PromptTooLong, Renderer, RenderError
 from millrace.producers.gateway.sampling import to_sampling, too_long
 from millrace.producers.gateway.served import Served
 from millrace.producers.gateway.session import RewardKey, Session, to_reply
 from millrace.producers.gateway.sessions import Sessions
 from millrace.producers.gateway.shape import HEAVY
-from millrace.producers.gateway.stored import Kept, Recall, Recalled, named, nameless, owner_of
+from millrace.producers.gateway.stored import Kept, Recall, named, nameless, owner_of
 from millrace.producers.gateway.template_options import template_options
+from millrace.producers.gateway.understanding import understand
 from millrace.producers.gateway.whose import Hints, hints
 from millrace.schemas.ids import new_id, now_micros
 from millrace.schemas.records import EpisodeEnded, EpisodeStatus
@@ -51,21 +52,6 @@ WHOLE = 2**17
 
 _calls = telemetry.counter("millrace.gateway.calls", "{call}", "calls served, by finish reason")
 _tokens = telemetry.counter("millrace.gateway.tokens", "{token}", "tokens sampled")
-
-
-class Understood(NamedTuple):
-    """A request: its messages as templates want them, and the digests that say what it continues or repeats."""
-
-    request: Ask
-    messages: list[Message]
-    digests: list[bytes]
-    hash: bytes
-    body: bytes
-    """whole in itself"""
-    used: Sequence[Kept]
-    """the responses that it named"""
-    options: Options
-    """what it says to the chat template"""
 
 
 class Gateway:
@@ -202,7 +188,7 @@ class Gateway:
         if not self.served:
             raise ConfigError("this gateway has no model to render for: set [gateway] engine_url, or upstream_url")
         size = HEAVY if dialect.refers(body) else len(body)
-        asked = await aside(size, self._understood, dialect, body, partial(self.recall, caller, headers))
+        asked = await aside(size, understand, dialect, body, partial(self.recall, caller, headers), self.options)
         request, messages, body = asked.request, asked.messages, asked.body
         policy, version = wanted(self.served, request.model)
         await self.check_serves(caller)
@@ -272,20 +258,6 @@ class Gateway:
         policy, _ = wanted(self.served, asked.model)
         renderer = self._served(policy or self.options.policy).renderer
         return len(renderer.render(messages_of(asked.turns), asked.tools, template_options(body)))
-
-    def _understood(self, dialect: Dialect, body: bytes, recalled: Recalled) -> Understood:
-        received = body
-        request, body, used = dialect.understand(body, recalled)
-        if self.options.strict:
-            check_strict(request, unknown_fields(request, received), dialect.unknown)
-        if request.n * len(body) > self.options.max_body_bytes:
-            most = self.options.max_body_bytes // len(body)
-            raise bad_request(f"n: a request of {len(body)} bytes may ask for at most {most} choices", param="n")
-        if used and len(body) > self.options.max_body_bytes:
-            raise too_long()
-        messages = messages_of(request.turns) if request.prompt is None else [prompt_message(request.prompt)]
-        digests = keys.chain(messages, request.tools)
-        return Understood(request, messages, digests, keys.request_hash(body), body, used, template_options(body))
 
     async def chat(self, call: Call) -> bytes:
         """The whole response of a call, recorded. Raises ApiError."""
