@@ -33,7 +33,7 @@ READS: Mapping[str, tuple[str, ...]] = {
     "gateway": (
         *EVERY,
         *("topics", "gateway", "rollout.key", "engine.url", "engine.key", "engine.max_model_len", "engine.interrupt"),
-        *("policy.name", "policy.awaits", "policy.reward_deadline_s", "reward.source", "reward.key"),
+        *("policy.name", "policy.awaits", "policy.prices", "policy.reward_deadline_s", "reward.source", "reward.key"),
     ),
     "refine": (*EVERY, "topics", "governance", "policy.name", "policy.tenant", "reward.key"),
     "reward": (*EVERY, "policy.name", "reward"),
