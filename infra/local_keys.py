@@ -1,5 +1,6 @@
 """Keys of what runs on this machine alone, so that no other user of it gets in: `home` and, in `home/keys`, the words
-that the local engine, the local broker and the warehouse ask for.
+that the local engine, the local broker and the warehouse ask for, and the one by which a gateway without
+`[gateway.keys]` knows the rollout workers from everybody else.
 
 Invariants: `home` is open to its owner alone, and so is what roles write there; a key is made once, at random, and
 appears whole; what the settings say wins over what was made here; who cannot read a key goes without, and is refused by
@@ -17,7 +18,7 @@ from millrace.infra import durable
 from millrace.infra.config import Settings
 from millrace.infra.errors import ServiceError
 
-ENGINE, BROKER, WAREHOUSE = "engine", "broker", "warehouse"
+ENGINE, BROKER, WAREHOUSE, WORKERS = "engine", "broker", "warehouse", "workers"
 USER = "millrace"
 """whom the local broker knows"""
 UMASK = 0o077
@@ -39,7 +40,8 @@ def private(home: Path) -> None:
 def make(settings: Settings, *names: str) -> None:
     """Make the keys, or those of these names, of what is local and has none. Several may do so at once."""
     private(settings.home)
-    local = {ENGINE: settings.engine.local, BROKER: settings.kafka.local, WAREHOUSE: True}
+    keyless = not settings.gateway.keys
+    local = {ENGINE: settings.engine.local, BROKER: settings.kafka.local, WAREHOUSE: True, WORKERS: keyless}
     for name in names or local:
         if local[name]:
             _make(settings.home / "keys" / name)
@@ -50,6 +52,12 @@ def engine_key(settings: Settings) -> str:
     return settings.engine.key.get_secret_value() or (
         _read(settings.home / "keys" / ENGINE) if settings.engine.local else ""
     )
+
+
+def workers_key(settings: Settings) -> str:
+    """What takes grants and speaks for verifiers at the gateway: `[rollout] key`; where there are no `[gateway.keys]`,
+    the key that was made here, empty where nobody made it yet."""
+    return settings.rollout_key if settings.gateway.keys else _read(settings.home / "keys" / WORKERS)
 
 
 def warehouse_key(settings: Settings) -> str:

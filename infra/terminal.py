@@ -1,17 +1,22 @@
-"""Text for a terminal, and the one console through which all output goes.
+"""Text for a terminal: the one console through which all output goes, and the one door for answers that programs read.
 
 Agents, tools and users choose much of what is in the log, and a terminal obeys some characters: with them a task's name
 could set the clipboard, retitle the window or hide a line.
 
-Invariant: of what is printed, only what rich itself makes (colours, cursor moves of live displays) is a control
+Invariants: of what is printed, only what rich itself makes (colours, cursor moves of live displays) is a control
 sequence; control characters (C0 but for newline and tab, DEL, C1) and characters that change the direction of text show
-as pictures, and so do halves of surrogate pairs, which no UTF-8 holds."""
+as pictures, and so do halves of surrogate pairs, which no UTF-8 holds. JSON has escapes in their place, which is the
+same JSON; other data stays as it is, but for a terminal, which is shown pictures there too."""
 
 from __future__ import annotations
 
+import codecs
+import json
 import logging
 import re
-from collections.abc import Iterable
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
@@ -22,6 +27,37 @@ _ODD = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\
 def clean(text: str) -> str:
     """The text with a picture (␛, ␇, ...) in the place of each character that a terminal would obey."""
     return _ODD.sub(_picture, text)
+
+
+def escaped(text: str) -> str:
+    """JSON text with an escape in the place of each such character; its value is the same."""
+    return _ODD.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def put(text: str) -> None:
+    """Print text: as it is, but on a terminal without control characters."""
+    print(clean(text) if sys.stdout.isatty() else text)
+
+
+def put_json(value: Any) -> None:
+    """Print a value as JSON, indented, in ASCII."""
+    print(json.dumps(value, indent=2))
+
+
+def put_bytes(pieces: Iterable[bytes], *, as_json: bool = False) -> None:
+    """Write UTF-8: as it is, but on a terminal without control characters, which are escaped where it is JSON."""
+    sys.stdout.flush()
+    shown = _shown(pieces, escaped if as_json else clean) if sys.stdout.isatty() else pieces
+    for piece in shown:
+        sys.stdout.buffer.write(piece)
+    sys.stdout.buffer.flush()
+
+
+def _shown(pieces: Iterable[bytes], made: Callable[[str], str]) -> Iterable[bytes]:
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    for piece in pieces:
+        yield made(decoder.decode(piece)).encode()
+    yield made(decoder.decode(b"", final=True)).encode()
 
 
 def _picture(found: re.Match[str]) -> str:

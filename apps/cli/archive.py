@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from datetime import UTC, datetime
 from typing import Annotated
 
@@ -11,6 +10,7 @@ import typer
 from rich.table import Column, Table
 
 from millrace.apps.cli.context import call, console
+from millrace.infra.terminal import put_json
 
 
 def once(context: typer.Context) -> None:
@@ -37,7 +37,7 @@ def list_(
     settings = call(context).settings()
     found = list(shelves(settings))
     if as_json:
-        typer.echo(json.dumps([msgspec.to_builtins(shelf) for shelf in found], indent=2))
+        put_json([msgspec.to_builtins(shelf) for shelf in found])
         return
     table = Table(
         Column("partition", no_wrap=True), "from", "to", "records", "bytes", "first", "last", "lost", box=None

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from millrace.apps.cli.context import call, console, entry, reading
+from millrace.infra.terminal import put, put_json
 
 policy = typer.Typer(no_args_is_help=True, help="The models being trained.")
 
@@ -78,5 +78,8 @@ def why(
     """Say what became of something, and why. Exit code 1 when nothing is known of it."""
     with reading():
         told, known = entry("millrace.consumers.why:explain")(call(context).settings(), what, text=text)
-    typer.echo(json.dumps({"id": what, "known": known, "said": told.splitlines()}, indent=2) if as_json else told)
+    if as_json:
+        put_json({"id": what, "known": known, "said": told.splitlines()})
+    else:
+        put(told)
     raise typer.Exit(0 if known else 1)

@@ -12,7 +12,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
-import orjson
 import typer
 from rich.console import Group, RenderableType
 from rich.live import Live
@@ -28,6 +27,7 @@ from millrace.infra.errors import ConfigError, TopicError, UnreachableError
 from millrace.infra.local_keys import kafka_options
 from millrace.infra.machine.deployment import Deployment
 from millrace.infra.machine.supervisor import ProgramState
+from millrace.infra.terminal import put_json
 from millrace.schemas.ids import now_micros
 from millrace.streams.dispatch.announce import asked_by
 
@@ -90,7 +90,7 @@ def status(
         states = deployment.supervisor.states()
         quiet = {} if isinstance(watch, str) else silent(watch, now_micros(), states)
         if as_json:
-            print(orjson.dumps(_plainly(deployment, watch, states, quiet), option=orjson.OPT_INDENT_2).decode())
+            put_json(_plainly(deployment, watch, states, quiet))
         else:
             console.print(_status(deployment, watch), highlight=False)
     if wrong(watch, states, quiet):

@@ -11,6 +11,7 @@ from rich.table import Table
 from millrace.apps.cli.context import call, complain, console, entry
 from millrace.infra.config import Settings
 from millrace.infra.errors import BusError, ClaimError, ConfigError
+from millrace.infra.terminal import put_json
 
 
 def evaluate(
@@ -74,7 +75,7 @@ def evaluate(
     settings = call(context).settings()
     found = entry("millrace.apps.cli.evaluation:evaluate")(settings, options)
     if as_json:
-        typer.echo(found.to_json())
+        put_json(found.as_values())
     else:
         console.print(_table(found))
     if not no_record:

@@ -20,6 +20,7 @@ from millrace.consumers.evaluation import Committed, committed
 from millrace.infra.config import Settings
 from millrace.infra.connect import connect_now
 from millrace.infra.errors import ConfigError
+from millrace.infra.local_keys import workers_key
 from millrace.infra.log.base import Place
 from millrace.producers.evaluation import JudgedAnswer, ask, versions
 from millrace.producers.rollout.agents import load_agent
@@ -93,13 +94,13 @@ class EvaluationRun(Answerer):
     tasks_digest: str
     """sha256 hex over the tasks as JSON, in the order asked"""
 
-    def to_json(self) -> str:
-        """The same as one JSON object; what could not be estimated is null."""
+    def as_values(self) -> dict[str, Any]:
+        """The same as values of JSON; what could not be estimated is null."""
         whole = asdict(self)
         del whole["scores"]
         for estimate in whole["estimates"].values():
             estimate.update({name: None for name, value in estimate.items() if math.isnan(value)})
-        return json.dumps(whole, indent=2)
+        return whole
 
 
 def evaluate(settings: Settings, options: EvaluationOptions) -> EvaluationRun:
@@ -211,7 +212,7 @@ def _through_gateway(
     if agent is None and any("messages" not in task for task in tasks):
         raise ConfigError(f"{options.tasks}: a gateway is asked by messages, and some task has none")
     url = f"http://{settings.gateway.host}:{settings.gateway.port}/v1"
-    before = versions(url, settings.rollout_key)
+    before = versions(url, workers_key(settings))
 
     def sampling(question: int, sample: int) -> dict[str, Any]:
         (word,) = np.random.SeedSequence((options.seed, question, sample)).generate_state(1)
@@ -220,7 +221,7 @@ def _through_gateway(
     asked = asyncio.run(
         ask(
             url,
-            settings.rollout_key,
+            workers_key(settings),
             tasks,
             name=f"evaluation-{new_id()}",
             model=settings.policy.name,
@@ -231,7 +232,7 @@ def _through_gateway(
             agent=agent,
         )
     )
-    served = sorted(before | versions(url, settings.rollout_key))
+    served = sorted(before | versions(url, workers_key(settings)))
     if len(served) != 1:
         return Answerer(url, policy=settings.policy.name, versions=served), asked
     return _place(url, committed(settings, served[0], files=False)), asked

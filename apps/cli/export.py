@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +11,7 @@ import typer
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from millrace.apps.cli.context import call, complain, console, entry
+from millrace.infra.terminal import put_json
 
 LAYOUTS = (
     "jsonl, parquet, hf (exact tokens); trl, trl-messages, trl-preference; openai, openai-preference; prime-rl, verl, "
@@ -60,7 +60,7 @@ def export(
     with _watched() as watch:
         done = entry("millrace.consumers.export:export")(flags.settings(), layout, out, wanted, watch, anyway=anyway)
     if as_json:
-        typer.echo(json.dumps(done.as_json(), indent=2))
+        put_json(done.as_json())
         return
     counts = f"{done.exported:,} of {done.read:,} trajectories in {done.rows:,} rows"
     console.print(f"wrote {out}: {counts}, {done.tokens:,} tokens", highlight=False, soft_wrap=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +12,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from millrace.apps.cli.context import call, complain, console, entry
 from millrace.infra.config import Settings
+from millrace.infra.terminal import put_json
 
 LAYOUTS = (
     "chat (chat JSONL, openai, trl-messages), trl, trl-preference, openai-preference, verifiers, verl, atropos, otlp, "
@@ -56,7 +56,7 @@ def import_(
     with _watched() as told:
         done = entry("millrace.producers.imports:import_files")(settings, files, options, ready, told)
     if as_json:
-        typer.echo(json.dumps([one.as_json() for one in done], indent=2))
+        put_json([one.as_json() for one in done])
         return
     for one in done:
         _say(one)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated
 
 import typer
 
 from millrace.apps.cli.context import call, console, entry, reading
+from millrace.infra.terminal import put_json
 
 
 def lineage(
@@ -30,6 +30,6 @@ def lineage(
     with reading():
         shown = entry("millrace.consumers.trajectory:lineage")(call(context).settings(), what, task=task)
     if as_json:
-        typer.echo(json.dumps(shown.json, indent=2))
+        put_json(shown.json)
     else:
         console.print(shown.tree, highlight=False)

@@ -17,6 +17,7 @@ from typer.core import TyperGroup
 
 from millrace.apps.cli.context import call, console, entry
 from millrace.apps.cli.sql import Form, answer, form_of
+from millrace.infra.terminal import put
 
 
 class Questions(TyperGroup):
@@ -71,7 +72,7 @@ def _asking(question: Any) -> Callable[..., None]:
     def asking(context: typer.Context, **given: Any) -> None:
         form, out, show = given.pop("form"), given.pop("out"), given.pop("show")
         if show:
-            typer.echo(question.sql)
+            put(question.sql)
             return
         settings = call(context).settings()
         if any(each.name == "policy" and each.default is None for each in question.parameters):

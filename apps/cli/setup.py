@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
@@ -16,6 +15,7 @@ from millrace.apps.cli.context import call, console
 from millrace.infra.config import FILE, Settings, masked
 from millrace.infra.errors import ConfigError
 from millrace.infra.log.topics import NAME
+from millrace.infra.terminal import put, put_json
 
 if TYPE_CHECKING:
     from millrace.apps.answers import Answer
@@ -68,7 +68,10 @@ def config(
     import tomlkit
 
     values = masked(call(context).settings())
-    typer.echo(json.dumps(values, indent=2) if as_json else tomlkit.dumps(values).rstrip())
+    if as_json:
+        put_json(values)
+    else:
+        put(tomlkit.dumps(values).rstrip())
 
 
 def doctor(
@@ -100,7 +103,7 @@ def _answer(answers: Iterable[Answer], as_json: bool) -> None:
             console.print(f"{SIGNS[answer.word]} {answer.question}: ", end="")
             console.print(answer.said, markup=False, highlight=False, soft_wrap=True)
     if as_json:
-        typer.echo(json.dumps([asdict(answer) for answer in every], indent=2))
+        put_json([asdict(answer) for answer in every])
     if any(answer.word == "bad" for answer in every):
         raise typer.Exit(1)
 
@@ -141,7 +144,7 @@ def topics(
                 | {"what": row.what}
                 for row, spec in settings.layout.topics()
             ]
-            typer.echo(json.dumps(shown, indent=2))
+            put_json(shown)
             return
         table = Table(Column("topic", no_wrap=True), "key", "partitions", "kept", "what", box=None, pad_edge=False)
         for row, spec in settings.layout.topics():

@@ -18,6 +18,7 @@ from millrace.apps.cli.selecting import query as query_of
 from millrace.infra.config import Settings
 from millrace.infra.errors import ConfigError, WarehouseError
 from millrace.infra.local_keys import private
+from millrace.infra.terminal import put_bytes
 
 if TYPE_CHECKING:
     from millrace.consumers.warehouse.asking import Asking
@@ -106,9 +107,7 @@ def answer(asking: Asking, statement: str, form: Form, out: Path | None, params:
         return
     pieces = asking.ask(statement, FORMATS[form], params, SETTINGS.get(form, {}))
     if out is None:
-        for piece in pieces:
-            sys.stdout.buffer.write(piece)
-        sys.stdout.buffer.flush()
+        put_bytes(pieces, as_json=form in (Form.JSON, Form.JSONL))
         return
     draft = out.with_name(f".{out.name}.part")
     try:

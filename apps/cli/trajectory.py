@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from millrace.apps.cli.context import call, console, entry, reading
+from millrace.infra.terminal import put_json
 
 
 def trajectory(
@@ -35,7 +35,7 @@ def trajectory(
             call(context).settings(), what, tokens=tokens, tokenizer=tokenizer, out=page
         )
     if as_json:
-        typer.echo(json.dumps(shown.json, indent=2))
+        put_json(shown.json)
     elif page is not None:
         console.print(f"wrote {page}", highlight=False, soft_wrap=True)
     else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
@@ -19,7 +18,7 @@ from millrace.consumers.audit.walk import Watch
 from millrace.infra.config import Settings
 from millrace.infra.connect import claims, history
 from millrace.infra.log.base import Place
-from millrace.infra.terminal import Terminal
+from millrace.infra.terminal import Terminal, put_json
 
 WIDE = 130
 """columns from which on laws are written out"""
@@ -46,7 +45,7 @@ def run(settings: Settings, files: bool = False, as_json: bool = False, quick: b
             watch=watch,
         )
     if as_json:
-        print(json.dumps(report.as_json(), indent=2))
+        put_json(report.as_json())
     else:
         console = Terminal()
         console.print(render(report, console.width), highlight=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -26,7 +25,7 @@ from millrace.infra.config import Settings
 from millrace.infra.connect import claims, history
 from millrace.infra.errors import ConfigError, ProofError
 from millrace.infra.log.base import Bus
-from millrace.infra.terminal import Terminal
+from millrace.infra.terminal import Terminal, put_json
 
 COLOURS = {"equal": "green", "close": "yellow", "differs": "bold red", "unknown": "yellow"}
 
@@ -157,7 +156,7 @@ def prove(settings: Settings, options: Options, *, as_json: bool = False) -> int
     good = not missing and all(one.word in ("equal", "close") for one in found)
     if as_json:
         rows = [asdict(outcome) for outcome in found]
-        print(json.dumps({"start": chosen.start, "proven": good, "versions": rows, "untried": missing}, indent=2))
+        put_json({"start": chosen.start, "proven": good, "versions": rows, "untried": missing})
     else:
         console.print(_verdict(found, missing, good=good), highlight=False, soft_wrap=True)
     return 0 if good else 1
@@ -211,7 +210,7 @@ def train_dumped(settings: Settings, folder: Path, *, anyway: bool = False, as_j
     with private_folder() as private:
         found = load(folder, settings, private, anyway=anyway)
     if as_json:
-        print(json.dumps(_as_json(found), indent=2))
+        put_json(_as_json(found))
     else:
         Terminal().print(_loaded(found), highlight=False, soft_wrap=True)
     return 0 if found.equal else 1

@@ -8,7 +8,6 @@ without its decorations, and names the tables there are where one is unknown."""
 from __future__ import annotations
 
 import os
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -25,6 +24,7 @@ from millrace.consumers.warehouse.endpoint.reading import Asked, Limits, Reader
 from millrace.infra.config import Settings
 from millrace.infra.errors import WarehouseError
 from millrace.infra.local_keys import USER, warehouse_key
+from millrace.infra.terminal import Terminal
 
 CONNECT_S = 5.0
 TABLES = "SELECT DISTINCT name FROM system.tables WHERE database = 'millrace' AND name NOT LIKE '.%' ORDER BY name"
@@ -125,7 +125,7 @@ class InDirectory(Asking):
 def leave() -> None:
     """End this process, which is a command: the engine works on in it, and hears no ^C."""
     said = "error: the query is past [warehouse] query_seconds, and the engine has not ended it"
-    print(said, file=sys.stderr, flush=True)
+    Terminal(stderr=True).print(said, markup=False, highlight=False, soft_wrap=True)
     os._exit(1)
 
 

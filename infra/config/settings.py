@@ -66,7 +66,7 @@ class Settings(BaseSettings):
 
     @property
     def rollout_key(self) -> str:
-        """The gateway's key that rollout workers use; empty where the gateway asks for none."""
+        """The one of `[gateway.keys]` that rollout workers use; empty where there are none: see `workers_key`."""
         chosen = self.gateway.keys.get(self.rollout.key) or next(iter(self.gateway.keys.values()), None)
         return chosen.key.get_secret_value() if chosen else ""
 

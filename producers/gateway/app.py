@@ -33,6 +33,7 @@ from millrace.producers.gateway.protocols import all as dialects
 from millrace.producers.gateway.protocols.base import Asking, Beside, Dialect
 from millrace.producers.gateway.socket import TRY_AGAIN, Sockets
 from millrace.producers.gateway.upstreams.door import Door
+from millrace.producers.gateway.upstreams.routes import fits
 from millrace.producers.gateway.upstreams.upstreams import Upstreams
 from millrace.schemas.labels import make_label
 
@@ -41,6 +42,7 @@ logger = logging.getLogger(__name__)
 JSON = "application/json"
 OWN = (
     ("/v1/models", "GET", "models"),
+    ("/v1/models/{id:path}", "GET", "model"),
     ("/health", "GET", "health"),
     ("/v1/sessions", "POST", "start"),
     ("/v1/sessions/{id}/reward", "POST", "reward"),
@@ -105,16 +107,29 @@ def make_app(gateway: Gateway, upstream: TextUpstream | Upstreams | None = None,
 
         return handler
 
-    async def models(request: Request) -> Response:
-        enter(request)
+    def listed() -> dict[str, str]:
+        """Who answers each model that has a name of its own."""
         owned = {gateway.options.policy: "millrace"}
         for policy, served in gateway.served.items():
             versions = [make_label(policy, version) for version in sorted(served.fleet.versions)]
             owned |= dict.fromkeys((policy, *versions), "millrace")
         for name in upstreams.models if upstreams is not None else ():
             owned.setdefault(name, "upstream")
-        listed = [{"id": id, "object": "model", "created": 0, "owned_by": owner} for id, owner in owned.items()]
-        return _json({"object": "list", "data": listed})
+        return owned
+
+    async def models(request: Request) -> Response:
+        enter(request)
+        return _json({"object": "list", "data": [_model(id, owner) for id, owner in listed().items()]})
+
+    async def model(request: Request) -> Response:
+        enter(request)
+        id = request.path_params["id"]
+        owner = listed().get(id)
+        if owner is None and upstreams is not None and any(fits(rule.model, id) for rule in upstreams.rules):
+            owner = "upstream"
+        if owner is None:
+            raise ApiError(404, f"The model {id!r} does not exist", param="model", code="model_not_found")
+        return _json(_model(id, owner))
 
     async def health(request: Request) -> Response:
         gateway.check_open()
@@ -175,6 +190,7 @@ def make_app(gateway: Gateway, upstream: TextUpstream | Upstreams | None = None,
         **{dialect.name: spoken(dialect) for dialect in dialects.DIALECTS},
         **{one.name: beside(dialect, one) for dialect in dialects.DIALECTS for one in dialect.beside},
         "models": models,
+        "model": model,
         "health": health,
         "start": start,
         "reward": reward,
@@ -268,6 +284,10 @@ async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     path = request.url.path
     return dialects.of_path(path).refusal(ApiError(error.status_code, f"{request.method} {path}: {error.detail}"))
+
+
+def _model(id: str, owner: str) -> dict[str, Any]:
+    return {"id": id, "object": "model", "created": 0, "owned_by": owner}
 
 
 def _json(content: Any) -> Response:

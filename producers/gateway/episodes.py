@@ -98,7 +98,8 @@ class Episodes:
             # Its holder is the agent under training: it must not fill groups, take grants or grow its own tree.
             raise ApiError(403, "A session's own key starts no sessions: use a configured key", code="not_granted")
         if wanted.ticket is not None and not caller.granted:
-            raise ApiError(403, "Only the key of rollout workers may take a grant", code="not_granted")
+            which = "the one of [rollout] key, without [gateway.keys] the one in home/keys/workers"
+            raise ApiError(403, f"Only the key of rollout workers may take a grant: {which}", code="not_granted")
         session = self._running(caller, wanted)
         if session is None:
             self.gateway.admit(caller.tenant)

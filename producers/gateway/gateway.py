@@ -33,13 +33,14 @@ from millrace.producers.gateway.options import GatewayOptions
 from millrace.producers.gateway.protocols.all import CHAT
 from millrace.producers.gateway.protocols.base import Dialect
 from millrace.producers.gateway.recorder import LARGE, Recorder
-from millrace.producers.gateway.rendering.base import Message, PromptTooLong, Renderer, RenderError
+from millrace.producers.gateway.rendering.base import Message, Options, PromptTooLong, Renderer, RenderError
 from millrace.producers.gateway.sampling import to_sampling, too_long
 from millrace.producers.gateway.served import Served
 from millrace.producers.gateway.session import RewardKey, Session, to_reply
 from millrace.producers.gateway.sessions import KEY_PREFIX, Sessions
 from millrace.producers.gateway.shape import HEAVY
 from millrace.producers.gateway.stored import Kept, Recall, Recalled, named, nameless, owner_of
+from millrace.producers.gateway.template_options import template_options
 from millrace.producers.gateway.whose import Hints, hints
 from millrace.schemas.ids import new_id, now_micros
 from millrace.schemas.records import EpisodeEnded, EpisodeStatus
@@ -64,6 +65,8 @@ class Understood(NamedTuple):
     """whole in itself"""
     used: Sequence[Kept]
     """the responses that it named"""
+    options: Options
+    """what it says to the chat template"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,15 +139,13 @@ class Gateway:
         given = given or headers.get("x-api-key", "")
         if given.startswith(KEY_PREFIX):
             return self._by_session_key(given)
-        if not self._tenants:
-            return Caller(self.options.tenant, None, granted=True)
-        digest = _digest(given)
-        tenant = self._tenants.get(digest)
+        digest, workers = _digest(given), self.options.rollout_key
+        tenant = self._tenants.get(digest) if self._tenants else self.options.tenant
         if tenant is None:
             raise ApiError(
                 401, "Incorrect API key provided: use a session's own key or a configured one", code="invalid_api_key"
             )
-        granted = digest == _digest(self.options.rollout_key)
+        granted = bool(workers) and digest == _digest(workers)
         unnamed = self.options.reserved - self._judges.get(digest, frozenset())
         return Caller(tenant, None, granted, frozenset() if granted else unnamed, self._names.get(digest, ""))
 
@@ -276,7 +277,7 @@ class Gateway:
         lineages, affinity = session.lineages_of(served.policy), session.engines.get(served.policy)
         self.sessions.stored.touch(asked.used)
         response_id = f"{dialect.prefix}{new_id()}"
-        plan = lineages.open(messages, asked.digests, asked.hash, response_id, proven=proven)
+        plan = lineages.open(messages, asked.digests, asked.hash, response_id, proven=proven, options=asked.options)
         try:
             # A call from here on: neither silence nor another call's failure ends its session meanwhile.
             with self.calling(session, response_id):
@@ -333,7 +334,8 @@ class Gateway:
     def _counted(self, parse: Callable[[bytes], Ask], body: bytes) -> int:
         asked = parse(body)
         policy, _ = wanted(self.served, asked.model)
-        return len(self._served(policy or self.options.policy).renderer.render(messages_of(asked.turns), asked.tools))
+        renderer = self._served(policy or self.options.policy).renderer
+        return len(renderer.render(messages_of(asked.turns), asked.tools, template_options(body)))
 
     def _understood(self, dialect: Dialect, body: bytes, recalled: Recalled) -> Understood:
         received = body
@@ -347,7 +349,7 @@ class Gateway:
             raise too_long()
         messages = messages_of(request.turns) if request.prompt is None else [prompt_message(request.prompt)]
         digests = keys.chain(messages, request.tools)
-        return Understood(request, messages, digests, keys.request_hash(body), body, used)
+        return Understood(request, messages, digests, keys.request_hash(body), body, used, template_options(body))
 
     async def chat(self, call: Call) -> bytes:
         """The whole response of a call, recorded. Raises ApiError."""
@@ -529,7 +531,7 @@ class Gateway:
                     if session.stand(policy) != stand:  # another call of the session was recorded meanwhile
                         draft, (body, breach) = None, call.record(choice, told, call.target.url)
                 # Folded before it is written: a start folds the same again.
-                session.lineages_of(policy).apply(body, plan.messages, plan.digests, plan.hash, reply)
+                session.lineages_of(policy).apply(body, plan.messages, plan.digests, plan.hash, reply, plan.options)
             except Exception as error:
                 logger.exception("%s of %s cannot be captured", call.response_id, session.id)
                 session.forget()

@@ -2,8 +2,8 @@
 
 Invariants: a session's own key, which the agent under training holds, speaks for `agent` alone, and not even for that
 where the episode awaits it; a static key speaks for every source but those of deployed verifiers, which its entry in
-`[gateway.keys]` must name as `judges`; the workers' key, and everyone where the gateway asks for no keys, speaks for
-all."""
+`[gateway.keys]` must name as `judges`, and so does everyone where the gateway asks for no keys; the workers' key speaks
+for all."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def check_source(source: str, *, own_key: bool, awaits: Collection[str], reserve
     """Raises ApiError 403 for a source that the caller may not speak for.
 
     own_key: whether the caller holds the session's own key. awaits: the sources that the episode waits for. reserved:
-    sources of verifiers that the caller's static key does not judge for."""
+    sources of verifiers that the caller does not judge for."""
     if own_key and (source != SELF or source in awaits):
         raise ApiError(
             403,
@@ -32,8 +32,8 @@ def check_source(source: str, *, own_key: bool, awaits: Collection[str], reserve
     if not own_key and source in reserved:
         raise ApiError(
             403,
-            f"This key cannot speak for {source!r}, a verifier of this deployment: name it under `judges` of the key "
-            "in [gateway.keys], or use another source",
+            f"This caller cannot speak for {source!r}, a verifier of this deployment: send a key that names it under "
+            "`judges` in [gateway.keys], or use another source",
             code="wrong_source",
             param="source",
         )

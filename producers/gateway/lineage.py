@@ -23,7 +23,15 @@ import numpy as np
 
 from millrace.infra.errors import GatewayError
 from millrace.producers.gateway import keys
-from millrace.producers.gateway.rendering.base import RAW, Message, NoContinuation, Renderer, Tools
+from millrace.producers.gateway.rendering.base import (
+    NO_OPTIONS,
+    RAW,
+    Message,
+    NoContinuation,
+    Options,
+    Renderer,
+    Tools,
+)
 from millrace.schemas.arrays import unpack
 from millrace.schemas.ids import new_id
 from millrace.schemas.records import ModelCall
@@ -56,6 +64,8 @@ class KnownLineage:
     tokens: array[int] = field(default_factory=lambda: array("i"))
     messages: list[Message] = field(default_factory=list)
     tip: Node | None = None
+    options: Options = field(default_factory=dict)
+    """what its requests say to the chat template"""
 
 
 @dataclass(slots=True, eq=False)
@@ -92,6 +102,7 @@ class CallStart:
     known: list[Message] | None = None
     tips: list[tuple[Node, list[int]]] = field(default_factory=list)
     packed: bytes = b""
+    options: Options = field(default_factory=dict)
 
 
 class Placed(TypedDict):
@@ -122,16 +133,25 @@ class Lineages:
         return digest in self._nodes
 
     def open(
-        self, messages: list[Message], digests: list[bytes], hash: bytes, response: str, *, proven: bool = True
+        self,
+        messages: list[Message],
+        digests: list[bytes],
+        hash: bytes,
+        response: str,
+        *,
+        proven: bool = True,
+        options: Options = NO_OPTIONS,
     ) -> CallStart:
         """Where a call with these messages begins. Notes that `response` will answer it.
 
-        `proven`: whether the caller is known to be the one whose replies are kept here."""
+        `options`: what it says to the chat template. `proven`: whether the caller is known to be the one whose replies
+        are kept here."""
         former = self._asked.get(hash)
         turn = former.turn if former else self.turns
         plan = CallStart(
             messages, digests, hash, turn, [], supersedes=former.response if former else None, former=former
         )
+        plan.options = options
         self._place(plan, former, proven)
         self._asked[hash] = ServedCall(response, turn)
         self.turns += former is None
@@ -177,14 +197,16 @@ class Lineages:
     def _write(plan: CallStart, tools: Tools, renderer: Renderer) -> None:
         if plan.known is not None:
             plan.opened = plan.opened or _why(plan.known, plan.messages)
+        if plan.tip is not None and renderer.reads(plan.options) != renderer.reads(plan.tip.lineage.options):
+            plan.tip, plan.opened = None, "the options of the chat template changed"
         if plan.tip is not None:
-            between = renderer.bridge(plan.stored, plan.past, plan.messages[plan.tip.count :], tools)
+            between = renderer.bridge(plan.stored, plan.past, plan.messages[plan.tip.count :], tools, plan.options)
             if not isinstance(between, NoContinuation):
                 plan.lineage, plan.keep = plan.tip.lineage, plan.tip.length
                 plan.prompt = plan.stored + between
                 return
             plan.tip, plan.opened = None, between.reason
-        plan.prompt = renderer.render(plan.messages, tools)
+        plan.prompt = renderer.render(plan.messages, tools, plan.options)
 
     @staticmethod
     def _write_raw(plan: CallStart, prompt: str | Sequence[int], renderer: Renderer) -> None:
@@ -232,6 +254,7 @@ class Lineages:
         digests: Sequence[bytes],
         hash: bytes,
         reply: Message,
+        options: Options = NO_OPTIONS,
     ) -> bytes | None:
         """Fold a recorded ModelCall. Returns the digest under which the conversation goes on, if it can."""
         self.folded += 1
@@ -249,7 +272,7 @@ class Lineages:
             turn = call["turn"]
             self.turns = max(self.turns, turn + 1)
             asked = self._asked[hash] = ServedCall(call["response_id"], turn)
-        self._newest = lineage
+        self._newest, lineage.options = lineage, options
         if call["finish_reason"] == ABORT:
             return None
         tokens.frombytes(unpack(call["output_ids"]).astype(np.int32).tobytes())

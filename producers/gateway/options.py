@@ -6,17 +6,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from millrace.infra.config import GatewayKey, Settings
+from millrace.infra.local_keys import workers_key
 from millrace.producers.gateway.prices import Prices, priced
 from millrace.producers.gateway.spending import KeyLimits
 
 
 @dataclass(frozen=True, slots=True)
 class GatewayOptions:
-    """`keys` maps static keys to tenants; without any, every caller is `tenant` and may take grants. `rollout_key` is
-    the one whose callers may. `reserved` are the sources of deployed verifiers, `judges` those of them that a static
-    key may speak for. `key_names` are the names of static keys, and `limits` what each of these may take. `prices` are
-    those of the policy's own calls. `public_url` is where clients reach the gateway, empty where it listens. `strict`:
-    what would bar a reply from training by its shape, or would have no effect, is refused."""
+    """`keys` maps static keys to tenants; without any, every caller is `tenant`. `rollout_key` is the one whose callers
+    take grants and speak for every source; it is one of `keys` where there are any. `reserved` are the sources of
+    deployed verifiers, `judges` those of them that a static key may speak for. `key_names` are the names of static
+    keys, and `limits` what each of these may take. `prices` are those of the policy's own calls. `public_url` is where
+    clients reach the gateway, empty where it listens. `strict`: what would bar a reply from training by its shape, or
+    would have no effect, is refused."""
 
     policy: str
     keys: Mapping[str, str] = field(default_factory=dict)
@@ -50,7 +52,7 @@ class GatewayOptions:
         return cls(
             policy=settings.policy.name,
             keys={key.key.get_secret_value(): key.tenant for key in gateway.keys.values()},
-            rollout_key=settings.rollout_key,
+            rollout_key=workers_key(settings),
             reserved=frozenset((*settings.policy.awaits, settings.reward.source)),
             judges={key.key.get_secret_value(): frozenset(key.judges) for key in gateway.keys.values()},
             key_names={key.key.get_secret_value(): name for name, key in gateway.keys.items()},

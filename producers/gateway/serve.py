@@ -36,7 +36,8 @@ from millrace.infra.engines.resubmit import ResubmittingEngine
 from millrace.infra.engines.upstream import TextUpstream
 from millrace.infra.errors import AccessError, BusError, ConfigError
 from millrace.infra.heartbeat import Heartbeat
-from millrace.infra.local_keys import engine_key
+from millrace.infra.local_keys import WORKERS, engine_key
+from millrace.infra.local_keys import make as make_keys
 from millrace.infra.log.base import EARLIEST, Bus, Record
 from millrace.infra.log.blobs import ClaimStore
 from millrace.infra.log.topics import PARTS, full_name
@@ -72,6 +73,8 @@ def run(settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT."""
     # The forwarder's thread holds the lock for microseconds at a time; the loop must not wait the default 5 ms for it.
     sys.setswitchinterval(0.0005)
+    if not settings.gateway.keys:
+        make_keys(settings, WORKERS)
     with connect(settings) as bus:
         uvloop.run(_run(settings, bus))
 

@@ -30,6 +30,7 @@ from millrace.producers.gateway.replies import Replies
 from millrace.producers.gateway.session import RewardKey, Session, begun
 from millrace.producers.gateway.spending import Spending
 from millrace.producers.gateway.stored import Stored
+from millrace.producers.gateway.template_options import template_options
 from millrace.producers.gateway.whose import Conversations, Hints
 from millrace.schemas import codec
 from millrace.schemas.errors import SchemaError
@@ -279,4 +280,5 @@ class Sessions:
             session.lineages.turns = max(session.turns, call["turn"] + 1)
         elif session.id not in self.unreadable:
             lineages = session.lineages_of(event["policy"])
-            lineages.apply(call, messages, digests, keys.request_hash(call["request"]), message)
+            hash, options = keys.request_hash(call["request"]), template_options(call["request"])
+            lineages.apply(call, messages, digests, hash, message, options)

@@ -14,6 +14,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from millrace.infra.errors import ConfigError, GatewayError
+from millrace.infra.terminal import CleanFormatter, clean
 from millrace.producers.intake.capture import Capture, Owner
 from millrace.producers.intake.jsonrpc import Lines
 from millrace.producers.intake.mcp import Conversation
@@ -31,7 +32,7 @@ UNNAMED = f"no session is named ({KEY} or --session): serving goes on, and nothi
 def tell(text: str) -> None:
     """A line on standard error, which the server's own lines share."""
     try:
-        os.write(2, f"millrace mcp: {text}\n".encode(errors="replace"))
+        os.write(2, f"millrace mcp: {clean(text)}\n".encode())
     except OSError:
         return  # nobody reads it
 
@@ -67,7 +68,9 @@ def _name(server: str) -> str:
 
 def captured(folder: Path | None) -> Capture | None:
     """A capture with a spool of its own; None, and said, where none can be made."""
-    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="millrace mcp: %(message)s")
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(CleanFormatter("millrace mcp: %(message)s"))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
     try:
         return Capture(Spool(folder or home()), tell)
     except (OSError, GatewayError) as error:

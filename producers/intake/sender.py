@@ -12,6 +12,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from itertools import groupby
 from urllib.parse import urlsplit
 
@@ -52,6 +53,8 @@ class Sender:
         self._closing = threading.Event()
         self._deadline = 0.0
         self._trouble = ""
+        self._look = time.monotonic()
+        """when to look next for what ended processes left"""
         self._thread = threading.Thread(target=self._run, name="intake-sender", daemon=True)
         spool.log.on_append = self._wake.set
 
@@ -70,7 +73,7 @@ class Sender:
 
     def _run(self) -> None:
         cursor = self.spool.log.cursor(0)
-        look, pause = time.monotonic(), BACKOFF_S[0]
+        pause = BACKOFF_S[0]
         while True:
             self._wake.clear()
             closing = self._closing.is_set()
@@ -79,8 +82,8 @@ class Sender:
                 pause = BACKOFF_S[0]
                 if closing:
                     return
-                if time.monotonic() >= look:
-                    look = time.monotonic() + LOOK_S
+                if time.monotonic() >= self._look:
+                    self._look = time.monotonic() + LOOK_S
                     self.spool.log.forget(LOOK_S)
                     self._adopt()
                 self._wake.wait(LOOK_S)
@@ -95,6 +98,7 @@ class Sender:
                     time.sleep(pause)
                 pause = min(2 * pause, BACKOFF_S[1])
                 cursor = self.spool.log.cursor(self.spool.log.acked)
+                self._give_up()
 
     def _complain(self, trouble: str) -> None:
         if trouble != self._trouble:
@@ -105,14 +109,27 @@ class Sender:
         """Send what ended processes left, one after the other. Raises Unanswered."""
         for log in self.spool.left_behind():
             try:
-                if outdated(log):
-                    self._lose(log.end - log.acked, f"{log.folder} is older than a week")
-                else:
+                if not self._gave_up(log):
                     self._drain(log, log.cursor(log.acked))
             except Unanswered:
                 log.close()
                 continue
             remove(log)
+
+    def _give_up(self) -> None:
+        """Delete what ended processes left for too long, also while no gateway answers."""
+        if time.monotonic() < self._look:
+            return
+        self._look = time.monotonic() + LOOK_S
+        with suppress(OSError):  # looked at again
+            for log in self.spool.left_behind():
+                remove(log) if self._gave_up(log) else log.close()
+
+    def _gave_up(self, log: CaptureLog) -> bool:
+        old = outdated(log)
+        if old:
+            self._lose(log.end - log.acked, f"{log.folder} is older than a day")
+        return old
 
     def _drain(self, log: CaptureLog, cursor: Cursor) -> None:
         """Send everything of a log. Raises Unanswered."""

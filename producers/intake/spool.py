@@ -27,8 +27,9 @@ from millrace.schemas import bounds
 from millrace.schemas.ids import new_id
 
 MAX_BYTES = 256 << 20
-KEPT_S = 7 * 86_400.0
-"""seconds for which events of an ended process are worth sending; their episodes are long over by then"""
+KEPT_S = 86_400.0
+"""seconds for which what an ended process left is kept to be sent: as long as raw content is by default, since this
+machine may have none of the deployment's settings. Its episodes are over by then"""
 ROOM = 4096
 """bytes of a report beside its events"""
 LARGEST = bounds.REPORT_BYTES - ROOM

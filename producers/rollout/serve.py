@@ -14,6 +14,7 @@ from millrace.infra.config import Settings
 from millrace.infra.connect import connect
 from millrace.infra.errors import ConfigError
 from millrace.infra.heartbeat import Heartbeat, unless_in
+from millrace.infra.local_keys import WORKERS, make, workers_key
 from millrace.infra.log.base import Bus
 from millrace.infra.log.blobs import ClaimStore
 from millrace.producers.rollout.agents import load_agent
@@ -27,6 +28,8 @@ def run(settings: Settings) -> None:
     """Work until SIGTERM or SIGINT."""
     if not settings.rollout.agent:
         raise ConfigError("[rollout] agent is not set: name your agent as module:function")
+    if not settings.gateway.keys:
+        make(settings, WORKERS)
     with connect(settings) as bus:
         uvloop.run(_run(settings, bus))
 
@@ -44,7 +47,7 @@ async def _run(settings: Settings, bus: Bus) -> None:
     runner = Runner(
         load_agent(rollout.agent, rollout.concurrency),
         f"http://{gateway.host}:{gateway.port}/v1",
-        settings.rollout_key,
+        workers_key(settings),
         concurrency=rollout.concurrency,
         timeout_s=rollout.timeout_s,
         sampling=rollout.sampling,

@@ -37,7 +37,7 @@ def test_the_description_is_what_the_code_says() -> None:
 
 def test_every_route_is_described_and_every_description_is_of_a_route() -> None:
     described = {(path, method.upper()) for path, item in WRITTEN["paths"].items() for method in item}
-    assert described == {(path, method) for path, method, _ in routes()}
+    assert described == {(path.replace(":path", ""), method) for path, method, _ in routes()}
 
 
 def test_every_reference_leads_somewhere() -> None:

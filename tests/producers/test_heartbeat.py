@@ -20,12 +20,15 @@ from millrace.infra.heartbeat import Heartbeat
 from millrace.infra.log.base import Outgoing, TopicSpec
 from millrace.infra.log.blobs import ClaimStore
 from millrace.infra.log.memory.bus import MemoryBus
-from millrace.producers.gateway.serve import context_of, find_model, make_renderer
+from millrace.producers.gateway.serve import context_of, find_model, make_renderer, other
 from millrace.schemas import bounds, codec
 from millrace.schemas.ids import now_micros
 from tests.support import chat_tokenizer
+from tests.support.gateway_world import ScriptedEngine
 from tests.support.odd import records
 from tests.support.versions import weights
+
+PRICES = {"prompt": 1.0, "completion": 2.0}
 
 
 def test_a_heart_beats_and_stops():
@@ -70,6 +73,30 @@ def test_a_gateway_finds_its_model_and_remembers_it(tmp_path: Path, monkeypatch:
     stopped = threading.Event()
     stopped.set()
     assert find_model(load(flags={"namespace": "t", "home": str(tmp_path / "x")}), bus, stopped) is None
+
+
+def test_a_gateway_finds_the_other_policies_that_it_serves(tmp_path: Path) -> None:
+    told = {"engine_urls": ["http://far.test/"], "renderer": "template", "max_model_len": 32, "prices": PRICES}
+    flags = {"namespace": "t", "home": str(tmp_path), "gateway.policies": {"small": told}}
+    settings = load(flags=flags)
+    folder = chat_tokenizer.write(tmp_path / "v0")
+    bus = MemoryBus()
+    bus.ensure_topics([TopicSpec("t.small.weights", 1)])
+    said = {"policy": "small", "uri": f"file://{folder}", "tokenizer_hash": "tok", "template_hash": "tem"}
+    version = {**weights(0, "d"), **said}
+    with bus.publisher() as publisher:
+        publisher.publish(Outgoing("t.small.weights", b"small", codec.encode("WeightVersion", version))).result(5)
+    opened: list[str] = []
+
+    def make(url: str) -> ScriptedEngine:
+        opened.append(url)
+        return ScriptedEngine(lambda *_: [])
+
+    served = other(settings, "small", bus, threading.Event(), make)
+    assert served is not None
+    assert (served.policy, served.renderer.tokenizer_hash, served.max_model_len) == ("small", "tok", 32)
+    assert (served.fleet.policy, opened, served.prices) == ("small", ["http://far.test"], (1.0, 2.0, 1.0))
+    assert [path.name for path in (settings.gateway.capture_dir / "policies").iterdir()] == ["small"]
 
 
 def test_a_gateway_finds_its_model_past_anything_else(tmp_path: Path):

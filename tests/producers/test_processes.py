@@ -133,7 +133,10 @@ async def test_killed_gateways_and_workers_lose_and_double_nothing(broker: str, 
         chat = f"{d.url}/v1/chat/completions"
         with d.process("millrace.producers.gateway.serve") as gateway:
             await d.answers(http)
-            session = (await http.post(f"{d.url}/v1/sessions", json={"ticket": 100, "group_size": 1})).json()
+            workers = {"authorization": f"Bearer {(tmp_path / 'keys' / 'workers').read_text()}"}
+            wanted = {"ticket": 100, "group_size": 1}
+            assert (await http.post(f"{d.url}/v1/sessions", json=wanted)).status_code == 403
+            session = (await http.post(f"{d.url}/v1/sessions", json=wanted, headers=workers)).json()
             headers = {"authorization": f"Bearer {session['api_key']}"}
             body: dict[str, Any] = {"model": "m", "messages": [USER]}
             answer = await http.post(chat, json=body, headers=headers)

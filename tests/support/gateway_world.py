@@ -34,6 +34,8 @@ from millrace.schemas.ids import now_micros
 POLICY = "policy"
 RAW = "t.raw"
 ENGINE = "http://engine.test"
+WORKERS = "sk-of-the-workers"
+"""key of rollout workers, unless a test chooses one"""
 
 
 @dataclass
@@ -164,8 +166,9 @@ class World:
         return [event["data"] for event in self.events(trajectory) if event["kind"] == "model_call"]
 
     async def start(self, **fields: Any) -> dict[str, str]:
-        """Start a session; returns session, api_key and base_url."""
-        answer = await self.http.post("/v1/sessions", json=fields)
+        """Start a session with the key of rollout workers; returns session, api_key and base_url."""
+        key = self.gateway.options.rollout_key
+        answer = await self.http.post("/v1/sessions", json=fields, headers={"authorization": f"Bearer {key}"})
         assert answer.status_code == 200, answer.text
         return dict(answer.json())
 
@@ -213,7 +216,7 @@ async def world(
     bus.ensure_topics([TopicSpec(RAW, 2)])
     log = CaptureLog(folder / "capture", **(log_options or {}))
     sessions = Sessions(log.folder, POLICY)
-    made = GatewayOptions(**{"policy": POLICY, **options})
+    made = GatewayOptions(**{"policy": POLICY, "rollout_key": WORKERS, **options})
     spending = Spending(made.limits)
     sessions.rebuild(log, spending)
     engines = engine if isinstance(engine, Mapping) else {ENGINE: engine}

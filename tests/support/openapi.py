@@ -30,6 +30,7 @@ SAID = {
     "response": "A stored response, as it was answered",
     "count_tokens": "How many tokens the prompt of a message has",
     "models": "The policies that this gateway serves, their versions, and models of upstreams",
+    "model": "One of them, by its name",
     "health": "Whether events are taken, and whether an engine is known; more of it to who has a key",
     "start": "Begin an episode",
     "reward": "Judge an episode, or one reply of it",
@@ -37,6 +38,8 @@ SAID = {
     "end": "The episode is over",
     "feedback": "What a user says of a reply, or of a session",
 }
+NAMED = {"response": "The response", "model": "The model"}
+"""what the id in a path names, where it is no session"""
 BODIES: dict[str, type[msgspec.Struct]] = {
     "chat": ChatRequest,
     "completions": CompletionsRequest,
@@ -66,6 +69,7 @@ ANSWERS: dict[str, dict[str, Any]] = {
     "response": an_object(id=TEXT, object=TEXT, status=TEXT, model=TEXT, output={"type": "array"}),
     "count_tokens": an_object(input_tokens={"type": "integer"}),
     "models": an_object(object=TEXT, data={"type": "array", "items": OBJECT}),
+    "model": an_object(id=TEXT, object=TEXT, created={"type": "integer"}, owned_by=TEXT),
     "health": an_object(status={"enum": ["ok", "no engine", "capture down"]}),
     "start": an_object(session=TEXT, api_key=TEXT, base_url=TEXT),
     "reward": an_object(reward_id=TEXT),
@@ -115,6 +119,7 @@ REFUSED_OF = {
     "count_tokens": (*BODY, "503"),
     "response": ("401", "403", "404", "503"),
     "models": ("401",),
+    "model": ("401", "404"),
     "health": ("503",),
     "start": (*BODY, "503"),
     "reward": (*BODY, "404"),
@@ -128,7 +133,8 @@ def document() -> dict[str, Any]:
     """The whole description."""
     _, schemas = msgspec.json.schema_components(BODIES.values(), ref_template="#/components/schemas/{name}")
     paths: dict[str, dict[str, Any]] = {}
-    for path, method, name in routes():
+    for route, method, name in routes():
+        path = route.replace(":path", "")
         paths.setdefault(path, {})[method.lower()] = operation(path, name)
     return {
         "openapi": "3.1.0",
@@ -148,7 +154,7 @@ def document() -> dict[str, Any]:
 def operation(path: str, name: str) -> dict[str, Any]:
     """What one route takes and answers."""
     made: dict[str, Any] = {"operationId": name, "summary": SAID[name]}
-    taken = [at("id", "path", "The response" if name == "response" else "The session")] if "{id}" in path else []
+    taken = [at("id", "path", NAMED.get(name, "The session"))] if "{id}" in path else []
     spoken = name in {dialect.name for dialect in DIALECTS}
     if spoken:
         taken += [at(header, "header", said) for header, said in HEADERS.items()]

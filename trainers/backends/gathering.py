@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from millrace.trainers.backends.parallel.grid import PP, Groups
 from millrace.trainers.backends.parallel.regions import Held, take
+from millrace.trainers.backends.told import told_by_all
 
 Item = TypeVar("Item")
 
@@ -23,8 +24,7 @@ def everywhere(groups: Groups, by_stage: Mapping[int, Sequence[Held]]) -> list[H
     it."""
     ranks: list[Mapping[int, Sequence[Held]]] = [by_stage]
     if PP in groups.by_axis:
-        ranks = [{} for _ in range(groups.size(PP))]
-        dist.all_gather_object(ranks, by_stage, group=groups.by_axis[PP])
+        ranks = told_by_all(by_stage, dict[int, list[Held]], groups.by_axis[PP])
     stages = {index: held for rank in ranks for index, held in rank.items()}
     return [held for index in sorted(stages) for held in stages[index]]
 

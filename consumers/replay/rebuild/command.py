@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -21,7 +20,7 @@ from millrace.infra.config import Settings
 from millrace.infra.connect import claims, history
 from millrace.infra.errors import ConfigError
 from millrace.infra.log.topics import full_name
-from millrace.infra.terminal import Terminal
+from millrace.infra.terminal import Terminal, put_json
 
 SHOWN = 10
 """differences printed in full"""
@@ -51,7 +50,7 @@ def run(settings: Settings, topics: Sequence[str], out: Path | None = None, *, a
         )
     console = Terminal()
     if as_json:
-        print(json.dumps(as_values(report), indent=2))
+        put_json(as_values(report))
     else:
         show(console, report, out)
     return 0 if report.equal else 1

@@ -44,6 +44,22 @@ Whole = Annotated[int, msgspec.Meta(ge=-bounds.INT, le=bounds.INT)]
 Name = Annotated[str, msgspec.Meta(max_length=bounds.NAME_BYTES)]
 
 
+HELD = "a reply is held to JSON alone: response_format, guided_json or structured_outputs"
+ENDS = "a reply ends where the model ends it, at a stop string or at max_tokens"
+UNSERVED = {
+    **dict.fromkeys(("guided_regex", "guided_choice", "guided_grammar", "structural_tag"), HELD),
+    **dict.fromkeys(("stop_token_ids", "min_tokens", "ignore_eos"), ENDS),
+    **dict.fromkeys(("bad_words", "allowed_token_ids"), "use logit_bias"),
+    **dict.fromkeys(("logits_processors", "use_beam_search"), "tokens are drawn one by one by the policy"),
+    **dict.fromkeys(("prompt_logprobs", "echo"), "of a prompt nothing is told"),
+    "continue_final_message": "a reply cannot be begun for the model",
+    "truncate_prompt_tokens": "nothing is left out of a conversation",
+    "chat_template": "the model's own template is used",
+    "documents": "put them into a message",
+}
+"""fields of vLLM's that are refused where they ask for something, never passed over"""
+
+
 class FunctionIn(msgspec.Struct):
     """Name and arguments of a call; some clients echo the arguments as an object."""
 
@@ -78,7 +94,7 @@ class StreamOptions(msgspec.Struct):
 
 
 class ChatRequest(msgspec.Struct):
-    """OpenAI's chat completion request, with vLLM's `top_k`, `min_p` and `repetition_penalty`."""
+    """OpenAI's chat completion request, with those fields of vLLM's that would alter a reply."""
 
     model: Name
     messages: list[MessageIn]
@@ -86,7 +102,7 @@ class ChatRequest(msgspec.Struct):
     max_completion_tokens: Count | None = None
     temperature: float | None = None
     top_p: float | None = None
-    top_k: Count | None = None
+    top_k: Annotated[int, msgspec.Meta(ge=-1, le=bounds.INT)] | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
     n: Whole | None = None
@@ -110,6 +126,27 @@ class ChatRequest(msgspec.Struct):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     verbosity: str | None = None
+    reasoning_effort: Name | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    guided_json: Any = None
+    structured_outputs: dict[str, Any] | None = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+    structural_tag: Any = None
+    stop_token_ids: Any = None
+    min_tokens: Any = None
+    ignore_eos: Any = None
+    bad_words: Any = None
+    allowed_token_ids: Any = None
+    logits_processors: Any = None
+    use_beam_search: Any = None
+    prompt_logprobs: Any = None
+    echo: Any = None
+    continue_final_message: Any = None
+    truncate_prompt_tokens: Any = None
+    chat_template: Any = None
+    documents: Any = None
     modalities: list[str] | None = None
     functions: list[Any] | None = None
     function_call: Any = None
@@ -216,14 +253,14 @@ def ask_of(request: ChatRequest) -> Ask:
         turns=[_checked(message, at) for at, message in enumerate(request.messages)],
         tools=request.offered,
         choice=_choice(request.tool_choice),
-        output=None if output is None or output.get("type", "text") == "text" else _shape(output),
+        output=_held(request) if output is None or output.get("type", "text") == "text" else _shape(output),
         parallel=request.parallel_tool_calls is not False,
         stream=bool(request.stream),
         n=request.n or 1,
         max_tokens=most,
         temperature=request.temperature,
         top_p=request.top_p,
-        top_k=request.top_k,
+        top_k=0 if request.top_k == -1 else request.top_k,
         seed=request.seed,
         stop=request.stops,
         logprobs=bool(request.logprobs),
@@ -276,6 +313,34 @@ def _shape(output: dict[str, Any]) -> Shape:
             return Shape("response_format", schema_of(given.get("schema"), "response_format"))
         case kind:
             raise unsupported("response_format", f"text, json_object or json_schema, not {kind!r}")
+
+
+def _held(request: ChatRequest) -> Shape | None:
+    """The shape that vLLM's own fields ask for."""
+    given: Any = request.guided_json
+    if given is not None:
+        return Shape("guided_json", _schema(given, "guided_json"))
+    wanted = {name: value for name, value in (request.structured_outputs or {}).items() if value not in (None, False)}
+    match wanted:
+        case {"json": given, **rest} if not rest:
+            return Shape("structured_outputs", _schema(given, "structured_outputs"))
+        case {"json_object": _, **rest} if not rest:
+            return Shape("structured_outputs")
+        case {} if not wanted:
+            return None
+    raise unsupported("structured_outputs", "only json and json_object, one of them")
+
+
+def _schema(given: Any, param: str) -> dict[str, Any] | None:
+    """A schema, which vLLM takes as text too."""
+    if isinstance(given, str):
+        if shape.unwieldy(given):
+            raise bad_request(f"{param}: a schema is a JSON object within the limits", param=param)
+        try:
+            given = orjson.loads(given)
+        except orjson.JSONDecodeError as error:
+            raise bad_request(f"{param}: a schema is JSON: {error}", param=param) from None
+    return schema_of(given, param)
 
 
 def biases(given: dict[str, float]) -> tuple[tuple[int, float], ...]:
@@ -354,6 +419,7 @@ def _check(request: ChatRequest) -> None:
         (request.n is not None and not 1 <= request.n <= bounds.CHOICES, "n", f"must be 1 to {bounds.CHOICES}"),
         (bool(request.top_logprobs) and not request.logprobs, "top_logprobs", "needs logprobs: true"),
     ]
+    refusals += [(bool(getattr(request, param)), param, why) for param, why in UNSERVED.items()]
     for refused, param, why in refusals:
         if refused:
             raise unsupported(param, why)

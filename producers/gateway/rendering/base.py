@@ -21,6 +21,11 @@ Tools: TypeAlias = Sequence[Mapping[str, Any]] | None
 """OpenAI's tool list; None and [] differ for some templates"""
 
 
+Options: TypeAlias = Mapping[str, Any]
+"""what a request says to the chat template, by the template's own names"""
+NO_OPTIONS: Options = {}
+
+
 class RenderError(GatewayError):
     """The template refuses these messages; the client must change them."""
 
@@ -120,7 +125,7 @@ class Renderer(ABC):
         """From now on `render` and `bridge` may raise PromptTooLong for what is certain to have more tokens."""
 
     @abstractmethod
-    def render(self, messages: Sequence[Message], tools: Tools) -> list[int]:
+    def render(self, messages: Sequence[Message], tools: Tools, options: Options = NO_OPTIONS) -> list[int]:
         """The prompt of a conversation, ready for the next reply. Raises RenderError."""
 
     @abstractmethod
@@ -129,11 +134,20 @@ class Renderer(ABC):
 
     @abstractmethod
     def bridge(
-        self, stored: Sequence[int], past: Sequence[Message], new: Sequence[Message], tools: Tools
+        self,
+        stored: Sequence[int],
+        past: Sequence[Message],
+        new: Sequence[Message],
+        tools: Tools,
+        options: Options = NO_OPTIONS,
     ) -> list[int] | NoContinuation:
         """The ids between `stored` (a prompt and its reply, as sampled) and the next reply.
 
         `past` are the messages behind `stored`, the reply last; `new` what the client added."""
+
+    @abstractmethod
+    def reads(self, options: Options) -> Options:
+        """Those of a request's options that this form has; the others have no effect."""
 
     @abstractmethod
     def parser(self, prompt: Sequence[int], tools: Tools, stop: Sequence[str] = ()) -> Parser:

@@ -66,7 +66,11 @@ def choose(folder: Path, name: str, *, tokenizer_hash: str | None = None, templa
         return template
     try:
         packaged = PackagedRenderer(
-            tokenizer, family, tokenizer_hash=template.tokenizer_hash, template_hash=template.template_hash
+            tokenizer,
+            family,
+            tokenizer_hash=template.tokenizer_hash,
+            template_hash=template.template_hash,
+            template=template,
         )
     except ConfigError as error:
         if name != "auto":

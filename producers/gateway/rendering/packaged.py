@@ -16,9 +16,11 @@ from renderers import config_from_name, create_renderer
 
 from millrace.infra.errors import ConfigError
 from millrace.producers.gateway.rendering.base import (
+    NO_OPTIONS,
     Marks,
     Message,
     NoContinuation,
+    Options,
     Parser,
     PromptTooLong,
     Renderer,
@@ -62,7 +64,8 @@ def known(name: str) -> bool:
 
 
 class PackagedRenderer(Renderer):
-    """The family `name` of the package on `tokenizer`. Raises ConfigError when the tokenizer lacks its tokens."""
+    """The family `name` of the package on `tokenizer`. What a request says to the template, which the package knows
+    nothing of, `template` writes. Raises ConfigError when the tokenizer lacks its tokens."""
 
     def __init__(
         self,
@@ -71,9 +74,11 @@ class PackagedRenderer(Renderer):
         *,
         tokenizer_hash: str | None = None,
         template_hash: str | None = None,
+        template: Renderer | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.name = name
+        self._template = template
         self.markers = Markers(tokenizer)
         try:
             self.package: Package = create_renderer(tokenizer, config_from_name(name))
@@ -90,7 +95,12 @@ class PackagedRenderer(Renderer):
     def limit_to(self, tokens: int) -> None:
         self.tokenizer.segments.limit = tokens
 
-    def render(self, messages: Sequence[Message], tools: Tools) -> list[int]:
+    def reads(self, options: Options) -> Options:
+        return NO_OPTIONS if self._template is None else self._template.reads(options)
+
+    def render(self, messages: Sequence[Message], tools: Tools, options: Options = NO_OPTIONS) -> list[int]:
+        if self._template is not None and self.reads(options):
+            return self._template.render(messages, tools, options)
         messages = self._written.roles(messages)
         ids = self._render(messages, tools, generate=True)
         self._written.check(messages, tools)
@@ -100,8 +110,15 @@ class PackagedRenderer(Renderer):
         return self._render(self._written.roles(messages), tools, generate=False)
 
     def bridge(
-        self, stored: Sequence[int], past: Sequence[Message], new: Sequence[Message], tools: Tools
+        self,
+        stored: Sequence[int],
+        past: Sequence[Message],
+        new: Sequence[Message],
+        tools: Tools,
+        options: Options = NO_OPTIONS,
     ) -> list[int] | NoContinuation:
+        if self._template is not None and self.reads(options):
+            return self._template.bridge(stored, past, new, tools, options)
         stored = list(stored)
         at = max((_after_last(stored, opening) for opening in self._prompts), default=0)
         if not at:

@@ -48,7 +48,7 @@ def spoken(renderer: Renderer, messages: Sequence[Message], reply: Message, tool
         raise Unspoken(REWRITTEN)
     behind = whole[len(prompt) :]
     ends = [at for at, id in enumerate(behind) if id in renderer.stop_ids]
-    if len(ends) != 1 or "".join(map(renderer.text, behind[ends[0] + 1 :])).strip():
+    if not ends or _says(renderer, behind[ends[0] :]):
         raise Unspoken(ENDLESS)
     said = behind[: ends[0] + 1]
     parser = renderer.parser(prompt, tools)
@@ -56,6 +56,12 @@ def spoken(renderer: Renderer, messages: Sequence[Message], reply: Message, tool
     if not _same(reply, parser.reply):
         raise Unspoken(MISREAD)
     return Spoken(prompt, said)
+
+
+def _says(renderer: Renderer, ids: Sequence[int]) -> bool:
+    """Whether anything is there but tokens that end replies, and white space. What a reply says after such a token of
+    its own shows as well when it is read back, as a reply that is too short."""
+    return bool("".join(renderer.text(id) for id in ids if id not in renderer.stop_ids).strip())
 
 
 def _same(given: Message, read: Reply) -> bool:

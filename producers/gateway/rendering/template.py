@@ -13,23 +13,37 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
+from hashlib import blake2b
+from typing import Any
 
 from millrace.producers.gateway.rendering.base import (
+    NO_OPTIONS,
     Marks,
     Message,
     NoContinuation,
+    Options,
     Parser,
     Renderer,
     RenderError,
     Tools,
 )
-from millrace.producers.gateway.rendering.manner import manner_of
+from millrace.producers.gateway.rendering.manner import CALL, RESULT, TOOLS, manner_of
 from millrace.producers.gateway.rendering.marked import Markers, marks_of
 from millrace.producers.gateway.rendering.messages import Style, decoded
 from millrace.producers.gateway.rendering.parsers import parser_of
 from millrace.producers.gateway.rendering.plain import PlainParser
 from millrace.producers.gateway.rendering.tokenizer import ChatTokenizer
-from millrace.producers.gateway.rendering.written import USER, Written
+from millrace.producers.gateway.rendering.written import KNOWN, USER, Written
+
+PROBE: list[Message] = [
+    {"role": "system", "content": "a"},
+    USER,
+    {"role": "assistant", "content": "b", "reasoning_content": "c"},
+    USER,
+    {**CALL, "reasoning_content": "d"},
+    RESULT,
+]
+"""a conversation with all that an option may be about"""
 
 
 class TemplateRenderer(Renderer):
@@ -47,15 +61,20 @@ class TemplateRenderer(Renderer):
         self.template_hash = template_hash or tokenizer.template_hash
         self.stop_ids = tokenizer.stop_ids
         self._ends = tuple(token for id in self.stop_ids if (token := tokenizer.core.id_to_token(id)))
+        self._altering: dict[bytes, bool] = {}
         self._written = Written(lambda messages, tools: self._text(messages, tools, generate=True))
 
     def limit_to(self, tokens: int) -> None:
         self.tokenizer.segments.limit = tokens
 
-    def render(self, messages: Sequence[Message], tools: Tools) -> list[int]:
+    def reads(self, options: Options) -> Options:
+        names = self.tokenizer.names
+        return {name: value for name, value in options.items() if name in names and self._alters(name, value)}
+
+    def render(self, messages: Sequence[Message], tools: Tools, options: Options = NO_OPTIONS) -> list[int]:
         self._check(tools)
         messages = self._written.roles(messages)
-        text = self._text(messages, tools, generate=True)
+        text = self._text(messages, tools, generate=True, options=self.reads(options))
         ids = self.tokenizer.encode(text)  # before the check: what is too long is refused for that
         self._written.check(messages, tools)
         return ids
@@ -65,15 +84,21 @@ class TemplateRenderer(Renderer):
         return self.tokenizer.encode(self._text(self._written.roles(messages), tools, generate=False))
 
     def bridge(
-        self, stored: Sequence[int], past: Sequence[Message], new: Sequence[Message], tools: Tools
+        self,
+        stored: Sequence[int],
+        past: Sequence[Message],
+        new: Sequence[Message],
+        tools: Tools,
+        options: Options = NO_OPTIONS,
     ) -> list[int] | NoContinuation:
         if not stored:
             return NoContinuation("nothing is stored")
         past, new, now = self._written.roles(past), self._written.roles(new), datetime.now()
+        options = self.reads(options)
         try:
-            prompt = self._text(past[:-1], tools, generate=True, now=now)
-            before = self._text(past, tools, generate=False, now=now)
-            after = self._text([*past, *new], tools, generate=True, now=now)
+            prompt = self._text(past[:-1], tools, generate=True, now=now, options=options)
+            before = self._text(past, tools, generate=False, now=now, options=options)
+            after = self._text([*past, *new], tools, generate=True, now=now, options=options)
         except RenderError as error:
             return NoContinuation(f"the template cannot continue: {error}")
         if not before.startswith(prompt):
@@ -111,6 +136,24 @@ class TemplateRenderer(Renderer):
             return len(before)
         return NoContinuation("the template does not end replies with the end token")
 
+    def _alters(self, name: str, value: Any) -> bool:
+        """Whether an option changes what the template writes; the value that it would take by itself does not."""
+        key = blake2b(f"{name} {value!r}".encode(errors="replace"), digest_size=16).digest()
+        found, now = self._altering.get(key), datetime.now()
+        if found is None:
+            try:
+                found = any(
+                    self._text(PROBE, tools, generate=True, now=now, options={name: value})
+                    != self._text(PROBE, tools, generate=True, now=now)
+                    for tools in (None, TOOLS)
+                )
+            except RenderError:
+                found = True
+            if len(self._altering) >= KNOWN:
+                self._altering = {}
+            self._altering[key] = found
+        return found
+
     def _only_ends(self, text: str) -> bool:
         for end in self._ends:
             text = text.replace(end, "")
@@ -140,9 +183,17 @@ class TemplateRenderer(Renderer):
         if tools and self._manner.why:
             raise RenderError(f"tools are not supported with this model: {self._manner.why}")
 
-    def _text(self, messages: Sequence[Message], tools: Tools, *, generate: bool, now: datetime | None = None) -> str:
+    def _text(
+        self,
+        messages: Sequence[Message],
+        tools: Tools,
+        *,
+        generate: bool,
+        now: datetime | None = None,
+        options: Options = NO_OPTIONS,
+    ) -> str:
         given = decoded(messages, self._manner.style)
-        return self.tokenizer.render_text(given, tools or None, generate=generate, now=now)
+        return self.tokenizer.render_text(given, tools or None, generate=generate, now=now, **options)
 
     def _styled(self, messages: list[Message], tools: Tools, generate: bool, style: Style) -> str:
         return self.tokenizer.render_text(decoded(messages, style), tools or None, generate=generate)

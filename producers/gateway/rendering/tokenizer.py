@@ -15,6 +15,7 @@ from typing import Any
 
 import jinja2
 import jinja2.ext
+import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
 import orjson
@@ -52,15 +53,24 @@ def _raise(message: str) -> None:
     raise RenderError(f"the chat template refuses these messages: {message}")
 
 
+def variables(source: str) -> frozenset[str]:
+    """The names that a template looks up."""
+    return frozenset(jinja2.meta.find_undeclared_variables(_environment().parse(source)))
+
+
 def compile_template(source: str) -> Callable[..., str]:
     """A function of the template's variables that gives text."""
+    return _environment().from_string(source).render
+
+
+def _environment() -> jinja2.Environment:
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
     )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise
     environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-    return environment.from_string(source).render
+    return environment
 
 
 def _templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
@@ -99,6 +109,8 @@ class ChatTokenizer:
         self.template = source
         self._render = compile_template(source)
         self._render_tools = compile_template(found["tool_use"]) if "tool_use" in found else self._render
+        self.names = variables(source) | variables(found.get("tool_use", ""))
+        """what the templates look up"""
         self.eos_token = self._specials.get("eos_token")
         self.eos_token_id = self._id(self.eos_token)
         self.unk_token_id = self._id(self._specials.get("unk_token"))

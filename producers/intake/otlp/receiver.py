@@ -31,8 +31,8 @@ from millrace.schemas.ids import Micros, now_micros
 logger = logging.getLogger(__name__)
 
 KEPT_S = (2 * LONGEST + REMEMBERED) / SECOND + 3600
-"""seconds for which a file of spans is kept after the last of it was needed: for as long as anything that is remembered
-may go back to"""
+"""seconds for which a file of spans is kept after the last of it was written, also where raw content has fewer hours:
+for as long as anything that is remembered may go back to"""
 FORGET_S = 60.0
 _events = telemetry.counter("millrace.otlp.events", "{event}", "events made of spans, by kind")
 _passed = telemetry.counter("millrace.otlp.passed_over", "{span}", "spans that have no place in an episode, by reason")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -111,7 +110,7 @@ async def test_an_answer_that_no_verifier_could_judge_counts_nowhere(
     found = await asyncio.to_thread(evaluate, settings_for(served, tmp_path), options)
     assert found.unjudged == 2
     assert found.estimates["mean"].questions == 0
-    assert json.loads(found.to_json())["estimates"]["mean"]["value"] is None
+    assert found.as_values()["estimates"]["mean"]["value"] is None
     rewards = [event["data"] for event in served.events() if event["kind"] == "reward"]
     assert [(reward["value"], reward["label"]) for reward in rewards] == [(None, "unjudged")] * 2
 

@@ -1,6 +1,11 @@
 """`millrace sql` through the command line: an answer as table, CSV, JSON and Parquet, files of queries, and errors."""
 
 import json
+import os
+import pty
+import re
+import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -56,6 +61,23 @@ def test_a_long_table_ends_and_says_so() -> None:
 )
 def test_other_formats(form: str, said: str) -> None:
     assert run("SELECT arrayJoin([1, 2]) AS a", "--format", form) == (0, said)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["csv", "jsonl"])
+def test_what_is_in_the_log_steers_no_terminal(home: Path, form: str) -> None:
+    """On a terminal, by a process of its own: DEL, C1 and bidi too, which the engine escapes nowhere."""
+    main, side = pty.openpty()
+    query = "SELECT concat('a', char(27, 127), '\u202e\x9b', 'z') AS a"
+    with subprocess.Popen(["millrace", "sql", "-f", form, query], stdout=side, stderr=side) as process:
+        os.close(side)
+        said = b""
+        with suppress(OSError):  # its end
+            while piece := os.read(main, 4096):
+                said += piece
+    os.close(main)
+    assert (process.returncode, "z" in said.decode()) == (0, True), said
+    assert not re.search(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202e]", said.decode())
 
 
 def test_files_are_written_whole_or_not_at_all(tmp_path: Path) -> None:

@@ -125,7 +125,7 @@ IMAGE = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": 
         ({"request": b"\xff"}, f"{text.UNCHAT} (no_messages)"),
         ({"response": b'{"choices": [{"index": 0, "message": {"content": " "}}]}'}, text.EMPTY),
         ({"response": b'{"choices": [{"index": 0, "message": {"content": "<tool_call>"}}]}'}, None),
-        ({"response": b'{"choices": [{"index": 0, "message": {"content": "a<|im_end|>"}}]}'}, spoken.ENDLESS),
+        ({"response": b'{"choices": [{"index": 0, "message": {"content": "a<|im_end|>"}}]}'}, spoken.MISREAD),
         ({"untrainable_reason": "aborted"}, ""),
         ({"untrainable_reason": "withheld:secret"}, ""),
         ({"trainable": True}, ""),

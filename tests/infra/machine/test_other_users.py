@@ -12,7 +12,7 @@ import pytest
 
 from millrace.infra.config import load, variables
 from millrace.infra.connect import connect
-from millrace.infra.local_keys import broker_key, engine_key, make, private
+from millrace.infra.local_keys import broker_key, engine_key, make, private, workers_key
 from millrace.infra.log.base import Outgoing
 from millrace.infra.machine import deployment as under_test
 from millrace.infra.machine.deployment import Deployment
@@ -69,7 +69,11 @@ def test_keys_are_made_once_and_what_the_settings_say_goes_first(tmp_path: Path)
             ("broker", 0o600),
             ("engine", 0o600),
             ("warehouse", 0o600),
+            ("workers", 0o600),
         ]
+        assert workers_key(made) == files[-1].read_text() not in keys
+        given = {"key": "a word of one's own", "tenant": "local"}
+        assert workers_key(load(flags={"home": str(tmp_path / "home"), "gateway.keys": {"me": given}})) == given["key"]
         mine = load(flags={"home": str(tmp_path / "home"), "engine.key": "k", "kafka.options": {"sasl.username": "u"}})
         assert (engine_key(mine), broker_key(mine)) == ("k", "")
         beside = {"home": str(tmp_path / "two"), "kafka.local": False, "kafka.key_file": str(files[0])}

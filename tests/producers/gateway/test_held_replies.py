@@ -56,9 +56,9 @@ ALTERED: list[tuple[dict[str, Any], Any]] = [
 ]
 NEUTRAL = {"presence_penalty": 0, "frequency_penalty": 0, "repetition_penalty": 1, "min_p": 0, "logit_bias": {}}
 UNKNOWN = [
-    (CHAT, "Unrecognized request argument supplied: reasoning_effort"),
-    (RESPONSES, "Unknown parameter: 'reasoning_effort'."),
-    (MESSAGES, "reasoning_effort: Extra inputs are not permitted"),
+    (CHAT, "Unrecognized request argument supplied: thinking_budget"),
+    (RESPONSES, "Unknown parameter: 'thinking_budget'."),
+    (MESSAGES, "thinking_budget: Extra inputs are not permitted"),
 ]
 
 
@@ -139,8 +139,8 @@ async def test_what_changes_nothing_trains(says: str, request: pytest.FixtureReq
 async def test_an_unknown_field_is_kept_and_strict_gateways_refuse_it(
     w: World, strict: World, path: str, said: str
 ) -> None:
-    await served(w, path, "It is 3.", None, reasoning_effort="low")
-    refused = await post(strict, path, reasoning_effort="low")
+    await served(w, path, "It is 3.", None, thinking_budget=9)
+    refused = await post(strict, path, thinking_budget=9)
     assert (refused.status_code, refused.json()["error"]["message"]) == (400, said)
     assert (await post(strict, path)).status_code == 200
 

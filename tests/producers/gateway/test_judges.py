@@ -40,7 +40,7 @@ async def started(w: World, key: str = "sk-workers", **fields: Any) -> dict[str,
 
 
 def bearer(key: str) -> dict[str, str]:
-    return {"authorization": f"Bearer {key}"}
+    return {"authorization": f"Bearer {key}"} if key else {}
 
 
 async def rewarded(w: World, session: dict[str, str], key: str, **body: Any) -> Any:
@@ -75,6 +75,46 @@ async def test_each_key_speaks_for_its_own_sources(
         assert recorded == ([source] if status == 200 else [])
         if status != 200:
             assert (answer.json()["error"]["code"], answer.json()["error"]["param"]) == ("wrong_source", "source")
+
+
+@pytest.mark.parametrize(
+    ("key", "source", "status"),
+    [
+        ("", "verifier", 403),
+        ("", "style", 403),
+        ("anything", "verifier", 403),
+        ("", "user", 200),
+        ("", "agent", 200),
+        ("sk-workers", "verifier", 200),
+        ("own", "verifier", 403),
+        ("own", "agent", 200),
+    ],
+)
+async def test_without_keys_the_workers_key_alone_speaks_for_verifiers(
+    tmp_path: Path, renderer: TemplateRenderer, key: str, source: str, status: int
+) -> None:
+    """The caller without a key may be the agent under training."""
+    async with world(tmp_path, renderer, make_engine(renderer), **{**OPTIONS, "keys": {}}) as w:
+        session = await started(w, "anything", awaits=["verifier"])
+        used = session["api_key"] if key == "own" else key
+        answer = await rewarded(w, session, used, value=1.0, source=source)
+        assert answer.status_code == status, answer.text
+        id = session["session"]
+        if key != "own":
+            body = {"session": id, "rating": 1.0, "source": source, "reward_id": "again"}
+            assert (await w.http.post("/v1/feedback", json=body, headers=bearer(used))).status_code == status
+        recorded = {event["data"]["source"] for event in w.events() if event["kind"] == "reward"}
+        assert recorded == ({source} if status == 200 else set())
+
+
+async def test_without_any_key_nobody_is_a_judge(tmp_path: Path, renderer: TemplateRenderer) -> None:
+    """A key that was never made opens nothing, least of all to who sends none."""
+    async with world(tmp_path, renderer, make_engine(renderer), **{**OPTIONS, "keys": {}, "rollout_key": ""}) as w:
+        session = await started(w, "anything")
+        for key in ("", "anything"):
+            assert (await rewarded(w, session, key, value=1.0, source="verifier")).status_code == 403
+            answer = await w.http.post("/v1/sessions", json={"ticket": 1}, headers=bearer(key))
+            assert (answer.status_code, answer.json()["error"]["code"]) == (403, "not_granted")
 
 
 async def test_the_key_of_a_sub_agent_speaks_for_nobody_whom_the_episode_awaits(

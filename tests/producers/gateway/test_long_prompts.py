@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from millrace.producers.gateway.rendering.base import Message, RenderError, Tools
+from millrace.producers.gateway.rendering.base import NO_OPTIONS, Message, Options, RenderError, Tools
 from millrace.producers.gateway.rendering.template import TemplateRenderer
 from millrace.producers.gateway.rendering.tokenizer import ChatTokenizer
 from millrace.producers.gateway.shape import HEAVY
@@ -30,13 +30,13 @@ class Slow(TemplateRenderer):
         self.let = threading.Event()
         self.threads: list[str] = []
 
-    def render(self, messages: Sequence[Message], tools: Tools) -> list[int]:
+    def render(self, messages: Sequence[Message], tools: Tools, options: Options = NO_OPTIONS) -> list[int]:
         self.threads.append(threading.current_thread().name)
         if any(len(message["content"]) > HEAVY for message in messages):
             assert self.let.wait(WAIT_S), "nobody else was served"
         if messages[-1]["content"] == "refuse":
             raise RenderError("not this one")
-        return super().render(messages, tools)
+        return super().render(messages, tools, options)
 
 
 def make_engine(renderer: TemplateRenderer) -> ScriptedEngine:

@@ -75,8 +75,15 @@ async def test_no_client_takes_the_group_of_a_ticket(tmp_path: Path, renderer: T
         assert (await post(w, "/v1/sessions", {"ticket": 7, "group": "7"}, "sk-workers"))[0] == 200
 
 
-async def test_another_key_of_the_tenant_cannot_speak_in_a_granted_episode(tmp_path: Path, renderer: TemplateRenderer):
-    async with world(tmp_path, renderer, make_engine(renderer), keys=KEYS, rollout_key="sk-workers") as w:
+EITHER = pytest.mark.parametrize("keys", [{}, KEYS])
+"""without keys whoever is not the workers is as any other key of the tenant"""
+
+
+@EITHER
+async def test_another_key_of_the_tenant_cannot_speak_in_a_granted_episode(
+    tmp_path: Path, renderer: TemplateRenderer, keys: dict[str, str]
+):
+    async with world(tmp_path, renderer, make_engine(renderer), keys=keys, rollout_key="sk-workers") as w:
         w.acknowledge(0)
         _, session = await post(w, "/v1/sessions", {"ticket": 1}, "sk-workers")
         body = {"model": "m", "messages": [USER]}
@@ -89,10 +96,11 @@ async def test_another_key_of_the_tenant_cannot_speak_in_a_granted_episode(tmp_p
         assert (await post(w, "/v1/sessions", {"parent": session["session"]}, "sk-workers"))[0] == 200
 
 
+@EITHER
 async def test_a_granted_episode_is_told_of_and_ended_by_its_own_key_and_the_workers_alone(
-    tmp_path: Path, renderer: TemplateRenderer
+    tmp_path: Path, renderer: TemplateRenderer, keys: dict[str, str]
 ):
-    async with world(tmp_path, renderer, make_engine(renderer), keys=KEYS, rollout_key="sk-workers") as w:
+    async with world(tmp_path, renderer, make_engine(renderer), keys=keys, rollout_key="sk-workers") as w:
         _, root = await post(w, "/v1/sessions", {"ticket": 1}, "sk-workers")
         _, child = await post(w, "/v1/sessions", {"parent": root["session"]}, "sk-workers")
         events = {"events": [{"kind": "observation", "content": "x"}]}
@@ -109,8 +117,11 @@ async def test_a_granted_episode_is_told_of_and_ended_by_its_own_key_and_the_wor
         assert not w.gateway.sessions.live
 
 
-async def test_nobody_else_is_given_the_key_of_a_granted_episode(tmp_path: Path, renderer: TemplateRenderer):
-    async with world(tmp_path, renderer, make_engine(renderer), keys=KEYS, rollout_key="sk-workers") as w:
+@EITHER
+async def test_nobody_else_is_given_the_key_of_a_granted_episode(
+    tmp_path: Path, renderer: TemplateRenderer, keys: dict[str, str]
+):
+    async with world(tmp_path, renderer, make_engine(renderer), keys=keys, rollout_key="sk-workers") as w:
         again = {"ticket": 1, "attempt": "a"}
         _, session = await post(w, "/v1/sessions", again, "sk-workers")
         status, said = await post(w, "/v1/sessions", again, "sk-bot")
@@ -128,6 +139,20 @@ async def test_who_rewards_a_granted_episode_does_not_keep_it_alive(tmp_path: Pa
         assert kept.touched == 0.0
         assert (await post(w, f"/v1/sessions/{kept.id}/reward", body, "sk-workers"))[0] == 200
         assert kept.touched > 0.0
+
+
+async def test_without_keys_a_caller_starts_sessions_and_takes_no_grant(tmp_path: Path, renderer: TemplateRenderer):
+    async with world(tmp_path, renderer, make_engine(renderer), keys={}, rollout_key="sk-workers") as w:
+        w.acknowledge(0)
+        for key in ("EMPTY", "sk-anything", "mr-"):
+            status, said = await post(w, "/v1/sessions", {"ticket": 1}, key)
+            assert (status, said["error"]["code"]) in ((403, "not_granted"), (401, "invalid_api_key"))
+        status, session = await post(w, "/v1/sessions", {"group": "case-1"}, "sk-anything")
+        assert status == 200
+        body = {"model": "m", "messages": [USER]}
+        for key in ("sk-anything", session["api_key"]):
+            assert (await post(w, "/v1/chat/completions", body, key))[0] == 200
+        assert (await post(w, f"/v1/sessions/{session['session']}/end", {}, "sk-anything"))[0] == 200
 
 
 @pytest.mark.parametrize("there", [False, True])

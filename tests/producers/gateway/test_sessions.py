@@ -300,7 +300,7 @@ async def test_a_full_disk_marks_trajectories_and_serving_goes_on(
             w.log._shrink_reserve = freeing
         assert (await w.chat([USER], session["api_key"])).status_code == 200
         disk.full = True
-        refused = await w.http.post("/v1/sessions", json={"ticket": 1})
+        refused = await w.http.post("/v1/sessions", json={})
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "log_full")
         disk.full = False
         await w.http.post(f"/v1/sessions/{session['session']}/end", json={})

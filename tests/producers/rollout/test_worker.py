@@ -24,7 +24,7 @@ from millrace.producers.rollout.progress import GrantProgress
 from millrace.producers.rollout.trouble import Trouble
 from millrace.producers.rollout.worker import Names, ResolvedTickets, Worker
 from millrace.schemas import codec
-from tests.support.gateway_world import POLICY, ScriptedEngine, World, world
+from tests.support.gateway_world import POLICY, WORKERS, ScriptedEngine, World, world
 
 NAMES = Names("t", POLICY, "worker-0")
 TASK = {"messages": [{"role": "user", "content": "312"}], "answer": "123"}
@@ -56,7 +56,7 @@ async def w(tmp_path: Path, renderer: TemplateRenderer) -> AsyncIterator[World]:
 
 @asynccontextmanager
 async def working(w: World, agent: Any = sort_agent.agent, name: str = "worker-0", **kw: Any) -> AsyncIterator[Worker]:
-    runner = Runner(agent, f"{w.url}/v1", **kw)
+    runner = Runner(agent, f"{w.url}/v1", WORKERS, **kw)
     worker, stop = Worker(w.bus, Names("t", POLICY, name), runner), asyncio.Event()
     running = asyncio.create_task(worker.run(stop, grace_s=1.0))
     try:

@@ -50,6 +50,29 @@ def test_each_policy_has_its_own_rules_and_the_newest_hold(seal, group):
     assert len(of(s.tick(11), "Trajectory")) == 1, "the group that was topped up is closed by the newest rules"
 
 
+def test_an_episode_trains_its_own_policy_alone_whoever_else_answered_in_it(seal):
+    s = seal(policies=())
+    decide(s)
+    decide(s, "r")
+    episode = Episode("r0", policy="q")
+    start, mine = episode.start(), episode.call("mine")
+    episode.policy = "r"
+    theirs = episode.call("theirs", lineage="another")
+    only = Episode("r1", policy="q")
+    begun = only.start()
+    only.policy = "r"
+    nothing = only.call("nothing")
+    for one in (episode, only):
+        one.policy = "q"
+    out = s.feed(episode, start, mine, theirs, episode.end(), episode.reward(1.0))
+    out += s.feed(only, begun, nothing, only.end(), only.reward(1.0))
+    mixed, other = of(out, "Trajectory")
+    assert {emit.topic for emit in out if emit.name == "Trajectory"} == {"q.trajectories"}
+    assert [lineage["calls"] for lineage in mixed["lineages"]] == [["mine"]]
+    assert mixed["excluded"] == ["theirs:other_policy"]
+    assert (other["lineages"], other["excluded"], other["tokens"]) == ([], ["nothing:other_policy"], 0)
+
+
 @pytest.mark.parametrize(
     "fields",
     [

@@ -7,14 +7,14 @@ Of the ranks that hold copies of a parameter one sends it, parameter by paramete
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from millrace.trainers.backends.megatron.config import Architecture
 from millrace.trainers.backends.megatron.groups import Groups
-from millrace.trainers.backends.megatron.weights import empty, pieces, shapes
+from millrace.trainers.backends.megatron.weights import Coordinates, empty, pieces, shapes
+from millrace.trainers.backends.told import told_by_all
 
 
 def collect(
@@ -32,8 +32,8 @@ def collect(
         whole = read(parameter)
         if dist.get_rank(copies) == 0:
             held[name] = whole.detach().to("cpu", torch.float32, copy=True)
-    listing: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(listing, (groups.place, [(name, tuple(x.shape)) for name, x in held.items()]))
+    mine = groups.place, [(name, tuple(x.shape)) for name, x in held.items()]
+    listing = told_by_all(mine, tuple[Coordinates, list[tuple[str, tuple[int, ...]]]])
     full = {name: torch.zeros(shape) for name, shape in shapes(arch).items()} if rank == 0 else {}
     for source, (place, names) in enumerate(listing):
         for name, shape in names:

@@ -17,7 +17,7 @@ from millrace.consumers.history.reader import History
 from millrace.infra import faults
 from millrace.infra.errors import BranchError
 from millrace.infra.log.base import Outgoing
-from millrace.producers.gateway.rendering.spoken import ENDLESS
+from millrace.producers.gateway.rendering.spoken import MISREAD
 from millrace.schemas import codec
 from millrace.trainers.tasks import sort_digits
 from tests.support.branches import branch, events
@@ -83,7 +83,7 @@ def test_text_is_imitated_and_said_to_be_text(place: Place, judged: bool) -> Non
     count = GROUPS - 1 if judged else (GROUPS - 1) * SIZE
     assert heard.items == count
     assert (last["text_replies"], last["text_form"], last["selection_places"]) == (count, "template", count)
-    assert sum(number for why, number in heard.left_out.items() if ENDLESS in why) == SIZE
+    assert sum(number for why, number in heard.left_out.items() if MISREAD in why) == SIZE
     found = audit(place.bus, place.settings.namespace, "b", files=True).violations
     assert [one.message for one in found if one.law in BRANCH] == []
 

@@ -19,6 +19,8 @@ from millrace.producers.gateway.rendering.tokenizer import ChatTokenizer
 from millrace.trainers import tiny
 from tests.producers.gateway.rendering.conftest import QWEN3
 from tests.support import chat_tokenizer
+from tests.support.families import FAMILIES, Family
+from tests.support.families import write as write_family
 
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
 USER = {"role": "user", "content": "What is 3 + 4? Zürich ☂"}
@@ -150,3 +152,30 @@ def test_a_form_of_qwen3_is_the_same_in_both_siblings(qwen3: Path) -> None:
     assert "<think>" in QWEN3
     for reply in (said("It is 7."), said("x", "hm", CALL), said("", "", CALL)):
         assert spoken(of(qwen3, "qwen3"), [USER], reply, TOOLS) == spoken(of(qwen3, "packaged"), [USER], reply, TOOLS)
+
+
+DUMB = {"Nemotron 3 Nano", "DeepSeek V3", "DeepSeek R1 Distill", "GLM 4.5", "Muse Glimmer"}
+"""families whose own templates write or end a plain reply otherwise than the model says it"""
+TALKS: list[tuple[list[Any], Any, Any]] = [
+    ([USER], said("It is 7."), None),
+    ([USER], said("It is 7.", "hm"), None),
+    ([USER], said("", "", CALL), TOOLS),
+    ([USER], said("", "hm", CALL, CALL), TOOLS),
+    ([USER, said("", "", CALL), TOOL], said("It is 7."), TOOLS),
+    ([USER, said("Yes."), USER], said("It is 7."), None),
+]
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_published_forms_say_the_reply_or_refuse_it(family: Family, tmp_path: Path) -> None:
+    renderer = TemplateRenderer(ChatTokenizer(write_family(tmp_path, family)))
+    for number, (messages, reply, tools) in enumerate(TALKS):
+        try:
+            found = spoken(renderer, messages, reply, tools)
+        except Unspoken:
+            assert number or family.name in DUMB, "a plain reply is said"
+            continue
+        assert number or family.name not in DUMB, "it can be said by now: mend the page"
+        assert found.prompt == renderer.render(messages, tools)
+        assert [id in renderer.stop_ids for id in found.reply] == [False] * (len(found.reply) - 1) + [True]
+        assert not reply["content"] or "".join(map(renderer.text, found.reply[:-1])).endswith(reply["content"])

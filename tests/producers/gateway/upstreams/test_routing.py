@@ -238,6 +238,10 @@ async def test_a_model_goes_by_the_name_that_its_rule_says(tmp_path: Path) -> No
             assert far.requests[-1][0].startswith("POST /messages/count_tokens ")
             listed = (await w.http.get("/v1/models")).json()["data"]
             assert [model["id"] for model in listed] == ["policy", "far"]
+            for name, status in (("policy", 200), ("far", 200), ("a%2Fb", 404)):
+                one = await w.http.get(f"/v1/models/{name}")
+                assert one.status_code == status
+                assert one.json() in listed or one.json()["error"]["code"] == "model_not_found"
 
 
 @each
