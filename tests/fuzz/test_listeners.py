@@ -39,7 +39,7 @@ from tests.support.imported import logged, traced
 from tests.support.otlp_process import KEY
 from tests.support.spans import a_call, a_span, an_evaluation
 
-SEED = int(os.environ.get("MILLRACE_FUZZ_SEED", "1"))
+SEED = int(os.environ.get("MILLRACE_FUZZ_SEED") or 1)
 CELLS = None if int(os.environ.get("MILLRACE_FUZZ", "0")) else 160
 """how many of them run; None: all"""
 AT_ONCE = 8

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import sys
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack
@@ -53,6 +54,9 @@ class Unhurried(ScriptedEngine):
 
 async def main() -> None:
     folder, far = Path(sys.argv[1]), sys.argv[2]
+    logging.getLogger("aiohttp.server").setLevel(
+        logging.CRITICAL
+    )  # it writes a traceback for each request that is no HTTP
     renderer = TemplateRenderer(ChatTokenizer(chat_tokenizer.write(folder / "chat")))
     engine = Unhurried(lambda *_: renderer.tokenizer.encode("The answer is 42. " * 4 + "<|im_end|>"))
     upstream = Upstream("far", TextUpstream(far, "sk-far"), frozenset(dialect.name for dialect in DIALECTS))
