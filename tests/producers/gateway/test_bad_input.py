@@ -102,7 +102,7 @@ TABLE: list[tuple[str, str, Any, int, str]] = [
     ("reward: bad target", "/v1/sessions/S/reward", {"value": 1, "target_kind": "moon"}, 400, "Invalid enum value"),
     ("end: bad status", "/v1/sessions/S/end", {"status": "great"}, 400, "Invalid enum value 'great'"),
     ("wrong method", "/health", {}, 405, "Method Not Allowed"),
-    ("wrong path", "/v1/embeddings", {}, 404, "Not Found"),
+    ("wrong path", "/v1/moderations", {}, 404, "Not Found"),
 ]
 
 
