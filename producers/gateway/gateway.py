@@ -253,6 +253,13 @@ class Gateway:
                 retry_after_s=1,
             )
 
+    def check_spends(self, caller: Caller) -> None:
+        """What costs, and is not captured, is about to be asked for. Raises ApiError 403 for the key of a session that
+        has ended, and 429 for a key that has spent what it may."""
+        if caller.session is not None and caller.session.ended:
+            raise _ended(caller.session)
+        self.recorder.spending.check(caller.key, now_micros())
+
     async def check_serves(self, caller: Caller) -> None:
         """A call is about to begin. Raises ApiError 429 for a key that has spent what it may, and 503 where capture is
         required and nothing could be captured."""
