@@ -48,7 +48,6 @@
     ├── AuditError               the topics cannot be audited at all
     ├── ExportError              nothing can be exported so: what is asked for, or where to, makes no sense
     ├── ImportRefused            a file, or rows of it, cannot be imported
-    ├── HistoryGone              a part of the history that was asked for is nowhere any more
     └── LookError                nothing in the log is what was asked for, or several things are
 
 What only the gateway and its client raise is defined beside them, in `producers`, and QueryError beside the

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+from pydantic import BaseModel
 
 from millrace.infra.config import Settings, load, variables
 from millrace.infra.connect import connect
@@ -119,7 +120,8 @@ def read_by(room: str) -> set[str]:
             if (isinstance(node, ast.FunctionDef) and word in node.name) or (not word and isinstance(node, ast.Module)):
                 found |= set(re.findall(r"(?<![\w.])settings\.([a-z]\w*(?:\.[a-z]\w*)?)", ast.unparse(node)))
     sections = Settings.model_fields
-    plain = {one if "." in one else f"{one}." for one in found}
+    named = {one for one in found if not hasattr(BaseModel, one.partition(".")[2] or "-")}  # no method of a section
+    plain = {one if "." in one else f"{one}." for one in named}
     return {one for one in plain if one.partition(".")[0] in sections or one.partition(".")[0] in FOLLOWS}
 
 

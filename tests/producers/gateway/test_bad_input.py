@@ -123,7 +123,7 @@ async def test_what_the_page_calls_unsupported_is_refused_as_it_says(w: World, g
 async def test_what_the_page_calls_without_effect_is_accepted(w: World):
     names = re.findall(r"`(\w+)`", PAGE.partition("without any effect")[2].partition("\n\n")[0])
     values = {"metadata": {}, "store": True, "parallel_tool_calls": True}
-    assert len(names) == 9
+    assert len(names) == 8
     answer = await w.http.post(CHAT, json=chat(**{name: values.get(name, "x") for name in names}))
     assert answer.status_code == 200, answer.text
 

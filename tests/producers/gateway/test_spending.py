@@ -105,8 +105,8 @@ async def test_a_session_spends_what_its_starter_may(tmp_path: Path, renderer: T
         spending = w.gateway.recorder.spending
         spending._tokens["first one"].length_us = 10**15  # no minute ends during a test
         w.http.headers["authorization"] = "Bearer sk-first"
-        session = await w.start()
-        child = await w.start(parent=session["session"])
+        session = (await w.http.post("/v1/sessions", json={})).json()
+        child = (await w.http.post("/v1/sessions", json={"parent": session["session"]})).json()
         assert (await w.chat([USER], session["api_key"])).status_code == 200
         refused(await w.chat([USER], child["api_key"]), "tokens_per_minute")
         # What is no call goes on.
