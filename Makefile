@@ -87,8 +87,8 @@ chaos: setup ## every kill point, random kills, zombies, joins and leaves, froze
 histories: setup ## random histories of the production stages in memory; N= how many
 	MILLRACE_HISTORIES=$(N) $(BIN)/pytest tests/properties/test_histories.py
 
-fuzz: setup ## random requests, replies and bytes against the gateway and the stages; N= how many
-	MILLRACE_FUZZ=$(N) $(BIN)/pytest -n $(JOBS) --dist load --timeout 0 -rP tests/fuzz
+fuzz: setup ## random requests, replies and bytes against the gateway and the stages; N= how many (a million), SEED= which
+	MILLRACE_FUZZ=$(if $(filter file,$(origin N)),1000000,$(N)) MILLRACE_FUZZ_SEED=$(SEED) $(BIN)/pytest -n $(JOBS) --dist load --timeout 0 -rP tests/fuzz
 
 audit-changes: setup ## alter any field of any record of whole histories, count what the audit names; N= how many
 	$(BIN)/python -m tests.support.corruptions.tally $(or $(N),10000)

@@ -56,10 +56,11 @@ def examine(settings: Settings, file: Path | None = None) -> Iterator[Answer]:
         yield missing if missing.word == "warning" else _ask("topics", lambda: _topics(settings))
         yield _ask("clock against the broker", lambda: _clock(settings))
     yield from _open(settings)
-    yield _ask("engine", lambda: _answers(f"{settings.engine.url}/health"), "warning")
+    starts = "`millrace up`" if settings.engine.local else "start it on its machine"
+    yield _ask("engine", lambda: _answers(settings.engine.url, starts), "warning")
     yield _ask("model", lambda: _model(settings))
     host = settings.gateway.host if settings.gateway.host != "0.0.0.0" else "127.0.0.1"
-    yield _ask("gateway", lambda: _answers(f"http://{host}:{settings.gateway.port}/health"), "warning")
+    yield _ask("gateway", lambda: _answers(f"http://{host}:{settings.gateway.port}", "`millrace up`"), "warning")
 
 
 def _open(settings: Settings) -> Iterator[Answer]:
@@ -261,8 +262,13 @@ def _clock(settings: Settings) -> str:
     return said
 
 
-def _answers(url: str) -> str:
-    status = httpx.get(url, timeout=3).status_code
+def _answers(base: str, starts: str) -> str:
+    """Whether a service is healthy; `starts` is what to do where nothing listens."""
+    url = f"{base}/health"
+    try:
+        status = httpx.get(url, timeout=3).status_code
+    except httpx.ConnectError as error:
+        raise OSError(f"nothing answers at {base}, not started yet: {starts}") from error
     if status != 200:
         raise OSError(f"{url} answers {status}")
     return f"{url} answers"

@@ -14,6 +14,7 @@
     ├── StageError               a stage broke the contract of `millrace.infra.stages.base`
     ├── ReplayError              a recorded turn cannot be folded again or differs from what was recorded
     │   └── InputGone            a turn, or what it folded, is not in the log any more
+    ├── HistoryGone              a part of the history that was asked for is nowhere any more
     ├── ProofError               a version cannot be trained again here: something is gone, or differs from its record
     ├── ClaimError               the bytes behind a claim are missing or are not the ones that were claimed
     │   └── StorageError         their storage does not answer; another try may work
@@ -47,6 +48,7 @@
     ├── AuditError               the topics cannot be audited at all
     ├── ExportError              nothing can be exported so: what is asked for, or where to, makes no sense
     ├── ImportRefused            a file, or rows of it, cannot be imported
+    ├── HistoryGone              a part of the history that was asked for is nowhere any more
     └── LookError                nothing in the log is what was asked for, or several things are
 
 What only the gateway and its client raise is defined beside them, in `producers`, and QueryError beside the

@@ -42,6 +42,8 @@ def render(namespace: str, policy: str, others: Mapping[str, Any] = NOTHING) -> 
 def _lines(section: str, key: str, field: FieldInfo, chosen: Mapping[tuple[str, str], Any]) -> str:
     comment = "\n".join(textwrap.wrap(field.description or "", 118, initial_indent="# ", subsequent_indent="# "))
     value = chosen.get((section, key))
+    if value is None and field.default is None:
+        return f"{comment}\n# {key}: not set"
     line = f"{key} = {_toml(field.default)}" if value is None else f"{key} = {_toml(value)}"
     return f"{comment}\n{'#' if value is None else ''}{line}"
 

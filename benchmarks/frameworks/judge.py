@@ -11,8 +11,9 @@ from typing import Any
 
 import orjson
 
-from benchmarks.frameworks.script import CALLS, FIRST_ANSWER, LAST_ANSWER, Exchange
+from benchmarks.frameworks.script import CALLS, FIRST_ANSWER, LAST_ANSWER
 from millrace.schemas.arrays import unpack
+from tests.support.wire import Exchange, says
 
 ROUTES = {"/v1/chat/completions": "chat", "/v1/responses": "Responses", "/v1/messages": "Messages"}
 Tokens = tuple[int, ...]
@@ -79,11 +80,12 @@ def ends_well(said: dict[str, Any]) -> bool:
 
 
 def unaltered(answered: Sequence[Exchange], calls: Sequence[dict[str, Any]]) -> bool:
-    """The log holds each request byte for byte as it was sent, and each plain reply of chat completions, the form in
-    which the log keeps replies, as it was received."""
+    """The log holds each request byte for byte as it was sent, and beside it the reply that was received, streamed ones
+    as far as their events say."""
     requests = Counter(one.asked for one in answered) == Counter(call["request"] for call in calls)
-    plain = [one.said for one in answered if not one.streamed and ROUTES[one.path] == "chat"]
-    return requests and not Counter(plain) - Counter(call["response"] for call in calls)
+    return requests and all(
+        any(call["request"] == one.asked and says(call["response"], one) for call in calls) for one in answered
+    )
 
 
 def exact(calls: Sequence[dict[str, Any]], asked: Sequence[tuple[Tokens, Tokens]]) -> bool:

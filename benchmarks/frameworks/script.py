@@ -8,23 +8,18 @@ import json
 import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 
-import aiohttp
-from aiohttp import web
-
-from millrace.infra.process.net import LOCALHOST, free_ports
 from millrace.producers.gateway.rendering.template import TemplateRenderer
 from millrace.producers.gateway.rendering.tokenizer import ChatTokenizer
 from tests.support import chat_tokenizer
 from tests.support.gateway_world import ScriptedEngine, World, world
+from tests.support.wire import Witness
 
 SECOND = "Now multiply both sums."
 """by which the second question is known"""
 FIRST_ANSWER, LAST_ANSWER = "The sums are 7 and 11.", "The product is 77."
 CALLS = [["add", 3.0, 4.0], ["add", 5.0, 6.0], ["multiply", 7.0, 11.0]]
-SKIPPED = {"host", "content-length", "transfer-encoding", "connection", "accept-encoding"}
 Flavour = Callable[[str], str]
 
 
@@ -84,60 +79,6 @@ def _name(prompt: str, name: str) -> str:
 
 def _call(name: str, arguments: dict[str, object]) -> str:
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
-
-
-@dataclass
-class Exchange:
-    """One request that passed the witness, and its answer."""
-
-    method: str
-    path: str
-    status: int
-    asked: bytes
-    said: bytes
-    streamed: bool
-
-
-@dataclass
-class Witness:
-    """A proxy before the gateway that keeps what passes."""
-
-    target: str
-    seen: list[Exchange] = field(default_factory=list)
-
-    async def pass_on(self, request: web.Request) -> web.StreamResponse:
-        """Hand a request to the gateway, and its answer back as it comes."""
-        body = await request.read()
-        headers = {name: value for name, value in request.headers.items() if name.lower() not in SKIPPED}
-        async with self._http.request(
-            request.method, f"{self.target}{request.raw_path}", data=body, headers=headers
-        ) as answer:
-            kind = answer.headers.get("content-type", "")
-            kept = {name: value for name, value in answer.headers.items() if name.lower() not in SKIPPED}
-            out = web.StreamResponse(status=answer.status, headers=kept)
-            await out.prepare(request)
-            said = b""
-            async for part in answer.content.iter_any():
-                said += part
-                await out.write(part)
-            streamed = "event-stream" in kind
-            self.seen.append(Exchange(request.method, request.path, answer.status, body, said, streamed))
-            return out
-
-    @asynccontextmanager
-    async def serving(self) -> AsyncIterator[str]:
-        """Its URL."""
-        app = web.Application(client_max_size=64 << 20)
-        app.router.add_route("*", "/{path:.*}", self.pass_on)
-        runner = web.AppRunner(app)
-        await runner.setup()
-        (port,) = free_ports(1)
-        await web.TCPSite(runner, LOCALHOST, port).start()
-        async with aiohttp.ClientSession(auto_decompress=False) as self._http:
-            try:
-                yield f"http://{LOCALHOST}:{port}"
-            finally:
-                await runner.cleanup()
 
 
 @asynccontextmanager

@@ -35,7 +35,8 @@ class GatewayUpstream(Section):
     url: Annotated[Address, Field(pattern=r"^https?://[^?#\s]+$")]
     """with the version in its path, as https://api.openai.com/v1"""
     speaks: Annotated[tuple[Api, ...], Field(min_length=1)] = ("chat",)
-    """its APIs: chat (/chat/completions), messages (/messages), responses (/responses), completions (/completions)"""
+    """its APIs: chat (/chat/completions), messages (/messages), responses (/responses), completions (/completions),
+    embeddings (/embeddings)"""
     key_env: str = ""
     """the environment variable of the gateway that holds its key; empty: it asks for none"""
     key_header: Literal["authorization", "x-api-key", "api-key"] = "authorization"

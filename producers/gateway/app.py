@@ -23,15 +23,17 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from millrace.infra.engines.upstream import TextUpstream
+from millrace.producers.gateway.callers import Caller
 from millrace.producers.gateway.episodes import Episodes
 from millrace.producers.gateway.errors import ApiError, bad_request
 from millrace.producers.gateway.event_stream import EventStream
-from millrace.producers.gateway.gateway import Caller, Gateway
+from millrace.producers.gateway.gateway import Gateway
 from millrace.producers.gateway.intake import Intake, Visit, check_origin
 from millrace.producers.gateway.named_path import plain
 from millrace.producers.gateway.protocols import all as dialects
 from millrace.producers.gateway.protocols.base import Asking, Beside, Dialect
 from millrace.producers.gateway.socket import TRY_AGAIN, Sockets
+from millrace.producers.gateway.upstreams import embeddings
 from millrace.producers.gateway.upstreams.door import Door
 from millrace.producers.gateway.upstreams.routes import fits
 from millrace.producers.gateway.upstreams.upstreams import Upstreams
@@ -41,6 +43,7 @@ logger = logging.getLogger(__name__)
 
 JSON = "application/json"
 OWN = (
+    (f"/v1{embeddings.PATH}", "POST", embeddings.NAME),
     ("/v1/models", "GET", "models"),
     ("/v1/models/{id:path}", "GET", "model"),
     ("/health", "GET", "health"),
@@ -77,7 +80,7 @@ def make_app(gateway: Gateway, upstream: TextUpstream | Upstreams | None = None,
 
     def enter(request: Request) -> tuple[Visit, Caller]:
         visit: Visit = request.scope[VISIT]
-        return visit, visit.enter(gateway.identify(request.headers))
+        return visit, visit.enter(gateway.callers.identify(request.headers))
 
     def spoken(dialect: Dialect) -> Handler:
         async def handler(request: Request) -> Response:
@@ -106,6 +109,15 @@ def make_app(gateway: Gateway, upstream: TextUpstream | Upstreams | None = None,
             return Response(await route.answer(asking), media_type=JSON)
 
         return handler
+
+    async def embedded(request: Request) -> Response:
+        gateway.check_open()
+        visit, caller = enter(request)
+        body = await visit.body(request)
+        if door is None:
+            raise embeddings.unserved()
+        visit.watch()
+        return await door.embeddings(caller, request, body)
 
     def listed() -> dict[str, str]:
         """Who answers each model that has a name of its own."""
@@ -189,6 +201,7 @@ def make_app(gateway: Gateway, upstream: TextUpstream | Upstreams | None = None,
     handlers = {
         **{dialect.name: spoken(dialect) for dialect in dialects.DIALECTS},
         **{one.name: beside(dialect, one) for dialect in dialects.DIALECTS for one in dialect.beside},
+        embeddings.NAME: embedded,
         "models": models,
         "model": model,
         "health": health,

@@ -1,4 +1,4 @@
-"""The gateway's work, free of HTTP: whose call it is, sampling it, recording it, and the life of sessions.
+"""The gateway's work, free of HTTP: the session of a call, sampling it, recording it, and the life of sessions.
 
 Invariants: everything about a reply is in the capture log before its last byte leaves (`chat` returns after it,
 `stream` yields its last chunks after it), and what cannot be captured leaves a gap there and never costs the reply; a
@@ -8,13 +8,11 @@ its first token leaves no trace in its session, and begins no episode; ending a 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from millrace.infra import telemetry
 from millrace.infra.engines.base import Chunk
@@ -22,9 +20,10 @@ from millrace.infra.errors import ConfigError, EngineError, EngineRejected
 from millrace.producers.gateway import keys
 from millrace.producers.gateway.aside import Step, aside, by_turns
 from millrace.producers.gateway.call import SLICE, Call, Choice, slices
+from millrace.producers.gateway.callers import Caller, Callers
 from millrace.producers.gateway.constraint import grammar_of
-from millrace.producers.gateway.conversation import Ask, Part, check_strict, messages_of, prompt_message, unknown_fields
-from millrace.producers.gateway.errors import ApiError, bad_request, of_engine
+from millrace.producers.gateway.conversation import Ask, Part, messages_of
+from millrace.producers.gateway.errors import ApiError, of_engine
 from millrace.producers.gateway.fleet import Fleet
 from millrace.producers.gateway.followups import followup
 from millrace.producers.gateway.lineage import ABORT
@@ -33,14 +32,15 @@ from millrace.producers.gateway.options import GatewayOptions
 from millrace.producers.gateway.protocols.all import CHAT
 from millrace.producers.gateway.protocols.base import Dialect
 from millrace.producers.gateway.recorder import LARGE, Recorder
-from millrace.producers.gateway.rendering.base import Message, Options, PromptTooLong, Renderer, RenderError
+from millrace.producers.gateway.rendering.base import Message, PromptTooLong, Renderer, RenderError
 from millrace.producers.gateway.sampling import to_sampling, too_long
 from millrace.producers.gateway.served import Served
 from millrace.producers.gateway.session import RewardKey, Session, to_reply
-from millrace.producers.gateway.sessions import KEY_PREFIX, Sessions
+from millrace.producers.gateway.sessions import Sessions
 from millrace.producers.gateway.shape import HEAVY
-from millrace.producers.gateway.stored import Kept, Recall, Recalled, named, nameless, owner_of
+from millrace.producers.gateway.stored import Kept, Recall, named, nameless, owner_of
 from millrace.producers.gateway.template_options import template_options
+from millrace.producers.gateway.understanding import understand
 from millrace.producers.gateway.whose import Found, Hints, hints
 from millrace.schemas.ids import new_id, now_micros
 from millrace.schemas.records import EpisodeEnded, EpisodeStatus
@@ -52,44 +52,6 @@ WHOLE = 2**17
 
 _calls = telemetry.counter("millrace.gateway.calls", "{call}", "calls served, by finish reason")
 _tokens = telemetry.counter("millrace.gateway.tokens", "{token}", "tokens sampled")
-
-
-class Understood(NamedTuple):
-    """A request: its messages as templates want them, and the digests that say what it continues or repeats."""
-
-    request: Ask
-    messages: list[Message]
-    digests: list[bytes]
-    hash: bytes
-    body: bytes
-    """whole in itself"""
-    used: Sequence[Kept]
-    """the responses that it named"""
-    options: Options
-    """what it says to the chat template"""
-
-
-@dataclass(frozen=True, slots=True)
-class Caller:
-    """Who sent a request: a tenant, the session whose own key was used, if any, whether it may take grants, and for
-    which verifiers it may not speak; `key` is the name of the static key that bears what it spends."""
-
-    tenant: str
-    session: Session | None
-    granted: bool = False
-    reserved: frozenset[str] = frozenset()
-    key: str = ""
-
-    def speaks_in(self, session: Session) -> bool:
-        """Whether it may add to a session of its tenant and end it: where a grant asked for one, whoever takes grants
-        and the session's own key alone."""
-        return self.granted or self.session is session or not session.granted
-
-    def check_speaks_in(self, session: Session) -> None:
-        """Raises ApiError 403 for a caller that may not."""
-        if not self.speaks_in(session):
-            said = "A grant asked for this session: only its own key and the rollout workers' speak in it and end it"
-            raise ApiError(403, said, code="not_granted")
 
 
 class Gateway:
@@ -107,10 +69,7 @@ class Gateway:
         others: Sequence[Served] = (),
     ) -> None:
         self.options = options
-        # By digest, so that how long a look-up takes tells nothing about a key.
-        self._tenants = {_digest(key): tenant for key, tenant in options.keys.items()}
-        self._names = {_digest(key): name for key, name in options.key_names.items()}
-        self._judges = {_digest(key): sources for key, sources in options.judges.items()}
+        self.callers = Callers(options, sessions)
         self.sessions = sessions
         self.recorder = recorder
         self.fleet = fleet
@@ -130,44 +89,7 @@ class Gateway:
             if status["policy"] == served.policy and served.fleet is not self.fleet:
                 served.fleet.observe(status)
 
-    # ------------------------------------------------------------------ who
-
-    def identify(self, headers: Mapping[str, str]) -> Caller:
-        """The caller behind a request's headers. Raises ApiError 401."""
-        scheme, _, word = headers.get("authorization", "").strip().partition(" ")
-        given = word.strip() if scheme.lower() == "bearer" else scheme
-        given = given or headers.get("x-api-key", "")
-        if given.startswith(KEY_PREFIX):
-            return self._by_session_key(given)
-        digest, workers = _digest(given), self.options.rollout_key
-        tenant = self._tenants.get(digest) if self._tenants else self.options.tenant
-        if tenant is None:
-            raise ApiError(
-                401, "Incorrect API key provided: use a session's own key or a configured one", code="invalid_api_key"
-            )
-        granted = bool(workers) and digest == _digest(workers)
-        unnamed = self.options.reserved - self._judges.get(digest, frozenset())
-        return Caller(tenant, None, granted, frozenset() if granted else unnamed, self._names.get(digest, ""))
-
-    def _by_session_key(self, key: str) -> Caller:
-        """A session's own key is that or nothing: it never passes for a caller without one."""
-        id = self.sessions.id_of(key)
-        if id is None:
-            raise ApiError(
-                401,
-                "This session key is not one of this gateway's: gateways that share sessions' keys need the same "
-                "[gateway] session_secret",
-                code="invalid_api_key",
-            )
-        session = self.sessions.get(id)
-        if session is None:
-            raise ApiError(
-                401,
-                "This session is not known here: it has expired, or another gateway holds it. Start a new session, and "
-                "use the base_url that comes with its key",
-                code="session_expired",
-            )
-        return Caller(session.tenant, session, key=session.payer)
+    # ------------------------------------------------------------------ whose
 
     def session_of(
         self,
@@ -254,6 +176,13 @@ class Gateway:
                 retry_after_s=1,
             )
 
+    def check_spends(self, caller: Caller) -> None:
+        """What costs, and is not captured, is about to be asked for. Raises ApiError 403 for the key of a session that
+        has ended, and 429 for a key that has spent what it may."""
+        if caller.session is not None and caller.session.ended:
+            raise _ended(caller.session)
+        self.recorder.spending.check(caller.key, now_micros())
+
     async def check_serves(self, caller: Caller) -> None:
         """A call is about to begin. Raises ApiError 429 for a key that has spent what it may, and 503 where capture is
         required and nothing could be captured."""
@@ -267,7 +196,7 @@ class Gateway:
         if not self.served:
             raise ConfigError("this gateway has no model to render for: set [gateway] engine_url, or upstream_url")
         size = HEAVY if dialect.refers(body) else len(body)
-        asked = await aside(size, self._understood, dialect, body, partial(self.recall, caller, headers))
+        asked = await aside(size, understand, dialect, body, partial(self.recall, caller, headers), self.options)
         request, messages, body = asked.request, asked.messages, asked.body
         policy, version = wanted(self.served, request.model)
         await self.check_serves(caller)
@@ -338,20 +267,6 @@ class Gateway:
         policy, _ = wanted(self.served, asked.model)
         renderer = self._served(policy or self.options.policy).renderer
         return len(renderer.render(messages_of(asked.turns), asked.tools, template_options(body)))
-
-    def _understood(self, dialect: Dialect, body: bytes, recalled: Recalled) -> Understood:
-        received = body
-        request, body, used = dialect.understand(body, recalled)
-        if self.options.strict:
-            check_strict(request, unknown_fields(request, received), dialect.unknown)
-        if request.n * len(body) > self.options.max_body_bytes:
-            most = self.options.max_body_bytes // len(body)
-            raise bad_request(f"n: a request of {len(body)} bytes may ask for at most {most} choices", param="n")
-        if used and len(body) > self.options.max_body_bytes:
-            raise too_long()
-        messages = messages_of(request.turns) if request.prompt is None else [prompt_message(request.prompt)]
-        digests = keys.chain(messages, request.tools)
-        return Understood(request, messages, digests, keys.request_hash(body), body, used, template_options(body))
 
     async def chat(self, call: Call) -> bytes:
         """The whole response of a call, recorded. Raises ApiError."""
@@ -650,10 +565,6 @@ class Gateway:
                 status: EpisodeStatus = "abandoned" if session.granted else "completed"
                 with suppress(ApiError):  # the log is full: it is as idle at the next look
                     await self.end(session, status=status, stop_condition="idle")
-
-
-def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode()).digest()
 
 
 def _ended(session: Session) -> ApiError:

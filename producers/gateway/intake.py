@@ -18,8 +18,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive
 
 from millrace.infra.config import is_local
+from millrace.producers.gateway.callers import Caller
 from millrace.producers.gateway.errors import ApiError
-from millrace.producers.gateway.gateway import Caller
 from millrace.producers.gateway.options import GatewayOptions
 
 

@@ -1,10 +1,11 @@
-"""How deep JSON nests and how many values it holds, told from its bytes before anyone parses it.
+"""How deep JSON nests, how many values it holds, and whether it is text, told from its bytes before anyone parses it.
 
 A parser builds an object for each value and holds the interpreter's lock while it does: eight megabytes of `[],[],[]`
 would stop every other call for a second. The count here takes a few passes of numpy, which let others run meanwhile.
 
 Invariants: for JSON the depth is exact and the count is never below the number of values; text that is no JSON gets
-some answer and the parser refuses it; what passes `check` is safe to parse, to walk by recursion and to write again."""
+some answer and the parser refuses it; what passes `check` is UTF-8, and safe to parse, to walk by recursion and to
+write again."""
 
 from __future__ import annotations
 
@@ -57,7 +58,13 @@ def unwieldy(text: str | bytes) -> bool:
 
 
 def check(body: bytes) -> None:
-    """Raises ApiError 400, which names the bound, for a body of too many levels or values."""
+    """Raises ApiError 400 for a body that is no UTF-8, or has too many levels or values, whose bound it names."""
+    if not body.isascii():
+        # The parsers pass over what stands in a field that they do not know, and the readers of records do not.
+        try:
+            body.decode()
+        except UnicodeDecodeError as error:
+            raise ApiError(400, f"The body is not valid JSON: {error}") from None
     if body.count(b"[") + body.count(b"{") <= bounds.DEPTH and len(body) <= bounds.VALUES:
         return
     found = measure(body)

@@ -19,8 +19,9 @@ from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope, Send
 
 from millrace.producers.gateway.aside import aside
+from millrace.producers.gateway.callers import Caller
 from millrace.producers.gateway.errors import ApiError, bad_request
-from millrace.producers.gateway.gateway import Caller, Gateway
+from millrace.producers.gateway.gateway import Gateway
 from millrace.producers.gateway.intake import Intake
 from millrace.producers.gateway.protocols.base import Dialect
 from millrace.schemas import bounds
@@ -51,7 +52,7 @@ class Sockets:
         await receive()  # websocket.connect
         headers = Headers(scope=scope)
         self.gateway.check_open()
-        caller = self.gateway.identify(headers)
+        caller = self.gateway.callers.identify(headers)
         if self.open[caller.tenant] >= self.intake.options.max_in_flight:
             said = f"This tenant has more than {self.intake.options.max_in_flight} sockets open: try again"
             raise ApiError(429, said, type="rate_limit_error", code="rate_limited", retry_after_s=1)

@@ -1,7 +1,8 @@
 """What each key of the gateway spends: tokens in a minute, money in a number of hours.
 
-Invariants: what is spent is a fold over the calls of the capture log, each of which says beside its event who bears it
-and how much (`SPENT`, which stays there), so a start knows what was spent before it; it counts by whole windows of the
+Invariants: what calls spend is a fold over the capture log, where each says beside its event who bears it and how much
+(`SPENT`, which stays there), so a start knows what was spent before it; what is not captured (embeddings) counts beside
+them until the gateway ends; it counts by whole windows of the
 clock, and time never goes back; a call is refused before anybody is asked for it, and never while it runs; two keys
 never share, whoever's they are."""
 
@@ -103,6 +104,10 @@ class Spending:
             key, what = told(headers[SPENT])
         except ValueError:
             return
+        self.add(key, what, at)
+
+    def add(self, key: str, what: Spent, at: int) -> None:
+        """What this key spent at a time in micros; nothing for one without limits."""
         if key in self.limits:
             self._tokens[key].add(at, what.tokens)
             self._money[key].add(at, what.money)

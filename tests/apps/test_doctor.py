@@ -14,6 +14,7 @@ from millrace.consumers import policy
 from millrace.infra.config import load
 from millrace.infra.connect import connect
 from millrace.infra.engines.vllm import launch
+from millrace.infra.process.net import free_ports
 
 
 @pytest.mark.slow
@@ -145,6 +146,20 @@ def test_a_key_that_travels_in_clear_is_warned_of(flags: dict[str, str], warned:
     assert [answer.question for answer in answers] == warned
     assert all(answer.word == "warning" and "https://" in answer.said for answer in answers)
     assert not any("word" in answer.said for answer in answers), "the key is not shown"
+
+
+def test_what_up_has_not_started_yet_is_said_with_the_command(tmp_path: Path) -> None:
+    [broker, engine, gateway] = free_ports(3)
+    flags = {
+        "home": str(tmp_path),
+        "kafka.bootstrap": f"127.0.0.1:{broker}",
+        "engine.url": f"http://127.0.0.1:{engine}",
+        "gateway.port": gateway,
+    }
+    answers = {answer.question: answer for answer in examine(load(flags=flags))}
+    for question in ("engine", "gateway"):
+        assert answers[question].word == "warning"
+        assert "not started yet: `millrace up`" in answers[question].said
 
 
 @pytest.mark.parametrize(("mode", "word"), [(0o600, "ok"), (0o640, "warning"), (0o604, "warning")])

@@ -7,15 +7,19 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.frameworks.__main__ import ENVIRONMENTS, HEAD, PROGRAMS, last_line, main
-from benchmarks.frameworks.judge import ends_well, judge
-from benchmarks.frameworks.script import CALLS, FIRST_ANSWER, LAST_ANSWER, SECOND, Exchange, fields, native, step
+from benchmarks.frameworks.judge import ROUTES, ends_well, judge
+from benchmarks.frameworks.script import CALLS, FIRST_ANSWER, LAST_ANSWER, SECOND, fields, native, step
+from millrace.producers.gateway.protocols.all import of_path
 from millrace.schemas.arrays import pack
 from tests.support.documents import ROOT
+from tests.support.upstream_answers import WHOLE
+from tests.support.wire import Exchange
 
 QUESTIONS = ["What is 3 + 4, and what is 5 + 6?", "sum=7", "sum=11", SECOND, "product=77"]
 SAID = {"answers": [FIRST_ANSWER, LAST_ANSWER], "calls": CALLS}
@@ -46,6 +50,35 @@ def test_only_what_was_scripted_ends_well(calls: list[Any], at: int, repeat: boo
 TOKENS = st.lists(st.integers(0, 9), min_size=1, max_size=4)
 
 
+def asked_and_said(path: str, number: int, streamed: bool) -> tuple[bytes, bytes, bytes]:
+    """A request whose client asks for no thoughts, the response of its record, and what came back."""
+    asked = {"/v1/responses": {"input": []}}.get(path, {"messages": [], "max_tokens": 9})
+    request = orjson.dumps({"model": "m", "user": str(number), **asked})
+    whole = {**WHOLE[of_path(path).name], "id": f"r{number}"}
+    match path:
+        case "/v1/chat/completions":
+            whole["choices"] = whole["choices"][:1]
+            (choice,) = whole["choices"]
+            delta = {**choice["message"], "tool_calls": [{"index": 0, **choice["message"]["tool_calls"][0]}]}
+            events = [{"delta": delta}, {"delta": {}, "finish_reason": choice["finish_reason"]}]
+            told = [{"id": whole["id"], "choices": [{"index": 0, **event}]} for event in events]
+            shown = whole
+        case "/v1/messages":
+            shown = {**whole, "content": whole["content"][1:]}
+            text, tool = shown["content"]
+            told = [
+                {"type": "message_start", "message": {**whole, "content": [], "stop_reason": None}},
+                {"type": "content_block_start", "index": 0, "content_block": {**text, "text": ""}},
+                {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": text["text"]}},
+                {"type": "content_block_start", "index": 1, "content_block": tool},
+                {"type": "message_delta", "delta": {"stop_reason": whole["stop_reason"]}},
+            ]
+        case _:
+            shown, told = whole, [{"type": "response.completed", "response": whole}]
+    stream = b"".join(b"data: " + orjson.dumps(event) + b"\n\n" for event in told)
+    return request, orjson.dumps(whole), stream if streamed else orjson.dumps(shown)
+
+
 @st.composite
 def runs(draw: st.DrawFn) -> tuple[list[Exchange], list[dict[str, Any]], list[Any]]:
     """Conversations of several lineages, as the witness, the log and the engine have them."""
@@ -58,8 +91,9 @@ def runs(draw: st.DrawFn) -> tuple[list[Exchange], list[dict[str, Any]], list[An
         prompt = (*lineages.get(lineage, ())[:kept], *new)
         lineages[lineage] = (*prompt, *output)
         asked.append((prompt, tuple(output)))
-        request, reply = f"asked {number}".encode(), f"said {number}".encode()
-        seen.append(Exchange("POST", "/v1/chat/completions", 200, request, reply, False))
+        path, streamed = draw(st.sampled_from(sorted(ROUTES))), draw(st.booleans())
+        request, reply, said = asked_and_said(path, number, streamed)
+        seen.append(Exchange("POST", path, 200, request, said, streamed))
         data = {"lineage": lineage, "prefix_len": kept, "opened": None, "request": request, "response": reply}
         ids = {"prompt_ids": pack(new, "int32"), "output_ids": pack(output, "int32")}
         data |= {**ids, "trainable": True, "untrainable_reason": None}
@@ -68,7 +102,7 @@ def runs(draw: st.DrawFn) -> tuple[list[Exchange], list[dict[str, Any]], list[An
 
 
 @settings(max_examples=50)
-@given(runs(), st.sampled_from(["nothing", "call", "token", "byte", "reply", "root", "trainable"]), st.data())
+@given(runs(), st.sampled_from(["call", "token", "byte", "reply", "said", "cut", "root", "trainable"]), st.data())
 def test_the_verdict_finds_whatever_is_amiss(run: Any, harm: str, data: st.DataObject) -> None:
     seen, events, asked = run
     assert judge(seen, events, asked, SAID).clean
@@ -80,9 +114,15 @@ def test_the_verdict_finds_whatever_is_amiss(run: Any, harm: str, data: st.DataO
     elif harm == "token":
         asked[at] = (asked[at][0], (*asked[at][1], 1))
         assert not judge(seen, events, asked, SAID).exact
-    elif harm in ("byte", "reply"):
-        field = "request" if harm == "byte" else "response"
-        call[field] += b"!"
+    elif harm == "byte":
+        call["request"] += b" "
+        assert not judge(seen, events, asked, SAID).wire
+    elif harm == "reply":
+        call["response"] = call["response"].replace(b'"x"', b'"y"')
+        assert not judge(seen, events, asked, SAID).wire
+    elif harm in ("said", "cut"):
+        said = seen[at].said
+        seen[at].said = said.replace(b'"x"', b'"y"') if harm == "said" else said[: len(said) // 2]
         assert not judge(seen, events, asked, SAID).wire
     elif harm == "root":
         events.append({**events[at], "root_trajectory": "other"})

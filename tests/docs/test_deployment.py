@@ -60,7 +60,7 @@ class Walk:
         self.namespace = LOCAL
         self.typed: set[str] = set()
         self.modules: set[str] = set()
-        (shown,) = all_blocks("json")
+        shown, *_ = all_blocks("json")
         task = json.loads(shown.text)
         self.tasks = [task, *({**task, "id": f"{task['id']}-{n}"} for n in range(TASKS))]
         (newcomer.home / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in self.tasks))

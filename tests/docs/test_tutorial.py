@@ -12,7 +12,6 @@ from typer.testing import CliRunner
 from millrace.apps.cli.main import app
 from millrace.trainers import checkpoint, tiny
 from tests.support.documents import ROOT, Block, blocks
-from tests.support.newcomer import merged
 
 PAGE = ROOT / "docs" / "tutorial.md"
 SAVED = re.findall(r"[Ss]ave this as `(\w+\.py)`", PAGE.read_text())
@@ -35,15 +34,14 @@ def run(block: Block) -> None:
 
 @pytest.mark.slow
 def test_what_is_saved_passes_the_check_with_the_words_of_the_page(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiny, "make_sort_policy", lambda path: checkpoint.export(path, tiny.random_state(0)))
+    monkeypatch.setattr(tiny, "make_sort_policy", lambda path, progress: checkpoint.export(path, tiny.random_state(0)))
     run(PYTHON[SAVED.index("make_model.py")])
     run(PYTHON[SAVED.index("make_tasks.py")])
     assert (home / "model" / "config.json").is_file()
     invoke = CliRunner().invoke
     assert invoke(app, ["init"]).exit_code == 0
     (settings,) = [block.text for block in blocks(PAGE) if block.language == "toml"]
-    file = home / "millrace.toml"
-    file.write_text(merged(file.read_text(), settings))
+    (home / "millrace.toml").write_text(settings)
     done = invoke(app, ["check"])
     assert done.exit_code == 0, done.output
     assert done.output.count("✓") == 4

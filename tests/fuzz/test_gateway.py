@@ -5,7 +5,8 @@ refused; nothing is logged with a traceback; `/health` answers in between; refin
 and a gateway that is built anew from the capture log starts, knows every session that it can continue, and finds none
 that it cannot read.
 
-`MILLRACE_FUZZ` says how many inputs (`make fuzz N=1000000`); a failure names its seed."""
+`MILLRACE_FUZZ` says how many inputs (`make fuzz N=1000000`), `MILLRACE_FUZZ_SEED` which (`SEED=2`: others than
+`SEED=1`); a failure names its seed."""
 
 from __future__ import annotations
 
@@ -40,6 +41,7 @@ from tests.support.responses_fuzz import UNSERVED as UNSERVED_RESPONSES
 from tests.support.responses_fuzz import ResponsesTraffic
 
 ASKED = int(os.environ.get("MILLRACE_FUZZ", "0"))
+OTHERS = int(os.environ.get("MILLRACE_FUZZ_SEED") or 0)
 ROUND = 750
 """inputs between two starts of the gateway"""
 FRESH = 3
@@ -150,6 +152,7 @@ async def rounds(
 ) -> None:
     """Send `inputs` requests, with a start of the gateway after each `ROUND` of them."""
     began, statuses, captured = time.perf_counter(), dict[int, int](), 0
+    seed += 1000 * OTHERS
     traffic = kind(seed * 1_000_003, renderer)
     for number in range(-(-inputs // ROUND)):
         if number % FRESH == 0:

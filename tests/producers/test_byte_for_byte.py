@@ -1,9 +1,10 @@
-"""What the engine sampled is what the learner's step computes on: id by id, log-probability by log-probability.
+"""What the engine sampled is what the learner's step computes on, id by id, log-probability by log-probability; what a
+client sent and received is what the log says, in each dialect.
 
-The witness is a recording proxy between gateway and engine, never the gateway's own records. The agent runs five turns
-with a tool, drops the model's thoughts, writes the tool arguments anew, and the weights change in the middle of a
-streamed reply. What it is compared with are the tensors that the learner's trainer gives to its backend. The engine is
-the light one, and vLLM."""
+The witnesses are recording proxies between gateway and engine and between client and gateway, never the gateway's own
+records. The agent runs five turns with a tool, drops the model's thoughts, writes the tool arguments anew, and the
+weights change in the middle of a streamed reply. What it is compared with are the records of the log, and the tensors
+that the learner's trainer gives to its backend. The engine is the light one, and vLLM."""
 
 from __future__ import annotations
 
@@ -17,7 +18,6 @@ from typing import Any
 
 import aiohttp
 import numpy as np
-import openai
 import pytest
 import torch
 from aiohttp import web
@@ -29,6 +29,7 @@ from millrace.infra.process.net import free_ports
 from millrace.producers.client import AsyncSession
 from millrace.producers.gateway.rendering.template import TemplateRenderer
 from millrace.producers.gateway.rendering.tokenizer import ChatTokenizer
+from millrace.schemas.arrays import unpack
 from millrace.streams.refine.stage import Refine
 from millrace.streams.seal.stage import Seal
 from millrace.trainers.backends.fsdp import TorchBackend
@@ -37,6 +38,8 @@ from tests.support import gateway_world, tool_model
 from tests.support.engines import LightEngine
 from tests.support.feed import feed
 from tests.support.learners import Place, entries
+from tests.support.tool_agents import AGENTS
+from tests.support.wire import Exchange, Witness, says
 from tests.support.world import CALM, World
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -52,6 +55,8 @@ TOPICS = {
 }
 SWAP_IN = 3
 """the reply of the first episode in whose middle the weights change"""
+STREAMED = (2, SWAP_IN, tool_model.TURNS)
+"""the replies that are streamed where both kinds are looked at"""
 CONTEXT = 512
 GROUP, SEQ, REWARDS = "group-1", 1, (1.0, 0.0)
 """the group that the episodes are the samples of"""
@@ -71,6 +76,14 @@ class Proxy:
     url: str = ""
     requests: list[dict[str, Any]] = field(default_factory=list)
     answers: list[bytes] = field(default_factory=list)
+    before: int = 0
+    """tokens that had come when the weights began to change: the old ones sampled them"""
+
+    def forget(self) -> None:
+        """Begin again with the first reply."""
+        self.requests.clear()
+        self.answers.clear()
+        self.before = 0
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
         body = await request.read()
@@ -103,6 +116,7 @@ class Proxy:
                 await self.control.resume()
                 await self.control.pause("keep")
                 await asyncio.sleep(LOOK_S)
+        self.before = len(_told(self.answers[number].rpartition(b"\n\n")[0])[0])
         await swap(self.control, self.new, "policy@1")
 
     @property
@@ -112,17 +126,21 @@ class Proxy:
 
     def returned(self, number: int) -> tuple[list[int], list[float], list[int]]:
         """(ids, log-probabilities, versions) of one answer."""
-        raw = self.answers[number]
-        parts = [part[6:] for part in raw.split(b"\n\n") if part.startswith(b"data: {")] or [raw]
-        ids: list[int] = []
-        logprobs: list[float] = []
-        spans: list[dict[str, Any]] = []
-        for choice in (choice for part in parts for choice in json.loads(part).get("choices", ())):
-            ids += choice.get("token_ids") or []
-            logprobs += [token["logprob"] for token in (choice.get("logprobs") or {}).get("content") or ()]
-            spans += choice.get("weight_versions") or ()
-        versions = [int(s["version"].partition("@")[2]) for s in spans for _ in range(s["start"], s["end"])]
-        return ids, logprobs, versions
+        return _told(self.answers[number])
+
+
+def _told(raw: bytes) -> tuple[list[int], list[float], list[int]]:
+    """(ids, log-probabilities, versions) in an engine's answer, whole or its first events."""
+    parts = [part[6:] for part in raw.split(b"\n\n") if part.startswith(b"data: {")] or [raw]
+    ids: list[int] = []
+    logprobs: list[float] = []
+    spans: list[dict[str, Any]] = []
+    for choice in (choice for part in parts for choice in json.loads(part).get("choices", ())):
+        ids += choice.get("token_ids") or []
+        logprobs += [token["logprob"] for token in (choice.get("logprobs") or {}).get("content") or ()]
+        spans += choice.get("weight_versions") or ()
+    versions = [int(s["version"].partition("@")[2]) for s in spans for _ in range(s["start"], s["end"])]
+    return ids, logprobs, versions
 
 
 @asynccontextmanager
@@ -138,45 +156,6 @@ async def proxied(control: VllmControl, new: Path) -> AsyncIterator[Proxy]:
         yield proxy
     finally:
         await runner.cleanup()
-
-
-async def agent(base_url: str, api_key: str) -> str | None:
-    """Five turns. Keeps no thoughts, and writes arguments as its own JSON library does."""
-    client = openai.AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0)
-    messages: list[Any] = [tool_model.USER]
-    for turn in range(1, tool_model.TURNS + 1):
-        stream = turn == SWAP_IN
-        answer = await client.chat.completions.create(
-            model="m", messages=messages, tools=tool_model.TOOLS, stream=stream
-        )
-        content, calls = await _streamed(answer) if stream else _plain(answer)
-        if not calls:
-            return content
-        echoed = [
-            {"id": id, "type": "function", "function": {"name": name, "arguments": _anew(arguments)}}
-            for id, name, arguments in calls
-        ]
-        messages.append({"role": "assistant", "content": content, "tool_calls": echoed})
-        messages += [{"role": "tool", "tool_call_id": id, "content": tool_model.tool_result(turn)} for id, *_ in calls]
-    return None
-
-
-def _anew(arguments: str) -> str:
-    return json.dumps(json.loads(arguments), sort_keys=True, separators=(",", ":"))
-
-
-def _plain(answer: Any) -> tuple[str | None, list[tuple[str, str, str]]]:
-    message = answer.choices[0].message
-    return message.content, [(c.id, c.function.name, c.function.arguments) for c in message.tool_calls or ()]
-
-
-async def _streamed(answer: Any) -> tuple[str | None, list[tuple[str, str, str]]]:
-    content, calls = "", []
-    async for chunk in answer:
-        delta = chunk.choices[0].delta
-        content += delta.content or ""
-        calls += [(c.id, c.function.name, c.function.arguments) for c in delta.tool_calls or ()]
-    return content or None, calls
 
 
 @pytest.fixture(scope="module")
@@ -228,6 +207,48 @@ async def test_what_was_sampled_is_what_is_trained(
     _check(_trained(tmp_path / "learner", old, trajectories, monkeypatch), proxy, [t["id"] for t in trajectories])
 
 
+async def test_what_passed_is_what_is_recorded(control: VllmControl, models: tuple[Path, Path], tmp_path: Path) -> None:
+    old, new = models
+    renderer = TemplateRenderer(ChatTokenizer(old))
+    async with proxied(control, new) as proxy:
+        behind = VllmEngine(proxy.url)
+        async with gateway_world.world(tmp_path / "gateway", renderer, behind, max_model_len=CONTEXT) as w:
+            w.acknowledge(0)
+            for name, agent in AGENTS.items():
+                for _ in range(ATTEMPTS):
+                    await swap(control, old, "policy@0")
+                    proxy.forget()
+                    session, witness = await w.start(), Witness(w.url)
+                    async with witness.serving() as url:
+                        assert await agent(url, session["api_key"], STREAMED) == "Done."
+                    if proxy.swapped_within:
+                        break
+                assert proxy.swapped_within, f"the weights must change in the middle of that reply of {name}"
+                _same(witness.seen, w.calls(session["session"]), proxy)
+            await behind.close()
+
+
+def _same(seen: list[Exchange], calls: list[dict[str, Any]], proxy: Proxy) -> None:
+    """The records say what the client's side and the engine's side of the gateway saw, call by call."""
+    assert [one.streamed for one in seen] == [turn in STREAMED for turn in range(1, tool_model.TURNS + 1)]
+    tokens: list[int] = []
+    for number, (one, call) in enumerate(zip(seen, calls, strict=True)):
+        assert call["request"] == one.asked
+        assert says(call["response"], one), (call["response"], one.said)
+        ids, logprobs, versions = proxy.returned(number)
+        tokens = [*tokens[: call["prefix_len"]], *unpack(call["prompt_ids"]).tolist()]
+        assert tokens == proxy.requests[number]["token_ids"]
+        tokens += unpack(call["output_ids"]).tolist()
+        assert unpack(call["output_ids"]).tolist() == ids
+        assert unpack(call["output_logprobs"]).tobytes() == np.asarray(logprobs, np.float32).tobytes()
+        assert unpack(call["output_versions"]).tolist() == versions == sorted(versions)
+        if number != SWAP_IN - 1:
+            assert set(versions) == {int(number >= SWAP_IN)}
+    swapped = unpack(calls[SWAP_IN - 1]["output_versions"]).tolist()
+    assert 0 < proxy.before <= swapped.index(1)
+    assert len({call["lineage"] for call in calls}) == 1
+
+
 async def _group(home: Path, model: Path, proxy: Proxy) -> list[dict[str, Any]]:
     """Run the agent for every sample of a group through a gateway that keeps its files in `home`, or once where the
     weights did not change in time; the events of its capture log."""
@@ -239,7 +260,7 @@ async def _group(home: Path, model: Path, proxy: Proxy) -> list[dict[str, Any]]:
             about = {"ticket": SEQ, "group": GROUP, "group_size": len(REWARDS), "sample": sample, "min_version": 0}
             started = await w.start(**about, awaits=["tests"])
             async with AsyncSession.attach(started["base_url"], started["api_key"]) as session:
-                assert await agent(started["base_url"], started["api_key"]) == "Done."
+                assert await AGENTS["chat"](w.url, started["api_key"], [SWAP_IN]) == "Done."
                 session.judge_key = ""
                 await session.reward(reward, source="tests")
                 await session.end()

@@ -29,6 +29,7 @@ SAID = {
     "responses": "A response as OpenAI's, plain or streamed; what is refused stands in docs/gateway.md",
     "response": "A stored response, as it was answered",
     "count_tokens": "How many tokens the prompt of a message has",
+    "embeddings": "Embeddings as OpenAI's, by an upstream: request and answer pass unaltered",
     "models": "The policies that this gateway serves, their versions, and models of upstreams",
     "model": "One of them, by its name",
     "health": "Whether events are taken, and whether an engine is known; more of it to who has a key",
@@ -38,6 +39,18 @@ SAID = {
     "end": "The episode is over",
     "feedback": "What a user says of a reply, or of a session",
 }
+
+
+class EmbeddingsRequest(msgspec.Struct):
+    """What OpenAI's clients send. The gateway reads who is asked for, and for whom; all of it passes."""
+
+    model: str
+    input: str | list[Any]
+    dimensions: int | None = None
+    encoding_format: str | None = None
+    user: str | None = None
+
+
 NAMED = {"response": "The response", "model": "The model"}
 """what the id in a path names, where it is no session"""
 BODIES: dict[str, type[msgspec.Struct]] = {
@@ -46,6 +59,7 @@ BODIES: dict[str, type[msgspec.Struct]] = {
     "messages": MessagesRequest,
     "responses": ResponsesRequest,
     "count_tokens": CountRequest,
+    "embeddings": EmbeddingsRequest,
     "start": StartIn,
     "reward": RewardIn,
     "events": EventsIn,
@@ -68,6 +82,7 @@ ANSWERS: dict[str, dict[str, Any]] = {
     "responses": an_object(id=TEXT, object=TEXT, status=TEXT, model=TEXT, output={"type": "array"}),
     "response": an_object(id=TEXT, object=TEXT, status=TEXT, model=TEXT, output={"type": "array"}),
     "count_tokens": an_object(input_tokens={"type": "integer"}),
+    "embeddings": an_object(object=TEXT, model=TEXT, data={"type": "array"}),
     "models": an_object(object=TEXT, data={"type": "array", "items": OBJECT}),
     "model": an_object(id=TEXT, object=TEXT, created={"type": "integer"}, owned_by=TEXT),
     "health": an_object(status={"enum": ["ok", "no engine", "capture down"]}),
@@ -117,6 +132,7 @@ REFUSED_OF = {
     "messages": (*BODY, "502", "503", "504"),
     "responses": (*BODY, "404", "502", "503", "504"),
     "count_tokens": (*BODY, "503"),
+    "embeddings": (*BODY, "404", "502", "503", "504"),
     "response": ("401", "403", "404", "503"),
     "models": ("401",),
     "model": ("401", "404"),
@@ -162,7 +178,7 @@ def operation(path: str, name: str) -> dict[str, Any]:
         made["parameters"] = taken
     if name in BODIES:
         made["requestBody"] = {
-            "required": spoken or name == "count_tokens",
+            "required": spoken or name in ("count_tokens", "embeddings"),
             **content(ref("schemas", BODIES[name].__name__)),
         }
     good = {"description": SAID[name], **content(ANSWERS[name])}

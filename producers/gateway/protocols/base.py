@@ -23,7 +23,8 @@ from millrace.producers.gateway.rendering.base import Message, Tools
 from millrace.producers.gateway.stored import Given, Kept, Recalled
 
 if TYPE_CHECKING:  # it answers in dialects
-    from millrace.producers.gateway.gateway import Caller, Gateway
+    from millrace.producers.gateway.callers import Caller
+    from millrace.producers.gateway.gateway import Gateway
 
 
 class StreamEvent(NamedTuple):

@@ -87,7 +87,10 @@ def read_head(body: bytes) -> Head:
 
 def _value(raw: msgspec.Raw) -> Any:
     data = bytes(raw)
-    return None if len(data) > FIELD_BYTES or shape.unwieldy(data) else msgspec.json.decode(data)
+    try:
+        return None if len(data) > FIELD_BYTES or shape.unwieldy(data) else msgspec.json.decode(data)
+    except msgspec.ValidationError:  # a whole number that no float holds
+        return None
 
 
 def renamed(body: bytes, model: str) -> bytes:

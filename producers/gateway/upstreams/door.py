@@ -1,27 +1,35 @@
-"""What of a gateway's HTTP goes to upstreams: which requests, and how their answers go back."""
+"""What of a gateway's HTTP goes to upstreams: which requests, and how their answers go back.
+
+Invariant: every request is tried again and sent to fallbacks by the same rules, whether it is captured or not."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from millrace.infra.engines.upstream import UpstreamReply
+from millrace.infra.engines.upstream import UpstreamReply, succeeded
 from millrace.infra.errors import EngineError
 from millrace.producers.gateway.aside import aside
+from millrace.producers.gateway.callers import Caller
 from millrace.producers.gateway.errors import ApiError, of_engine
 from millrace.producers.gateway.event_stream import EventStream
-from millrace.producers.gateway.gateway import Caller, Gateway
+from millrace.producers.gateway.gateway import Gateway
 from millrace.producers.gateway.protocols.all import reader
 from millrace.producers.gateway.protocols.base import Dialect
 from millrace.producers.gateway.protocols.head import Head, read_head, renamed
 from millrace.producers.gateway.protocols.reader import Reader
+from millrace.producers.gateway.spending import spent
+from millrace.producers.gateway.upstreams import embeddings
 from millrace.producers.gateway.upstreams.passthrough import Passthrough, asked_with
 from millrace.producers.gateway.upstreams.routes import Rule
-from millrace.producers.gateway.upstreams.upstreams import Upstreams
+from millrace.producers.gateway.upstreams.sending import first_answer
+from millrace.producers.gateway.upstreams.upstreams import Upstream, Upstreams
 from millrace.producers.gateway.whose import hints
+from millrace.schemas.ids import now_micros
 
 Refusal = Callable[[BaseException], Response]
 
@@ -38,6 +46,7 @@ class Door:
     """The way from `gateway` to `upstreams`."""
 
     def __init__(self, gateway: Gateway, upstreams: Upstreams) -> None:
+        self._gateway = gateway
         self._policies = gateway.served or (gateway.options.policy,)
         self._upstreams = upstreams
         self._through = Passthrough(gateway, upstreams)
@@ -45,19 +54,23 @@ class Door:
     async def routed(self, dialect: Dialect, body: bytes) -> Routed | None:
         """Where a request goes; None: to the engines. Raises ApiError 400 for what is no request for an upstream, and
         404 for a model that nobody answers in this API."""
+        found = await self._fitting(dialect.name, body)
+        return None if found is None else Routed(*found, reader(dialect))
+
+    async def _fitting(self, api: str, body: bytes) -> tuple[Rule, Head] | None:
         head: Head | None = None
         unread: ApiError | None = None
         try:
             head = await aside(len(body), read_head, body)
         except ApiError as error:
             unread = error
-        rule = self._upstreams.route(self._policies, head.name if head is not None else "", dialect.name)
+        rule = self._upstreams.route(self._policies, head.name if head is not None else "", api)
         if rule is None:
             return None
         if head is None:
             assert unread is not None
             raise unread
-        return Routed(rule, head, reader(dialect))
+        return rule, head
 
     async def answer(self, caller: Caller, request: Request, body: bytes, routed: Routed, refusal: Refusal) -> Response:
         """The upstream's answer to a call, captured. `refusal` answers what fails before a stream began."""
@@ -67,7 +80,7 @@ class Door:
             return await self._through.answer(call)
         answer = await self._through.open(call)
         if isinstance(answer, UpstreamReply):
-            return Response(answer.body, answer.status, dict(answer.headers))
+            return _response(answer)
         try:
             # No comments of ours: an upstream's bytes go on as they are.
             response = EventStream(self._through.stream(call, answer), refusal, dialect=reader.dialect)
@@ -81,12 +94,56 @@ class Door:
     async def uncaptured(self, caller: Caller, request: Request, body: bytes, routed: Routed, below: str) -> Response:
         """The upstream's answer to what is no call of a model, at a path below that of calls. Raises ApiError."""
         rule, _, reader = routed
-        upstream = self._upstreams.chain(rule, reader.dialect.name)[0]
-        path = f"{reader.path}{below}" + (f"?{request.url.query}" if request.url.query else "")
-        sent = await aside(len(body), renamed, body, rule.send_as) if rule.send_as else body
-        headers = asked_with(request.headers, caller.tenant, hints(request.headers).subject)
+        api, path = reader.dialect.name, f"{reader.path}{below}"
+        return _response(await self._passed(caller, request, body, rule, api, path))
+
+    async def embeddings(self, caller: Caller, request: Request, body: bytes) -> Response:
+        """The upstream's answer to a request of embeddings, which counts for the caller's key and is not captured.
+        Raises ApiError, 404 for a model of the engines."""
+        found = await self._fitting(embeddings.NAME, body)
+        if found is None:
+            raise embeddings.unserved()
+        rule, head = found
+        self._gateway.check_spends(caller)
+        users = head.user, head.safety_identifier
         try:
-            answer = await upstream.client.ask(path, sent, headers)
+            answer = await self._passed(caller, request, body, rule, embeddings.NAME, embeddings.PATH, users)
+        except asyncio.CancelledError:  # its client went away, and the upstream charges all the same
+            self._spend(caller, rule, body, embeddings.usage(b""))
+            raise
+        if succeeded(answer.status):
+            usage = await aside(len(answer.body), embeddings.usage, answer.body)
+            self._spend(caller, rule, body, usage)
+        return _response(answer)
+
+    def _spend(self, caller: Caller, rule: Rule, body: bytes, usage: tuple[int, int, int]) -> None:
+        what = spent(rule.prices, usage, [body])
+        self._gateway.recorder.spending.add(caller.key, what, now_micros())
+
+    async def _passed(
+        self,
+        caller: Caller,
+        request: Request,
+        body: bytes,
+        rule: Rule,
+        api: str,
+        path: str,
+        users: Sequence[Any] = (),
+    ) -> UpstreamReply:
+        """The upstream's answer to a request that is not captured. Raises ApiError."""
+        path = f"{path}?{request.url.query}" if request.url.query else path
+        sent = await aside(len(body), renamed, body, rule.send_as) if rule.send_as else body
+        headers = asked_with(request.headers, caller.tenant, hints(request.headers, *users).subject)
+
+        async def to(upstream: Upstream) -> UpstreamReply:
+            return await upstream.client.ask(path, sent, headers)
+
+        chain = self._upstreams.chain(rule, api)
+        try:
+            return await first_answer(chain, to, caller.key or caller.tenant, self._upstreams.first_s)
         except EngineError as error:
             raise of_engine(error) from error
-        return Response(answer.body, answer.status, dict(answer.headers))
+
+
+def _response(answer: UpstreamReply) -> Response:
+    return Response(answer.body, answer.status, dict(answer.headers))

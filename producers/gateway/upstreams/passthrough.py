@@ -16,17 +16,17 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mappi
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import TypeVar
 
 from starlette.responses import Response
 
 from millrace.infra.engines.upstream import UNTRAINABLE, StreamedReply, TextUpstream, UpstreamReply, succeeded
-from millrace.infra.errors import EngineError, EngineTimeout, EngineUnavailable
+from millrace.infra.errors import EngineError
 from millrace.producers.gateway import keys
 from millrace.producers.gateway.answers import Said, WholeAnswer
 from millrace.producers.gateway.aside import Step, aside, by_turns
+from millrace.producers.gateway.callers import Caller
 from millrace.producers.gateway.errors import ApiError, of_engine
-from millrace.producers.gateway.gateway import Caller, Gateway
+from millrace.producers.gateway.gateway import Gateway
 from millrace.producers.gateway.lineage import ABORT
 from millrace.producers.gateway.prices import cost
 from millrace.producers.gateway.protocols.events import Events
@@ -36,9 +36,9 @@ from millrace.producers.gateway.recorder import LARGE
 from millrace.producers.gateway.rendering.base import Message
 from millrace.producers.gateway.session import Session
 from millrace.producers.gateway.spending import Spent, spent
-from millrace.producers.gateway.upstreams import attempts
 from millrace.producers.gateway.upstreams.cut import Cut
 from millrace.producers.gateway.upstreams.routes import Rule
+from millrace.producers.gateway.upstreams.sending import R, first_answer
 from millrace.producers.gateway.upstreams.upstreams import Upstream, Upstreams
 from millrace.producers.gateway.whose import hints
 from millrace.schemas.arrays import empty
@@ -54,8 +54,6 @@ TOGETHER = 16 << 20
 ASKED_WITH = ("anthropic-version", "anthropic-beta", "openai-beta")
 """headers of a request that say how it is meant, and go on"""
 ONCE = "idempotency-key"
-
-R = TypeVar("R", UpstreamReply, StreamedReply)
 
 
 @dataclass(slots=True)
@@ -164,42 +162,13 @@ class Passthrough:
 
     async def _sent(self, call: Passed, send: Callable[[TextUpstream], Awaitable[R]]) -> R:
         """The first answer that no other attempt may better. Raises EngineError where the last attempt got none."""
+
+        def to(upstream: Upstream) -> Awaitable[R]:
+            call.upstream = upstream
+            return send(upstream.client)
+
         chain = self.upstreams.chain(call.rule, call.reader.dialect.name)
-        at, tried = 0, 0
-        while True:
-            call.upstream, tried = chain[at], tried + 1
-            answer: R | None = None
-            failed: EngineError | None = None
-            try:
-                answer = await send(call.upstream.client)
-                if not attempts.passing(answer.status):
-                    return answer
-                wait = attempts.retry_after(answer.headers.get("retry-after"))
-                failure = attempts.Failure(answer.status, wait)
-            except EngineError as error:
-                status = error.status if isinstance(error, EngineUnavailable) else None
-                failed, failure = error, attempts.Failure(status, silent=isinstance(error, EngineTimeout))
-            then = attempts.after(
-                failure,
-                tried,
-                call.upstream.retries,
-                behind=at + 1 < len(chain),
-                first_s=self.upstreams.first_s,
-            )
-            if then == "end":
-                if answer is None:
-                    assert failed is not None
-                    raise failed
-                return answer
-            what = failed or f"status {failure.status}"
-            logger.warning("%s of %s: attempt %d failed: %s", call.upstream.name, call.session.id, tried, what)
-            if isinstance(answer, StreamedReply):
-                async with answer:
-                    pass
-            if isinstance(then, attempts.Again):
-                await asyncio.sleep(then.wait_s)
-            else:
-                at, tried = at + 1, 0
+        return await first_answer(chain, to, call.session.id, self.upstreams.first_s)
 
     def _failed(self, call: Passed, error: EngineError) -> ApiError:
         logger.warning("a call of %s failed: %s", call.session.id, error)

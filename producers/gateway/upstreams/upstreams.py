@@ -13,6 +13,7 @@ from millrace.infra.engines.upstream import TextUpstream
 from millrace.infra.errors import ConfigError
 from millrace.producers.gateway.prices import priced
 from millrace.producers.gateway.protocols import all as dialects
+from millrace.producers.gateway.upstreams import embeddings
 from millrace.producers.gateway.upstreams.attempts import FIRST_S
 from millrace.producers.gateway.upstreams.routes import Rule, chain, choose, exact
 
@@ -22,7 +23,7 @@ ONE = RESERVED
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Upstream:
-    """One of them. `speaks`: names of dialects."""
+    """One of them. `speaks`: names of dialects, and `embeddings`."""
 
     name: str
     client: TextUpstream
@@ -116,7 +117,7 @@ def _key(name: str, variable: str, environment: Mapping[str, str]) -> str:
 
 
 def _check_apis(name: str, apis: Sequence[str]) -> None:
-    known = sorted(dialect.name for dialect in dialects.DIALECTS)
+    known = sorted([*(dialect.name for dialect in dialects.DIALECTS), embeddings.NAME])
     for api in apis:
         if api not in known:
             raise ConfigError(f"[gateway.upstreams.{name}] speaks: {api!r} is none of the APIs {', '.join(known)}")

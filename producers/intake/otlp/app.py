@@ -9,7 +9,6 @@ another 4xx; a span that cannot be read is counted in `partialSuccess` and distu
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 from collections.abc import Mapping
 
@@ -24,8 +23,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from millrace.infra import telemetry
 from millrace.producers.capture.log import LogFull
+from millrace.producers.gateway.callers import Caller, digest, key_of
 from millrace.producers.gateway.errors import ApiError
-from millrace.producers.gateway.gateway import Caller
 from millrace.producers.gateway.intake import Intake, Visit, check_origin
 from millrace.producers.gateway.options import GatewayOptions
 from millrace.producers.intake.otlp.receiver import Receiver
@@ -58,7 +57,7 @@ class Endpoint:
         self._intake = Intake(options)
         self._reading = asyncio.Semaphore(AT_ONCE)
         # By digest, so that how long a look-up takes tells nothing about a key.
-        self._tenants = {_digest(key): tenant for key, tenant in options.keys.items()}
+        self._tenants = {digest(key): tenant for key, tenant in options.keys.items()}
 
     @property
     def app(self) -> ASGIApp:
@@ -128,12 +127,9 @@ class Endpoint:
 
     def _tenant(self, headers: Mapping[str, str]) -> str:
         """Whose spans these are. Raises ApiError 401."""
-        scheme, _, word = headers.get("authorization", "").strip().partition(" ")
-        given = word.strip() if scheme.lower() == "bearer" else scheme
-        given = given or headers.get("x-api-key", "")
         if not self._tenants:
             return self.options.tenant
-        tenant = self._tenants.get(_digest(given))
+        tenant = self._tenants.get(digest(key_of(headers)))
         if tenant is None:
             raise ApiError(401, "Send a key of [gateway.keys] as `authorization: Bearer KEY`")
         return tenant
@@ -155,10 +151,6 @@ class Endpoint:
             "trouble": receiver.trouble,
         }
         return Response(orjson.dumps(state), media_type=JSON)
-
-
-def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode(errors="surrogatepass")).digest()
 
 
 def _success(media: str, signal: str, batch: Batch) -> Response:

@@ -18,6 +18,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 M = [{"role": "user", "content": "hi"}]
 CHAT = "/v1/chat/completions"
+BODY = json.dumps({"model": "m", "messages": M}).encode()
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -46,6 +47,7 @@ def schema(given: Any) -> dict[str, Any]:
 TABLE: list[tuple[str, str, Any, int, str]] = [
     ("malformed JSON", CHAT, b'{"model": "m", "messages": [', 400, "not valid JSON"),
     ("no JSON at all", CHAT, b"\xff\x00", 400, "not valid JSON"),
+    ("no UTF-8 in a field that nobody reads", CHAT, BODY[:-1] + b', "x": "\xff"}', 400, "not valid JSON"),
     ("empty body", CHAT, b"", 400, "not valid JSON"),
     ("not an object", CHAT, b"[1]", 400, "Expected `object`"),
     ("no messages field", CHAT, {"model": "m"}, 400, "messages"),
@@ -100,7 +102,7 @@ TABLE: list[tuple[str, str, Any, int, str]] = [
     ("reward: bad target", "/v1/sessions/S/reward", {"value": 1, "target_kind": "moon"}, 400, "Invalid enum value"),
     ("end: bad status", "/v1/sessions/S/end", {"status": "great"}, 400, "Invalid enum value 'great'"),
     ("wrong method", "/health", {}, 405, "Method Not Allowed"),
-    ("wrong path", "/v1/embeddings", {}, 404, "Not Found"),
+    ("wrong path", "/v1/moderations", {}, 404, "Not Found"),
 ]
 
 

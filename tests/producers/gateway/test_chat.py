@@ -282,7 +282,8 @@ async def test_events_reach_raw(w: World):
     session = await w.start(ticket=5, group_size=2, sample=1, min_version=0)
     w.acknowledge(0)
     await w.chat(USER, session["api_key"])
-    await w.http.post(f"/v1/sessions/{session['session']}/end", json={})
+    own = {"authorization": f"Bearer {session['api_key']}"}
+    await w.http.post(f"/v1/sessions/{session['session']}/end", json={}, headers=own)
     assert await asyncio.to_thread(w.forwarder.drained, 5)
     records = [r for p in range(2) for r in w.bus.read("t.raw", p)]
     assert [r.headers["kind"] for r in records] == [b"episode_started", b"model_call", b"episode_ended"]

@@ -71,7 +71,7 @@ async def test_a_call_that_leaves_while_its_prompt_is_made_leaves_no_trace(tmp_p
         key = w.gateway.sessions.key_of(session)
         body = b'{"model": "m", "messages": [{"role": "user", "content": "%s"}]}' % LONG["content"].encode()
         headers = {"authorization": f"Bearer {key}"}
-        calling = asyncio.create_task(w.gateway.prepare(w.gateway.identify(headers), headers, body))
+        calling = asyncio.create_task(w.gateway.prepare(w.gateway.callers.identify(headers), headers, body))
         await until(lambda: renderer.threads)
         calling.cancel()
         with pytest.raises(asyncio.CancelledError):

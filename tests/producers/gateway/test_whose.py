@@ -353,7 +353,7 @@ class Stage:
 
     async def say(self, body: dict[str, Any], headers: dict[str, str]) -> dict[str, Any]:
         asked = Headers(headers)
-        call = await self.gateway.prepare(self.gateway.identify(asked), asked, orjson.dumps(body))
+        call = await self.gateway.prepare(self.gateway.callers.identify(asked), asked, orjson.dumps(body))
         message: dict[str, Any] = orjson.loads(await self.gateway.chat(call))["choices"][0]["message"]
         return message
 

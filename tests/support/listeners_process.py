@@ -1,0 +1,98 @@
+"""Every listener in one process, to be sent anything: `python -m tests.support.listeners_process FOLDER FAR`
+
+A gateway before a scripted engine, a gateway before the upstream FAR, a receiver of OTLP, and a proxy of MCP before
+FAR/mcp that captures for a session of the first gateway. Writes one line of JSON, their addresses and that session,
+and serves until its standard input ends."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import sys
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from aiohttp import web
+
+from millrace.infra.engines.base import Chunk, Sampling
+from millrace.infra.engines.upstream import TextUpstream
+from millrace.infra.process.net import LOCALHOST, free_ports
+from millrace.producers.gateway.protocols.all import DIALECTS
+from millrace.producers.gateway.rendering.template import TemplateRenderer
+from millrace.producers.gateway.rendering.tokenizer import ChatTokenizer
+from millrace.producers.gateway.upstreams.routes import Rule
+from millrace.producers.gateway.upstreams.upstreams import Upstream, Upstreams
+from millrace.producers.intake.capture import Capture, Owner
+from millrace.producers.intake.otlp.app import Endpoint
+from millrace.producers.intake.otlp.serve import serve
+from millrace.producers.intake.proxy import Proxy
+from millrace.producers.intake.spool import Spool
+from tests.support import chat_tokenizer
+from tests.support.gateway_world import ScriptedEngine, world
+from tests.support.otlp_process import made, options
+
+KEYS = {"sk-one": "one", "sk-two": "two"}
+BODY_S = 3.0
+"""for a body to come in, also on a machine that has other work"""
+PAUSE_S = 0.004
+"""between two tokens, so that a reply lasts while something bad happens"""
+
+
+class Unhurried(ScriptedEngine):
+    """Takes its time for each token."""
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str, stream: bool = True
+    ) -> AsyncGenerator[Chunk, None]:
+        self.asked.clear()  # a long run must not grow by what nobody looks at
+        async for chunk in super().generate(prompt_ids, sampling, request_id=request_id, stream=stream):
+            await asyncio.sleep(PAUSE_S)
+            yield chunk
+
+
+async def main() -> None:
+    folder, far = Path(sys.argv[1]), sys.argv[2]
+    logging.getLogger("aiohttp.server").setLevel(
+        logging.CRITICAL
+    )  # it writes a traceback for each request that is no HTTP
+    renderer = TemplateRenderer(ChatTokenizer(chat_tokenizer.write(folder / "chat")))
+    engine = Unhurried(lambda *_: renderer.tokenizer.encode("The answer is 42. " * 4 + "<|im_end|>"))
+    upstream = Upstream("far", TextUpstream(far, "sk-far"), frozenset(dialect.name for dialect in DIALECTS))
+    upstreams = Upstreams([upstream], [Rule("*", "far", "")], whole=True)
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(upstreams.close)
+        bounds = {"keys": KEYS, "rollout_key": "sk-one", "body_timeout_s": BODY_S}
+        gateway = await stack.enter_async_context(world(folder / "gateway", renderer, engine, **bounds))
+        door = await stack.enter_async_context(world(folder / "door", None, None, upstream=upstreams, **bounds))
+        session = await gateway.start()
+
+        capture = Capture(Spool(folder / "spool"), lambda said: None)
+        stack.callback(capture.close, 1.0)
+        base_url = f"{gateway.url}/v1"
+        proxy = Proxy(f"{far}/mcp", "calc", capture, base_url, Owner(session["api_key"], base_url), lambda said: None)
+        await proxy.open()
+        stack.push_async_callback(proxy.close)
+        runner = web.ServerRunner(web.Server(proxy.handle, handler_cancellation=True), shutdown_timeout=0.1)
+        await runner.setup()
+        stack.push_async_callback(runner.cleanup)
+        await web.TCPSite(runner, LOCALHOST, 0).start()
+
+        receiver, stop, (port,) = made(folder / "otlp", 3600), asyncio.Event(), free_ports(1)
+        receiving = asyncio.create_task(serve(Endpoint(receiver, options()), LOCALHOST, port, stop))
+        addresses = {
+            "gateway": gateway.url,
+            "door": door.url,
+            "otlp": f"http://{LOCALHOST}:{port}",
+            "mcp": f"http://{LOCALHOST}:{runner.addresses[0][1]}",
+        }
+        print(json.dumps({"addresses": addresses, "session": session["session"]}), flush=True)
+        await asyncio.to_thread(sys.stdin.read)
+        stop.set()
+        await receiving
+        receiver.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
