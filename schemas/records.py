@@ -573,6 +573,8 @@ class ModelCall(TypedDict):
     """false for text-only upstreams, aborted or altered calls"""
     untrainable_reason: str | None
     """why not"""
+    identified_by: str | None
+    """what put this call into its episode: key, path, header:NAME, body:FIELD, response_id, call_id, prefix or first"""
 
 
 class Observation(TypedDict):

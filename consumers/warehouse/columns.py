@@ -29,11 +29,11 @@ from millrace.schemas.registry import AVRO, BODIES, NAMESPACE
 # fmt: off
 LOW = frozenset((
     "actor", "agent", "author", "classification", "code_hash", "config_hash", "cpu", "engine", "engine_incarnation",
-    "engine_version", "failure", "finish_reason", "guardrail", "harness", "host", "layout", "media_type", "memory",
-    "mode", "name", "opened", "origin", "policy", "policy_version", "prompt", "redaction_version", "replay",
-    "residency", "retrieval", "role", "rubric_version", "side_effect", "signal", "source", "source_version", "stage",
-    "stop_condition", "template_hash", "tenant", "tokenizer_hash", "tool_version", "topic", "untrainable_reason",
-    "worker",
+    "engine_version", "failure", "finish_reason", "guardrail", "harness", "host", "identified_by", "layout",
+    "media_type", "memory", "mode", "name", "opened", "origin", "policy", "policy_version", "prompt",
+    "redaction_version", "replay", "residency", "retrieval", "role", "rubric_version", "side_effect",
+    "signal", "source", "source_version", "stage", "stop_condition", "template_hash", "tenant", "tokenizer_hash",
+    "tool_version", "topic", "untrainable_reason", "worker",
 ))
 """names of string fields with few values"""
 # fmt: on

@@ -126,7 +126,8 @@ def event_line(row: Row[Event]) -> str:
                 made += f" of version {low}" if low == high else f" of versions {low} to {high}"
             retry = f", retries {call['supersedes']}" if call["supersedes"] else ""
             barred = "" if call["trainable"] else f", untrainable: {call['untrainable_reason']}"
-            return f"model call, reply {call['response_id']}: {made}, {call['finish_reason']}{retry}{barred}"
+            whose = f", identified by {call['identified_by']}" if call["identified_by"] else ""
+            return f"model call, reply {call['response_id']}: {made}, {call['finish_reason']}{retry}{barred}{whose}"
         case "reward":
             reward: Reward = body
             value = f"{reward['value']:.4g}" if reward["value"] is not None else f"missing ({reward['failure']})"

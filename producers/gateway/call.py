@@ -134,6 +134,8 @@ class Call:
     served: Served
     target: Target
     response_id: str
+    identified_by: str
+    """what put it into its session"""
     began: float = field(default_factory=time.perf_counter)
     when: int = field(default_factory=now_micros)
     call_id: str = field(default_factory=new_id)
@@ -275,6 +277,7 @@ class Call:
             "ttft_us": int(((self.first or ended) - self.began) * 1e6),
             "trainable": why is None,
             "untrainable_reason": why,
+            "identified_by": self.identified_by,
         }, breach
 
     def spent(self, choice: Choice) -> Spent:

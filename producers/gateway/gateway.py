@@ -41,7 +41,7 @@ from millrace.producers.gateway.shape import HEAVY
 from millrace.producers.gateway.stored import Kept, Recall, named, nameless, owner_of
 from millrace.producers.gateway.template_options import template_options
 from millrace.producers.gateway.understanding import understand
-from millrace.producers.gateway.whose import Hints, hints
+from millrace.producers.gateway.whose import Found, Hints, hints
 from millrace.schemas.ids import new_id, now_micros
 from millrace.schemas.records import EpisodeEnded, EpisodeStatus
 
@@ -99,26 +99,27 @@ class Gateway:
         digests: Sequence[bytes],
         used: Sequence[Kept] = (),
         policy: str | None = None,
-    ) -> tuple[Session, bool]:
-        """The session of a call, an unsolicited one of this policy, not begun yet, where it belongs to none; and
-        whether the call proves that it is its own. `used`: the responses that it named. Raises ApiError 403."""
-        session, proven = caller.session, True
+    ) -> Found:
+        """The session of a call, an unsolicited one of this policy, not begun yet, where it belongs to none. `used`:
+        the responses that it named. Raises ApiError 403."""
+        session, proven, by = caller.session, True, "key"
         if session is None and hints.name:
-            session = self._named(caller, hints)
+            session, by = self._named(caller, hints), hints.named_by
         elif session is None and len(told := {kept.session for kept in used}) == 1 and told & self.sessions.live.keys():
-            session = self.sessions.live[told.pop()]
+            session, by = self.sessions.live[told.pop()], "response_id"
         elif session is None and (
             found := self.sessions.conversations.find(caller.tenant, hints.subject, messages, digests)
         ):
-            session, proven = found
+            session, proven, by = found
         if session is None:
+            by = hints.named_by if hints.name else "first"
             session = self.sessions.unsolicited(
                 caller.tenant, hints, self.options.awaits, self.options.reward_deadline_ms, policy
             )
         if session.ended:
             raise _ended(session)
         session.touch()
-        return session, proven
+        return Found(session, proven, by)
 
     def _named(self, caller: Caller, hints: Hints) -> Session | None:
         """The caller's live session that goes by the id or the name that a call gives. The id of another tenant's is a
@@ -151,13 +152,13 @@ class Gateway:
         digests: Sequence[bytes],
         used: Sequence[Kept] = (),
         policy: str | None = None,
-    ) -> tuple[Session, bool]:
+    ) -> Found:
         """`session_of`, where calls that come meanwhile find it too. It begins with its first record."""
-        session, proven = self.session_of(caller, hints, messages, digests, used, policy)
-        if session.id not in self.sessions.live:
+        found = self.session_of(caller, hints, messages, digests, used, policy)
+        if found.session.id not in self.sessions.live:
             self.admit(caller.tenant)
-            self.sessions.add(session)
-        return session, proven
+            self.sessions.add(found.session)
+        return found
 
     def check_open(self) -> None:
         """Raises ApiError 503 once the gateway is about to stop."""
@@ -199,8 +200,8 @@ class Gateway:
         request, messages, body = asked.request, asked.messages, asked.body
         policy, version = wanted(self.served, request.model)
         await self.check_serves(caller)
-        said = hints(headers, *request.users, name=request.name)
-        session, proven = self.called(caller, said, messages, asked.digests, asked.used, policy)
+        said = hints(headers, *request.users, name=request.name, field=dialect.names_in)
+        session, proven, by = self.called(caller, said, messages, asked.digests, asked.used, policy)
         served = self._served(policy or session.policy)
         own = served.policy == session.policy
         lineages, affinity = session.lineages_of(served.policy), session.engines.get(served.policy)
@@ -243,6 +244,7 @@ class Gateway:
             served,
             target,
             response_id,
+            identified_by=by,
             version=version,
             payer=caller.key,
         )

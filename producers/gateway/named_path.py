@@ -1,17 +1,17 @@
 """A conversation's name in the base_url, for clients that can set nothing else: `/session/NAME/v1/...`.
 
 Invariant: such a request is what it would be at `/v1/...` with the header `x-millrace-session: NAME`, which wins where
-it is sent as well."""
+it is sent as well; only the log tells them apart."""
 
 from __future__ import annotations
 
 from starlette.types import Scope
 
 from millrace.producers.gateway.errors import bad_request
-from millrace.producers.gateway.whose import NAMED
+from millrace.producers.gateway.whose import OURS, PATH
 
 PREFIX = "/session/"
-_HEADER = NAMED[0].encode()
+_HEADER = PATH.encode()
 
 
 def plain(scope: Scope) -> Scope:
@@ -21,9 +21,7 @@ def plain(scope: Scope) -> Scope:
         return scope
     name, slash, rest = path.removeprefix(PREFIX).partition("/")
     if not name or not name.isprintable():
-        raise bad_request(f"{PREFIX}NAME/v1: a name is printable and not empty", param=NAMED[0])
-    headers = list(scope["headers"])
-    if all(header != _HEADER for header, _ in headers):
-        headers.append((_HEADER, name.encode()))
+        raise bad_request(f"{PREFIX}NAME/v1: a name is printable and not empty", param=OURS)
+    headers = [*scope["headers"], (_HEADER, name.encode())]
     at = slash + rest
     return {**scope, "path": at, "raw_path": at.encode(errors="surrogatepass"), "headers": headers}

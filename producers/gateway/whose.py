@@ -26,33 +26,49 @@ Key = tuple[str, str, bytes]
 
 
 class Hints(NamedTuple):
-    """What a call says about itself: the name of its conversation, and its end user as a digest ("" where none)."""
+    """What a call says about itself: the name of its conversation, its end user as a digest ("" where none), and where
+    the name stands ("" without one)."""
 
     name: str | None
     subject: str
+    named_by: str = ""
 
 
 class Found(NamedTuple):
-    """The episode of a nameless call. `proven`: the call echoes an id that only this conversation was told."""
+    """The episode of a call. `proven`: the call shows that it is its own; a nameless one by an id that only this
+    conversation was told. `by`: what it was found by."""
 
     session: Session
     proven: bool
+    by: str
 
 
-NAMED = ("x-millrace-session", "x-session-id", "x-claude-code-session-id", "session-id", "thread-id")
-"""headers that name a conversation, ours first"""
+OURS = "x-millrace-session"
+PATH = ":session"
+"""where a name in the base_url stands among the headers: no client can send one of that name"""
+NAMED = {
+    OURS: f"header:{OURS}",
+    PATH: "path",
+    **{name: f"header:{name}" for name in ("x-session-id", "x-claude-code-session-id", "session-id", "thread-id")},
+}
+"""headers that name a conversation, ours first, and the word of the log for each"""
 
 
-def hints(headers: Mapping[str, str], *users: object, name: str | None = None) -> Hints:
+def hints(headers: Mapping[str, str], *users: object, name: str | None = None, field: str = "") -> Hints:
     """What the headers say, and the body's own words: for the conversation, where they name none, and for the end user.
-    Raises ApiError 400 for a name too long."""
-    name = next((_utf8(given) for header in NAMED if (given := headers.get(header))), name)
+    `field`: where the body names the conversation. Raises ApiError 400 for a name too long."""
+    by = f"body:{field}" if name is not None else ""
+    for header, word in NAMED.items():
+        if given := headers.get(header):
+            name, by = _utf8(given), word
+            break
     if name is not None and len(name.encode(errors="surrogatepass")) > NAME_BYTES:
-        raise bad_request(f"x-millrace-session: a name has at most {NAME_BYTES} bytes", param="x-millrace-session")
+        raise bad_request(f"{OURS}: a name has at most {NAME_BYTES} bytes", param=OURS)
     said = _utf8(headers.get("x-millrace-user") or "") or next(
         (user for user in users if isinstance(user, str) and user), ""
     )
-    return Hints(name, blake2b(said.encode(errors="surrogatepass"), digest_size=16).hexdigest() if said else "")
+    subject = blake2b(said.encode(errors="surrogatepass"), digest_size=16).hexdigest() if said else ""
+    return Hints(name, subject, by)
 
 
 def _ids(message: Message) -> Iterator[str]:
@@ -120,7 +136,7 @@ class Conversations:
             if (session := self._told.get((tenant, subject, id))) is not None
         }
         if len(told) == 1:
-            return Found(told.popitem()[1], proven=True)
+            return Found(told.popitem()[1], proven=True, by="call_id")
         found: Session | None = None
         for count in range(len(messages), 0, -1):
             if messages[count - 1]["role"] != "assistant":
@@ -135,5 +151,5 @@ class Conversations:
                 found = owners[0]
             # The ids of our calls are random: whoever echoes one was told it.
             if owners == [found] and messages[count - 1].get("tool_calls"):
-                return Found(found, proven=True)
-        return None if found is None else Found(found, proven=bool(subject))
+                return Found(found, proven=True, by="prefix")
+        return None if found is None else Found(found, proven=bool(subject), by="prefix")

@@ -199,6 +199,7 @@ class Bodies:
             "ttft_us": 0,
             "trainable": False,
             "untrainable_reason": self._origin.reason,
+            "identified_by": None,
         }
 
     def _lineage(self, step: Reply, response: str) -> tuple[str, str | None]:

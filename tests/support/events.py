@@ -67,6 +67,7 @@ def model_call(
         "ttft_us": 5,
         "trainable": trainable,
         "untrainable_reason": None if trainable else "text only",
+        "identified_by": None,
     }
 
 

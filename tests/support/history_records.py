@@ -57,6 +57,7 @@ def model_call(
         "ttft_us": 500,
         "trainable": True,
         "untrainable_reason": None,
+        "identified_by": "key",
     }
 
 

@@ -102,6 +102,8 @@ class Dialect(ABC):
     """of the ids of its responses"""
     unknown = "Unrecognized request argument supplied: {}"
     """what a strict gateway says of a field that the API does not have"""
+    names_in = ""
+    """the field of its requests that names a conversation, where it has one"""
     keep_alive = b": keep-alive\n\n"
     """what a stream is sent while its next event takes long"""
     reader: type[Reader]

@@ -51,6 +51,7 @@ class Messages(Dialect):
 
     name = "messages"
     path = "/v1/messages"
+    names_in = "metadata.user_id"
     prefix = "msg_"
     reader = MessagesReader
     unknown = "{}: Extra inputs are not permitted"

@@ -70,6 +70,7 @@ class Passed:
     headers: Mapping[str, str]
     asked: Asked | None
     upstream: Upstream
+    identified_by: str
     name: str = field(default_factory=new_id)
     began: float = field(default_factory=time.perf_counter)
     when: int = field(default_factory=now_micros)
@@ -108,11 +109,14 @@ class Passthrough:
         users, name = reader.dialect.names(head)
         await self.gateway.check_serves(caller)
         messages, digests = asked or (list[Message](), keys.chain([], None))
-        session, _ = self.gateway.called(caller, hints(headers, *users, name=name), messages, digests)
+        said = hints(headers, *users, name=name, field=reader.dialect.names_in)
+        session, _, by = self.gateway.called(caller, said, messages, digests)
         upstream = self.upstreams.chain(rule, reader.dialect.name)[0]
         path = f"{reader.path}?{query}" if query else reader.path
         with_headers = asked_with(headers, session.tenant, session.subject)
-        return Passed(session, reader, rule, head, body, sent, path, with_headers, asked, upstream, payer=caller.key)
+        return Passed(
+            session, reader, rule, head, body, sent, path, with_headers, asked, upstream, by, payer=caller.key
+        )
 
     async def answer(self, call: Passed) -> Response:
         """The upstream's whole answer."""
@@ -325,6 +329,7 @@ class Passthrough:
             "ttft_us": int(((call.first or now) - call.began) * 1e6),
             "trainable": False,
             "untrainable_reason": UNTRAINABLE,
+            "identified_by": call.identified_by,
         }
 
 

@@ -9,10 +9,12 @@ from urllib.parse import quote
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from starlette.datastructures import Headers
 
 from millrace.producers.gateway.errors import ApiError
 from millrace.producers.gateway.named_path import PREFIX, plain
 from millrace.producers.gateway.rendering.template import TemplateRenderer
+from millrace.producers.gateway.whose import PATH, hints
 from tests.support.gateway_world import ScriptedEngine, World, world
 from tests.support.speakers import SPEAKERS, Speaker
 
@@ -36,7 +38,11 @@ def test_a_path_says_what_a_header_would(
         return
     found = plain(given)
     assert found["path"] == f"/{rest}"
-    assert found["headers"] == (sent if has_header else [*sent, (NAME.encode(), name.encode())])
+    assert found["headers"] == [*sent, (PATH.encode(), name.encode())]
+    said = hints(
+        Headers(raw=[(key, value) for key, value in found["headers"] if key in (NAME.encode(), PATH.encode())])
+    )
+    assert said[::2] == (("of the header", f"header:{NAME}") if has_header else (name, "path"))
     assert given == scope(f"{PREFIX}{name}/{rest}", *sent), "as it came"
 
 

@@ -30,8 +30,10 @@ from millrace.producers.gateway.options import GatewayOptions
 from millrace.producers.gateway.recorder import Recorder
 from millrace.producers.gateway.rendering.template import TemplateRenderer
 from millrace.producers.gateway.sessions import Sessions
+from millrace.producers.gateway.whose import NAMED, OURS, PATH
 from millrace.schemas import codec
 from tests.support.gateway_world import ENGINE, POLICY, ScriptedEngine, World, world
+from tests.support.speakers import SPEAKERS, Results, Speaker
 
 HI = {"role": "user", "content": "Hi"}
 MORE = {"role": "user", "content": "And then?"}
@@ -265,6 +267,50 @@ async def test_an_id_of_a_named_episode_takes_nobody_there(tmp_path: Path, rende
         await say(w, [HI, named, result(named)], tools=TOOLS)
         one, two = trajectories(w)
         assert one != two
+
+
+# ---------------------------------------------------------------------- what the record says
+
+IN_BODIES = {"messages": {"metadata": {"user_id": '{"session_id": "case of the body"}'}}}
+
+
+@pytest.mark.parametrize("speaks", SPEAKERS, ids=lambda kind: kind.name)
+async def test_the_record_says_what_put_a_call_into_its_episode(
+    tmp_path: Path, renderer: TemplateRenderer, speaks: type[Speaker]
+):
+    count, visible = iter(range(1000)), ["Hello"]
+    engine = ScriptedEngine(lambda *_: renderer.tokenizer.encode(f"{next(count)} {visible[0]}<|im_end|>"))
+    async with world(tmp_path, renderer, engine) as w:
+        speaker = speaks(w)
+
+        async def by(key: str = "x", below: str = "", headers: dict[str, str] | None = None, **more: Any) -> Any:
+            sent = {"authorization": f"Bearer {key}", **(headers or {})}
+            body = {**speaker.body("hi"), **more}
+            answer = await w.http.post(below + speaks.path, json=body, headers=sent)
+            assert answer.status_code == 200, answer.text
+            return w.calls()[-1]["identified_by"]
+
+        assert await by() == "first"
+        assert await by((await w.start())["api_key"], headers={OURS: "case"}) == "key"
+        for _ in range(2):  # what begins an episode, and what goes on in it
+            assert await by(below="/session/a%20path") == "path"
+            for header in NAMED.keys() - {PATH}:
+                assert await by(headers={header: f"case of {header}"}) == f"header:{header}"
+            if speaks.name in IN_BODIES:
+                assert await by(**IN_BODIES[speaks.name]) == "body:metadata.user_id"
+        assert await by(below="/session/a%20path", headers={OURS: "case"}) == f"header:{OURS}"
+        reply = await speaker.say(["hi"], stream=True)
+        if speaks.name == "responses":
+            assert await by(previous_response_id=reply.id) == "response_id"
+        if not speaks.tools:
+            return
+        await speaker.say(["hi", reply, "and then?"], stream=True)
+        assert w.calls()[-1]["identified_by"] == "prefix"
+        visible[0] = CALL
+        asked = await speaker.say(["hi"], stream=True, tools=["add"])
+        await speaker.say(["hi", asked, Results({asked.calls[0][0]: "7"})], stream=True, tools=["add"])
+        assert w.calls()[-1]["identified_by"] == "call_id"
+        assert not any("case" in str(call["identified_by"]) for call in w.calls()), "never the name"
 
 
 # ---------------------------------------------------------------------- any interleaving

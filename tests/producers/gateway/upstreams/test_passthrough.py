@@ -61,6 +61,7 @@ async def test_plain_replies_pass_byte_for_byte(tmp_path: Path):
         again = {"model": "gpt", "messages": [USER, REPLY["choices"][0]["message"], USER]}
         await w.http.post("/v1/chat/completions", json=again, headers={"authorization": "Bearer sk-mine"})
         assert len({e["trajectory"] for e in w.events()}) == 1
+        assert [call["identified_by"] for call in w.calls()] == ["first", "prefix"]
     async with before(tmp_path, answer(raw)) as (w, _):
         assert len(w.gateway.sessions.live) == 1, "rebuilt from requests that only the upstream understands"
 
