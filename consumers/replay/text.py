@@ -80,8 +80,8 @@ class Writer:
     def texts(self, record: Trajectory, calls: Sequence[Row[Event]]) -> Texts:
         """The samples of a sealed trajectory's text. calls: those of its events that are cleared, in order."""
         out = Texts()
-        if record["status"] not in FINISHED:
-            return out
+        if record["status"] not in FINISHED or any(entry.startswith("*:") for entry in record["excluded"]):
+            return out  # nothing of a flawed attempt trains
         bodies: list[ModelCall] = [call.body for call in calls]
         gone = {body["supersedes"] for body in bodies if body["supersedes"]}
         reasons = dict(entry.rpartition(":")[::2] for entry in record["excluded"])

@@ -39,7 +39,11 @@ def tip_of(record: Record) -> str:
 
 
 def tips(store: Store, namespace: str) -> Mapping[Where, Tip]:
-    """The newest tip of each partition of a namespace."""
+    """The newest tip of each partition of a namespace; none where a rebuild died, or a former release wrote, before
+    there were any."""
+    column = f"SELECT 1 FROM system.columns WHERE database = {text(LOG)} AND table = 'blocks' AND name = 'tip'"
+    if not store.rows(column):
+        return {}
     rows = store.rows(
         f"SELECT topic, part, max(last), argMax(tip, last) FROM {LOG}.blocks"
         f" WHERE startsWith(topic, {text(namespace + '.')}) AND tip != '' GROUP BY topic, part"

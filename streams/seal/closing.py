@@ -69,7 +69,8 @@ def sample_of(
     flaw = attempt["flaw"] or (None if finished else f"status_{attempt['status']}")
     if flaw is not None:
         excluded = [*made.excluded, *(f"{call}:{flaw}" for lineage in made.lineages for call in lineage["calls"])]
-        excluded = excluded or [f"*:{flaw}"]
+        if not any(entry.endswith(f":{flaw}") for entry in excluded):  # calls without tokens have reasons of their own
+            excluded.append(f"*:{flaw}")
     else:
         excluded = made.excluded
     record: Trajectory = {

@@ -44,11 +44,11 @@ def chosen(history: History, text: str) -> Chosen:
     source, slash, rubric = text.removeprefix(LIVE).partition("/")
     prefix = LIVE if live else ""
     found: dict[str, dict[tuple[str, str], float]] = {}
-    known = set[tuple[str, str]]()
+    known = set[tuple[str, str, str]]()
     for row in history.rows(
         EVENTS,
         own=True,
-        only=lambda r: r.headers.get("kind") == b"reward" and r.headers.get("source") == source.encode(),
+        only=lambda r: r.headers.get("kind") == b"reward",  # the header's source is the log that brought it
     ):
         if row.name != "Event" or row["kind"] != "reward" or row["body_encoding"] != "plain":
             continue
@@ -56,8 +56,8 @@ def chosen(history: History, text: str) -> Chosen:
             reward: Reward = row.body
         except SchemaError:
             continue  # a dead letter of seal's says so
-        name = row["attempt"], reward["reward_id"]
-        if (reward["replay"] is None) is not live or (live and name in known):
+        name = row["trajectory"], row["attempt"], reward["reward_id"]
+        if reward["source"] != source or (reward["replay"] is None) is not live or (live and name in known):
             continue
         known.add(name)
         if reward["target_kind"] == "trajectory" and (value := _value(reward)) is not None:

@@ -295,6 +295,8 @@ class Brancher:
         made = (singles if options.kind.text and unjudged else options.kind.shape)(candidates)
         left_out = +(selected.left_out + made.left_out)
         heard.selected(len(candidates), made, left_out)
+        if options.kind.text and unjudged and candidates:
+            heard.noted("nothing of it has a reward: all of it is imitated")
         for gone in selected.gone:
             heard.noted(f"without {gone}")
         if not made.items:

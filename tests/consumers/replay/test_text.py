@@ -154,6 +154,13 @@ def test_what_took_it_out_of_its_sample_takes_it_out_of_text(folder: Path) -> No
     assert writer(folder).texts(record([one], status="failed"), [one]) == Texts()
 
 
+def test_nothing_of_a_flawed_attempt_is_imitated(folder: Path) -> None:
+    one = call("a", [user("x")], SAYS)
+    sealed = record([one])
+    assert writer(folder).texts(sealed, [one]).replies == 1
+    assert writer(folder).texts({**sealed, "excluded": [*sealed["excluded"], "*:gap"]}, [one]) == Texts()
+
+
 def test_what_the_model_cannot_take_is_passed_over(folder: Path) -> None:
     one = call("a", [user("x")], SAYS)
     for of, why in ((writer(folder, longest=20), spoken.TOO_LONG), (writer(folder, vocabulary=9), text.UNKNOWN_ID)):

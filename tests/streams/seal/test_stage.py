@@ -274,6 +274,16 @@ def test_a_gap_never_trains(seal, group):
     assert said(out)[0]["reason"] == "0: gap"
 
 
+def test_a_gap_is_told_of_an_attempt_of_text_alone(seal, group):
+    s, (episode,) = seal(), group(1)
+    told = episode.call("a", prompt=(), output=(), trainable=False)
+    s.feed(episode, episode.start(), told, episode.event("gap", {"missed": 1, "reason": "disk full"}))
+    out = s.feed(episode, episode.end(whole=False), episode.reward(1.0))
+    (sample,) = of(out, "Trajectory")
+    assert [entry.partition(":")[0] for entry in sample["excluded"]] == ["a", "*"]
+    assert sample["excluded"][-1] == "*:gap"
+
+
 def test_a_withheld_call_is_left_out_and_the_rest_trains(seal, group):
     s, (episode,) = seal(), group(1)
     s.feed(episode, episode.start(), episode.call("a"))

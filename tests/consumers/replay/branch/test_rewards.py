@@ -1,4 +1,5 @@
-"""Which live rewards of a whole history are chosen: also those that seal refused, since the sample was sealed."""
+"""Which live rewards of a whole history are chosen, by the source that they name: also those that seal refused, since the
+sample was sealed, and whatever log brought them."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ def test_the_newest_live_reward_is_chosen_whatever_became_of_it(seed: int) -> No
     def later(world: World) -> None:
         world.drain()
         past = History(world.bus, NAMESPACE, POLICY)
-        before.update(chosen(past, "live:judge").values)
+        before.update(chosen(past, "live:verifier").values)
         for number, row in enumerate(list(past.rows(TRAJECTORIES))):
             key = row["id"], row["attempt"]
             one = Episode(key[0], policy=POLICY, attempt=key[1], group=row["group"])
@@ -30,7 +31,7 @@ def test_the_newest_live_reward_is_chosen_whatever_became_of_it(seed: int) -> No
 
     made = whole(seed, later=later)
     past = History(made.bus, NAMESPACE, POLICY)
-    assert chosen(past, "live:judge").values == before | sent
+    assert chosen(past, "live:verifier").values == before | sent
     refused = {tuple(row["place"].values()): row["reason"] for row in past.rows(DEAD_LETTERS)}
     fates = {
         refused.get(tuple(row.place))
