@@ -1,5 +1,5 @@
-"""Which live rewards of a whole history are chosen, by the source that they name: also those that seal refused, since the
-sample was sealed, and whatever log brought them."""
+"""Which live rewards of a whole history are chosen, by the source that they name: also those that seal refused, since
+the sample was sealed, and whatever log brought them."""
 
 from __future__ import annotations
 
