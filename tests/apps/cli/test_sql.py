@@ -5,6 +5,7 @@ import os
 import pty
 import re
 import subprocess
+import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -69,7 +70,9 @@ def test_what_is_in_the_log_steers_no_terminal(home: Path, form: str) -> None:
     """On a terminal, by a process of its own: DEL, C1 and bidi too, which the engine escapes nowhere."""
     main, side = pty.openpty()
     query = "SELECT concat('a', char(27, 127), '\u202e\x9b', 'z') AS a"
-    with subprocess.Popen(["millrace", "sql", "-f", form, query], stdout=side, stderr=side) as process:
+    with subprocess.Popen(
+        [str(Path(sys.executable).parent / "millrace"), "sql", "-f", form, query], stdout=side, stderr=side
+    ) as process:
         os.close(side)
         said = b""
         with suppress(OSError):  # its end
