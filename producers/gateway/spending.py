@@ -56,9 +56,13 @@ def spent(prices: Prices | None, usage: tuple[int, int, int], texts: Sequence[st
     """Of a call with this usage (prompt, completion, cached); where nobody counted, by the length of what was asked
     (first) and answered (the others)."""
     if not (usage[0] or usage[1]):
-        asked, *answered = (math.ceil(len(text) / BYTES) for text in texts)
+        asked, *answered = (math.ceil(len(_bytes(text)) / BYTES) for text in texts)
         usage = (asked, sum(answered), 0)
     return Spent(usage[0] + usage[1], cost(prices, usage) or 0.0)
+
+
+def _bytes(text: str | bytes) -> bytes:
+    return text if isinstance(text, bytes) else text.encode(errors="surrogatepass")
 
 
 class Window:

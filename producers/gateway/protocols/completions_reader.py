@@ -67,6 +67,7 @@ class AssembledCompletions(Events):
             if piece := text(choice.get("text")):
                 said.append(piece)
             self._ends[index] = text(choice.get("finish_reason")) or self._ends.get(index)
+            self.closing |= self._ends[index] is not None
         return good
 
     def response(self) -> dict[str, Any]:

@@ -81,6 +81,8 @@ class MarkedParser(Parser):
         self._schemas = tools or {}
         self._tools = tools is not None and markers.tools
         self._head = markers.head
+        self._unsure = ""
+        """thoughts so far, as long as they may be no more than `_head`"""
         self._state = THINK if thinking else TEXT
         self._fresh = True
         self._thought = thinking
@@ -206,10 +208,12 @@ class MarkedParser(Parser):
             out.append(ReplyDelta(content=piece))
 
     def _think(self, piece: str, out: list[ReplyDelta]) -> None:
-        while self._head and piece.startswith(self._head[0]):
-            self._head, piece = self._head[1:], piece[1:]
-        if piece:
-            self._head = ""
+        if self._head:
+            self._unsure += piece
+            if self._head.startswith(self._unsure) and self._unsure != self._head:
+                return  # it may still be the whole of what opens the thoughts, or their first words
+            piece = self._unsure.removeprefix(self._head)
+            self._head = self._unsure = ""
         if self._trim:
             piece = self._held + piece
             piece = piece if self._begun else piece.lstrip()
@@ -228,6 +232,9 @@ class MarkedParser(Parser):
         rest = self._tokenizer.decode(self._ids, skip_special_tokens=True)[self._said :] if self._ids else ""
         if rest:
             self._say(rest, out)
+        if self._state is THINK and self._unsure:
+            said, self._head, self._unsure = self._unsure, "", ""
+            self._think(said, out)
         if self._state is TEXT:
             tail = self._stops.finish()
             if tail:

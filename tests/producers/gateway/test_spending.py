@@ -20,7 +20,7 @@ from millrace.infra.errors import ConfigError
 from millrace.producers.gateway.errors import ApiError
 from millrace.producers.gateway.prices import Prices
 from millrace.producers.gateway.rendering.template import TemplateRenderer
-from millrace.producers.gateway.spending import SPENT, KeyLimits, Spending, Spent, told
+from millrace.producers.gateway.spending import SPENT, KeyLimits, Spending, Spent, spent, told
 from millrace.producers.gateway.upstreams.routes import Rule
 from millrace.producers.gateway.upstreams.upstreams import Upstream, Upstreams
 from millrace.schemas.ids import now_micros
@@ -224,3 +224,7 @@ def test_a_budget_lasts_no_longer_than_the_log_that_tells_of_it(tmp_path: Path) 
     file.write_text('[topics]\nshort_hours = 2\n[gateway.keys.k]\nkey = "x"\nbudget = 1\nbudget_hours = 3\n')
     with pytest.raises(ConfigError, match="budget_hours 3 is above"):
         load(file)
+
+
+def test_what_nobody_counted_counts_by_its_bytes() -> None:
+    assert spent(None, (0, 0, 0), [b"12345678", "\u65e5" * 4]).tokens == 2 + 3

@@ -6,7 +6,7 @@ the text that it is; arguments are JSON text of an object, as sampled where the 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
@@ -114,12 +114,18 @@ def _kinds(schema: Any) -> set[str]:
     if not isinstance(schema, Mapping):
         return set()
     said = schema.get("type")
-    kinds = {said} if isinstance(said, str) else {kind for kind in said or () if isinstance(kind, str)}
-    for inner in [*(schema.get("anyOf") or ()), *(schema.get("oneOf") or ())]:
+    kinds = {said} if isinstance(said, str) else {kind for kind in _listed(said) if isinstance(kind, str)}
+    for inner in [*_listed(schema.get("anyOf")), *_listed(schema.get("oneOf"))]:
         kinds |= _kinds(inner)
-    if not kinds and schema.get("enum") and all(isinstance(one, str) for one in schema["enum"]):
+    values = _listed(schema.get("enum"))
+    if not kinds and values and all(isinstance(one, str) for one in values):
         kinds = {"string"}
     return kinds
+
+
+def _listed(value: Any) -> Sequence[Any]:
+    """A list of a schema, which is whatever a client sent."""
+    return value if isinstance(value, list) else ()
 
 
 def _refused(constant: str) -> Any:

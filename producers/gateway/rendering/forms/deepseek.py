@@ -7,7 +7,8 @@ import re
 from millrace.producers.gateway.rendering.base import ToolCall
 from millrace.producers.gateway.rendering.forms.base import Form, Schemas, call
 
-CALL = re.compile(r"\s*<｜tool▁call▁begin｜>(.*?)<｜tool▁sep｜>(.*?)<｜tool▁call▁end｜>", re.DOTALL)
+# Atomic groups: a reply that repeats a mark without end is read in time that grows with its length alone.
+CALL = re.compile(r"\s*<｜tool▁call▁begin｜>(?>(.*?)<｜tool▁sep｜>)(?>(.*?)<｜tool▁call▁end｜>)", re.DOTALL)
 FENCED = re.compile(r"([^\n]+)\n```json\n(.*)\n```\s*", re.DOTALL)
 
 

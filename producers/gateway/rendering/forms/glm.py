@@ -8,7 +8,8 @@ import re
 from millrace.producers.gateway.rendering.base import ToolCall
 from millrace.producers.gateway.rendering.forms.base import Form, Schemas, call, typed, written
 
-ARGUMENT = re.compile(r"\s*<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
+# Atomic groups: a reply that repeats a mark without end is read in time that grows with its length alone.
+ARGUMENT = re.compile(r"\s*<arg_key>(?>(.*?)</arg_key>)\s*<arg_value>(?>(.*?)</arg_value>)", re.DOTALL)
 
 
 def read(text: str, schemas: Schemas) -> list[ToolCall]:

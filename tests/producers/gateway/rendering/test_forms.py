@@ -143,6 +143,11 @@ THOUGHT = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
 FINAL = "<|channel|>final<|message|>It is 7. Bye."
 
 
+@pytest.mark.parametrize("schema", [{"type": 5}, {"anyOf": 7}, {"oneOf": {}}, {"enum": True}, {"type": ["string", 3]}])
+def test_a_schema_of_any_shape_reads_a_value(schema: Any):
+    assert typed("7", schema) in (7, "7")
+
+
 @pytest.mark.parametrize(
     ("text", "want"),
     [
