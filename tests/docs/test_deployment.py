@@ -29,8 +29,8 @@ MODULES = {"README.md": "my_agent", "tasks.md": "my_tools"}
 """page -> what the module with its agent is called"""
 ALONE = {"training.md", "backends.md", "reading.md", "sql.md", "mcp.md", "rewards.md", "client.md"}
 """pages whose Python needs no deployment: tests of their own run it"""
-OTHERWISE = {"tutorial.md"}
-"""pages that begin anew with a deployment of their own: `test_tutorial.py`"""
+OTHERWISE = {"tutorial.md", "imitate.md"}
+"""pages that begin anew with a deployment of their own: `test_tutorial.py`, `test_imitate.py`"""
 SAME = {"millrace why 0", "millrace policy create --model model"}
 """what such a page shows of commands that are typed here in another form"""
 TASKS = 2000
