@@ -4,7 +4,8 @@ Each mutant takes one guard away and leaves everything else as it is."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,17 @@ from tests.support.in_process import Loud
 __all__ = ["loud", "renderer"]
 
 pytestmark = pytest.mark.slow
+
+DEFAULT_RECURSION_LIMIT = 1000
+
+
+@pytest.fixture(autouse=True)
+def _recursion_limit() -> Iterator[None]:
+    """Whatever ran in this process before (torch's compiler raises it), depth is found at the limit of a gateway."""
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(DEFAULT_RECURSION_LIMIT)
+    yield
+    sys.setrecursionlimit(before)
 
 
 def _unlimited(headers: Mapping[str, str], *users: object, name: str | None = None) -> whose.Hints:
