@@ -10,11 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from millrace.producers.gateway.answers import text, thoughts_of
 from millrace.producers.gateway.protocols.all import as_chat
 from millrace.schemas.records import ModelCall
 
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
-KEPT = ("name", "tool_call_id", "reasoning_content")
+KEPT = ("name", "tool_call_id")
 """texts of a message beside its content"""
 
 
@@ -57,13 +58,17 @@ def dialogue(call: ModelCall) -> Dialogue:
 
 
 def canonical(message: Any) -> dict[str, Any]:
-    """A message as {role, content} with `content` a text, and `tool_calls`, `name`, `tool_call_id` and
-    `reasoning_content` where it has them. Raises Unsayable for what is none, or holds more than text."""
+    """A message as {role, content} with `content` a text, which ends with what it says to refuse; and `tool_calls`,
+    `name`, `tool_call_id` and `reasoning_content` where it has them, by whatever name. Raises Unsayable for what is
+    none, or holds more than text."""
     if not isinstance(message, Mapping) or message.get("role") not in ROLES:
         raise Unsayable("bad_message", "a message has no role of a chat")
-    out: dict[str, Any] = {"role": message["role"], "content": _text(message.get("content"))}
+    said = _text(message.get("content")) + _unicode(text(message.get("refusal")) or "")
+    out: dict[str, Any] = {"role": message["role"], "content": said}
     out |= {name: _unicode(str(message[name])) for name in KEPT if message.get(name)}
-    calls = message.get("tool_calls")
+    if thoughts := thoughts_of(message):
+        out["reasoning_content"] = _unicode(thoughts)
+    calls = message.get("tool_calls") or ([{"function": one}] if (one := message.get("function_call")) else [])
     if isinstance(calls, list) and calls:
         out["tool_calls"] = [_tool_call(call) for call in calls]
     return out
@@ -72,7 +77,8 @@ def canonical(message: Any) -> dict[str, Any]:
 def _text(content: Any) -> str:
     if content is None or isinstance(content, str):
         return _unicode(content or "")
-    parts = content if isinstance(content, list) else [content]
+    given = content if isinstance(content, list) else [content]
+    parts = [part for part in given if not (isinstance(part, Mapping) and part.get("type") == "thinking")]
     texts = [part.get("text") if isinstance(part, Mapping) else None for part in parts]
     if not all(isinstance(text, str) for text in texts):
         raise Unsayable("not_text", "a message holds something that is no text")

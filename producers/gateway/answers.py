@@ -1,15 +1,12 @@
 """What a chat completion says, whoever wrote it: OpenAI's answers and the shapes that other servers give them.
 
-Invariants: nothing here raises anything but ValueError, and that only for what is no answer at all (no JSON, no
-object); a part that has another type than it should is left out, never guessed; no two choices have one number; what is
-read fits a ModelCall."""
+Invariants: nothing here raises; a part that has another type than it should is left out, never guessed; no two choices
+have one number; what is read fits a ModelCall."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
-
-import orjson
 
 from millrace.producers.gateway import keys
 from millrace.producers.gateway.rendering.base import Message
@@ -17,6 +14,8 @@ from millrace.schemas import bounds
 from millrace.schemas.ids import new_id
 
 TEXT = ("text", "input_text", "output_text")
+THOUGHTS = ("reasoning_content", "reasoning")
+"""names of a message's thoughts"""
 
 
 class Said(NamedTuple):
@@ -33,17 +32,6 @@ class WholeAnswer(NamedTuple):
     id: str
     choices: list[Said]
     usage: tuple[int, int, int]
-
-
-def read_answer(body: bytes) -> WholeAnswer:
-    """The answer in a response's body. Raises ValueError for what is no JSON object."""
-    try:
-        found = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise ValueError(f"the answer is no JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise ValueError("the answer is no JSON object")
-    return understood(found)
 
 
 def understood(found: Mapping[str, Any]) -> WholeAnswer:
@@ -75,14 +63,29 @@ def _numbers(choices: Sequence[Mapping[str, Any]]) -> list[int]:
 
 
 def reply(message: Mapping[str, Any]) -> Message:
-    """An assistant's message as match keys and lineages want it: its text, its thoughts, its tool calls."""
-    out: dict[str, Any] = {"role": "assistant", "content": content(message.get("content"))}
-    calls = [found for given in listed(message.get("tool_calls")) if (found := call(given)) is not None]
+    """An assistant's message as match keys and lineages want it: its text, with what it says to refuse; its thoughts,
+    by whatever name; its tool calls."""
+    said = content(message.get("content")) + (text(message.get("refusal")) or "")
+    out: dict[str, Any] = {"role": "assistant", "content": said}
+    given = listed(message.get("tool_calls")) or [{"function": message.get("function_call")}]
+    calls = [found for one in given if (found := call(one)) is not None]
     if calls:
         out["tool_calls"] = calls[: bounds.CALLS]
-    if thoughts := text(message.get("reasoning_content")):
+    if thoughts := thoughts_of(message):
         out["reasoning_content"] = thoughts
     return out
+
+
+def thoughts_of(message: Mapping[str, Any]) -> str:
+    """What a message thinks, under one of the names that servers give it, or among its parts."""
+    named = (found for name in THOUGHTS if (found := text(message.get(name))))
+    return next(named, None) or thinking(message.get("content"))
+
+
+def thinking(given: Any) -> str:
+    """The thoughts among the parts of a message."""
+    parts = [mapping(part) for part in listed(given)]
+    return "".join(content(part.get("thinking")) for part in parts if part.get("type") == "thinking")
 
 
 def content(given: Any) -> str:

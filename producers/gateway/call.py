@@ -283,7 +283,7 @@ class Call:
     def spent(self, choice: Choice) -> Spent:
         """What the record of one choice adds; the first bears the prompt."""
         prompt, cached = (len(self.plan.prompt), self.cached) if choice.index == 0 else (0, 0)
-        return spent(self.served.prices, (prompt, len(choice.ids), cached), ("",))
+        return spent(self.served.prices, (prompt, len(choice.ids), cached))
 
     def _breach(self, versions: Any) -> str | None:
         if not self.granted or not len(versions):

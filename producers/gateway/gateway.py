@@ -453,7 +453,8 @@ class Gateway:
                 logger.exception("%s of %s cannot be captured", call.response_id, session.id)
                 session.forget()
                 call.lost = True
-                self.recorder.missed(session, "model_call", f"not recordable: {type(error).__name__}")
+                notes = call.spent(choice).note(call.payer)
+                self.recorder.missed(session, "model_call", f"not recordable: {type(error).__name__}", notes)
                 continue
             if breach is not None:
                 logger.warning("%s of %s: %s from %s", call.response_id, session.id, breach, call.target.url)

@@ -7,6 +7,8 @@ from typing import NamedTuple
 from millrace.infra.config.upstreams import GatewayPrices
 
 MILLION = 1_000_000
+Usage = tuple[int, int, int]
+"""tokens of a call: prompt, completion, and those of the prompt that were cached; 0 where nobody counted"""
 
 
 class Prices(NamedTuple):
@@ -24,7 +26,7 @@ def priced(told: GatewayPrices | None) -> Prices | None:
     return Prices(told.prompt, told.completion, told.prompt if told.cached is None else told.cached)
 
 
-def cost(prices: Prices | None, usage: tuple[int, int, int]) -> float | None:
+def cost(prices: Prices | None, usage: Usage) -> float | None:
     """Of (prompt, completion, cached) tokens, the cached among those of the prompt. None where nobody knows: there are
     no prices, or the upstream counted nothing."""
     prompt, completion, cached = usage

@@ -92,7 +92,7 @@ class Recorder:
         except LogFull as error:
             if session.whole or not session.gap_open:
                 logger.error("trajectory %s is no longer whole: %s", session.id, error)
-            self.missed(session, kind, FULL)
+            self.missed(session, kind, FULL, notes)
         return None
 
     def accept(
@@ -134,26 +134,30 @@ class Recorder:
             raise
         except Exception as error:
             logger.exception("an event of trajectory %s cannot be written: %s", session.id, kind)
-            self.missed(session, kind, f"not recordable: {type(error).__name__}")
+            self.missed(session, kind, f"not recordable: {type(error).__name__}", notes)
         return None
 
     def draft(self, session: Session, kind: str, body: Body, *, actor: str, policy: str | None = None) -> Draft:
         """What may be done of an event before its place in the chain is known."""
         return Draft(self._event(session, kind, actor, None, None, policy), body)
 
-    def missed(self, session: Session, kind: str, reason: str) -> None:
-        """Say in the log that an event is missing; if even that cannot be written, before the next event."""
+    def missed(self, session: Session, kind: str, reason: str, notes: Mapping[str, str] = NO_NOTES) -> None:
+        """Say in the log that an event is missing; if even that cannot be written, before the next event. `notes`: the
+        headers that the event would have had; what they say was spent counts until the gateway stops, where nothing of
+        it can be written."""
         _lost.add(1, kind=kind)
         self.lost[kind] += 1
         session.whole = False
         try:
-            self._append(session, "gap", {"missed": 1, "reason": reason}, "gateway", None, None)
+            self._append(session, "gap", {"missed": 1, "reason": reason}, "gateway", None, None, notes=notes)
             session.gap_open = False
+            return
         except LogFull:
-            session.gap_open = True
+            pass
         except Exception:
             logger.exception("a gap of trajectory %s cannot be written", session.id)
-            session.gap_open = True
+        session.gap_open = True
+        self.spending.fold(notes, now_micros())
 
     async def durable(self, session: Session) -> bool:
         """Return once everything appended so far survives what it should survive, or cannot be made to: False."""

@@ -4,17 +4,18 @@ Invariants: what calls spend is a fold over the capture log, where each says bes
 (`SPENT`, which stays there), so a start knows what was spent before it; what is not captured (embeddings) counts beside
 them until the gateway ends; it counts by whole windows of the
 clock, and time never goes back; a call is refused before anybody is asked for it, and never while it runs; two keys
-never share, whoever's they are."""
+never share, whoever's they are; what a reply that is cut off bears is no less than the estimate of what was passed on
+of it, and never falls as more of it comes."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from millrace.producers.gateway.errors import ApiError
-from millrace.producers.gateway.prices import Prices, cost
+from millrace.producers.gateway.prices import Prices, Usage, cost
 
 SPENT = "_spent"
 """header of a call's entry: tokens, money and the key that bears them"""
@@ -52,17 +53,38 @@ def told(note: str) -> tuple[str, Spent]:
     return key, Spent(int(tokens), float(money))
 
 
-def spent(prices: Prices | None, usage: tuple[int, int, int], texts: Sequence[str | bytes]) -> Spent:
-    """Of a call with this usage (prompt, completion, cached); where nobody counted, by the length of what was asked
-    (first) and answered (the others)."""
-    if not (usage[0] or usage[1]):
-        asked, *answered = (math.ceil(len(_bytes(text)) / BYTES) for text in texts)
-        usage = (asked, sum(answered), 0)
+def spent(prices: Prices | None, usage: Usage) -> Spent:
+    """Of a call with this usage."""
     return Spent(usage[0] + usage[1], cost(prices, usage) or 0.0)
 
 
-def _bytes(text: str | bytes) -> bytes:
-    return text if isinstance(text, bytes) else text.encode(errors="surrogatepass")
+def borne(usage: Usage, asked: int, said: int, *, final: bool = True) -> Usage:
+    """The usage that a call bears: what the upstream counted (0 where it did not), and in place of what it did not
+    count an estimate from the bytes that were `asked` and `said`. A count that is not `final`, of a reply that was cut
+    off, is no less than the estimate of what was said."""
+    prompt, completion, cached = usage
+    if not (completion and final):
+        completion = max(completion, estimate(said))
+    return prompt or estimate(asked), completion, cached
+
+
+def estimate(size: int) -> int:
+    """Tokens of so many bytes."""
+    return -(-size // BYTES)
+
+
+def bytes_in(value: Any) -> int:
+    """Bytes of all the text in a JSON value, as UTF-8, but for the names in its maps and for log-probabilities."""
+    size, rest = 0, [value]
+    while rest:
+        match rest.pop():
+            case str() as text:
+                size += len(text.encode(errors="surrogatepass"))
+            case dict() as fields:
+                rest += [given for name, given in fields.items() if name != "logprobs"]
+            case list() as items:
+                rest += items
+    return size
 
 
 class Window:

@@ -76,12 +76,15 @@ EVENTS: dict[str, list[dict[str, Any]]] = {
         {"choices": [], "usage": {"prompt_tokens": 1}},
     ],
     "completions": [
-        {"id": "t", "object": "text_completion", "choices": [{"index": 0, "text": "x"}]},
+        {"id": "t", "object": "text_completion", "choices": [{"index": 0, "text": "x", "finish_reason": "stop"}]},
         {"choices": [{"index": 1, "text": "y", "finish_reason": "stop"}]},
-        {"choices": [], "usage": {"prompt_tokens": 1}},
+        {"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 2}},
     ],
     "messages": [
-        {"type": "message_start", "message": {"type": "message", "id": "m", "usage": {"input_tokens": 1}}},
+        {
+            "type": "message_start",
+            "message": {"type": "message", "id": "m", "usage": {"input_tokens": 1, "output_tokens": 1}},
+        },
         {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}},
         {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "x"}},
         {"type": "content_block_start", "index": 1, "content_block": {"type": "tool_use", "id": "t", "name": "f"}},

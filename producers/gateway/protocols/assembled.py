@@ -7,19 +7,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from millrace.producers.gateway.answers import content, listed, mapping, number, text
+from millrace.producers.gateway.answers import content, listed, mapping, number, text, thinking
 from millrace.producers.gateway.lineage import ABORT
 from millrace.producers.gateway.protocols.events import Events
+from millrace.producers.gateway.protocols.pieces import Pieces
 from millrace.schemas import bounds
-
-FIELDS = ("content", "reasoning_content")
 
 
 class ChoiceParts:
     """One choice while its pieces arrive."""
 
     def __init__(self) -> None:
-        self.texts: dict[str, list[str]] = {name: [] for name in FIELDS}
+        self.fields = Pieces()
         self.calls: dict[int, dict[str, Any]] = {}
         self.last = 0
         """the highest index of a call"""
@@ -27,12 +26,14 @@ class ChoiceParts:
 
     def take(self, delta: Mapping[str, Any]) -> bool:
         """One more piece; whether all of it could be read."""
-        for name in FIELDS:
-            if piece := content(delta.get(name)):
-                self.texts[name].append(piece)
-        given = listed(delta.get("tool_calls"))
-        unread = sum(not self._call(call) for call in given[: bounds.CALLS])
-        return unread == 0 and len(given) <= bounds.CALLS
+        said = {name: value for name, value in delta.items() if name not in ("content", "tool_calls")}
+        good = self.fields.take({"content": content(given := delta.get("content"))})
+        if thoughts := thinking(given):
+            good &= self.fields.take({"reasoning_content": thoughts})
+        good &= self.fields.take(said)
+        calls = listed(delta.get("tool_calls"))
+        unread = sum(not self._call(call) for call in calls[: bounds.CALLS])
+        return good and unread == 0 and len(calls) <= bounds.CALLS
 
     def _call(self, given: Any) -> bool:
         given = mapping(given)
@@ -54,9 +55,7 @@ class ChoiceParts:
 
     def message(self) -> dict[str, Any]:
         """The assistant message that the pieces amount to."""
-        out: dict[str, Any] = {"role": "assistant", "content": "".join(self.texts["content"])}
-        if thoughts := "".join(self.texts["reasoning_content"]):
-            out["reasoning_content"] = thoughts
+        out: dict[str, Any] = {"content": "", **self.fields.whole(), "role": "assistant"}
         if self.calls:
             out["tool_calls"] = [
                 {

@@ -20,6 +20,7 @@ from millrace.producers.gateway.conversation import (
     Forced,
     Media,
     Part,
+    Refusal,
     Shape,
     Text,
     Thinking,
@@ -85,6 +86,8 @@ class MessageIn(msgspec.Struct):
     name: Name | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
+    refusal: str | None = None
+    function_call: FunctionIn | None = None
 
 
 class StreamOptions(msgspec.Struct):
@@ -367,7 +370,11 @@ def _turn(message: MessageIn, at: int) -> Turn:
         return Turn("tool", [*media, ToolResult(message.tool_call_id, text, message.name)])
     parts = _parts(message.content, at)
     for call in message.tool_calls or ():
-        parts.append(ToolUse(call.id, call.function.name, _plain(call)))
+        parts.append(ToolUse(call.id, call.function.name, _plain(call.function)))
+    if message.function_call and not message.tool_calls:
+        parts.append(ToolUse("", message.function_call.name, _plain(message.function_call)))
+    if message.refusal:
+        parts.append(Refusal(message.refusal))
     if thoughts := message.reasoning_content or message.reasoning:
         parts.append(Thinking(thoughts))
     return Turn(message.role, parts, message.name)
@@ -375,6 +382,8 @@ def _turn(message: MessageIn, at: int) -> Turn:
 
 def _check_names(message: MessageIn, at: int) -> None:
     names = [message.tool_call_id, message.name]
+    if message.function_call:
+        names.append(message.function_call.name)
     for call in message.tool_calls or ():
         names += [call.id, call.function.name]
     for name in names:
@@ -382,8 +391,8 @@ def _check_names(message: MessageIn, at: int) -> None:
             raise bad_request(f"A name is longer than {bounds.NAME_BYTES} bytes", param=f"messages[{at}]")
 
 
-def _plain(call: CallIn) -> str:
-    arguments = call.function.arguments
+def _plain(function: FunctionIn) -> str:
+    arguments = function.arguments
     if isinstance(arguments, str):
         return arguments
     try:

@@ -15,6 +15,10 @@ from millrace.schemas import bounds
 
 LARGEST = 8 << 20
 """bytes of an upstream's reply that are kept; a longer one passes and is not captured whole"""
+DONE = b"[DONE]"
+"""the data of the event with which streams of OpenAI's older APIs end"""
+OTHERS = (b":", b"event:", b"id:", b"retry:")
+"""how lines of events begin that say nothing of a reply"""
 
 
 class Events(ABC):
@@ -25,6 +29,8 @@ class Events(ABC):
         """why the stream ended, where that is not for its events to say"""
         self.unread = 0
         """events, or parts of them, that could not be read"""
+        self.unread_bytes = 0
+        """bytes of those that could not be read, and of what was no event"""
         self.size = 0
         self.closing = False
         """whether an event said that the reply, or one of its choices, is at its end: any event may be the last"""
@@ -36,8 +42,8 @@ class Events(ABC):
         """More bytes of the event stream."""
         self.size += len(part)
         if self.size > LARGEST:
+            self._pass_over(len(self._rest) + len(part))
             self._rest.clear()
-            self.unread += 1
             return
         *lines, rest = part.split(b"\n")
         for line in lines:
@@ -51,21 +57,28 @@ class Events(ABC):
     def _more(self, part: bytes) -> None:
         """More of the line that is open."""
         if self._long:
+            self.unread_bytes += len(part)
             return
         self._rest += part
         if len(self._rest) > bounds.EVENT_BYTES:
-            self.unread += 1
+            self._pass_over(len(self._rest))
             self._long = True
             self._rest.clear()
 
+    def _pass_over(self, size: int) -> None:
+        """One more event, or a part of one, of so many bytes is not looked into."""
+        self.unread += 1
+        self.unread_bytes += size
+
     def _line(self, line: bytes) -> None:
         data = line.removeprefix(b"data:").strip()
-        if not line.startswith(b"data:") or not data:
-            return
-        if data == b"[DONE]":
+        if not line.startswith(b"data:"):
+            if not line.startswith(OTHERS):
+                self.unread_bytes += len(data)
+        elif data == DONE:
             self.closing = True
-        else:
-            self.unread += not self._event(data)
+        elif data and not self._event(data):
+            self._pass_over(len(data))
 
     def _event(self, data: bytes) -> bool:
         if shape.unwieldy(data):

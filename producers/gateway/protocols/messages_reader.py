@@ -20,14 +20,22 @@ from millrace.schemas.ids import new_id
 
 FINISH = {"end_turn": "stop", "stop_sequence": "stop", "max_tokens": "length", "tool_use": "tool_calls"}
 """reasons of an end by their name; others keep their own"""
-PIECES = {"text_delta": "text", "thinking_delta": "thinking", "input_json_delta": "partial_json"}
-"""the field of each kind of delta that says something, by its type"""
-SILENT = ("signature_delta", "citations_delta")
+INPUT = "partial_json"
+PIECES = {
+    "text_delta": "text",
+    "thinking_delta": "thinking",
+    "signature_delta": "signature",
+    "input_json_delta": INPUT,
+}
+"""the field of each kind of delta that adds to a text, by its type"""
+SILENT = "citations_delta"
 NOTHING = b'{"messages":[]}'
 
 
 class MessagesReader(Reader):
     """`POST /messages`."""
+
+    told_in = "content"
 
     def understood(self, found: Mapping[str, Any]) -> WholeAnswer:
         usage, reason = mapping(found.get("usage")), name(found.get("stop_reason"))
@@ -48,13 +56,15 @@ class AssembledMessages(Events):
         super().__init__()
         self._head: dict[str, Any] = {}
         self._blocks: dict[int, dict[str, Any]] = {}
-        self._pieces: dict[int, list[str]] = {}
+        self._pieces: dict[int, dict[str, list[str]]] = {}
         self._end: dict[str, Any] = {}
 
     def take(self, event: dict[str, Any]) -> bool:
         match event.get("type"):
             case "message_start":
                 self._head = dict(mapping(event.get("message")))
+                if usage := mapping(self._head.get("usage")):  # what it counts of a reply that is still to come is none
+                    self._head["usage"] = {name: count for name, count in usage.items() if name != "output_tokens"}
             case "content_block_start":
                 return self._begin(event.get("index"), event.get("content_block"))
             case "content_block_delta":
@@ -76,17 +86,18 @@ class AssembledMessages(Events):
             return False
         if index not in self._blocks and len(self._blocks) >= bounds.PARTS:
             return False
-        self._blocks[index], self._pieces[index] = block, []
+        self._blocks[index], self._pieces[index] = block, {}
         return True
 
     def _piece(self, index: Any, delta: Mapping[str, Any]) -> bool:
         kind = delta.get("type")
-        if kind in SILENT:
+        if kind == SILENT:
             return True
-        piece = delta.get(PIECES.get(kind, "")) if isinstance(kind, str) else None
+        field = PIECES.get(kind, "") if isinstance(kind, str) else ""
+        piece = delta.get(field)
         if not isinstance(index, int) or index not in self._pieces or not isinstance(piece, str):
             return False
-        self._pieces[index].append(piece)
+        self._pieces[index].setdefault(field, []).append(piece)
         return True
 
     def response(self) -> dict[str, Any]:
@@ -94,25 +105,22 @@ class AssembledMessages(Events):
             return {}  # no event of a message came
         room, content = bounds.VALUES, list[dict[str, Any]]()
         for index, block in sorted(self._blocks.items()):
-            said = "".join(self._pieces[index])
-            room -= said.count(",") + said.count(":") + said.count("{") + said.count("[") + 1
+            said = {field: "".join(pieces) for field, pieces in self._pieces[index].items()}
+            room -= sum(said.get(INPUT, "").count(mark) for mark in ",:{[") + 1
             content.append(_whole(block, said, room >= 0))
         reason = self.finish or self._end.get("stop_reason")
         head = {"type": "message", "role": "assistant", **self._head, **self._end}
         return {**head, "type": "message", "content": content, "stop_reason": reason}
 
 
-def _whole(block: dict[str, Any], said: str, room: bool) -> dict[str, Any]:
+def _whole(block: dict[str, Any], said: dict[str, str], room: bool) -> dict[str, Any]:
     """A block with the pieces that came for it; the input of a tool as text where there is no `room` for its values."""
-    if not said:
-        return block
-    match block.get("type"):
-        case "text":
-            return {**block, "text": (text(block.get("text")) or "") + said}
-        case "thinking":
-            return {**block, "thinking": (text(block.get("thinking")) or "") + said}
-        case _:
-            return {**block, "input": _input(said) if room else said}
+    out = dict(block)
+    if written := said.pop(INPUT, ""):
+        out["input"] = _input(written) if room else written
+    for field, piece in said.items():
+        out[field] = (text(block.get(field)) or "") + piece
+    return out
 
 
 def _input(said: str) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import orjson
@@ -17,6 +18,7 @@ from millrace.producers.gateway import keys, shape
 from millrace.producers.gateway.answers import Said, WholeAnswer
 from millrace.producers.gateway.protocols.events import LARGEST, Events
 from millrace.producers.gateway.rendering.base import Message
+from millrace.producers.gateway.spending import bytes_in
 
 if TYPE_CHECKING:  # a dialect names its reader
     from millrace.producers.gateway.protocols.base import Dialect
@@ -37,15 +39,24 @@ class Asked(NamedTuple):
 
 class Read:
     """What an answer says, and the digest of the conversation with each of its choices, from `before`, that of
-    the request."""
+    the request. `told`: where in its response that is said."""
 
-    def __init__(self, answer: WholeAnswer, before: bytes) -> None:
+    def __init__(self, answer: WholeAnswer, before: bytes, told: Any = None) -> None:
         self.answer = answer
         self.digests = [keys.extend(before, said.message) for said in answer.choices]
+        self._told = told
+
+    @cached_property
+    def size(self) -> int:
+        """Bytes of text that it says."""
+        return bytes_in(self._told)
 
 
 class Reader(ABC):
     """One API. `writer` says which dialect wrote a response."""
+
+    told_in = "choices"
+    """the field of its responses that holds what they say"""
 
     def __init__(self, dialect: Dialect, writer: Callable[[Mapping[str, Any]], Dialect]) -> None:
         self.dialect = dialect
@@ -90,7 +101,9 @@ class Reader(ABC):
 
     def read(self, found: Mapping[str, Any], before: bytes) -> Read | None:
         """What a response says; None for what is none of this API."""
-        return Read(self.understood(found), before) if self._writer(found) is self.dialect else None
+        if self._writer(found) is not self.dialect:
+            return None
+        return Read(self.understood(found), before, found.get(self.told_in))
 
     def whole(self, events: Events, before: bytes) -> tuple[bytes, Read | None]:
         """The response that a stream amounts to, and what it says; None for what is none of this API."""

@@ -288,9 +288,11 @@ def _read(item: Mapping[str, Any]) -> list[Part]:
     """An item of a recorded reply."""
     match item.get("type"):
         case "message":
-            return [Text(text(mapping(part).get("text")) or "") for part in listed(item.get("content"))]
+            parts = [mapping(part) for part in listed(item.get("content"))]
+            return [Text(text(part.get("text")) or text(part.get("refusal")) or "") for part in parts]
         case "reasoning":
-            return [Thinking(text(mapping(part).get("text")) or "") for part in listed(item.get("summary"))]
+            thoughts = [mapping(part) for field in ("summary", "content") for part in listed(item.get(field))]
+            return [Thinking(text(part.get("text")) or "") for part in thoughts]
         case "function_call":
             id, name = text(item.get("call_id")) or "", full_name(item, text(item.get("name")) or "")
             return [ToolUse(id, name, text(item.get("arguments")) or "")]

@@ -16,16 +16,25 @@ from millrace.schemas import bounds
 from millrace.schemas.ids import new_id
 
 ENDS = ("response.completed", "response.incomplete", "response.failed", "response.cancelled")
-PIECES = (
-    "response.output_text.delta",
-    "response.function_call_arguments.delta",
-    "response.reasoning_summary_text.delta",
-)
+DELTA = ".delta"
+PIECES = {
+    "response.output_text.delta": "text",
+    "response.refusal.delta": "refusal",
+    "response.reasoning_summary_text.delta": "summary",
+    "response.reasoning_text.delta": "thought",
+    "response.function_call_arguments.delta": "arguments",
+    "response.mcp_call_arguments.delta": "arguments",
+    "response.custom_tool_call_input.delta": "input",
+    "response.code_interpreter_call_code.delta": "code",
+}
+"""what each event that adds to a text adds to"""
 NOTHING = b'{"input":[]}'
 
 
 class ResponsesReader(Reader):
     """`POST /responses`."""
+
+    told_in = "output"
 
     def understood(self, found: Mapping[str, Any]) -> WholeAnswer:
         usage = mapping(found.get("usage"))
@@ -56,7 +65,7 @@ class AssembledResponses(Events):
         super().__init__()
         self._response: dict[str, Any] = {}
         self._items: dict[int, dict[str, Any]] = {}
-        self._pieces: dict[int, list[str]] = {}
+        self._pieces: dict[int, dict[str, list[str]]] = {}
 
     def take(self, event: dict[str, Any]) -> bool:
         kind, index = event.get("type"), event.get("output_index")
@@ -69,33 +78,41 @@ class AssembledResponses(Events):
                 return False
             if index not in self._items and len(self._items) >= bounds.PARTS:
                 return False
-            self._items[index], self._pieces[index] = item, []
-        elif kind in PIECES:
-            piece = event.get("delta")
-            if not isinstance(index, int) or index not in self._pieces or not isinstance(piece, str):
+            self._items[index], self._pieces[index] = item, {}
+        elif isinstance(kind, str) and kind.endswith(DELTA):
+            field, piece = PIECES.get(kind), event.get("delta")
+            known = isinstance(index, int) and index in self._pieces
+            if not known or field is None or not isinstance(piece, str):
                 return False
-            self._pieces[index].append(piece)
+            self._pieces[index].setdefault(field, []).append(piece)
         return True
 
     def response(self) -> dict[str, Any]:
         if not self._response and self.finish is None:
             return {}  # no event of a response came
-        items = [_whole(item, "".join(self._pieces[index])) for index, item in sorted(self._items.items())]
+        items = [_whole(item, self._pieces[index]) for index, item in sorted(self._items.items())]
         output = listed(self._response.get("output")) or items
         status = "incomplete" if self.finish == ABORT else self._response.get("status")
         return {**self._response, "object": "response", "status": status, "output": output}
 
 
-def _whole(item: dict[str, Any], said: str) -> dict[str, Any]:
+def _whole(item: dict[str, Any], pieces: Mapping[str, list[str]]) -> dict[str, Any]:
     """An item that was not whole, with the pieces that came for it."""
-    if not said:
-        return item
-    match item.get("type"):
-        case "function_call":
-            return {**item, "arguments": (text(item.get("arguments")) or "") + said}
-        case "reasoning":
-            return {**item, "summary": [{"type": "summary_text", "text": said}]}
-        case "message":
-            return {**item, "content": [{"type": "output_text", "text": said, "annotations": []}]}
-        case _:
-            return item
+    out = dict(item)
+    for field, said in ((field, "".join(found)) for field, found in pieces.items()):
+        match field:
+            case "text":
+                _add(out, "content", {"type": "output_text", "text": said, "annotations": []})
+            case "refusal":
+                _add(out, "content", {"type": "refusal", "refusal": said})
+            case "summary":
+                _add(out, "summary", {"type": "summary_text", "text": said})
+            case "thought":
+                _add(out, "content", {"type": "reasoning_text", "text": said})
+            case _:
+                out[field] = (text(item.get(field)) or "") + said
+    return out
+
+
+def _add(item: dict[str, Any], field: str, part: dict[str, Any]) -> None:
+    item[field] = [*listed(item.get(field)), part]

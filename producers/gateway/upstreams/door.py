@@ -22,7 +22,7 @@ from millrace.producers.gateway.protocols.all import reader
 from millrace.producers.gateway.protocols.base import Dialect
 from millrace.producers.gateway.protocols.head import Head, read_head, renamed
 from millrace.producers.gateway.protocols.reader import Reader
-from millrace.producers.gateway.spending import spent
+from millrace.producers.gateway.spending import borne, spent
 from millrace.producers.gateway.upstreams import embeddings
 from millrace.producers.gateway.upstreams.passthrough import Passthrough, asked_with
 from millrace.producers.gateway.upstreams.routes import Rule
@@ -117,7 +117,7 @@ class Door:
         return _response(answer)
 
     def _spend(self, caller: Caller, rule: Rule, body: bytes, usage: tuple[int, int, int]) -> None:
-        what = spent(rule.prices, usage, [body])
+        what = spent(rule.prices, borne(usage, len(body), 0))
         self._gateway.recorder.spending.add(caller.key, what, now_micros())
 
     async def _passed(

@@ -16,6 +16,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mappi
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from typing import NamedTuple
 
 from starlette.responses import Response
 
@@ -35,7 +36,7 @@ from millrace.producers.gateway.protocols.reader import Asked, Read, Reader
 from millrace.producers.gateway.recorder import LARGE
 from millrace.producers.gateway.rendering.base import Message
 from millrace.producers.gateway.session import Session
-from millrace.producers.gateway.spending import Spent, spent
+from millrace.producers.gateway.spending import Spent, borne, spent
 from millrace.producers.gateway.upstreams.cut import Cut
 from millrace.producers.gateway.upstreams.routes import Rule
 from millrace.producers.gateway.upstreams.sending import R, first_answer
@@ -54,6 +55,7 @@ TOGETHER = 16 << 20
 ASKED_WITH = ("anthropic-version", "anthropic-beta", "openai-beta")
 """headers of a request that say how it is meant, and go on"""
 ONCE = "idempotency-key"
+NO_ANSWER = WholeAnswer("", [], (0, 0, 0))
 
 
 @dataclass(slots=True)
@@ -84,6 +86,27 @@ class Passed:
     def before(self) -> bytes:
         """The digest of the conversation that the request holds."""
         return self.asked.digests[-1] if self.asked else b""
+
+
+class Told(NamedTuple):
+    """An answer as it is recorded: the response, and what it says, None where nobody here can read it. `size`: bytes
+    that came; `unread`: parts of a stream that could not be read, of `unread_bytes`; `finish`: why it ended, where that
+    is not for it to say."""
+
+    response: bytes
+    read: Read | None
+    size: int
+    unread: int = 0
+    unread_bytes: int = 0
+    finish: str | None = None
+    streamed: bool = False
+
+
+class Bill(NamedTuple):
+    """What all records of a call add, and what the first of them says that it cost: None where nobody knows."""
+
+    spent: Spent
+    cost: float | None
 
 
 class Passthrough:
@@ -136,7 +159,7 @@ class Passthrough:
                 self.gateway.unbegun(call.session)
         if answered:
             with self.gateway.calling(call.session, call.name):
-                await self._record(call, answer.body, read)
+                await self._record(call, Told(answer.body, read, len(answer.body)))
             await self.gateway.recorder.kept(call.session, lost=call.lost)
         return Response(answer.body, answer.status, dict(answer.headers))
 
@@ -206,18 +229,18 @@ class Passthrough:
                         held = events if assembled.closing else b""
                         if not held:
                             yield events
-            response, read = await aside(assembled.size, call.reader.whole, assembled, call.before)
+            told = await aside(assembled.size, _told, call, assembled)
             done = True
-            await self._record(call, response, read, assembled.unread)
+            await self._record(call, told)
             await self.gateway.recorder.kept(call.session, lost=call.lost)
             yield held + bytes(cut.rest)
         except ApiError as error:  # not captured, and so not told to its end
             yield call.reader.dialect.failed(error).sse()
         except EngineError as error:
             assembled.finish = ABORT
-            response, read = await aside(assembled.size, call.reader.whole, assembled, call.before)
+            told = await aside(assembled.size, _told, call, assembled)
             done = True
-            await self._record(call, response, read, assembled.unread, finish=ABORT)
+            await self._record(call, told)
             yield held + call.reader.dialect.failed(self._failed(call, error)).sse()
         finally:
             if not done:
@@ -225,26 +248,24 @@ class Passthrough:
 
     def _abort(self, call: Passed, events: Events) -> None:
         events.finish = ABORT
-        response, read = call.reader.whole(events, call.before)
-        for _ in self._records(call, response, read, events.unread, finish=ABORT):
+        for _ in self._records(call, _told(call, events)):
             pass
 
-    async def _record(
-        self, call: Passed, response: bytes, read: Read | None, unread: int = 0, finish: str | None = None
-    ) -> None:
+    async def _record(self, call: Passed, told: Told) -> None:
         """Every choice of an answer into the log, between which others have their turn; a gap for one that cannot be
         read. Never raises; cancelling it leaves nothing unrecorded."""
-        await by_turns(self._records(call, response, read, unread, finish))
+        await by_turns(self._records(call, told))
 
-    def _records(
-        self, call: Passed, response: bytes, read: Read | None, unread: int, finish: str | None = None
-    ) -> Iterator[Step]:
-        session, recorder = call.session, self.gateway.recorder
+    def _records(self, call: Passed, told: Told) -> Iterator[Step]:
+        session, recorder, read, response = call.session, self.gateway.recorder, told.read, told.response
         call.lost = not self.gateway.begun(session)
+        bill = _bill(call, told)
+        notes = bill.spent.note(call.payer)  # beside the first thing that the log takes of the call
         if call.asked is None or read is None or not read.answer.choices:
             what = "the request" if call.asked is None else "the upstream's answer"
             logger.warning("%s: %s is none of %s that can be read", session.id, what, call.reader.dialect.name)
-            recorder.missed(session, "model_call", f"{what} is none of {call.reader.dialect.name} that can be read")
+            reason = f"{what} is none of {call.reader.dialect.name} that can be read"
+            recorder.missed(session, "model_call", reason, notes)
             return
         turn = session.turns
         session.lineages.turns = turn + 1
@@ -254,26 +275,30 @@ class Passthrough:
             if at and size < LARGE:
                 yield None
             try:
-                body, draft = self._body(call, response, read.answer, said, turn, finish, at), None
+                body, draft = (
+                    self._body(call, told, read.answer, said, turn, 0.0 if at and bill.cost else bill.cost),
+                    None,
+                )
                 if size >= LARGE:
                     draft = recorder.draft(session, "model_call", body, actor="policy")
                     yield draft.write
             except Exception as error:  # whatever it is, the client has its answer, and the next choice its record
                 logger.exception("a choice of a call of %s cannot be captured", session.id)
                 call.lost = True
-                recorder.missed(session, "model_call", f"not recordable: {type(error).__name__}")
+                recorder.missed(session, "model_call", f"not recordable: {type(error).__name__}", notes)
+                notes = {}
                 continue
-            notes = {} if at else _spent(call, read.answer).note(call.payer)
             id = recorder.record(
                 session, "model_call", body, actor="policy", event_time=call.when, draft=draft, notes=notes
             )
+            notes = {}
             call.lost = call.lost or id is None
             try:
                 self._known(call, call.asked, read.answer.id, said, digest, recorded=id is not None, first=not at)
             except Exception:  # the call is recorded: only what later calls may say of it is lost
                 logger.exception("%s: what a choice said cannot be looked into", session.id)
-        if unread:
-            reason = f"{unread} parts of the upstream's stream could not be read"
+        if told.unread:
+            reason = f"{told.unread} parts of the upstream's stream could not be read"
             recorder.missed(session, "model_call", reason)
         if len(read.answer.choices) > room:
             reason = f"{len(read.answer.choices) - room} of the upstream's choices are more than a record holds"
@@ -295,11 +320,10 @@ class Passthrough:
         self.gateway.sessions.replied(session, digest)
 
     def _body(
-        self, call: Passed, response: bytes, answer: WholeAnswer, said: Said, turn: int, finish: str | None, at: int
+        self, call: Passed, told: Told, answer: WholeAnswer, said: Said, turn: int, cost: float | None
     ) -> ModelCall:
         now = time.perf_counter()
         prompt, completion, cached = answer.usage
-        priced = cost(call.rule.prices, answer.usage)
         return {
             "call_id": new_id(),
             "response_id": answer.id,
@@ -314,9 +338,9 @@ class Passthrough:
             "output_logprobs": empty("float32"),
             "output_versions": empty("int32"),
             "request": call.body,
-            "response": response,
+            "response": told.response,
             "sampling": call.head.sampling(),
-            "finish_reason": finish or said.finish or ABORT,
+            "finish_reason": told.finish or said.finish or ABORT,
             "stop_condition": None,
             "engine": call.upstream.engine,
             "engine_version": call.upstream.client.base_url,
@@ -324,7 +348,7 @@ class Passthrough:
             "tokenizer_hash": "",
             "template_hash": "",
             "usage": {"prompt": prompt, "completion": completion, "cached": cached},
-            "cost": 0.0 if at and priced is not None else priced,  # the first choice bears it for all
+            "cost": cost,
             "latency_us": int((now - call.began) * 1e6),
             "ttft_us": int(((call.first or now) - call.began) * 1e6),
             "trainable": False,
@@ -333,17 +357,22 @@ class Passthrough:
         }
 
 
-def _spent(call: Passed, answer: WholeAnswer) -> Spent:
-    """What a whole answer cost; its first record bears it."""
-    texts = (text for said in answer.choices for text in _texts(said.message))
-    return spent(call.rule.prices, answer.usage, [call.body, *texts])
+def _told(call: Passed, events: Events) -> Told:
+    """What a stream amounts to so far."""
+    response, read = call.reader.whole(events, call.before)
+    return Told(response, read, events.size, events.unread, events.unread_bytes, events.finish, streamed=True)
 
 
-def _texts(reply: Message) -> Iterator[str]:
-    yield reply["content"] or ""
-    yield reply.get("reasoning_content") or ""
-    for asked in reply.get("tool_calls") or ():
-        yield asked["function"]["arguments"]
+def _bill(call: Passed, told: Told) -> Bill:
+    """What a call bears: what its upstream counted, which is final for an answer that came to its end; in place of what
+    is not known an estimate, of which no record says that it is the cost."""
+    read, answer = told.read, told.read.answer if told.read else NO_ANSWER
+    aborted = any((told.finish or said.finish or ABORT) == ABORT for said in answer.choices)
+    size = read.size + told.unread_bytes if read and answer.choices else told.size
+    final = not (told.streamed and aborted)
+    usage = borne(answer.usage, len(call.body), size, final=final)
+    known = final and usage == answer.usage
+    return Bill(spent(call.rule.prices, usage), cost(call.rule.prices, usage) if known else None)
 
 
 def _understood(reader: Reader, body: bytes) -> Asked | None:

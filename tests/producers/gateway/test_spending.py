@@ -20,7 +20,7 @@ from millrace.infra.errors import ConfigError
 from millrace.producers.gateway.errors import ApiError
 from millrace.producers.gateway.prices import Prices
 from millrace.producers.gateway.rendering.template import TemplateRenderer
-from millrace.producers.gateway.spending import SPENT, KeyLimits, Spending, Spent, spent, told
+from millrace.producers.gateway.spending import SPENT, KeyLimits, Spending, Spent, borne, bytes_in, spent, told
 from millrace.producers.gateway.upstreams.routes import Rule
 from millrace.producers.gateway.upstreams.upstreams import Upstream, Upstreams
 from millrace.schemas.ids import now_micros
@@ -227,4 +227,5 @@ def test_a_budget_lasts_no_longer_than_the_log_that_tells_of_it(tmp_path: Path) 
 
 
 def test_what_nobody_counted_counts_by_its_bytes() -> None:
-    assert spent(None, (0, 0, 0), [b"12345678", "\u65e5" * 4]).tokens == 2 + 3
+    usage = borne((0, 0, 0), 8, bytes_in([{"text": "\u65e5" * 4, "logprobs": ["none"]}]))
+    assert spent(None, usage).tokens == 2 + 3

@@ -1,0 +1,86 @@
+"""A message of unknown fields put together again from the pieces in which it was streamed.
+
+Invariants: texts follow each other, lists grow, maps are put together the same way one level deep, and anything else is
+as it came last; a message that came in one piece is itself; there are at most `FIELDS` fields, and at most
+`bounds.VALUES` values in all lists."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from millrace.schemas import bounds
+
+FIELDS = 64
+LASTING = frozenset({"role", "id", "type", "name", "object"})
+"""texts that name something: each is told whole, however often"""
+
+
+class Pieces:
+    """The fields that came. `room`: values that lists may still take."""
+
+    def __init__(self, level: int = 0) -> None:
+        self.room = bounds.VALUES // 2
+        self._level = level
+        self._fields: dict[str, Any] = {}
+
+    def take(self, fields: Mapping[str, Any]) -> bool:
+        """One more piece of each of these fields; whether all of them found room."""
+        good = True
+        for name, value in fields.items():
+            if value is not None:
+                good &= (name in self._fields or len(self._fields) < FIELDS) and self._take(name, value)
+        return good
+
+    def _take(self, name: str, value: Any) -> bool:
+        match value, self._fields.get(name):
+            case str(), _ if name in LASTING:
+                if value or name not in self._fields:
+                    self._fields[name] = value
+            case str(), _Text() as held:
+                held.append(value)
+            case str(), _:
+                self._fields[name] = _Text([value])
+            case list(), held:
+                size = _values(value)
+                if size > self.room:
+                    return False
+                self.room -= size
+                if type(held) is not list:
+                    held = self._fields[name] = []
+                held += value
+            case dict(), Pieces() as held:
+                return held.take(value)
+            case dict(), _ if self._level == 0:
+                held = self._fields[name] = Pieces(1)
+                return held.take(value)
+            case _:
+                self._fields[name] = value
+        return True
+
+    def whole(self) -> dict[str, Any]:
+        """The fields as far as they came."""
+        return {name: _whole(value) for name, value in self._fields.items()}
+
+
+class _Text(list[str]):
+    """Pieces of one text."""
+
+
+def _whole(value: Any) -> Any:
+    if isinstance(value, _Text):
+        return "".join(value)
+    return value.whole() if isinstance(value, Pieces) else value
+
+
+def _values(given: list[Any]) -> int:
+    """How many values a list holds, on all levels."""
+    count, rest = 0, list[Any](given)
+    while rest:
+        value = rest.pop()
+        count += 1
+        if isinstance(value, list):
+            rest += value
+        elif isinstance(value, dict):
+            rest += value.values()
+    return count
