@@ -54,6 +54,8 @@ def check(settings: Settings) -> Iterator[Answer]:
         yield Answer("tasks", "warning", "[rollout] agent is set and [rollout] tasks is not: it has nothing to do")
     yield _apart(settings, _ask("verifier", lambda: _verifier(settings)))
     yield _ask("algorithm", lambda: _algorithm(settings))
+    if said := settings.unbound:
+        yield Answer("budgets", "warning", said)
 
 
 def _ask(question: str, find: Callable[[], str]) -> Answer:

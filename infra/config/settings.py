@@ -17,6 +17,7 @@ from millrace.infra.config.keys import faults, with_workers
 from millrace.infra.config.masking import in_arguments, in_text
 from millrace.infra.config.serving import Engine, Gateway, Otlp, Warehouse
 from millrace.infra.config.training import Learner
+from millrace.infra.config.unpriced import unbound, useless
 from millrace.infra.config.upstreams import misrouted
 from millrace.infra.config.wire import Archive, Kafka, Telemetry, Topics
 from millrace.infra.log.topics import TopicSizes
@@ -121,6 +122,8 @@ class Settings(BaseSettings):
                     f"{self.topics.short_hours}: a gateway that starts learns what was spent from its capture log, "
                     "which is kept no longer"
                 )
+        if fault := useless(self.gateway, self.policy.name, self.policy.prices):
+            raise ValueError(fault)
         if self.warehouse.read_url.get_secret_value() and not self.warehouse.url.get_secret_value():
             raise ValueError("[warehouse] read_url is how to read from the server of [warehouse] url: set that too")
         hours = self.topics.short_hours if self.archive.raw else self.topics.long_hours
@@ -139,6 +142,11 @@ class Settings(BaseSettings):
                     f"127.0.0.1 only: set local = false there, or an address of this machine"
                 )
         return self
+
+    @property
+    def unbound(self) -> str | None:
+        """What no budget of a key binds, since it has no price; None where there is nothing of that kind."""
+        return unbound(self.gateway, self.policy.name, self.policy.prices)
 
     @property
     def adapters(self) -> bool:

@@ -90,7 +90,9 @@ class Shape(msgspec.Struct, frozen=True, gc=False):
 
 class Ask(msgspec.Struct, kw_only=True):
     """A request. `tools` are as templates want them. `given` is the request as its dialect parsed it, for what that
-    dialect alone needs when it answers. `max_tokens` beyond the room that is left is cut to it where `fitted`."""
+    dialect alone needs when it answers. `max_tokens` beyond the room that is left is cut to it where `fitted`; where
+    neither it nor its session says how many, `usual_tokens` are sampled at most, None: as many as there is room for.
+    `asked_in`: the field that holds what is asked."""
 
     model: str
     turns: list[Turn]
@@ -103,6 +105,8 @@ class Ask(msgspec.Struct, kw_only=True):
     n: int = 1
     max_tokens: int | None = None
     fitted: bool = False
+    usual_tokens: int | None = None
+    asked_in: str = "messages"
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None

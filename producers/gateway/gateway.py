@@ -73,7 +73,6 @@ class Gateway:
         self.sessions = sessions
         self.recorder = recorder
         self.fleet = fleet
-        self.renderer = renderer
         self.stopping = False
         """no new call is taken any more"""
         self.served: dict[str, Served] = {}
@@ -211,7 +210,8 @@ class Gateway:
         try:
             # A call from here on: neither silence nor another call's failure ends its session meanwhile.
             with self.calling(session, response_id):
-                await aside(len(body), lineages.write, plan, request.tools, served.renderer, request.prompt)
+                size = len(body) + plan.weight
+                await aside(size, lineages.write, plan, request.tools, served.renderer, request.prompt)
                 grammar = None
                 if request.held:
                     grammar = await aside(len(body), grammar_of, request, served.renderer.marks(plan.prompt))
@@ -225,7 +225,7 @@ class Gateway:
             session.lineages_of(served.policy).withdraw(plan)
             self.unbegun(session)
             if isinstance(error, RenderError):
-                raise _unwritten(error) from error
+                raise _unwritten(error, request.asked_in) from error
             if isinstance(error, EngineRejected):
                 raise of_engine(error) from error
             if isinstance(error, EngineError):
@@ -256,7 +256,7 @@ class Gateway:
         try:
             return await aside(len(body), self._counted, parse, body)
         except RenderError as error:
-            raise _unwritten(error) from error
+            raise _unwritten(error, "messages") from error
 
     def _served(self, policy: str) -> Served:
         """A policy that is served here; for one that is not any more, the gateway's own."""
@@ -437,8 +437,6 @@ class Gateway:
                 with_reply = keys.extend(plan.digests[-1], reply)
                 self.sessions.replied(session, with_reply, reply)
                 told = call.dialect.record(call, choice) if responses is None else responses[at]
-                if call.request.stored is not None and choice.reason != ABORT:
-                    self.sessions.stored.keep(call.response_id, session, call.request.stored, told)
                 body, breach = call.record(choice, told, call.target.url)
                 draft = None
                 if len(call.body) + len(told) + len(plan.packed) >= LARGE:
@@ -471,6 +469,8 @@ class Gateway:
                 policy=policy,
             )
             call.lost = call.lost or id is None
+            if call.request.stored is not None and choice.reason != ABORT and (id or not self.recorder.required):
+                self.sessions.stored.keep(call.response_id, session, call.request.stored, told)
             session.asks.called(plan.messages, call.when, plan.supersedes)
             session.asks.replied(call.response_id, reply, now_micros())
             if not at:
@@ -572,11 +572,11 @@ def _ended(session: Session) -> ApiError:
     return ApiError(403, f"Session {session.id} has ended: start a new one", code="session_ended")
 
 
-def _unwritten(error: RenderError) -> ApiError:
+def _unwritten(error: RenderError, asked_in: str) -> ApiError:
     """The template does not write these messages, or the context does not hold them."""
     if isinstance(error, PromptTooLong):
-        return too_long()
-    return ApiError(400, str(error), param="messages", code="unsupported_messages")
+        return too_long(asked_in)
+    return ApiError(400, str(error), param=asked_in, code="unsupported_messages")
 
 
 def _unserved(error: EngineError) -> ApiError:

@@ -100,9 +100,14 @@ class CallStart:
     stored: list[int] = field(default_factory=list)
     past: list[Message] = field(default_factory=list)
     known: list[Message] | None = None
-    tips: list[tuple[Node, list[int]]] = field(default_factory=list)
+    tips: list[tuple[Node, array[int]]] = field(default_factory=list)
     packed: bytes = b""
     options: Options = field(default_factory=dict)
+
+    @property
+    def weight(self) -> int:
+        """Bytes, roughly, that `write` reads beside the request."""
+        return ITEM * sum(len(tokens) for _, tokens in self.tips)
 
 
 class Placed(TypedDict):
@@ -127,10 +132,6 @@ class Lineages:
         self.turns = 0
         self.folded = 0
         """calls that `apply` was given"""
-
-    def knows(self, digest: bytes) -> bool:
-        """Whether a conversation with this digest ends with a reply of this session."""
-        return digest in self._nodes
 
     def open(
         self,
@@ -164,9 +165,7 @@ class Lineages:
             return
         if _raw(plan.messages):
             plan.tips = [
-                (node, node.lineage.tokens[: node.length].tolist())
-                for node in self._raw.values()
-                if node.lineage.tip is node
+                (node, node.lineage.tokens[: node.length]) for node in self._raw.values() if node.lineage.tip is node
             ]
             plan.opened = "its prompt begins with no earlier one and its reply" if self._raw else "it is the first call"
             return
@@ -217,12 +216,13 @@ class Lineages:
         for node, tokens in sorted(plan.tips, key=lambda tip: len(tip[1]), reverse=True):
             rest: list[int] | None = None
             if not isinstance(prompt, str):
-                rest = list(prompt[len(tokens) :]) if list(prompt[: len(tokens)]) == tokens else None
+                if len(tokens) <= len(prompt) and list(prompt[: len(tokens)]) == tokens.tolist():
+                    rest = list(prompt[len(tokens) :])
             elif prompt.startswith(text := renderer.decode(tokens)):
                 rest = renderer.encode(prompt[len(text) :])
             if rest is not None:
                 plan.lineage, plan.tip, plan.keep, plan.opened = node.lineage, node, node.length, None
-                plan.prompt = tokens + rest
+                plan.prompt = tokens.tolist() + rest
                 return
         plan.prompt = renderer.encode(prompt) if isinstance(prompt, str) else list(prompt)
 

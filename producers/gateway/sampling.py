@@ -16,14 +16,16 @@ def to_sampling(ask: Ask, defaults: dict[str, Any], room: int, grammar: Grammar 
 
     Raises ApiError 400 when the prompt fills the context, EngineRejected for values no engine takes."""
     if room < 1:
-        raise too_long()
+        raise too_long(ask.asked_in)
     asked = min(ask.max_tokens, room) if ask.fitted and ask.max_tokens is not None else ask.max_tokens
+
+    usual = room if ask.usual_tokens is None else ask.usual_tokens
 
     def pick(value: Any, name: str, default: Any) -> Any:
         return value if value is not None else defaults.get(name, default)
 
     sampling = Sampling(
-        max_tokens=asked if asked is not None else min(int(defaults.get("max_tokens", room)), room),
+        max_tokens=asked if asked is not None else min(int(defaults.get("max_tokens", usual)), room),
         temperature=float(pick(ask.temperature, "temperature", 1.0)),
         top_p=float(pick(ask.top_p, "top_p", 1.0)),
         top_k=int(pick(ask.top_k, "top_k", 0)),
@@ -47,8 +49,7 @@ def to_sampling(ask: Ask, defaults: dict[str, Any], room: int, grammar: Grammar 
     return sampling
 
 
-def too_long() -> ApiError:
-    """The refusal of a prompt that leaves no room for a reply."""
-    return bad_request(
-        "The conversation is longer than the model's context", param="messages", code="context_length_exceeded"
-    )
+def too_long(asked_in: str) -> ApiError:
+    """The refusal of a prompt, in this field of its request, that leaves no room for a reply."""
+    said = "The conversation is longer than the model's context"
+    return bad_request(said, param=asked_in, code="context_length_exceeded")

@@ -115,6 +115,8 @@ async def _run(settings: Settings, bus: Bus) -> None:
     required = settings.gateway.capture == "required"
     recorder = Recorder(log, settings.reward.key.get_secret_value(), required=required, spending=spending)
     gateway = Gateway(options, sessions, recorder, fleet, renderer, others)
+    if said := settings.unbound:
+        logger.warning("%s", said)
     forwarder.start()
     watch = WorkersWatch(bus, full_name(settings.namespace, "workers"), loop, gateway.observe)
     watch.start()

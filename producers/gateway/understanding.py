@@ -47,7 +47,7 @@ def understand(dialect: Dialect, body: bytes, recalled: Recalled, options: Gatew
         most = options.max_body_bytes // len(body)
         raise bad_request(f"n: a request of {len(body)} bytes may ask for at most {most} choices", param="n")
     if used and len(body) > options.max_body_bytes:
-        raise too_long()
+        raise too_long(request.asked_in)
     messages = messages_of(request.turns) if request.prompt is None else [prompt_message(request.prompt)]
     digests = keys.chain(messages, request.tools)
     return Understood(request, messages, digests, keys.request_hash(body), body, used, template_options(body))

@@ -14,8 +14,7 @@ from millrace.producers.gateway.errors import ApiError
 from millrace.producers.gateway.protocols.base import Dialect, Recorded, ReplyStream, StreamEvent
 from millrace.producers.gateway.protocols.chat_reader import ChatReader
 from millrace.producers.gateway.protocols.chat_request import ask_of, parse_any, parse_chat
-
-DONE = StreamEvent("", b"[DONE]")
+from millrace.producers.gateway.protocols.common import DONE, usage_of
 
 
 class Chat(Dialect):
@@ -39,7 +38,7 @@ class Chat(Dialect):
             }
             for choice in choices
         ]
-        return orjson.dumps({**_head(call, "chat.completion"), "choices": told, "usage": _usage(call)})
+        return orjson.dumps({**_head(call, "chat.completion"), "choices": told, "usage": usage_of(call)})
 
     def streamed(self, call: Call) -> ReplyStream:
         return ChatStream(call)
@@ -96,7 +95,7 @@ class ChatStream(ReplyStream):
         out = [self._event(choice, {}, finish=choice.reason) for choice in call.choices]
         options = call.request.given.stream_options
         if options is not None and options.include_usage:
-            body = {**_head(call, "chat.completion.chunk"), "choices": [], "usage": _usage(call)}
+            body = {**_head(call, "chat.completion.chunk"), "choices": [], "usage": usage_of(call)}
             out.append(StreamEvent("", orjson.dumps(body)))
         return [*out, DONE]
 
@@ -115,17 +114,6 @@ def _head(call: Call, kind: str) -> dict[str, Any]:
         "created": call.when // 1_000_000,
         "model": call.request.model,
         "system_fingerprint": None,
-    }
-
-
-def _usage(call: Call) -> dict[str, Any]:
-    """Token counts as OpenAI reports them."""
-    prompt, completion = len(call.plan.prompt), sum(len(choice.ids) for choice in call.choices)
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": completion,
-        "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": call.cached},
     }
 
 

@@ -34,6 +34,7 @@ from millrace.producers.gateway.conversation import (
     unsupported,
 )
 from millrace.producers.gateway.errors import bad_request
+from millrace.producers.gateway.protocols.common import decoded
 from millrace.producers.gateway.rendering.base import Message, Tools
 from millrace.schemas import bounds
 
@@ -235,14 +236,7 @@ def _usual_call(call: Any) -> Any:
 
 def parse_chat(body: bytes) -> ChatRequest:
     """The request. Raises ApiError 400 for what is no JSON, has wrong types, or asks for what is not served."""
-    shape.check(body)
-    try:
-        request = _decoder.decode(body)
-    except msgspec.ValidationError as error:
-        message, _, path = str(error).partition(" - at `$")
-        raise bad_request(message, param=path.strip("`.") or None) from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise bad_request(f"The body is not valid JSON: {error}") from None
+    request: ChatRequest = decoded(_decoder, body, named=False)
     _check(request)
     return request
 

@@ -11,18 +11,18 @@ from typing import Annotated, Any
 import msgspec
 import orjson
 
-from millrace.producers.gateway import keys, shape
+from millrace.producers.gateway import keys
 from millrace.producers.gateway.call import Call, Choice
 from millrace.producers.gateway.conversation import Ask, Part, Text, check_stops, prompt_message, unsupported
 from millrace.producers.gateway.errors import ApiError, bad_request
 from millrace.producers.gateway.protocols.base import Dialect, Recorded, ReplyStream, StreamEvent
 from millrace.producers.gateway.protocols.chat_request import Count, Name, StreamOptions, Whole, biases
+from millrace.producers.gateway.protocols.common import DONE, decoded, usage_of
 from millrace.producers.gateway.protocols.completions_reader import CompletionsReader, message_of, numbered
 from millrace.schemas import bounds
 
-DONE = StreamEvent("", b"[DONE]")
 MOST = 16
-"""tokens of a reply where the request does not say how many, as at OpenAI"""
+"""tokens of a reply where neither the request nor its session says how many, as at OpenAI"""
 Token = Annotated[int, msgspec.Meta(ge=0, le=bounds.INT)]
 Prompt = str | list[Token | str | list[Token]]
 
@@ -77,7 +77,7 @@ class Completions(Dialect):
     reader = CompletionsReader
 
     def parse(self, body: bytes) -> Ask:
-        request: CompletionsRequest = _decoded(_decoder, body)
+        request: CompletionsRequest = decoded(_decoder, body, named=False)
         _check(request)
         return Ask(
             model=request.model,
@@ -85,7 +85,9 @@ class Completions(Dialect):
             prompt=_prompt(request.prompt),
             stream=bool(request.stream),
             n=request.n or 1,
-            max_tokens=MOST if request.max_tokens is None else request.max_tokens,
+            max_tokens=request.max_tokens,
+            usual_tokens=MOST,
+            asked_in="prompt",
             temperature=request.temperature,
             top_p=request.top_p,
             top_k=request.top_k,
@@ -104,7 +106,7 @@ class Completions(Dialect):
 
     def whole(self, call: Call, choices: Sequence[Choice]) -> bytes:
         told = [_choice(call, choice, _said(choice), 0, len(choice.ids), choice.reason) for choice in choices]
-        return orjson.dumps({**_head(call), "choices": told, "usage": _usage(call)})
+        return orjson.dumps({**_head(call), "choices": told, "usage": usage_of(call)})
 
     def streamed(self, call: Call) -> ReplyStream:
         return CompletionsStream(call)
@@ -116,7 +118,7 @@ class Completions(Dialect):
         return response.get("object") == "text_completion"
 
     def read(self, request: bytes, response: Mapping[str, Any]) -> Recorded:
-        asked: AnyCompletions = _decoded(_any_decoder, request)
+        asked: AnyCompletions = decoded(_any_decoder, request, named=False)
         replies = {number: message_of(choice) for number, choice in numbered(response)}
         return Recorded([prompt_message(_recorded(asked.prompt))], None, replies)
 
@@ -145,22 +147,11 @@ class CompletionsStream(ReplyStream):
             out.append(self._event([_choice(call, choice, "", ended, ended, choice.reason)]))
         options = call.request.given.stream_options
         if options is not None and options.include_usage:
-            out.append(self._event([], usage=_usage(call)))
+            out.append(self._event([], usage=usage_of(call)))
         return [*out, DONE]
 
     def _event(self, choices: Sequence[Mapping[str, Any]], **more: Any) -> StreamEvent:
         return StreamEvent("", orjson.dumps({**_head(self._call), "choices": choices, **more}))
-
-
-def _decoded(decoder: Any, body: bytes) -> Any:
-    shape.check(body)
-    try:
-        return decoder.decode(body)
-    except msgspec.ValidationError as error:
-        message, _, path = str(error).partition(" - at `$")
-        raise bad_request(message, param=path.strip("`.") or None) from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise bad_request(f"The body is not valid JSON: {error}") from None
 
 
 def _check(request: CompletionsRequest) -> None:
@@ -231,13 +222,3 @@ def _logprobs(call: Call, choice: Choice, start: int, end: int, before: int) -> 
         tops = [{name(id): max(logprob, -9999.0) for id, logprob in others} for others in rivals]
     logprobs = [max(logprob, -9999.0) for logprob in choice.logprobs[start:end]]
     return {"tokens": texts, "token_logprobs": logprobs, "top_logprobs": tops, "text_offset": offsets}
-
-
-def _usage(call: Call) -> dict[str, Any]:
-    prompt, completion = len(call.plan.prompt), sum(len(choice.ids) for choice in call.choices)
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": completion,
-        "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": call.cached},
-    }

@@ -33,6 +33,7 @@ from millrace.producers.gateway.conversation import (
     unsupported,
 )
 from millrace.producers.gateway.errors import ApiError, bad_request
+from millrace.producers.gateway.protocols.common import decoded
 from millrace.producers.gateway.rendering.base import Tools
 from millrace.schemas import bounds
 
@@ -115,32 +116,20 @@ _any_decoder = msgspec.json.Decoder(AnyMessages)
 
 def parse_messages(body: bytes) -> MessagesRequest:
     """The request. Raises ApiError 400 for what is no JSON, or has wrong types."""
-    request: MessagesRequest = _decoded(_decoder, body)
+    request: MessagesRequest = decoded(_decoder, body)
     return request
 
 
 def parse_count(body: bytes) -> CountRequest:
     """The same for a request to count tokens."""
-    request: CountRequest = _decoded(_count_decoder, body)
+    request: CountRequest = decoded(_count_decoder, body)
     return request
 
 
 def parse_any(body: bytes) -> AnyMessages:
     """The little that any request must have. Raises ApiError 400."""
-    request: AnyMessages = _decoded(_any_decoder, body)
+    request: AnyMessages = decoded(_any_decoder, body)
     return request
-
-
-def _decoded(decoder: Any, body: bytes) -> Any:
-    shape.check(body)
-    try:
-        return decoder.decode(body)
-    except msgspec.ValidationError as error:
-        message, _, path = str(error).partition(" - at `$")
-        place = path.strip("`.")
-        raise bad_request(f"{place}: {message}" if place else message, param=place or None) from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise bad_request(f"The body is not valid JSON: {error}") from None
 
 
 def ask_of(request: CountRequest) -> Ask:

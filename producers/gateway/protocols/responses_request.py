@@ -12,7 +12,6 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from millrace.producers.gateway import shape
 from millrace.producers.gateway.conversation import (
     Ask,
     Forced,
@@ -30,6 +29,7 @@ from millrace.producers.gateway.conversation import (
     unsupported,
 )
 from millrace.producers.gateway.errors import ApiError, bad_request
+from millrace.producers.gateway.protocols.common import decoded
 from millrace.producers.gateway.protocols.responses_tools import (
     bounded,
     custom_arguments,
@@ -114,32 +114,21 @@ _any_decoder = msgspec.json.Decoder(AnyResponses)
 
 def parse_responses(body: bytes) -> ResponsesRequest:
     """The request. Raises ApiError 400 for what is no JSON, or has wrong types."""
-    request: ResponsesRequest = _decoded(_decoder, body)
+    request: ResponsesRequest = decoded(_decoder, body)
     return request
 
 
 def parse_any(body: bytes) -> AnyResponses:
     """The little that any request must have. Raises ApiError 400."""
-    request: AnyResponses = _decoded(_any_decoder, body)
+    request: AnyResponses = decoded(_any_decoder, body)
     return request
-
-
-def _decoded(decoder: Any, body: bytes) -> Any:
-    shape.check(body)
-    try:
-        return decoder.decode(body)
-    except msgspec.ValidationError as error:
-        message, _, path = str(error).partition(" - at `$")
-        place = path.strip("`.")
-        raise bad_request(f"{place}: {message}" if place else message, param=place or None) from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise bad_request(f"The body is not valid JSON: {error}") from None
 
 
 def ask_of(request: ResponsesRequest) -> Ask:
     """What a request asks. Raises ApiError 400 for what is not served."""
     _check(request)
     ask = Ask(
+        asked_in="input",
         model=request.model,
         turns=turns_of(request),
         tools=tools_of(request.tools),

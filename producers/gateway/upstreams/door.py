@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 from starlette.requests import Request
@@ -29,7 +30,7 @@ from millrace.producers.gateway.upstreams.routes import Rule
 from millrace.producers.gateway.upstreams.sending import first_answer
 from millrace.producers.gateway.upstreams.upstreams import Upstream, Upstreams
 from millrace.producers.gateway.whose import hints
-from millrace.schemas.ids import now_micros
+from millrace.schemas.ids import new_id, now_micros
 
 Refusal = Callable[[BaseException], Response]
 
@@ -130,17 +131,21 @@ class Door:
         path: str,
         users: Sequence[Any] = (),
     ) -> UpstreamReply:
-        """The upstream's answer to a request that is not captured. Raises ApiError."""
+        """The upstream's answer to a request that is not captured; its session is not silent meanwhile. Raises
+        ApiError."""
         path = f"{path}?{request.url.query}" if request.url.query else path
         sent = await aside(len(body), renamed, body, rule.send_as) if rule.send_as else body
-        headers = asked_with(request.headers, caller.tenant, hints(request.headers, *users).subject)
+        said = hints(request.headers, *users)
+        headers = asked_with(request.headers, caller.tenant, said.subject)
+        session = caller.session or (self._gateway.sessions.named(caller.tenant, said) if said.name else None)
 
         async def to(upstream: Upstream) -> UpstreamReply:
             return await upstream.client.ask(path, sent, headers)
 
         chain = self._upstreams.chain(rule, api)
         try:
-            return await first_answer(chain, to, caller.key or caller.tenant, self._upstreams.first_s)
+            with self._gateway.calling(session, new_id()) if session is not None else nullcontext():
+                return await first_answer(chain, to, caller.key or caller.tenant, self._upstreams.first_s)
         except EngineError as error:
             raise of_engine(error) from error
 

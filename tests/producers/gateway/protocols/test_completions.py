@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from millrace.producers.gateway.lineage import ITEM, RAW_KEPT
 from millrace.producers.gateway.rendering.plain import PlainParser
 from millrace.producers.gateway.rendering.template import TemplateRenderer
+from millrace.producers.gateway.shape import HEAVY
 from millrace.schemas.arrays import unpack
 from tests.support.gateway_world import ScriptedEngine, World, world
 
@@ -44,6 +47,46 @@ async def test_the_engine_gets_the_tokens_of_the_prompt_and_no_others(w: World, 
     # As at OpenAI, a reply has 16 tokens where nobody says how many.
     await w.http.post("/v1/completions", json={"model": "m", "prompt": text})
     assert w.engine.asked[-1].sampling.max_tokens == 16
+
+
+async def test_a_session_says_how_many_tokens_a_reply_has_where_its_request_does_not(w: World) -> None:
+    key = (await w.start(sampling={"max_tokens": 77}))["api_key"]
+    for more, most in (({}, 77), ({"max_tokens": 5}, 5)):
+        asked = {"model": "m", "prompt": "hi", **more}
+        answer = await w.http.post("/v1/completions", json=asked, headers={"authorization": f"Bearer {key}"})
+        assert answer.status_code == 200, answer.text
+        assert w.engine.asked[-1].sampling.max_tokens == most
+
+
+async def test_a_prompt_that_is_too_long_is_that_of_the_request(w: World) -> None:
+    for prompt in ("word " * 5000, [1] * 5000):
+        with pytest.raises(openai.BadRequestError) as caught:
+            await complete(w, prompt)
+        assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "prompt")
+    with pytest.raises(openai.BadRequestError, match="no token") as caught:
+        await complete(w, [2**31 - 1])
+    assert caught.value.param == "prompt"
+
+
+async def test_a_short_prompt_is_not_compared_with_long_ones_on_the_loop(
+    w: World, renderer: TemplateRenderer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is decoded for a call is little, or decoded beside the loop."""
+    key = (await w.start())["api_key"]
+    for at in range(RAW_KEPT):
+        await complete(w, [*([1] * 300), at], key)
+    decoded: list[int] = []
+    decode = TemplateRenderer.decode
+
+    def seen(self: TemplateRenderer, ids: Any) -> str:
+        if threading.current_thread() is threading.main_thread():
+            decoded.append(len(ids))
+        return decode(self, ids)
+
+    monkeypatch.setattr(TemplateRenderer, "decode", seen)
+    for prompt in ("hi", [1, 2]):
+        await complete(w, prompt, key)
+    assert sum(decoded) * ITEM < HEAVY
 
 
 async def test_tokens_go_on_behind_tokens(w: World, renderer: TemplateRenderer) -> None:

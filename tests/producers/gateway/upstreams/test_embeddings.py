@@ -22,6 +22,7 @@ from millrace.producers.gateway.spending import KeyLimits
 from millrace.producers.gateway.upstreams.embeddings import usage
 from millrace.producers.gateway.upstreams.routes import Rule
 from millrace.producers.gateway.upstreams.upstreams import Upstream, Upstreams, make
+from millrace.producers.gateway.whose import hints
 from tests.support.fake_http import FakeServer, Script, answer, hang_up, serving, stay_silent
 from tests.support.gateway_world import ScriptedEngine, World, world
 
@@ -128,6 +129,33 @@ async def test_who_leaves_has_spent_what_was_asked(tmp_path: Path) -> None:
         call.cancel()
         while not w.gateway.recorder.spending.used("mine", 0).tokens:
             await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("path", [PATH, COUNT])
+@pytest.mark.parametrize("named", [False, True])
+async def test_a_session_is_not_silent_while_its_embeddings_are_made(tmp_path: Path, path: str, named: bool) -> None:
+    asked, told = asyncio.Event(), asyncio.Event()
+
+    async def slowly(writer: asyncio.StreamWriter) -> None:
+        asked.set()
+        await told.wait()
+        await answer(SAID)(writer)
+
+    async with before(tmp_path, slowly) as (w, _, _):
+        started = (await w.http.post("/v1/sessions", json={}, headers=ASKED)).json()
+        session = w.gateway.sessions.live[started["session"]]
+        own = {"authorization": f"Bearer {started['api_key']}"}
+        if named:
+            own = {**ASKED, "x-millrace-session": "mine"}
+            session = w.gateway.sessions.unsolicited("local", hints(own), (), 1)
+            w.gateway.sessions.add(session)
+        call = asyncio.create_task(w.http.post(path, content=BODY, headers=own))
+        await asked.wait()
+        assert session.busy
+        assert session not in w.gateway.sessions.idle(0)
+        told.set()
+        assert (await call).status_code == 200
+        assert not session.busy
 
 
 async def test_keys_are_those_of_calls(tmp_path: Path) -> None:
