@@ -21,8 +21,8 @@ from millrace.infra.log.kafka.bus import KafkaBus
 from millrace.infra.log.topics import full_name
 from millrace.schemas import codec
 from millrace.schemas.ids import new_id
+from millrace.testing.events import Episode
 from tests.streams.test_serve import PROGRAM, ROOT
-from tests.support.events import Episode
 from tests.support.players import Plan, version_zero
 
 pytestmark = [pytest.mark.slow, pytest.mark.kafka, pytest.mark.timeout(900)]

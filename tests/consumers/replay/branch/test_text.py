@@ -19,9 +19,9 @@ from millrace.infra.errors import BranchError
 from millrace.infra.log.base import Outgoing
 from millrace.producers.gateway.rendering.spoken import MISREAD
 from millrace.schemas import codec
+from millrace.testing.events import Episode
 from millrace.trainers.tasks import sort_digits
 from tests.support.branches import branch, events
-from tests.support.events import Episode
 from tests.support.feed import feed
 from tests.support.learners import Place
 
