@@ -1,1 +1,27 @@
-"""What users test their own stages, engines and verifiers with."""
+"""What users test their own stages and verifiers with; Millrace's own tests use the same.
+
+events      builders of episodes, as a gateway writes them
+verifiers   judging as the reward role judges, and the contract of a verifier
+stages      the contract of a stage, checked by whole histories with deaths
+world       the deployment in memory that such histories run in
+
+Invariants: nothing of the product imports this room; a test pins the names below."""
+
+from millrace.testing.events import Episode, model_call, reward_body
+from millrace.testing.stages import Sent, check_stage
+from millrace.testing.verifiers import Attempt, check_verifier, judge
+from millrace.testing.world import CALM, Chances, World
+
+__all__ = [
+    "CALM",
+    "Attempt",
+    "Chances",
+    "Episode",
+    "Sent",
+    "World",
+    "check_stage",
+    "check_verifier",
+    "judge",
+    "model_call",
+    "reward_body",
+]
