@@ -74,7 +74,7 @@ class Raises(Broken):
 
 def test_the_public_names() -> None:
     builders = {"Attempt", "Episode", "Sent", "model_call", "reward_body"}
-    checks = {"check_stage", "check_verifier", "judge"}
+    checks = {"check_detector", "check_stage", "check_verifier", "judge"}
     assert set(millrace.testing.__all__) == builders | checks | {"CALM", "Chances", "World"}
 
 
