@@ -99,7 +99,7 @@ class Episodes:
             # Its holder is the agent under training: it must not fill groups, take grants or grow its own tree.
             raise ApiError(403, "A session's own key starts no sessions: use a configured key", code="not_granted")
         if wanted.ticket is not None and not caller.granted:
-            which = "the one of [rollout] key, without [gateway.keys] the one in home/keys/workers"
+            which = "the one that [rollout] key names, else the one in home/keys/workers"
             raise ApiError(403, f"Only the key of rollout workers may take a grant: {which}", code="not_granted")
         session = self._running(caller, wanted)
         if session is None:
@@ -156,7 +156,8 @@ class Episodes:
         own_key = caller.session is not None
         root = self.gateway.sessions.get(session.root)
         awaits = [SELF] if root is None else root.start["awaits"]
-        check_source(given.source, own_key=own_key, awaits=awaits, reserved=caller.reserved)
+        reserved = caller.barred(self.gateway.options.terms(session.policy).reserved)
+        check_source(given.source, own_key=own_key, awaits=awaits, reserved=reserved)
         id = given.reward_id or new_id()
         kind, target = given.target_kind, given.target
         if given.response_id is not None:
@@ -254,7 +255,7 @@ class Episodes:
         return None
 
     def _made(self, caller: Caller, wanted: StartIn) -> Session:
-        options, id = self.gateway.options, new_id()
+        id = new_id()
         parent = None if wanted.parent is None else self.own(caller, wanted.parent)
         group = _group(wanted) or id
         for what, bad in (
@@ -263,8 +264,10 @@ class Episodes:
         ):
             if bad:
                 raise bad_request(f"{what} is out of range", param=what)
-        awaits = list(options.awaits) if wanted.awaits is None else wanted.awaits
-        deadline_ms = options.reward_deadline_ms if wanted.reward_deadline_ms is None else wanted.reward_deadline_ms
+        policy = self._policy(wanted.policy) if parent is None else parent.policy
+        terms = self.gateway.options.terms(policy)
+        awaits = list(terms.awaits) if wanted.awaits is None else wanted.awaits
+        deadline_ms = terms.reward_deadline_ms if wanted.reward_deadline_ms is None else wanted.reward_deadline_ms
         start: EpisodeStarted = {
             "task_id": wanted.task_id or id,
             "task": "" if wanted.task is None else _text(wanted.task),
@@ -283,7 +286,7 @@ class Episodes:
         return Session(
             id=id,
             tenant=caller.tenant,
-            policy=self._policy(wanted.policy) if parent is None else parent.policy,
+            policy=policy,
             group=group if parent is None else parent.group,
             root=id if parent is None else parent.root,
             attempt=(wanted.attempt or id) if parent is None else parent.attempt,
