@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+from datetime import datetime
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -56,10 +57,18 @@ def check(name: str, where: str = "[gateway]") -> None:
         )
 
 
-def choose(folder: Path, name: str, *, tokenizer_hash: str | None = None, template_hash: str | None = None) -> Renderer:
-    """The renderer `name` of the model in `folder`. Raises ConfigError for one that does not fit it."""
+def choose(
+    folder: Path,
+    name: str,
+    *,
+    tokenizer_hash: str | None = None,
+    template_hash: str | None = None,
+    as_of: datetime | None = None,
+) -> Renderer:
+    """The renderer `name` of the model in `folder`. as_of: the moment that a form which says the time is written as of,
+    None: the present. Raises ConfigError for one that does not fit it."""
     check(name)
-    tokenizer = ChatTokenizer(folder)
+    tokenizer = ChatTokenizer(folder, as_of=as_of)
     template = TemplateRenderer(tokenizer, tokenizer_hash=tokenizer_hash, template_hash=template_hash)
     family = _family(folder) if name == "auto" else name
     if name == "template" or family is None:
