@@ -26,9 +26,9 @@ class RewardTerms:
 class GatewayOptions:
     """`keys` maps static keys to tenants; without any, every caller is `tenant`. `rollout_key` is the one whose callers
     take grants and speak for every source; it is one of `keys` where there are any. `awaits`, `reward_deadline_ms` and
-    `reserved` are the `RewardTerms` of the gateway's own policy, `other_terms` has those of the others.
-    `judges` are the reserved sources that a static key may speak for. `key_names` are the names of static keys, and `limits`
-    what each of these may take. `prices` are those of the policy's own calls. `public_url` is where clients reach the
+    `reserved` are the `RewardTerms` of the gateway's own policy, `other_terms` has those of the others. `judges` are
+    the reserved sources that a static key may speak for. `key_names` are the names of static keys, and `limits` what
+    each of these may take. `prices` are those of the policy's own calls. `public_url` is where clients reach the
     gateway, empty where it listens. `strict`: what would bar a reply from training by its shape, or would have no
     effect, is refused."""
 
