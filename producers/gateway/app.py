@@ -37,6 +37,7 @@ from millrace.producers.gateway.upstreams import embeddings
 from millrace.producers.gateway.upstreams.door import Door
 from millrace.producers.gateway.upstreams.routes import fits
 from millrace.producers.gateway.upstreams.upstreams import Upstreams
+from millrace.producers.gateway.whose import TOLD
 from millrace.schemas.labels import make_label
 
 logger = logging.getLogger(__name__)
@@ -92,9 +93,12 @@ def make_app(gateway: Gateway, upstream: TextUpstream | Upstreams | None = None,
                 return await door.answer(caller, request, body, routed, partial(_refusal, request))
             call = await gateway.prepare(caller, request.headers, body, dialect)
             if not call.request.stream:
-                return Response(await gateway.chat(call), media_type=JSON)
-            keep_alive_s = gateway.options.keep_alive_s
-            return EventStream(gateway.stream(call), partial(_refusal, request), keep_alive_s, dialect)
+                response = Response(await gateway.chat(call), media_type=JSON)
+            else:
+                keep_alive_s = gateway.options.keep_alive_s
+                response = EventStream(gateway.stream(call), partial(_refusal, request), keep_alive_s, dialect)
+            response.headers[TOLD] = call.session.id
+            return response
 
         return handler
 
@@ -186,7 +190,7 @@ def make_app(gateway: Gateway, upstream: TextUpstream | Upstreams | None = None,
 
     async def reward(request: Request) -> Response:
         visit, caller = enter(request)
-        session = episodes.find(caller, request.path_params["id"])
+        session = episodes.judged(caller, request.path_params["id"], request.headers)
         return _json(await episodes.reward(caller, session, await visit.body(request)))
 
     async def feedback(request: Request) -> Response:

@@ -26,7 +26,7 @@ from millrace.producers.gateway.recorder import log_full
 from millrace.producers.gateway.replies import SeveralReplies
 from millrace.producers.gateway.session import RewardKey, Session
 from millrace.producers.gateway.sessions import REPORT
-from millrace.producers.gateway.whose import hints
+from millrace.producers.gateway.whose import USER, Hints, hints
 from millrace.schemas import bounds
 from millrace.schemas.ids import new_id, now_micros
 from millrace.schemas.records import EpisodeStarted, Reward, Versions
@@ -86,6 +86,20 @@ class Episodes:
             session.touch()
         return session
 
+    def judged(self, caller: Caller, name: str, headers: Mapping[str, str]) -> Session:
+        """The session that a caller may reward, by its id or by the name that its calls gave it: the newest of that
+        name and of the end user that the headers name. The name of another tenant's session is one that nobody gave."""
+        said = hints({USER: headers.get(USER, "")}, name=name)
+        return self.find(caller, self._id(caller, said))
+
+    def _id(self, caller: Caller, said: Hints) -> str:
+        """The id of the session that a caller means; for a name that nobody gave, the name."""
+        name, sessions = said.name or "", self.gateway.sessions
+        session = sessions.get(name)
+        if session is None or session.tenant != caller.tenant:
+            session = sessions.newest(caller.tenant, said)
+        return name if session is None else session.id
+
     def own(self, caller: Caller, id: str) -> Session:
         """The session that a caller may add to and end."""
         session = self.find(caller, id)
@@ -130,11 +144,7 @@ class Episodes:
         """The session that feedback is about."""
         sessions = self.gateway.sessions
         if given.session is not None:
-            said = hints({}, given.user, name=given.session)
-            session = sessions.get(given.session)
-            if session is None or session.tenant != caller.tenant:
-                session = sessions.named(caller.tenant, said)
-            return self.find(caller, given.session if session is None else session.id)
+            return self.find(caller, self._id(caller, hints({}, given.user, name=given.session)))
         if given.response_id is None:
             raise bad_request("feedback names a reply (response_id) or a session", param="response_id")
         try:
