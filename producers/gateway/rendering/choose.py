@@ -48,11 +48,11 @@ PROBES: list[list[Message]] = [
 ]
 
 
-def check(name: str) -> None:
-    """Raises ConfigError for a `[gateway] renderer` that there is not."""
+def check(name: str, where: str = "[gateway]") -> None:
+    """Raises ConfigError for a renderer that there is not. `where`: the section of the settings that names it."""
     if name not in ("auto", "template") and not known(name):
         raise ConfigError(
-            f"[gateway] renderer {name!r} is not supported: use auto, template or one of "
+            f"{where} renderer {name!r} is not supported: use auto, template or one of "
             + ", ".join(sorted(set(MODEL_RENDERER_MAP.values())))
         )
 
