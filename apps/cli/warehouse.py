@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Annotated
 
 import typer
@@ -43,5 +44,5 @@ def take(
         console.print(f"{rows:,} rows of namespace {name} are deleted", highlight=False)
 
 
-COMMANDS = {"rebuild": rebuild, "take": take}
+COMMANDS: Mapping[str, Callable[..., None]] = {"rebuild": rebuild, "take": take}
 """of the role, by name"""
