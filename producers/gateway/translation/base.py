@@ -2,9 +2,10 @@
 
 A sibling writes an `Ask` as a request of its API, and hears the reply: whole, or event by event.
 
-Invariants: what the API has no words for is refused with the field that asked for it, unless leaving it out changes no
-word of the reply (`LEFT_OUT`); nothing that an upstream says raises anything but EngineError; parts are heard in the
-order in which the upstream said them, text and thoughts as they come, calls of tools when they are whole."""
+Invariants: what the API has no words for is refused with the field that asked for it, unless it is a label or a hint
+alone (a seed, a user, how much to think); nothing that an upstream says raises anything but EngineError; parts are
+heard in the order in which the upstream said them, text and thoughts as they come, calls of tools when they are
+whole."""
 
 from __future__ import annotations
 
@@ -21,9 +22,6 @@ from millrace.producers.gateway.conversation import Ask, Media, Part, Text, Thin
 from millrace.producers.gateway.protocols.base import Dialect
 from millrace.producers.gateway.protocols.events import Events
 from millrace.producers.gateway.protocols.reader import ROOT
-
-LEFT_OUT = ("seed", "user", "safety_identifier", "metadata", "reasoning_effort", "service_tier", "prompt_cache_key")
-"""fields that are hints or labels, and go to no upstream of another API"""
 
 
 @dataclass
