@@ -1,4 +1,5 @@
-"""What no process does to another: frozen machines, power cuts, full disks, storms. Each ends in three more versions.
+"""What no process does to another: frozen machines and roles, power cuts, full disks, storms. Each ends in three more
+versions.
 
     python -m tests.chaos.elements [--home DIR] [--times 3] [--only freeze power powers full learner ...]
 
@@ -22,7 +23,7 @@ from pathlib import Path
 
 import psutil
 
-from millrace.apps.demo.fleet import BROKER
+from millrace.apps.demo.fleet import BROKER, ENGINE
 from millrace.infra.local_keys import kafka_options
 from millrace.infra.machine import leftovers
 from millrace.infra.machine.broker import answers
@@ -32,15 +33,24 @@ from tests.chaos.arena import START_S, Arena
 from tests.chaos.count import count
 from tests.chaos.deploy import deploy
 from tests.chaos.disk import Disk
+from tests.support.stopped import stop
 
 FROZEN_S = 10.0
 STORM_S, STRIKE_S = 10.0, 2.0
 FULL_S = 30.0
 """long enough that everything that writes has found it full, and been started again"""
+DEATHS, LIFE_S = 6, 12.0
+"""kills of the broker in a row, and how long it lives between two at most: a start takes less on a quiet machine"""
+LAPSED_S = 40.0
+"""longer than any lease, session in a group or transaction of the deployment"""
+LEADING, LEARNER = ("refine", "seal", "dispatch"), "learn-0"
+"""roles of which one leads where there are several"""
+ALONE = (BROKER, ENGINE, "reload", "gateway", "reward", "rollout-0")
+"""and those that run once"""
 CUTS, EARLY_S = 4, 30.0
 STORMS = {"learner": "learn-0", "gateway": "gateway", "rollout": "rollout-0"}
 """element -> the program that is killed again and again"""
-ELEMENTS = ("freeze", "power", "powers", "full", *STORMS)
+ELEMENTS = ("freeze", "power", "powers", "full", "brokers", "zombies", *STORMS)
 MORE = 3
 PATIENCE_S = 400.0
 
@@ -48,16 +58,19 @@ PATIENCE_S = 400.0
 class Elements:
     """A deployment on a disk of its own."""
 
-    def __init__(self, home: Path, seed: int, size_mb: int = 4000, full_s: float = FULL_S) -> None:
+    def __init__(
+        self, home: Path, seed: int, size_mb: int = 4000, full_s: float = FULL_S, deaths: int = DEATHS
+    ) -> None:
         shutil.rmtree(home, ignore_errors=True)
         self._disk = Disk(home / "disk", size_mb)
         self._place = home / "disk" / "home"
         self._kept = home / "logs"
         self._seed = seed
-        self._full_s = full_s
+        self._full_s, self._deaths = full_s, deaths
         self._random = random.Random(seed)
         self.arena = deploy(self._place, seed, "inprocess")
         self.arena.settle(timeout_s=START_S)
+        print(f"version {self.arena.watch.version} is there", flush=True)
 
     def close(self) -> None:
         """Everything ends."""
@@ -70,7 +83,10 @@ class Elements:
         began = time.monotonic()
         self.arena.settle(MORE, PATIENCE_S)
         took = time.monotonic() - began
-        print(f"{what}: {MORE} versions more after {took:.0f} s, version {self.arena.watch.version}", flush=True)
+        load = f"load {os.getloadavg()[0]:.0f}"
+        print(
+            f"{what}: {MORE} versions more after {took:.0f} s, version {self.arena.watch.version}, {load}", flush=True
+        )
         return took
 
     # ---- the elements
@@ -82,6 +98,8 @@ class Elements:
             "power": self.power,
             "powers": self.powers,
             "full": self.full,
+            "brokers": self.brokers,
+            "zombies": self.zombies,
             **{name: partial(self.storm, program) for name, program in STORMS.items()},
         }
         return ways[element]()
@@ -137,16 +155,66 @@ class Elements:
         self._disk.free()
         return self.after("full")
 
+    def brokers(self) -> float:
+        """kill -9 of the broker again and again, at random moments: while it serves, starts and recovers."""
+        for _ in range(self._deaths):
+            time.sleep(self._random.uniform(0, LIFE_S))
+            self._kill(BROKER)
+        return self.after("brokers")
+
+    def zombies(self) -> float:
+        """Whoever leads stands still until others have taken over and its leases are over, and goes on as if it still
+        led; then those that have nobody beside them."""
+        arena, beside = self.arena, {f"{like.split('-')[0]}-b": like for like in (*LEADING, LEARNER)}
+        for name, like in beside.items():
+            arena.fleet.add(name, like)
+        arena.settle()
+        leaders: list[str | None] = []
+
+        def known() -> bool:
+            leaders[:] = [*map(arena.owner, LEADING), arena.leader()]
+            return None not in leaders
+
+        arena.wait(known, "all that lead")
+        self._stand_still(map(str, leaders), partial(arena.settle, 2, PATIENCE_S))
+        arena.settle(timeout_s=PATIENCE_S)
+        for name in beside:
+            arena.fleet.remove(name)
+        arena.settle(timeout_s=PATIENCE_S)
+        self._stand_still(ALONE, lambda: None)
+        return self.after("zombies")
+
+    def _stand_still(self, programs: Iterable[str], meanwhile: Callable[[], None]) -> None:
+        """SIGSTOP until `meanwhile` has happened and all that was lent to them is over; then SIGCONT, in any order."""
+        pids = {program: self.arena.fleet.pid(program) for program in programs}
+        print(f"frozen: {', '.join(pids)}", flush=True)
+        frozen = [psutil.Process(pid) for pid in pids.values() if pid]
+        assert len(frozen) == len(pids), "all of them run"
+        until = time.monotonic() + LAPSED_S
+        try:
+            for process in frozen:
+                stop(process.pid)
+            meanwhile()
+            time.sleep(max(0.0, until - time.monotonic()))
+        finally:
+            self._random.shuffle(frozen)
+            for process in frozen:
+                with suppress(psutil.NoSuchProcess):
+                    process.resume()
+
     def storm(self, program: str) -> float:
         """kill -9 of one program again and again."""
         until = time.monotonic() + STORM_S
         while time.monotonic() < until:
-            pid = self.arena.fleet.pid(program)
-            if pid:
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+            self._kill(program)
             time.sleep(STRIKE_S)
         return self.after(f"storm of {program}")
+
+    def _kill(self, program: str) -> None:
+        """kill -9, where it runs."""
+        if pid := self.arena.fleet.pid(program):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def _stop_all(self) -> list[psutil.Process]:
         return freeze(lambda: leftovers.find(self.arena.fleet.deployment))
