@@ -1,5 +1,4 @@
-"""What no process does to another: frozen machines and roles, power cuts, full disks, storms. Each ends in three more
-versions.
+"""What no process does to another: frozen machines, power cuts, full disks, storms. Each ends in three more versions.
 
     python -m tests.chaos.elements [--home DIR] [--times 3] [--only freeze power powers full learner ...]
 
@@ -23,7 +22,7 @@ from pathlib import Path
 
 import psutil
 
-from millrace.apps.demo.fleet import BROKER, ENGINE
+from millrace.apps.demo.fleet import BROKER
 from millrace.infra.local_keys import kafka_options
 from millrace.infra.machine import leftovers
 from millrace.infra.machine.broker import answers
@@ -33,7 +32,6 @@ from tests.chaos.arena import START_S, Arena
 from tests.chaos.count import count
 from tests.chaos.deploy import deploy
 from tests.chaos.disk import Disk
-from tests.support.stopped import stop
 
 FROZEN_S = 10.0
 STORM_S, STRIKE_S = 10.0, 2.0
@@ -41,16 +39,10 @@ FULL_S = 30.0
 """long enough that everything that writes has found it full, and been started again"""
 DEATHS, LIFE_S = 6, 12.0
 """kills of the broker in a row, and how long it lives between two at most: a start takes less on a quiet machine"""
-LAPSED_S = 40.0
-"""longer than any lease, session in a group or transaction of the deployment"""
-LEADING, LEARNER = ("refine", "seal", "dispatch"), "learn-0"
-"""roles of which one leads where there are several"""
-ALONE = (BROKER, ENGINE, "reload", "gateway", "reward", "rollout-0")
-"""and those that run once"""
 CUTS, EARLY_S = 4, 30.0
 STORMS = {"learner": "learn-0", "gateway": "gateway", "rollout": "rollout-0"}
 """element -> the program that is killed again and again"""
-ELEMENTS = ("freeze", "power", "powers", "full", "brokers", "zombies", *STORMS)
+ELEMENTS = ("freeze", "power", "powers", "full", "brokers", *STORMS)
 MORE = 3
 PATIENCE_S = 400.0
 
@@ -99,7 +91,6 @@ class Elements:
             "powers": self.powers,
             "full": self.full,
             "brokers": self.brokers,
-            "zombies": self.zombies,
             **{name: partial(self.storm, program) for name, program in STORMS.items()},
         }
         return ways[element]()
@@ -161,46 +152,6 @@ class Elements:
             time.sleep(self._random.uniform(0, LIFE_S))
             self._kill(BROKER)
         return self.after("brokers")
-
-    def zombies(self) -> float:
-        """Whoever leads stands still until others have taken over and its leases are over, and goes on as if it still
-        led; then those that have nobody beside them."""
-        arena, beside = self.arena, {f"{like.split('-')[0]}-b": like for like in (*LEADING, LEARNER)}
-        for name, like in beside.items():
-            arena.fleet.add(name, like)
-        arena.settle()
-        leaders: list[str | None] = []
-
-        def known() -> bool:
-            leaders[:] = [*map(arena.owner, LEADING), arena.leader()]
-            return None not in leaders
-
-        arena.wait(known, "all that lead")
-        self._stand_still(map(str, leaders), partial(arena.settle, 2, PATIENCE_S))
-        arena.settle(timeout_s=PATIENCE_S)
-        for name in beside:
-            arena.fleet.remove(name)
-        arena.settle(timeout_s=PATIENCE_S)
-        self._stand_still(ALONE, lambda: None)
-        return self.after("zombies")
-
-    def _stand_still(self, programs: Iterable[str], meanwhile: Callable[[], None]) -> None:
-        """SIGSTOP until `meanwhile` has happened and all that was lent to them is over; then SIGCONT, in any order."""
-        pids = {program: self.arena.fleet.pid(program) for program in programs}
-        print(f"frozen: {', '.join(pids)}", flush=True)
-        frozen = [psutil.Process(pid) for pid in pids.values() if pid]
-        assert len(frozen) == len(pids), "all of them run"
-        until = time.monotonic() + LAPSED_S
-        try:
-            for process in frozen:
-                stop(process.pid)
-            meanwhile()
-            time.sleep(max(0.0, until - time.monotonic()))
-        finally:
-            self._random.shuffle(frozen)
-            for process in frozen:
-                with suppress(psutil.NoSuchProcess):
-                    process.resume()
 
     def storm(self, program: str) -> float:
         """kill -9 of one program again and again."""

@@ -39,13 +39,6 @@ def started(root: str, **body: Any) -> dict[str, Any]:
     return episode.event("episode_started", {**episode._start, **body})
 
 
-def judged(root: str) -> list[dict[str, Any]]:
-    """More rewards than an episode keeps."""
-    episode = Episode(root, policy="pilot")
-    rewards = [episode.reward(1.0, judge=None, n=n, rubric_version=str(n)) for n in range(bounds.REWARDS + 1)]
-    return [episode.start(), *rewards]
-
-
 def secrets(root: str, count: int) -> dict[str, Any]:
     """A tool's result: a JSON list of so many strings, each with a secret."""
     body = {"call_id": "c", "name": "f", "status": "ok", "content": json.dumps([TOKEN] * count), "latency_us": 1}
@@ -141,7 +134,7 @@ def test_every_pill_is_a_dead_letter_and_the_next_episode_is_sealed(
             transactor.send(Outgoing(topic, key.encode(), codec.encode(*record)))
         transactor.commit({}, None)
     with bus.publisher() as publisher:
-        for one in [pill for pill, _ in PILLS.values()] + judged("judged") + goods:
+        for one in [pill for pill, _ in PILLS.values()] + goods:
             value = store.fitting("Event", codec.encode("Event", one))
             publisher.publish(Outgoing(raw, f"{one['tenant']}/{one['group']}".encode(), value))
         publisher.flush()
@@ -149,7 +142,7 @@ def test_every_pill_is_a_dead_letter_and_the_next_episode_is_sealed(
     assert (trajectory["id"], trajectory["reward"]) == ("good", 1.0)
     assert [process.poll() for process in processes] == [None] * 3, "no stage has ended"
     # How many letters come is not said: one event may have several, and that without a reason here one or none.
-    missing = {(root, reason) for root, (_, reason) in PILLS.items() if reason} | {("judged", "too_many_rewards")}
+    missing = {(root, reason) for root, (_, reason) in PILLS.items() if reason}
     count = 0
     while missing:
         letters = wait(bus, settings, "dead-letters", "DeadLetter", store, count + 1)
