@@ -139,7 +139,7 @@ class Door:
         async def to(upstream: Upstream) -> UpstreamReply:
             return await upstream.client.ask(path, sent, headers)
 
-        chain = self._upstreams.chain(rule, api)
+        chain = self._upstreams.chain_of(rule, api)
         try:
             return await first_answer(chain, to, caller.key or caller.tenant, self._upstreams.first_s)
         except EngineError as error:
