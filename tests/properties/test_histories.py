@@ -17,7 +17,7 @@ from millrace.testing.world import NAMESPACE
 from tests.support.histories import ACTIONS, Told, run
 from tests.support.players import POLICY
 
-COUNT = int(os.environ.get("MILLRACE_HISTORIES", "300"))
+COUNT = int(os.environ.get("MILLRACE_HISTORIES", "150"))
 FIRST = int(os.environ.get("MILLRACE_HISTORIES_FROM", "0"))
 CHUNK = 20
 
