@@ -41,7 +41,7 @@ class CompletionsTraffic(Traffic):
         }  # fmt: skip
         for name in r.sample(list(options), r.randrange(4)):
             given[name] = options[name]
-        if r.random() < 0.05:
+        if r.random() < 0.15:
             name = r.choice(list(UNSERVED))
             given[name] = UNSERVED[name]
         return given

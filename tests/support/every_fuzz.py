@@ -34,9 +34,10 @@ VERSIONS = {POLICY: 0, OTHER: 3}
 """what the engines of each policy serve"""
 FAR = ("far", "far-1")
 MODELS = (
-    *("m", POLICY, OTHER, *FAR) * 3,
-    *(f"{POLICY}@0", f"{OTHER}@3") * 2,
-    *(f"{POLICY}@3", f"{OTHER}@0", f"{OTHER}@", f"{POLICY}@x", f"{OTHER}@-3", f"{POLICY}@{'9' * 40}", "@", ""),
+    *("m", POLICY, OTHER) * 3,
+    *FAR * 5,
+    *(f"{POLICY}@0", f"{OTHER}@3", f"{POLICY}@3", f"{OTHER}@0"),
+    *(f"{OTHER}@", f"{POLICY}@x", f"{OTHER}@{'9' * 40}", "@"),
 )
 RULES = (Rule("far", ONE, prices=Prices(1.0, 2.0, 0.5)), Rule("far-*", ONE, send_as="near"))
 KEY_NAMES = {key: f"key-{tenant}" for key, tenant in KEYS.items()}
@@ -45,12 +46,7 @@ LIMITS = {name: KeyLimits(tokens_per_minute=10**15, budget=1e15) for name in KEY
 SOCKET = "socket"
 """stands for the path of a request over a WebSocket"""
 EMBEDDINGS = "/v1/embeddings"
-VECTORS = {
-    "object": "list",
-    "data": [{"object": "embedding", "index": 0, "embedding": [0.5, -1.5]}],
-    "model": "far",
-    "usage": {"prompt_tokens": 3, "total_tokens": 3},
-}
+VECTORS = {"data": [], "usage": {"prompt_tokens": 3}}
 API = {"/chat/completions": "chat"} | {
     one.path.removeprefix("/v1"): one.name for one in (COMPLETIONS, MESSAGES, RESPONSES)
 }
@@ -83,7 +79,7 @@ class EveryTraffic(MessagesTraffic, ResponsesTraffic, CompletionsTraffic):
         api = API.get(path.partition("?")[0])
         if api is None:
             counted = VECTORS if path.startswith("/embeddings") else {"input_tokens": 7}
-            self.passed = Played(parts=[self._odd(counted, 0.5)])
+            self.passed = Played(parts=[self._odd(counted, 0.9)])
         elif b'"stream":true' in body.replace(b" ", b""):
             data = upstream_answers.stream(r, api)
             at = r.randrange(len(data) + 1)
@@ -110,6 +106,7 @@ class EveryTraffic(MessagesTraffic, ResponsesTraffic, CompletionsTraffic):
             lambda: ResponsesTraffic._asked(self),
             lambda: CompletionsTraffic._asked(self),
             lambda: Traffic._asked(self),
+            self._embeddings,
             self._beside,
         )
         path, given, method = r.choice(ways)()
@@ -117,13 +114,18 @@ class EveryTraffic(MessagesTraffic, ResponsesTraffic, CompletionsTraffic):
             given["model"] = r.choice(MODELS)
         return path, given, method
 
+    def _embeddings(self) -> tuple[str, Any, str]:
+        r = self.random
+        given = {"input": r.choice((r.choice(TEXTS), ["a", "b"], [5, 6], [[5], [6]])), "encoding_format": "float"}
+        return EMBEDDINGS, {"model": "", **given, **({"user": "ann"} if r.random() < 0.3 else {})}, "POST"
+
     def _beside(self) -> tuple[str, Any, str]:
-        """Embeddings, feedback, and the model lists."""
+        """Counts of tokens, feedback, and the lists of models."""
         r = self.random
         kind = r.random()
         if kind < 0.4:
-            given = {"input": r.choice((r.choice(TEXTS), ["a", "b"], [5, 6], [[5], [6]])), "user": "ann"}
-            return EMBEDDINGS, {"model": "", "encoding_format": "float", **given}, "POST"
+            asked = {name: part for name, part in self._message().items() if name not in ("max_tokens", "stream")}
+            return f"{MESSAGES.path}/count_tokens", asked, "POST"
         if kind < 0.9:
             session = r.choice((self._own[0], self._own[0], "chat-1", "none"))
             about: dict[str, Any] = (
