@@ -113,7 +113,8 @@ def _bodies(target: Target, r: Random) -> Iterator[tuple[str, Case]]:
     large = of(200) if target.listener == "mcp" else of(413, DROPPED)
     yield "too large", Case(_zeros(target.head(HUGE), False), large)
     chunked = target.head(None, "transfer-encoding: chunked")
-    yield "too large, in chunks", Case(_zeros(chunked, True), large)
+    # Of a client that is slow, or on a machine that is, the time may be over before the bytes are too many.
+    yield "too large, in chunks", Case(_zeros(chunked, True), large if target.listener == "mcp" else large | of(408))
     length = len(body) + 1000
     yield "half a body", Case([target.head(length) + body], of(400, DROPPED), half=True)
     slow = [target.head(length), *[b" "] * 120]
