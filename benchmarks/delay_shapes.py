@@ -80,7 +80,7 @@ SHAPES = {
     "9,000 messages": Shape(lambda: chat(messages=many(9000, 20))),
     "9,000 long messages": Shape(lambda: chat(messages=many(9000, 800))),
     "19,000 messages": Shape(lambda: chat(messages=many(19000, 1))),
-    "9,000 tools": Shape(lambda: chat(tools=[TOOL] * 9000)),
+    "7,000 tools": Shape(lambda: chat(tools=[TOOL] * 7000)),
     "a tool of 99,000 numbers": Shape(lambda: chat(tools=[{**TOOL, "x": list(range(VALUES))}])),
     "a tool of 49,000 names": Shape(lambda: chat(tools=[{**TOOL, "x": {f"n{i}": i for i in range(VALUES // 2)}}])),
     "metadata of 99,000 lists": Shape(lambda: chat(metadata={"a": [[]] * (VALUES // 2)})),
@@ -163,6 +163,7 @@ def vectors() -> bytes:
 
 BLOCKS = [{"type": "text", "text": "x"}] * 19_000
 OTHERS = {
+    "Messages: 1 MB of text": Shape(lambda: message(WORDS[: 1 << 20]), path=MESSAGES),
     "Messages: 4 MB of text": Shape(lambda: message(WORDS), path=MESSAGES),
     "Messages: 9,000 messages": Shape(lambda: message(messages=many(9000, 20)), path=MESSAGES),
     "Messages: 19,000 blocks": Shape(lambda: message(BLOCKS), path=MESSAGES),
@@ -171,10 +172,12 @@ OTHERS = {
     "Messages: reply of 60,000 tokens, streamed at once": Shape(
         lambda: message(max_tokens=100_000, stream=True), 60_000, path=MESSAGES
     ),
+    "count_tokens: 1 MB of text": Shape(lambda: counted(WORDS[: 1 << 20]), path=COUNT),
     "count_tokens: 4 MB of text": Shape(lambda: counted(WORDS), path=COUNT),
     "count_tokens: 8 MB, one letter": Shape(lambda: counted("x" * LARGEST), path=COUNT),
     "count_tokens: 19,000 blocks": Shape(lambda: counted(BLOCKS), path=COUNT),
     "count_tokens: 9,000 tools": Shape(lambda: counted("hi", tools=[NAMED] * 9000), path=COUNT),
+    "Responses: 1 MB of text": Shape(lambda: response(WORDS[: 1 << 20]), path=RESPONSES),
     "Responses: 4 MB of text": Shape(lambda: response(WORDS), path=RESPONSES),
     "Responses: 9,000 items": Shape(lambda: response(items(9000, 20)), path=RESPONSES),
     "Responses: 9,000 tools": Shape(lambda: response(tools=[FUNCTION] * 9000), path=RESPONSES),
@@ -187,11 +190,13 @@ OTHERS = {
     ),
     "Responses: after 12 turns of 60 KB": Shape(lambda: response(WORDS[: 60 << 10]), path=RESPONSES, before=12),
     "Responses: after 12 turns of 700 items": Shape(lambda: response(items(700, 20)), path=RESPONSES, before=12),
+    "WebSocket: 1 MB of text": Shape(lambda: framed(response(WORDS[: 1 << 20])), path=RESPONSES, frame=True),
     "WebSocket: 4 MB of text": Shape(lambda: framed(response(WORDS)), path=RESPONSES, frame=True),
     "WebSocket: 9,000 items": Shape(lambda: framed(response(items(9000, 20))), path=RESPONSES, frame=True),
     "WebSocket: reply of 60,000 tokens at once": Shape(
         lambda: framed(response(max_output_tokens=100_000)), 60_000, path=RESPONSES, frame=True
     ),
+    "completions: 1 MB of text": Shape(lambda: completion(WORDS[: 1 << 20]), path=COMPLETIONS),
     "completions: 4 MB of text": Shape(lambda: completion(WORDS), path=COMPLETIONS),
     "completions: 99,000 tokens": Shape(lambda: completion([5] * VALUES), path=COMPLETIONS),
     "completions: reply of 60,000 tokens": Shape(lambda: completion(max_tokens=100_000), 60_000, path=COMPLETIONS),

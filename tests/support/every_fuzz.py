@@ -153,7 +153,7 @@ class EveryTraffic(MessagesTraffic, ResponsesTraffic, CompletionsTraffic):
             frames.append(odd_json.broken(r, data) if kind < 0.08 else data)
         got = await gateway.frames(RESPONSES.path, frames, {"authorization": f"Bearer {key}"} if key else {})
         last = got.events[-1] if got.events else {"type": "error", "status": 401, "error": {"message": "refused"}}
-        status = last["status"] if last["type"] == "error" else 200
+        status = last.get("status", 502) if last["type"] == "error" else 200  # one amid a response has no status
         return SOCKET, frames[-1], Answer(status, {}, orjson.dumps(last))
 
     def _learn(self, path: str, given: Any, answer: Answer) -> None:
