@@ -98,13 +98,17 @@ READERS: dict[str, Callable[[MemoryBus], Any]] = {
     "why": explained,
     "status": watched,
 }
+SLOWER = {"report": 6}
+"""what takes so many times as long as the others, as it draws"""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("reader", READERS)
 def test_no_record_ends_a_reader(reader: str) -> None:
     @seed(OTHERS)
-    @settings(derandomize=not OTHERS, max_examples=COUNT, suppress_health_check=list(HealthCheck))
+    @settings(
+        derandomize=not OTHERS, max_examples=COUNT // SLOWER.get(reader, 1), suppress_health_check=list(HealthCheck)
+    )
     @given(histories())
     def reads(written: Written) -> None:
         READERS[reader](log_of(written))
