@@ -1,4 +1,4 @@
-"""Whether what the settings name of the user's can work: agent, tasks, verifier, algorithm.
+"""Whether what the settings name of the user's can work: agent, tasks, verifier, algorithm, and who answers calls.
 
 Invariants: nothing is started that stays, and no broker, engine or gateway is asked; whatever the user's code raises is
 an answer with the file and line where it happened."""
@@ -54,6 +54,10 @@ def check(settings: Settings) -> Iterator[Answer]:
         yield Answer("tasks", "warning", "[rollout] agent is set and [rollout] tasks is not: it has nothing to do")
     yield _apart(settings, _ask("verifier", lambda: _verifier(settings)))
     yield _ask("algorithm", lambda: _algorithm(settings))
+    if settings.gateway.upstreams:
+        yield _ask("upstreams", lambda: _upstreams(settings))
+    if renderers := _renderers(settings):
+        yield _ask("renderers", lambda: _rendered(renderers))
 
 
 def _ask(question: str, find: Callable[[], str]) -> Answer:
@@ -138,6 +142,28 @@ def _algorithm(settings: Settings) -> str:
         raise ConfigError(f"[learner] algorithm: {error}") from error
     check_agreement(settings)
     return f"{learner.algorithm}, {learner.minibatches} minibatches"
+
+
+def _upstreams(settings: Settings) -> str:
+    from millrace.producers.gateway.upstreams.upstreams import check_apis
+
+    check_apis(settings)
+    return "; ".join(f"{name} speaks {', '.join(of.speaks)}" for name, of in settings.gateway.upstreams.items())
+
+
+def _renderers(settings: Settings) -> dict[str, str]:
+    """The renderers that the settings choose, by the section that does."""
+    chosen = {"[gateway]": settings.gateway.renderer}
+    chosen |= {f"[gateway.policies.{name}]": other.renderer for name, other in settings.gateway.policies.items()}
+    return {where: name for where, name in chosen.items() if name != "auto"}
+
+
+def _rendered(renderers: dict[str, str]) -> str:
+    from millrace.producers.gateway.rendering.choose import check as check_renderer
+
+    for where, name in renderers.items():
+        check_renderer(name, where)
+    return ", ".join(f"{name} in {where}" for where, name in renderers.items())
 
 
 def _takes_three(function: Any, what: str, takes: str, error: type[MillraceError]) -> None:

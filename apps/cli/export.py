@@ -11,6 +11,7 @@ import typer
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from millrace.apps.cli.context import call, complain, console, entry
+from millrace.apps.cli.selecting import WhatIsLeft
 from millrace.infra.terminal import put_json
 
 LAYOUTS = (
@@ -41,9 +42,7 @@ def export(
     best_of_group: Annotated[
         bool, typer.Option("--best-of-group", help="of each group only the sample with the highest reward")
     ] = False,
-    anyway: Annotated[
-        bool, typer.Option("--anyway", help="export what is left where neither topics nor archive have all")
-    ] = False,
+    what_is_left: WhatIsLeft = False,
     as_json: Annotated[bool, typer.Option("--json", help="print the manifest as JSON")] = False,
 ) -> None:
     """Write sealed trajectories in a layout that other tools read, with a manifest beside them.
@@ -58,7 +57,9 @@ def export(
     select = entry("millrace.consumers.export.select:from_flags")
     wanted = select(version, trained, task or [], tenant or [], split, reward or [], status or [], best=best_of_group)
     with _watched() as watch:
-        done = entry("millrace.consumers.export:export")(flags.settings(), layout, out, wanted, watch, anyway=anyway)
+        done = entry("millrace.consumers.export:export")(
+            flags.settings(), layout, out, wanted, watch, what_is_left=what_is_left
+        )
     if as_json:
         put_json(done.as_json())
         return

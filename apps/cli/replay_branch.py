@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from millrace.apps.cli.context import call, entry
-from millrace.apps.cli.selecting import Places, Select, query, read_places
+from millrace.apps.cli.selecting import Places, Select, WhatIsLeft, query, read_places
 from millrace.apps.cli.training_flags import (
     Batch,
     Clip,
@@ -69,12 +69,9 @@ def branch(
     save_every: Annotated[int, typer.Option(min=1, help="batches of a version")] = 10,
     keep: Annotated[int, typer.Option(min=1, help="newest versions whose files are kept, beside version 0")] = 2,
     anyway: Annotated[
-        bool,
-        typer.Option(
-            "--anyway",
-            help="train though too few sequences would carry the gradient, or a part of the history is gone",
-        ),
+        bool, typer.Option("--anyway", help="train though too few sequences would carry the gradient")
     ] = False,
+    what_is_left: WhatIsLeft = False,
     device: Device = None,
 ) -> None:
     """Train a new policy from the configured policy's history, with no engine running.

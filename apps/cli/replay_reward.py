@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from millrace.apps.cli.context import call, complain, console, entry
-from millrace.apps.cli.selecting import Select, query
+from millrace.apps.cli.selecting import Select, WhatIsLeft, query
 
 Many = list[str] | None
 
@@ -30,9 +30,7 @@ def reward(
     ] = None,
     workers: Annotated[int, typer.Option(min=1, help="processes that verify")] = 1,
     timeout_s: Annotated[float, typer.Option(min=0.001, help="a verdict that takes longer is a labelled failure")] = 10,
-    anyway: Annotated[
-        bool, typer.Option("--anyway", help="judge what is left of a history that has lost a part")
-    ] = False,
+    what_is_left: WhatIsLeft = False,
 ) -> None:
     """Judge sealed trajectories again, and write the rewards beside the live ones.
 
@@ -54,7 +52,7 @@ def reward(
         source=source,
         workers=workers,
         timeout_s=timeout_s,
-        anyway=anyway,
+        what_is_left=what_is_left,
     )
     with complain.status("reading the log") as status:
         found = entry("millrace.consumers.replay.again:run")(

@@ -28,6 +28,10 @@ Places = Annotated[
         dir_okay=False,
     ),
 ]
+WhatIsLeft = Annotated[
+    bool,
+    typer.Option("--what-is-left", help="take what is left of a history of which topics and archive have lost a part"),
+]
 
 
 def query(text: str) -> str:

@@ -76,13 +76,15 @@ def export(
     selection: Selection,
     watch: Watch = lambda done, total: None,
     *,
-    anyway: bool = False,
+    what_is_left: bool = False,
 ) -> Summary:
     """Export trajectories of the configured policy. Raises ExportError for a layout that is none, a place that is
-    taken, or trajectories that nobody has any more, unless `anyway`; BusError when the log cannot be read."""
+    taken, or trajectories that nobody has any more, unless `what_is_left`; BusError when the log cannot be read."""
     with history(settings) as bus:
         known = History(bus, settings.namespace, settings.policy.name, claims(settings).resolve)
-        return export_from(known, layout, out, selection, settings.policy.tenant, today(settings), watch, anyway=anyway)
+        return export_from(
+            known, layout, out, selection, settings.policy.tenant, today(settings), watch, what_is_left=what_is_left
+        )
 
 
 def export_from(
@@ -94,7 +96,7 @@ def export_from(
     allowed: Allowed = anyone,
     watch: Watch = lambda done, total: None,
     *,
-    anyway: bool = False,
+    what_is_left: bool = False,
 ) -> Summary:
     """The same for any history. owner: the tenant whose the policy is; allowed: what tenants' rules say today."""
     made = _layout(layout)
@@ -105,7 +107,7 @@ def export_from(
     with durable.drafted(out) as draft:
         with _Refusals(out) as refusals:
             run = _Run(history, made, selection, refusals)
-            run.write(draft, owner, allowed, watch, anyway=anyway)
+            run.write(draft, owner, allowed, watch, what_is_left=what_is_left)
         summary = run.summary(out, digest(draft))
         durable.write(_beside(out, "manifest.json"), orjson.dumps(summary.as_json(), option=orjson.OPT_INDENT_2))
     return summary
@@ -124,12 +126,12 @@ class _Run:
         self._tokenizers: set[str] = set()
         self._gone: list[str] = []
 
-    def write(self, draft: Path, owner: str, allowed: Allowed, watch: Watch, *, anyway: bool) -> None:
-        """Fill the draft. Raises ExportError where a part of what is selected is nowhere, unless `anyway`."""
+    def write(self, draft: Path, owner: str, allowed: Allowed, watch: Watch, *, what_is_left: bool) -> None:
+        """Fill the draft. Raises ExportError where a part of what is selected is nowhere, unless `what_is_left`."""
         gatherer = Gatherer(self._history, self._selection, owner, allowed, self._tally, self._refusals)
         self._gone = gatherer.gone
-        if self._gone and not anyway:
-            raise ExportError(f"{'; '.join(self._gone)}. --anyway exports what is left")
+        if self._gone and not what_is_left:
+            raise ExportError(f"{'; '.join(self._gone)}. --what-is-left exports that")
         target = sink(self._layout, draft)
         try:
             for group in gatherer.groups(watch):

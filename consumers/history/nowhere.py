@@ -26,9 +26,9 @@ def lost(history: History, *kinds: str) -> list[str]:
     ]
 
 
-def whole(history: History, *kinds: str, anyway: bool) -> list[str]:
-    """`lost`, for whoever means all of it: raises HistoryGone where anything is, unless `anyway`."""
+def whole(history: History, *kinds: str, what_is_left: bool) -> list[str]:
+    """`lost`, for whoever means all of it: raises HistoryGone where anything is, unless `what_is_left`."""
     gone = lost(history, *kinds)
-    if gone and not anyway:
-        raise HistoryGone(f"{'; '.join(gone)}. --anyway takes what is left")
+    if gone and not what_is_left:
+        raise HistoryGone(f"{'; '.join(gone)}. --what-is-left goes on with that")
     return gone

@@ -22,8 +22,8 @@ from millrace.streams.reward.judge import Evaluator, Judge
 
 
 class Asked(NamedTuple):
-    """Who judges again. name: of the replay; one that was killed goes on under its name; anyway: what is left
-    of a history that has lost a part is judged."""
+    """Who judges again. name: of the replay; one that was killed goes on under its name; what_is_left: a
+    history that has lost a part is judged as far as it is there."""
 
     name: str
     verifier: str
@@ -31,7 +31,7 @@ class Asked(NamedTuple):
     source: str
     workers: int
     timeout_s: float
-    anyway: bool = False
+    what_is_left: bool = False
 
 
 def run(
@@ -55,7 +55,7 @@ def run(
             past = History(bus, settings.namespace, settings.policy.name, store.resolve)
             if ask is None:
                 kinds = [*([TRAJECTORIES] if selection.train else []), *([EVALUATIONS] if selection.evaluation else [])]
-                missing = whole(past, *kinds, anyway=asked.anyway)
+                missing = whole(past, *kinds, what_is_left=asked.what_is_left)
                 report = asyncio.run(Replay(past, who, judge, told).run(bus, sealed(past, wanted, kinds)))
                 report.missing = missing
                 return report

@@ -50,7 +50,8 @@ class Limits:
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """A trajectory that may be learned from. tokens: of all its lineages and texts; reward: as it was sealed, until
-    another is chosen; texts: its replies that are learned from as text."""
+    another is chosen; texts: its replies that are learned from as text; written: the digest of what these are written
+    as, empty where there are none."""
 
     place: Place
     id: str
@@ -61,6 +62,7 @@ class Candidate:
     tokens: int
     reward: float | None
     texts: int = 0
+    written: str = ""
 
 
 @dataclass(slots=True)
@@ -81,7 +83,7 @@ Question = Callable[["Selector"], Selected]
 class Selector:
     """Looks at the trajectories of one policy. owner: the tenant that it belongs to; allowed: the rules of today;
     limits: of the model that shall learn, None where none does; writer: of text, None where only exact tokens count;
-    anyway: a rule takes what is left of a history that has lost a part."""
+    what_is_left: a rule takes that of a history that has lost a part."""
 
     def __init__(
         self,
@@ -91,14 +93,14 @@ class Selector:
         limits: Limits | None,
         writer: Writer | None = None,
         *,
-        anyway: bool = False,
+        what_is_left: bool = False,
     ) -> None:
         self._history = history
         self._allowed = allowed
         self._owner = owner
         self._limits = limits
         self._writer = writer
-        self._anyway = anyway
+        self._what_is_left = what_is_left
 
     @property
     def form(self) -> str:
@@ -107,7 +109,7 @@ class Selector:
 
     def by_rule(self, wanted: Wanted) -> Selected:
         """All that a rule wants. Raises UnreachableError, HistoryGone where a part of it is nowhere."""
-        selected = Selected(gone=whole(self._history, TRAJECTORIES, anyway=self._anyway))
+        selected = Selected(gone=whole(self._history, TRAJECTORIES, what_is_left=self._what_is_left))
         self._judge(self._history.rows(TRAJECTORIES), wanted, selected)
         for partition in self._history.partitions(EVALUATIONS):
             selected.left_out[EVALUATION] += sum(1 for _ in self._history.records(EVALUATIONS, partition))
@@ -209,4 +211,4 @@ def _candidate(row: Row[Trajectory], texts: Texts) -> Candidate:
     place, record = row.place, row.record
     key = record["id"], record["attempt"], record["tenant"], record["group"], record["sample"]
     tokens = record["length"] + sum(sample.length for sample in texts.samples)
-    return Candidate(place, *key, tokens, record["reward"], texts.replies)
+    return Candidate(place, *key, tokens, record["reward"], texts.replies, texts.digest)

@@ -52,6 +52,16 @@ class Texts:
     replies: int = 0
     refused: Counter[str] = field(default_factory=Counter)
 
+    @property
+    def digest(self) -> str:
+        """blake2b hex over the tokens and masks of all samples, in order; empty where there are none."""
+        if not self.samples:
+            return ""
+        found = blake2b(digest_size=16)
+        for sample in self.samples:
+            found.update(sample.length.to_bytes(8, "little") + sample.tokens.tobytes() + sample.mask.tobytes())
+        return found.hexdigest()
+
 
 class Writer:
     """Writes text for a model that takes token ids below `vocabulary`, at most `longest` a sample. choose: gives its

@@ -297,11 +297,12 @@ class Episodes:
 
     def _policy(self, named: str | None) -> str:
         """The policy that a start names; the gateway's own where it names none."""
+        known = self.gateway.policies
         if named is None:
             return self.gateway.options.policy
-        if named not in self.gateway.served:
-            known = ", ".join(self.gateway.served)
-            raise ApiError(404, f"No policy {named!r} is served here; served are {known}", param="policy")
+        if named not in known:
+            said = f"No policy {named!r} is served here; served are {', '.join(known)}"
+            raise ApiError(404, said, param="policy", code="policy_not_found")
         return named
 
 

@@ -47,6 +47,8 @@ from millrace.schemas.records import EpisodeEnded, EpisodeStatus
 
 logger = logging.getLogger(__name__)
 
+ENDING_S = 5.0
+"""how long an end waits for a call that was cut off, before it cuts it off again"""
 WHOLE = 2**17
 """numbers beyond which even a plain reply comes from the engine piece by piece"""
 
@@ -81,6 +83,11 @@ class Gateway:
         if renderer is not None:
             own = Served(options.policy, renderer, fleet, options.max_model_len, options.prices)
             self.served = {served.policy: served for served in (own, *others)}
+
+    @property
+    def policies(self) -> tuple[str, ...]:
+        """Whose episodes are kept here, the gateway's own first: also where upstreams answer their calls."""
+        return tuple(self.served) or (self.options.policy,)
 
     def observe(self, status: Mapping[str, Any]) -> None:
         """A WorkerStatus of the workers topic: of one policy's engines, or of the own policy's where it names none."""
@@ -519,7 +526,7 @@ class Gateway:
             running = list(session.calls.values())
             for task in running:
                 task.cancel()
-            await asyncio.wait(running, timeout=5.0)
+            await asyncio.wait(running, timeout=ENDING_S)
         if session.ended:
             await self.recorder.durable(session)
             return
@@ -542,7 +549,7 @@ class Gateway:
 
     async def drain(self, timeout_s: float) -> None:
         """Wait for the calls in flight, then cut them off: each is recorded as far as it came."""
-        for patience in (timeout_s, 5.0):
+        for patience in (timeout_s, ENDING_S):
             running = [task for session in self.sessions.live.values() for task in session.calls.values()]
             if not running:
                 return

@@ -2,8 +2,8 @@
 frames.
 
 Invariants: one call at a time a socket, and what comes meanwhile is refused; a frame that is no request is an `error`
-event and disturbs nothing else; a client that leaves ends its call; frames, their bytes in memory, sockets of a tenant
-and silence between calls have bounds; a call is what the same request would be over HTTP, in the log as well."""
+event and disturbs nothing else; a client that leaves ends its call, and so does the end of the call's session; frames,
+their bytes in memory, sockets of a tenant and silence between calls have bounds; a call is what the same request would be over HTTP, in the log as well."""
 
 from __future__ import annotations
 
@@ -102,12 +102,24 @@ class _Socket:
                     frame = await self._frames.get()
             except TimeoutError:
                 continue
-            try:
-                await self._call(frame)
-            finally:
-                self._busy = False
+            await self._answer(frame)
             since = clock()
         await self._close(GOING_AWAY)
+
+    async def _answer(self, frame: bytes) -> None:
+        """One call, in a task of its own: what ends its session ends the call, and not the socket. Raises what ends the
+        socket."""
+        call = asyncio.create_task(self._call(frame))
+        try:
+            await asyncio.wait([call])
+        finally:
+            # The client left: its call ends at once, and is recorded before the socket is gone.
+            call.cancel()
+            await asyncio.wait([call])
+        if not call.cancelled():
+            return call.result()
+        said = "This call was cut off: its session has ended, or the gateway stops"
+        await self._fail(ApiError(503, said, type="server_error", code="cut_off"))
 
     async def _read(self, task: asyncio.Task[None]) -> None:
         """Frames as they come, also while a call runs, so that its end is known."""
@@ -148,11 +160,6 @@ class _Socket:
                     await self._say(data)
         except ApiError as error:
             await self._fail(error)
-        except asyncio.CancelledError:
-            if self._left:
-                raise
-            said = "This call was cut off: its session has ended, or the gateway stops"
-            await self._fail(ApiError(503, said, type="server_error", code="cut_off"))
         except OSError:
             raise
         except Exception:
@@ -162,6 +169,7 @@ class _Socket:
             intake.held -= len(frame)
             if counted is not None:
                 intake.leave(counted)
+            self._busy = False  # here, so that whoever saw the last event may ask again at once
 
     async def _fail(self, error: ApiError) -> None:
         told = orjson.loads(self._sockets.dialect.failed(error).data)

@@ -49,6 +49,35 @@ def test_what_is_right_is_said_to_be_right(home: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("section", "question", "words"),
+    [
+        (
+            '[gateway.upstreams.openai]\nurl = "http://x/v1"\nspeaks = ["chat", "respones"]\n',
+            "upstreams",
+            "[gateway.upstreams.openai] speaks: 'respones' is none of the APIs chat, completions, embeddings, messages",
+        ),
+        ('[gateway]\nrenderer = "qwen33"\n', "renderers", "[gateway] renderer 'qwen33' is not supported"),
+        (
+            '[gateway.policies.small]\nrenderer = "qwen33"\n',
+            "renderers",
+            "[gateway.policies.small] renderer 'qwen33' is not supported",
+        ),
+    ],
+)
+def test_what_the_gateway_would_not_start_with_is_bad(home: Path, section: str, question: str, words: str) -> None:
+    file = home / "millrace.toml"
+    file.write_text(section)
+    for found in (check(load(file)), examine(load(file))):
+        answer = next(one for one in found if one.question == question)
+        assert answer.word == "bad"
+        assert words in answer.said
+    for right, wrong in (("responses", "respones"), ("qwen3", "qwen33")):
+        section = section.replace(wrong, right)
+    file.write_text(section)
+    assert next(one for one in check(load(file)) if one.question == question).word == "ok"
+
+
+@pytest.mark.parametrize(
     ("code", "words"),
     [
         ("import nosuchmodule\n", "No module named 'nosuchmodule'"),

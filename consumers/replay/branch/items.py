@@ -30,13 +30,15 @@ UNPAIRED = "no other of its group is left to pair it with"
 @dataclass(frozen=True, slots=True)
 class Item:
     """Members that are learned from together. group: their id in the log; rewards: one a place, None where a method
-    reads none; texts: replies of theirs that are learned from as text."""
+    reads none; texts: replies of theirs that are learned from as text; written: one a place, the digest of what these
+    are written as, empty where there are none, none at all where a former release kept none."""
 
     group: str
     places: tuple[Place, ...]
     rewards: tuple[float | None, ...]
     tokens: int
     texts: int = 0
+    written: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -118,7 +120,7 @@ def _rank(one: Candidate) -> tuple[float, int, str, Place]:
 def _item(members: Sequence[Candidate]) -> Item:
     places, rewards = zip(*((one.place, one.reward) for one in members), strict=True)
     tokens, texts = sum(one.tokens for one in members), sum(one.texts for one in members)
-    return Item(members[0].group, places, rewards, tokens, texts)
+    return Item(members[0].group, places, rewards, tokens, texts, tuple(one.written for one in members))
 
 
 def _count(left_out: Counter[str], reason: str, count: int) -> None:

@@ -31,8 +31,8 @@ class Options:
     METHODS; selection: the text that chose; rewards: SOURCE[/RUBRIC] of a replay, with live: before it of what
     came live, empty: as sealed; batch:
     items of an optimizer batch; save_every: batches of a version; keep: newest versions whose files are kept; anyway:
-    neither the guard refuses, nor a history that has lost a part. teacher: directory, for distillation. The others as
-    in `trainers.offline.job.Job`."""
+    the guard refuses nothing; what_is_left: a history that has lost a part is taken as far as it is there. teacher:
+    directory, for distillation. The others as in `trainers.offline.job.Job`."""
 
     name: str
     version: int | None = None
@@ -55,6 +55,7 @@ class Options:
     save_every: int = 1
     keep: int = 2
     anyway: bool = False
+    what_is_left: bool = False
     device: str | None = None
 
     def __post_init__(self) -> None:
@@ -93,7 +94,7 @@ class Options:
 def about(options: Options, source: str, version: int, digest: str, models: Mapping[str, str]) -> dict[str, Any]:
     """What must be equal for a branch to go on, as JSON holds it. version and digest: of the weights it begins with;
     models: content by role."""
-    loose = {"name", "version", "teacher", "knobs", "keep", "anyway", "device"}
+    loose = {"name", "version", "teacher", "knobs", "keep", "anyway", "what_is_left", "device"}
     same = [each.name for each in fields(options) if each.name not in loose]
     found = {name: getattr(options, name) for name in same}
     found["knobs"] = {name: repr(value) for name, value in sorted(options.knobs.items())}

@@ -1,5 +1,6 @@
 """The selection of a branch, kept beside its versions: a branch that goes on learns from the same places in the same
-order, with the same rewards, however the log has grown since, and whichever replays have judged it since.
+order, with the same rewards, however the log has grown since, and whichever replays have judged it since; text is
+written as of the same moment, and what it is written as is known by its digest.
 
 Invariants: the file is whole or is not there; one process at a time decides what a branch begins with, and it holds the
 lock beside the file until version 0, which names that, is in the log, or until it dies.
@@ -13,6 +14,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 import msgspec
@@ -32,6 +34,7 @@ class _Stored(msgspec.Struct):
     rewards: list[float | None]
     tokens: int
     texts: int = 0
+    written: list[str] = []
 
 
 class _File(msgspec.Struct):
@@ -39,20 +42,26 @@ class _File(msgspec.Struct):
     items: list[_Stored]
     source: str | None = None
     rubric: str | None = None
+    as_of: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Items, digest of their places, and whose rewards they have: None where they are the sealed ones."""
+    """Items, digest of their places, and whose rewards they have: None where they are the sealed ones. as_of: the
+    moment, in local time, of which forms that say the time write text; None where a former release kept none."""
 
     items: list[Item]
     digest: str
     source: str | None = None
     rubric: str | None = None
+    as_of: datetime | None = None
 
 
-def write(root: Path, items: list[Item], source: str | None = None, rubric: str | None = None) -> str:
-    """Keep the items; gives the digest of their places. source, rubric: of the rewards, where a replay gave them."""
+def write(
+    root: Path, items: list[Item], as_of: datetime | None, source: str | None = None, rubric: str | None = None
+) -> str:
+    """Keep the items; gives the digest of their places. as_of: when they were selected, in local time; source, rubric:
+    of the rewards, where a replay gave them."""
     stored = [
         _Stored(
             item.group,
@@ -60,12 +69,13 @@ def write(root: Path, items: list[Item], source: str | None = None, rubric: str 
             [*item.rewards],
             item.tokens,
             item.texts,
+            [*item.written],
         )
         for item in items
     ]
     found = digest([place for item in items for place in item.places])
     root.mkdir(parents=True, exist_ok=True)
-    durable.write(root / FILE, msgspec.json.encode(_File(found, stored, source, rubric)))
+    durable.write(root / FILE, msgspec.json.encode(_File(found, stored, source, rubric, as_of)))
     return found
 
 
@@ -98,9 +108,16 @@ def read(root: Path) -> Kept:
             "or make another branch"
         ) from None
     items = [
-        Item(one.group, tuple(Place(*place) for place in one.places), tuple(one.rewards), one.tokens, one.texts)
+        Item(
+            one.group,
+            tuple(Place(*place) for place in one.places),
+            tuple(one.rewards),
+            one.tokens,
+            one.texts,
+            tuple(one.written),
+        )
         for one in stored.items
     ]
     if digest([place for item in items for place in item.places]) != stored.digest:
         raise BranchError(f"{root / FILE} was changed: restore it, or make another branch")
-    return Kept(items, stored.digest, stored.source, stored.rubric)
+    return Kept(items, stored.digest, stored.source, stored.rubric, stored.as_of)

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 
@@ -85,12 +86,16 @@ class Parent:
 
 
 class Brancher:
-    """Makes branches of one policy. settings: of that policy; claims: what resolves large records."""
+    """Makes branches of one policy. settings: of that policy; claims: what resolves large records; clock: the local
+    time, which some models' forms write into text."""
 
-    def __init__(self, settings: Settings, bus: Bus, claims: ClaimStore) -> None:
+    def __init__(
+        self, settings: Settings, bus: Bus, claims: ClaimStore, clock: Callable[[], datetime] = datetime.now
+    ) -> None:
         self._settings = settings
         self._bus = bus
         self._claims = claims
+        self._clock = clock
         self._history = History(bus, settings.namespace, settings.policy.name, claims.resolve)
 
     def run(
@@ -142,14 +147,15 @@ class Brancher:
             begin = partial(_beginning, parent, options.seed)
             backend.load(begin())
             limits = Limits(backend.vocabulary, backend.longest)
-            selector = self._selector(options, limits, self._writer(options, parent, limits))
+            as_of = self._clock() if head is None else kept.read(policy.weights_root(own)).as_of
+            selector = self._selector(options, limits, self._writer(options, parent, limits, as_of))
             samples = partial(self._samples, selector, limits)
             if head is None:
                 chosen = rewards.chosen(self._history, options.rewards) if options.rewards else None
                 items = self._select(options, question, chosen, selector, heard)
                 if options.kind.ratios:
                     self._guard(options, backend, algorithm, items, samples, heard)
-                self._begin(own, parent, begin(), items, chosen)
+                self._begin(own, parent, begin(), items, chosen, as_of)
             begun()
             found = kept.read(policy.weights_root(own))
             items = found.items
@@ -256,10 +262,11 @@ class Brancher:
         state: State,
         items: list[Item],
         chosen: rewards.Chosen | None,
+        as_of: datetime | None,
     ) -> None:
         """Keep what decides, then announce version 0."""
         root = policy.weights_root(own)
-        kept.write(root, items, *((chosen.source, chosen.rubric) if chosen else ()))
+        kept.write(root, items, as_of, *((chosen.source, chosen.rubric) if chosen else ()))
         (root / ABOUT).unlink(missing_ok=True)  # of a branch that was never announced
         faults.point("branch.kept")
         self._bus.ensure_topics(own.layout.specs())
@@ -268,18 +275,18 @@ class Brancher:
 
     # -- what it learns from
 
-    def _writer(self, options: Options, parent: Parent, limits: Limits) -> Writer | None:
-        """What writes text for the weights of the branch, as a gateway of theirs would."""
+    def _writer(self, options: Options, parent: Parent, limits: Limits, as_of: datetime | None) -> Writer | None:
+        """What writes text for the weights of the branch, as a gateway of theirs would at a moment."""
         if not options.kind.text:
             return None
         hashes = {name: parent.weights[name] for name in ("tokenizer_hash", "template_hash")}
-        renderer = partial(choose, parent.directory, self._settings.gateway.renderer, **hashes)
+        renderer = partial(choose, parent.directory, self._settings.gateway.renderer, **hashes, as_of=as_of)
         return Writer(renderer, limits.vocabulary, limits.longest)
 
     def _selector(self, options: Options, limits: Limits, writer: Writer | None) -> Selector:
         allowed = clearance.today(self._settings, options.name)
         tenant = self._settings.policy.tenant
-        return Selector(self._history, allowed, tenant, limits, writer, anyway=options.anyway)
+        return Selector(self._history, allowed, tenant, limits, writer, what_is_left=options.what_is_left)
 
     def _select(
         self,
@@ -313,6 +320,10 @@ class Brancher:
         if lost := +again.left_out:
             why = "; ".join(f"{reason} ({count})" for reason, count in lost.most_common(3))
             raise BranchError(f"the branch cannot go on with what it was selected from: {why}; make another branch")
+        now = {one.place: one.written for one in again.candidates}
+        for item in items:
+            for place, written in zip(item.places, item.written, strict=False):
+                _same_text(place, written, now[place])
 
     def _samples(self, selector: Selector, limits: Limits, items: Sequence[Item]) -> list[Sample]:
         """The samples of some items, with the rewards chosen for them; seq is the place of an item among them."""
@@ -367,9 +378,12 @@ def _texts(selector: Selector, owners: Sequence[tuple[int, Item, int]]) -> list[
     places = [owners[number][1].places[owners[number][2]] for number in numbers]
     out: list[Sample] = []
     replies: Counter[int] = Counter()
-    for number, found in zip(numbers, selector.texts(places) if places else [], strict=True):
+    for number, place, found in zip(numbers, places, selector.texts(places) if places else [], strict=True):
         if not isinstance(found, Texts):
-            raise BranchError(f"{places[0].topic}: {found}; the branch cannot go on without it: make another branch")
+            raise BranchError(f"{_named(place)}: {found}; the branch cannot go on without it: make another branch")
+        _, item, at = owners[number]
+        if item.written:
+            _same_text(place, item.written[at], found.digest)
         out += [replace(sample, seq=number) for sample in found.samples]
         replies[owners[number][0]] += found.replies
     for seq, item in {seq: item for seq, item, _ in owners if item.texts}.items():
@@ -379,6 +393,20 @@ def _texts(selector: Selector, owners: Sequence[tuple[int, Item, int]]) -> list[
                 "now; make another branch"
             )
     return out
+
+
+def _same_text(place: Place, kept: str, now: str) -> None:
+    """Raises BranchError where text is written otherwise than when it was selected."""
+    if kept != now:
+        raise BranchError(
+            f"the text of the trajectory at {_named(place)} is written as other tokens now than when the branch began: "
+            "its events, the form of the model or the code that renders it have changed; restore them, or make "
+            "another branch"
+        )
+
+
+def _named(place: Place) -> str:
+    return f"{place.topic}[{place.partition}]@{place.offset}"
 
 
 def _triple(place: Place) -> tuple[str, int, int]:

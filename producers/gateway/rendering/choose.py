@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+from datetime import datetime
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -47,19 +48,27 @@ PROBES: list[list[Message]] = [
 ]
 
 
-def check(name: str) -> None:
-    """Raises ConfigError for a `[gateway] renderer` that there is not."""
+def check(name: str, where: str = "[gateway]") -> None:
+    """Raises ConfigError for a renderer that there is not. `where`: the section of the settings that names it."""
     if name not in ("auto", "template") and not known(name):
         raise ConfigError(
-            f"[gateway] renderer {name!r} is not supported: use auto, template or one of "
+            f"{where} renderer {name!r} is not supported: use auto, template or one of "
             + ", ".join(sorted(set(MODEL_RENDERER_MAP.values())))
         )
 
 
-def choose(folder: Path, name: str, *, tokenizer_hash: str | None = None, template_hash: str | None = None) -> Renderer:
-    """The renderer `name` of the model in `folder`. Raises ConfigError for one that does not fit it."""
+def choose(
+    folder: Path,
+    name: str,
+    *,
+    tokenizer_hash: str | None = None,
+    template_hash: str | None = None,
+    as_of: datetime | None = None,
+) -> Renderer:
+    """The renderer `name` of the model in `folder`. as_of: the moment that a form which says the time is written as of,
+    None: the present. Raises ConfigError for one that does not fit it."""
     check(name)
-    tokenizer = ChatTokenizer(folder)
+    tokenizer = ChatTokenizer(folder, as_of=as_of)
     template = TemplateRenderer(tokenizer, tokenizer_hash=tokenizer_hash, template_hash=template_hash)
     family = _family(folder) if name == "auto" else name
     if name == "template" or family is None:

@@ -63,6 +63,14 @@ def known(name: str) -> bool:
         return False
 
 
+def _config(tokenizer: ChatTokenizer, name: str) -> Any:
+    """What the package makes a family by, as of the tokenizer's moment where its form says the day."""
+    config = config_from_name(name)
+    if tokenizer.as_of is not None and hasattr(config, "conversation_start_date"):
+        return config.model_copy(update={"conversation_start_date": tokenizer.as_of.strftime("%Y-%m-%d")})
+    return config
+
+
 class PackagedRenderer(Renderer):
     """The family `name` of the package on `tokenizer`. What a request says to the template, which the package knows
     nothing of, `template` writes. Raises ConfigError when the tokenizer lacks its tokens."""
@@ -81,7 +89,7 @@ class PackagedRenderer(Renderer):
         self._template = template
         self.markers = Markers(tokenizer)
         try:
-            self.package: Package = create_renderer(tokenizer, config_from_name(name))
+            self.package: Package = create_renderer(tokenizer, _config(tokenizer, name))
         except (AssertionError, ValueError, TypeError, ImportError) as error:
             raise ConfigError(
                 f"renderer {name!r} does not fit this model: {error}; set [gateway] renderer to auto or template"

@@ -88,10 +88,12 @@ def _templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
 
 
 class ChatTokenizer:
-    """Load `folder`. Raises ConfigError when it has no tokenizer or no chat template."""
+    """Load `folder`. as_of: the moment that templates are told, None: the present. Raises ConfigError when it has no
+    tokenizer or no chat template."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, as_of: datetime | None = None) -> None:
         self.name_or_path = str(folder)
+        self.as_of = as_of
         core, settings = folder / "tokenizer.json", folder / "tokenizer_config.json"
         if not core.is_file():
             raise ConfigError(f"{folder} has no tokenizer.json: point the gateway at the model's directory")
@@ -128,11 +130,11 @@ class ChatTokenizer:
     def render_text(
         self, messages: Sequence[Any], tools: Any, *, generate: bool, now: datetime | None = None, **kwargs: Any
     ) -> str:
-        """The conversation as text, as of `now` where the template says the time. Raises RenderError when the template
-        cannot write it."""
+        """The conversation as text, as of `as_of` or else `now` where the template says the time. Raises RenderError
+        when the template cannot write it."""
         render = self._render if tools is None else self._render_tools
-        if now is not None:
-            kwargs["strftime_now"] = now.strftime
+        if (moment := self.as_of or now) is not None:
+            kwargs["strftime_now"] = moment.strftime
         try:
             return render(
                 messages=messages,

@@ -47,7 +47,6 @@ class Door:
 
     def __init__(self, gateway: Gateway, upstreams: Upstreams) -> None:
         self._gateway = gateway
-        self._policies = gateway.served or (gateway.options.policy,)
         self._upstreams = upstreams
         self._through = Passthrough(gateway, upstreams)
 
@@ -64,7 +63,7 @@ class Door:
             head = await aside(len(body), read_head, body)
         except ApiError as error:
             unread = error
-        rule = self._upstreams.route(self._policies, head.name if head is not None else "", api)
+        rule = self._upstreams.route(self._gateway.policies, head.name if head is not None else "", api)
         if rule is None:
             return None
         if head is None:

@@ -82,8 +82,7 @@ def make(settings: Settings, environment: Mapping[str, str]) -> Upstreams | None
     """Those that the settings name, `upstream_url` last; None where they name none. Made inside the event loop that
     uses them. Raises ConfigError for a key that the environment lacks, or that no header can hold."""
     gateway = settings.gateway
-    for name, given in gateway.upstreams.items():
-        _check_apis(name, given.speaks)
+    check_apis(settings)
     keys = {name: _key(name, given.key_env, environment) for name, given in gateway.upstreams.items()}
     upstreams = [
         Upstream(
@@ -116,11 +115,13 @@ def _key(name: str, variable: str, environment: Mapping[str, str]) -> str:
     return key
 
 
-def _check_apis(name: str, apis: Sequence[str]) -> None:
+def check_apis(settings: Settings) -> None:
+    """Raises ConfigError for an upstream that is said to speak an API that there is not."""
     known = sorted([*(dialect.name for dialect in dialects.DIALECTS), embeddings.NAME])
-    for api in apis:
-        if api not in known:
-            raise ConfigError(f"[gateway.upstreams.{name}] speaks: {api!r} is none of the APIs {', '.join(known)}")
+    for name, upstream in settings.gateway.upstreams.items():
+        for api in upstream.speaks:
+            if api not in known:
+                raise ConfigError(f"[gateway.upstreams.{name}] speaks: {api!r} is none of the APIs {', '.join(known)}")
 
 
 def _fit(key: str, where: str) -> str:

@@ -41,9 +41,11 @@ def made() -> Whole:
     return whole(1)
 
 
-def selector(bus: Bus, *, anyway: bool = False) -> Selector:
+def selector(bus: Bus, *, what_is_left: bool = False) -> Selector:
     allowed = clearance.today(SETTINGS, "branch")
-    return Selector(History(bus, NAMESPACE, POLICY), allowed, "local", Limits(1 << 20, 1 << 20), anyway=anyway)
+    return Selector(
+        History(bus, NAMESPACE, POLICY), allowed, "local", Limits(1 << 20, 1 << 20), what_is_left=what_is_left
+    )
 
 
 def without_two(made: Whole, kind: str) -> MemoryBus:
@@ -75,9 +77,9 @@ def test_the_same_trajectories_are_selected_and_judged(made: Whole, tmp_path: Pa
 
 def test_a_rule_over_a_history_that_lost_a_part_says_what_is_left(made: Whole) -> None:
     bus, topic = without_two(made, "trajectories"), made.topic("trajectories")
-    with pytest.raises(HistoryGone, match=rf"{topic}\[0\]: offsets 0 to 1 {LEFT}\. --anyway takes what is left"):
+    with pytest.raises(HistoryGone, match=rf"{topic}\[0\]: offsets 0 to 1 {LEFT}\. --what-is-left goes on with that"):
         selector(bus).by_rule(lambda _: True)
-    found = selector(bus, anyway=True).by_rule(lambda _: True)
+    found = selector(bus, what_is_left=True).by_rule(lambda _: True)
     assert found.gone == [f"{topic}[0]: offsets 0 to 1 {LEFT}"]
     assert 0 < len(found.candidates) < len(selector(made.bus).by_rule(lambda _: True).candidates)
 
@@ -95,16 +97,16 @@ def test_the_command_that_judges_again_refuses_what_its_split_has_lost(
 
     monkeypatch.setattr(again, "history", opened)
 
-    def run(split: str, *, anyway: bool) -> again.Again:
-        asked = again.Asked("trial-1", "exact", "v2", "second", 1, 10.0, anyway)
+    def run(split: str, *, what_is_left: bool) -> again.Again:
+        asked = again.Asked("trial-1", "exact", "v2", "second", 1, 10.0, what_is_left)
         selection = Selection(evaluation=split == "evaluation", train=split == "train")
         return again.run(SETTINGS, asked, selection, lambda *_: None)
 
     with pytest.raises(HistoryGone, match=rf"{topic}\[0\]: offsets 0 to 1 {LEFT}"):
-        run(split, anyway=False)
-    other = run("train" if split == "evaluation" else "evaluation", anyway=False)
+        run(split, what_is_left=False)
+    other = run("train" if split == "evaluation" else "evaluation", what_is_left=False)
     assert other.judged > 0, "the topic of the other split is whole"
-    report = run(split, anyway=True)
+    report = run(split, what_is_left=True)
     assert report.wanted == sum(1 for _ in History(bus, NAMESPACE, POLICY).rows(kind))
     assert f"without {topic}[0]: offsets 0 to 1 {LEFT}" in again.lines(report)
 

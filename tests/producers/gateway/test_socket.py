@@ -12,6 +12,7 @@ import aiohttp
 import pytest
 
 from millrace.infra.errors import EngineUnavailable
+from millrace.producers.gateway import gateway as gateway_module
 from millrace.producers.gateway import socket as module
 from millrace.producers.gateway.rendering.template import TemplateRenderer
 from tests.support.gateway_world import ScriptedEngine, World, world
@@ -119,6 +120,28 @@ async def test_a_client_that_leaves_ends_its_call(w: World, how: str) -> None:
     (call,) = w.calls()
     assert (call["finish_reason"], call["trainable"]) == ("abort", False)
     assert w.engine.left_early == 1
+
+
+async def test_the_end_of_a_session_ends_its_call_and_not_the_socket(
+    w: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gateway_module, "ENDING_S", 3600.0)  # whoever waits so long for the call waits for ever
+    session, other = await w.start(), await w.start()
+    key = {"authorization": f"Bearer {session['api_key']}"}
+    w.engine.gate = asyncio.Semaphore(2)
+    async with aiohttp.ClientSession(headers=key) as http, http.ws_connect(f"{w.url}/v1/responses") as socket:
+        await socket.send_json(HELLO)
+        assert json.loads((await socket.receive()).data)["type"] == "response.created"
+        ended = await w.http.post(f"/v1/sessions/{session['session']}/end", json={}, headers=key)
+        assert ended.status_code == 200
+        cut = (await until_end(socket))[-1]
+        assert (cut["type"], cut["status"], cut["error"]["code"]) == ("error", 503, "cut_off")
+        await socket.send_json(HELLO)
+        assert (await until_end(socket))[-1]["error"]["code"] == "session_ended"
+    kinds = [event["kind"] for event in w.events(session["session"])]
+    assert kinds == ["episode_started", "model_call", "episode_ended"]
+    assert w.calls()[0]["finish_reason"] == "abort"
+    assert not w.gateway.sessions.live[other["session"]].busy
 
 
 async def test_a_frame_has_a_bound(tmp_path: Path, renderer: TemplateRenderer) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -84,11 +85,12 @@ def test_a_larger_group_is_cut_into_its_best_and_worst() -> None:
 
 
 def test_a_kept_selection_is_read_as_it_was_and_a_changed_one_refused(tmp_path: Path) -> None:
-    made = [Item("g", (Place("t", 0, 1), Place("t", 1, 2)), (1.0, None), 9)]
-    digest = kept.write(tmp_path, made)
-    assert kept.read(tmp_path) == kept.Kept(made, digest)
-    kept.write(tmp_path, made, "math", "v2")
-    assert kept.read(tmp_path) == kept.Kept(made, digest, "math", "v2")
+    made = [Item("g", (Place("t", 0, 1), Place("t", 1, 2)), (1.0, None), 9, 2, ("ab", "cd"))]
+    now = datetime(2026, 5, 4, 3, 2, 1, 7)
+    digest = kept.write(tmp_path, made, now)
+    assert kept.read(tmp_path) == kept.Kept(made, digest, as_of=now)
+    kept.write(tmp_path, made, now, "math", "v2")
+    assert kept.read(tmp_path) == kept.Kept(made, digest, "math", "v2", now)
     file = tmp_path / kept.FILE
     file.write_bytes(file.read_bytes().replace(b'"t",1,2', b'"t",1,3'))
     with pytest.raises(BranchError, match="was changed"):

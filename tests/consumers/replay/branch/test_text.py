@@ -5,22 +5,29 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator
+from datetime import datetime
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from millrace.consumers import policy
 from millrace.consumers.audit import audit
 from millrace.consumers.history.kinds import EVENTS
 from millrace.consumers.history.reader import History
+from millrace.consumers.replay.branch import kept
+from millrace.consumers.replay.branch.job import Options
+from millrace.consumers.replay.branch.run import Brancher
 from millrace.infra import faults
 from millrace.infra.errors import BranchError
 from millrace.infra.log.base import Outgoing
+from millrace.infra.log.blobs import ClaimStore
 from millrace.producers.gateway.rendering.spoken import MISREAD
 from millrace.schemas import codec
+from millrace.trainers import tiny
 from millrace.trainers.tasks import sort_digits
-from tests.support.branches import branch, events
+from tests.support.branches import branch, events, everything
 from tests.support.events import Episode
 from tests.support.feed import feed
 from tests.support.learners import Place
@@ -49,6 +56,12 @@ def judged(request: pytest.FixtureRequest) -> bool:
 @pytest.fixture
 def place(tmp_path: Path, judged: bool) -> Iterator[Place]:
     """A policy whose log holds what a provider said: right or wrong, and in one group what no form can say."""
+    made = provided(tmp_path, judged=judged)
+    yield made
+    made.bus.close()
+
+
+def provided(tmp_path: Path, *, judged: bool) -> Place:
     made = Place(tmp_path, **{"policy.group_size": SIZE})
     topic = History(made.bus, "t", "pico").names[EVENTS]
     digits = list(islice(sort_digits.prompts(0), GROUPS))
@@ -74,8 +87,7 @@ def place(tmp_path: Path, judged: bool) -> Iterator[Place]:
         trajectory["reward"] = float((group + sample) % SIZE) if judged else None
 
     feed(made.bus, made.settings, range(GROUPS), version=0, change=change)
-    yield made
-    made.bus.close()
+    return made
 
 
 def test_text_is_imitated_and_said_to_be_text(place: Place, judged: bool) -> None:
@@ -117,3 +129,42 @@ def test_text_whose_events_are_gone_is_learned_from_no_more(place: Place) -> Non
     with pytest.raises(BranchError, match="so nothing says whether it may train"):
         branch(place.bus, place.settings, steps=1, batch=8)
     assert Counter(event["text_replies"] for event in events(place.bus, place.settings)) == {None: 1, GROUPS - 1: 1}
+
+
+def test_text_is_written_as_of_the_day_of_its_selection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a model whose form says the time: a branch that goes on another day ends with the same bytes, and one whose
+    text would be written as other tokens is refused by the place of it."""
+    monkeypatch.setattr(tiny, "TEMPLATE", tiny.TEMPLATE.replace("{% for", "{{ strftime_now('%d') }}{% for", 1))
+    place = provided(tmp_path, judged=True)
+
+    def made(name: str, day: int, steps: int = 3) -> None:
+        options = Options(name, lr=1e-3, device="cpu", batch=8, save_every=1, steps=steps)
+        told = Brancher(place.settings, place.bus, ClaimStore(place.settings.claims), lambda: datetime(2026, 5, day))
+        told.run(options, everything)
+
+    def hook(passed: str) -> None:
+        if passed == "branch.committed":
+            raise Died
+
+    def begun(name: str) -> None:
+        before = faults.install(hook)
+        try:
+            with pytest.raises(Died):
+                made(name, day=4)
+        finally:
+            faults.install(before)
+
+    made("whole", day=4)
+    begun("b")
+    made("b", day=29)
+    ends = [[event["digest"] for event in events(place.bus, place.settings, name)] for name in ("b", "whole")]
+    assert ends[0] == ends[1]
+
+    begun("other")
+    root = policy.weights_root(Options("other").settings(place.settings))
+    file = root / kept.FILE
+    file.write_bytes(file.read_bytes().replace(b"2026-05-04", b"2026-05-29"))
+    first = kept.read(root).items[0].places[0]
+    with pytest.raises(BranchError, match=rf"{first.topic}\[{first.partition}\]@{first.offset} is written as other"):
+        made("other", day=4)
+    place.bus.close()

@@ -40,6 +40,17 @@ async def before(
                 await upstreams.close()
 
 
+async def test_an_episode_may_name_the_policy_of_a_gateway_without_engines(tmp_path: Path) -> None:
+    async with before(tmp_path, answer(b"{}")) as (w, _):
+        session = await w.start(policy="policy")
+        assert w.events(session["session"])[0]["policy"] == "policy"
+        got = await w.http.post("/v1/sessions", json={"policy": "small"})
+        assert got.status_code == 404
+        error = got.json()["error"]
+        assert error["message"] == "No policy 'small' is served here; served are policy"
+        assert (error["code"], error["param"]) == ("policy_not_found", "policy")
+
+
 @given(*[st.tuples(names, names, names)] * 2)
 def test_a_key_for_one_call_is_one_callers_own(one: tuple[str, str, str], other: tuple[str, str, str]) -> None:
     def sent(tenant: str, subject: str, key: str) -> str:
