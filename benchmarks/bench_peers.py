@@ -21,7 +21,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -37,10 +36,14 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from millrace.trainers import flops
+from tests.support.forked import Fork
 
 SIZE, PROMPT = 8, 96
 LR, BETAS, CLIP = 1e-4, (0.9, 0.99), (0.2, 0.28)
 VOCABULARY = 4096
+ROOT = Path(__file__).parents[1]
+PROGRAM = "import sys; sys.argv = {command}; from benchmarks.bench_peers import main; main()"
+"""a contender's"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,25 +315,26 @@ CONTENDERS: dict[str, Callable[[Path, Setup, Meter], dict[str, torch.Tensor]]] =
 
 
 def contend(name: str, root: Path, setup: Setup) -> None:
-    """In a child: the weights go to a file, the figures to the last line."""
+    """In a child: the weights go to one file, the figures to another."""
     if setup.device == "cpu":
         torch.set_num_threads(1)
     meter = Meter(setup.device == "cuda")
     weights = CONTENDERS[name](root, setup, meter)
     save_file({key: tensor.cpu().contiguous() for key, tensor in weights.items()}, root / f"{name}.safetensors")
-    print(json.dumps({"seconds": sorted(meter.seconds)[len(meter.seconds) // 2], "peak": meter.peak}))
+    figures = {"seconds": sorted(meter.seconds)[len(meter.seconds) // 2], "peak": meter.peak}
+    (root / f"{name}.json").write_text(json.dumps(figures))
 
 
 def run(name: str, root: Path, setup: Setup) -> dict[str, float]:
     """A contender's figures: seconds of a step, peak bytes."""
-    command = [sys.executable, "-m", "benchmarks.bench_peers", *setup.flags, "--contender", name, str(root)]
+    command = ["bench_peers", *setup.flags, "--contender", name, str(root)]
     # TRL would spread over all GPUs that it sees
     one = {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]}
     environment = os.environ | (one if setup.device == "cuda" else {})
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    if done.returncode:
-        sys.exit(f"{name} failed:\n{done.stderr}")
-    figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    log = root / f"{name}.log"
+    if Fork(PROGRAM.format(command=command), environment, ROOT, log).wait():
+        sys.exit(f"{name} failed:\n{log.read_text(errors='replace')}")
+    figures: dict[str, float] = json.loads((root / f"{name}.json").read_text())
     return figures
 
 

@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.multiprocessing as mp
 from torch.distributed import TCPStore
 
 from millrace.schemas import arrays, codec
@@ -28,6 +27,7 @@ from millrace.trainers.batches.allocation import ReadyGroup, plan
 from millrace.trainers.batches.sample import samples_of
 from millrace.trainers.learning import Schedule, Trainer
 from millrace.trainers.tasks import sort_digits
+from tests.support import forked
 
 GROUPS, SIZE, WARM = 64, 8, 3
 COUNTED = ("forward", "backward", "optimizer", "collectives")
@@ -96,7 +96,7 @@ def learn(rank: int, world: int, port: int, steps: int, out: Any) -> None:
 def measure(world: int, steps: int) -> dict[str, float]:
     """Median seconds by phase on rank 0."""
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    context = mp.get_context("spawn")
+    context = forked.server()
     out = context.Queue()
     processes = [context.Process(target=learn, args=(rank, world, store.port, steps, out)) for rank in range(world)]
     for process in processes:

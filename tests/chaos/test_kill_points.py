@@ -11,6 +11,7 @@ import pytest
 
 from millrace.apps.demo.fleet import BROKER
 from tests.chaos.__main__ import audit, points
+from tests.chaos.arena import START_S
 from tests.chaos.deploy import deploy
 
 LEARNER, RUNNER = ("learner.", "checkpoint."), ("runner.", "transactor.")
@@ -24,7 +25,7 @@ def test_every_kill_point_of_learner_and_runner_is_survived(tmp_path: Path) -> N
     assert sum(len(names) for names in rounds) > 15
     arena = deploy(tmp_path / "home", seed=0, engine="inprocess")
     try:
-        arena.settle()
+        arena.settle(timeout_s=START_S)
         missed = [name for names in rounds for name in arena.kill_points(names, timeout_s=300)]
         arena.settle(2)
         arena.fleet.up((BROKER,))

@@ -14,14 +14,14 @@ import pytest
 from tests.support.documents import BENCHMARKS, ROOT, RUN_BY
 
 SMALL = {
-    "bench_backends": "--groups 2 --steps 1",
+    "bench_backends": "--groups 2 --steps 1 --ranks 1",
     "bench_codec": "",
     "bench_delays": "--repeats 1 --only KB",
     "bench_delta": "--million 0.1 --steps 1",
     "bench_detection": "--items 1 --clean-mb 0.05",
     "bench_durability": "--records 100 --transactions 2",
     "bench_gateway": "--seconds 0.1",
-    "bench_interrupt": "--engine light --rounds 1 --load 2 --tokens 60",
+    "bench_interrupt": "--engine light --rounds 1 --load 2 --tokens 24",
     "bench_killed": "--engine inprocess --batch 8 --kills 1",
     "bench_packing": "--samples 8 --steps 1",
     "bench_peers": "--groups 1 --steps 1 --peak-tflops 0.1",

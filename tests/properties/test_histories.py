@@ -17,7 +17,7 @@ from tests.support.histories import ACTIONS, Told, run
 from tests.support.players import POLICY
 from tests.support.world import NAMESPACE
 
-COUNT = int(os.environ.get("MILLRACE_HISTORIES", "300"))
+COUNT = int(os.environ.get("MILLRACE_HISTORIES", "150"))
 FIRST = int(os.environ.get("MILLRACE_HISTORIES_FROM", "0"))
 CHUNK = 20
 

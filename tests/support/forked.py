@@ -1,4 +1,5 @@
-"""Processes that begin with torch loaded: a server loads it once, and each of them is a fork of the server.
+"""Processes that begin with torch loaded, and what else of others ours load: a server does that once, and each of them
+is a fork of the server.
 
 Most of the time of tests that start many processes would go to loading it. Nothing of ours is loaded by the server, so
 a fork still begins as a program of its own: with its own environment (which arms fault points), output and directory.
@@ -20,6 +21,16 @@ LOADED = [
     "torch.distributed.tensor.parallel",
     "torch.distributed.pipelining",
     "transformers.models.qwen2.modeling_qwen2",
+    "confluent_kafka.admin",
+    "fastavro",
+    "fsspec.implementations.local",
+    "httpx",
+    "msgspec",
+    "numpy.typing",
+    "psutil",
+    "pydantic_settings",
+    "rich.console",
+    "tenacity",
 ]
 """by the server"""
 OURS = "millrace"

@@ -15,7 +15,7 @@ from millrace.consumers.warehouse.digests import differing
 from tests.support.stores import URL
 from tests.support.warehouse import emptied, take_in, world
 
-KILLS = int(os.environ.get("MILLRACE_WAREHOUSE_KILLS", "20"))
+KILLS = int(os.environ.get("MILLRACE_WAREHOUSE_KILLS", "12"))
 SEED = 11
 
 

@@ -113,7 +113,7 @@ def test_killed_at_any_statement(store: Store, tmp_path: Path, shared: bool) -> 
     assert differing(clean, digests(store, NS)) == []
     assert sum(map(takes_out, ran)) == len(TABLES) + 2
     deaths = [n for n, statement in enumerate(ran, 1) if EVERY or takes_out(statement) or n % 12 == 0]
-    for nth in deaths[:: 1 if EVERY else 5]:
+    for nth in deaths[:: 1 if EVERY else 8]:
         assert len(rebuild(bus, store, tmp_path, nth)) == nth - 1
         assert differing(clean, load(bus, store)) == [], f"killed after {ran[nth - 2]}"
     if shared:
