@@ -1,4 +1,5 @@
-"""Responses over a WebSocket: each `response.create` frame is a request, and the events of its stream come back as frames.
+"""Responses over a WebSocket: each `response.create` frame is a request, and the events of its stream come back as
+frames.
 
 Invariants: one call at a time a socket, and what comes meanwhile is refused; a frame that is no request is an `error`
 event and disturbs nothing else; a client that leaves ends its call, and so does the end of the call's session; frames,
