@@ -187,5 +187,5 @@ class EveryTraffic(MessagesTraffic, ResponsesTraffic, CompletionsTraffic):
         if model in VERSIONS:
             assert event["policy"] == model, event["policy"]
         previous = asked.get("previous_response_id")
-        if previous is not None:
+        if previous:  # an empty one names none
             assert self._told.get(previous) == tenant, f"{tenant} went on from {previous}"
