@@ -15,7 +15,7 @@ import orjson
 from starlette.types import ASGIApp
 
 from millrace.infra.engines.base import Engine
-from millrace.infra.engines.upstream import StreamedReply, TextUpstream
+from millrace.infra.engines.upstream import HttpReply, StreamedReply, TextUpstream
 from millrace.infra.engines.vllm.engine import VllmEngine
 from millrace.producers.capture.log import CaptureLog
 from millrace.producers.gateway.app import make_app
@@ -92,7 +92,7 @@ class PlayedUpstream(TextUpstream):
 
     async def _send(self, method: str, path: str, body: bytes | None, headers: Any = None) -> StreamedReply:
         answer: Any = self.script(path, body or b"")
-        return StreamedReply(answer, self.base_url, self._idle_s, self._longest)
+        return HttpReply(answer, self.base_url, self._idle_s, self._longest)
 
 
 @dataclass
