@@ -5,7 +5,9 @@ otherwise; a refusal keeps its status and its words, in the shape of the client'
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Any
 
 import orjson
 
@@ -53,7 +55,7 @@ class Interpreter(TextServer):
 
     def _request(self, body: bytes) -> tuple[Ask, bytes]:
         ask = self._spoken.parse(body)
-        return ask, orjson.dumps(self._translator.request(ask))
+        return ask, _encoded(self._translator.request(ask))
 
     def _place(self, sent: bytes, headers: Mapping[str, str]) -> tuple[str, bytes, dict[str, str]]:
         """Where a request goes, and with which headers: those of the client's API mean nothing there."""
@@ -125,6 +127,13 @@ class InterpretedReply(StreamedReply):
     def close(self) -> None:
         """Let go of the connection."""
         self._answer.close()
+
+
+def _encoded(request: Mapping[str, Any]) -> bytes:
+    try:
+        return orjson.dumps(request)
+    except TypeError:  # a schema with an integer of more than 64 bits
+        return json.dumps(request).encode()
 
 
 def _told(events: Sequence[StreamEvent]) -> bytes:

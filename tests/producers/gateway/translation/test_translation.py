@@ -233,6 +233,18 @@ async def test_an_image_passes_and_a_file_is_refused(tmp_path: Path, client: str
     assert not w.calls()
 
 
+@pairs
+async def test_a_schema_with_a_wide_number_passes(tmp_path: Path, client: str, server: str) -> None:
+    schema = {"type": "object", "maxProperties": 2**70}
+    tool: dict[str, Any] = {"name": "f", "input_schema": schema}
+    if client != "messages":
+        tool = {"type": "function", "name": "f", "parameters": schema}
+    if client == "chat":
+        tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    _, _, ((_, sent),) = await answered(tmp_path, answer(b"{}", 400), client, server, tools=[tool])
+    assert str(2**70).encode() in sent
+
+
 async def test_the_upstream_that_speaks_the_api_goes_first_and_a_fallback_may_speak_another(
     tmp_path: Path, renderer: TemplateRenderer
 ) -> None:
