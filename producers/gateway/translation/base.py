@@ -25,7 +25,7 @@ from millrace.producers.gateway.protocols.reader import ROOT
 
 
 @dataclass
-class Told:
+class ReplyFacts:
     """What an upstream says of a reply beside its parts. `usage`: tokens of prompt, completion and cache; `finish`:
     OpenAI's finish reason; `stop`: the stop string that ended it; `failed`: the error that ended it, in its words."""
 
@@ -41,7 +41,7 @@ class Listener(Events):
 
     def __init__(self) -> None:
         super().__init__()
-        self.told = Told()
+        self.told = ReplyFacts()
         self._heard: list[Part] = []
 
     def hear(self, data: bytes) -> list[Part]:

@@ -18,7 +18,7 @@ from millrace.producers.gateway.aside import aside
 from millrace.producers.gateway.conversation import Ask
 from millrace.producers.gateway.errors import ApiError
 from millrace.producers.gateway.protocols.base import Dialect, StreamEvent
-from millrace.producers.gateway.translation.base import Told, Translator, parts_of
+from millrace.producers.gateway.translation.base import ReplyFacts, Translator, parts_of
 from millrace.producers.gateway.translation.reply import TranslatedCall
 
 JSON = "application/json"
@@ -73,7 +73,7 @@ class Interpreter(TextServer):
         answer, stop = self._translator.whole(found)
         if not answer.choices:
             raise EngineUnavailable(f"{self.base_url} gave an answer without a reply", status=200)
-        told = Told(answer.id, answer.usage, answer.choices[0].finish, stop)
+        told = ReplyFacts(answer.id, answer.usage, answer.choices[0].finish, stop)
         call = TranslatedCall(ask, self._spoken.prefix, told)
         call.choice.say(parts_of(answer))
         call.end()

@@ -7,7 +7,7 @@ from typing import Any
 
 from millrace.producers.gateway.conversation import Ask, Part, Refusal, Text, Thinking, ToolUse
 from millrace.producers.gateway.lineage import ABORT
-from millrace.producers.gateway.translation.base import Told
+from millrace.producers.gateway.translation.base import ReplyFacts
 from millrace.schemas.ids import now_micros
 
 
@@ -84,7 +84,7 @@ class TranslatedCall:
 
     shortened = False
 
-    def __init__(self, request: Ask, prefix: str, told: Told) -> None:
+    def __init__(self, request: Ask, prefix: str, told: ReplyFacts) -> None:
         self.request = request
         self.when = now_micros()
         self.choice = TranslatedChoice()

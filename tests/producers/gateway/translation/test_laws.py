@@ -20,7 +20,7 @@ from millrace.producers.gateway.conversation import Part, Text, Thinking, messag
 from millrace.producers.gateway.errors import ApiError
 from millrace.producers.gateway.protocols.all import named
 from millrace.producers.gateway.translation.all import TRANSLATORS
-from millrace.producers.gateway.translation.base import Told, Translator, parts_of
+from millrace.producers.gateway.translation.base import ReplyFacts, Translator, parts_of
 from millrace.producers.gateway.translation.reply import TranslatedCall
 from tests.support import odd_json
 from tests.support.typed import values
@@ -97,7 +97,7 @@ def test_a_request_says_the_same_in_another_api_or_is_refused(client: str, to: T
     assert counted["said"]
 
 
-def heard(to: Translator, pieces: list[bytes]) -> tuple[list[Part], Told]:
+def heard(to: Translator, pieces: list[bytes]) -> tuple[list[Part], ReplyFacts]:
     """What a stream in these pieces says: texts and thoughts that follow each other in one."""
     listener, out = to.listener(), list[Part]()
     for piece in pieces:
