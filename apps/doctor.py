@@ -5,6 +5,7 @@ Reads, and writes only what it removes again: one object in the shared storage, 
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 import time
 import uuid
@@ -40,6 +41,7 @@ def examine(settings: Settings, file: Path | None = None) -> Iterator[Answer]:
     """Every answer, in the order in which a newcomer should mend things. `file` is where the settings come from."""
     if file is not None and file.exists():
         yield _ask("settings file", lambda: _private(file), "warning")
+    yield _ask("home and keys", lambda: _closed(settings), "warning")
     yield _ask("packages", _packages)
     yield from check(settings)
     if settings.kafka.local:
@@ -109,6 +111,18 @@ def _private(file: Path) -> str:
     if mode & 0o077:
         raise OSError(f"{file} may hold keys, and other users may read it (mode {mode:03o}): chmod 600 {file}")
     return f"{file} is yours alone"
+
+
+def _closed(settings: Settings) -> str:
+    """What holds keys, prompts and weights is open to its owner alone."""
+    keys = settings.home / "keys"
+    named = (settings.kafka.key_file, str(settings.kafka.options.get("ssl.key.location", "")))
+    found = [settings.home, keys, *sorted(keys.glob("*")), *map(Path, filter(None, named))]
+    modes = {path: path.stat().st_mode & 0o777 for path in found if path.exists()}
+    if opened := {path: mode for path, mode in modes.items() if mode & 0o077}:
+        said = ", ".join(f"{path} (mode {mode:03o})" for path, mode in opened.items())
+        raise OSError(f"other users may get at {said}: chmod go= {shlex.join(map(str, opened))}")
+    return f"{settings.home} is yours alone" if modes else f"{settings.home}: not made yet, `millrace up` closes it"
 
 
 def _to_be_started(settings: Settings) -> bool:

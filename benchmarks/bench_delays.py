@@ -26,120 +26,18 @@ from typing import Any, NamedTuple
 import orjson
 import uvloop
 
+from benchmarks.delay_shapes import RESPONSES, SHAPES, Shape, chat
 from millrace.producers.gateway.rendering.template import TemplateRenderer
 from millrace.producers.gateway.rendering.tokenizer import ChatTokenizer
-from millrace.schemas import bounds
+from millrace.producers.gateway.upstreams.routes import Rule
+from millrace.producers.gateway.upstreams.upstreams import ONE
 from tests.support import chat_tokenizer
-from tests.support.in_process import InProcess, Played
+from tests.support.in_process import Far, InProcess, Played
 
 LIMIT_MS = 50.0
-LARGEST = (8 << 20) - 4096
-REPORT = bounds.REPORT_BYTES - 4096
 CONTEXT = 1 << 20
 CHAT = "/v1/chat/completions"
 END = 2
-TOOL = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}
-
-
-class Shape(NamedTuple):
-    """One call: its body, the tokens of its reply and how they come. `path`: "" stands for a chat call."""
-
-    body: Callable[[], bytes]
-    tokens: int = 20
-    pieces: int = 1
-    path: str = ""
-    upstream: bool = False
-    n: int = 1
-    rivals: int = 0
-
-
-def chat(**fields: Any) -> bytes:
-    return orjson.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 1000, **fields})
-
-
-def said(text: str, **fields: Any) -> bytes:
-    return chat(messages=[{"role": "user", "content": text}], **fields)
-
-
-def raw(text: bytes) -> bytes:
-    """A message whose text is given as it stands in JSON."""
-    return chat(messages=[{"role": "user", "content": "@"}]).replace(b"@", text)
-
-
-def many(count: int, size: int) -> list[dict[str, str]]:
-    roles = ("user", "assistant")
-    return [{"role": roles[at % 2], "content": f"{at} " + "x" * size} for at in range(count)] + [
-        {"role": "user", "content": "hi"}
-    ]
-
-
-def echoed(arguments: Any) -> bytes:
-    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
-    talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
-    return chat(messages=[*talk, {"role": "tool", "tool_call_id": "c", "content": "7"}], tools=[TOOL])
-
-
-def events(count: int, size: int) -> bytes:
-    return orjson.dumps({"events": [{"kind": "observation", "content": "x" * size}] * count})
-
-
-VALUES = bounds.VALUES - 500
-WORDS = "".join(chr(0x61 + at * 7 % 26) if at % 6 else " " for at in range(LARGEST // 2))
-SHAPES = {
-    "2 KB of text": Shape(lambda: said("word " * 400)),
-    "15 KB of text": Shape(lambda: said(WORDS[: 15 << 10])),
-    "1 MB of text": Shape(lambda: said(WORDS[: 1 << 20])),
-    "4 MB of text": Shape(lambda: said(WORDS)),
-    "8 MB, one letter": Shape(lambda: said("x" * LARGEST)),
-    "8 MB of letters with accents": Shape(lambda: said("ü" * (LARGEST // 2))),
-    "8 MB of escapes": Shape(lambda: raw(b"\\n" * (LARGEST // 2))),
-    "8 MB of escaped letters": Shape(lambda: raw(b"\\u00fc" * (LARGEST // 6))),
-    "8 MB of a special token": Shape(lambda: said("<|im_end|>" * (LARGEST // 10))),
-    "8 MB in metadata": Shape(lambda: chat(metadata={"a": "x" * LARGEST})),
-    "8 MB of blanks": Shape(lambda: chat().replace(b"{", b"{" + b" " * LARGEST, 1)),
-    "9,000 messages": Shape(lambda: chat(messages=many(9000, 20))),
-    "9,000 long messages": Shape(lambda: chat(messages=many(9000, 800))),
-    "19,000 messages": Shape(lambda: chat(messages=many(19000, 1))),
-    "9,000 tools": Shape(lambda: chat(tools=[TOOL] * 9000)),
-    "a tool of 99,000 numbers": Shape(lambda: chat(tools=[{**TOOL, "x": list(range(VALUES))}])),
-    "a tool of 49,000 names": Shape(lambda: chat(tools=[{**TOOL, "x": {f"n{i}": i for i in range(VALUES // 2)}}])),
-    "metadata of 99,000 lists": Shape(lambda: chat(metadata={"a": [[]] * (VALUES // 2)})),
-    "8 MB of small values": Shape(lambda: chat(metadata={"a": [[]] * (LARGEST // 3)})),
-    "echoed arguments, 99,000 numbers": Shape(lambda: echoed({"a": list(range(VALUES))})),
-    "echoed arguments in text, 2.7 million lists": Shape(lambda: echoed("[" + "[]," * (LARGEST // 3) + "1]")),
-    "echoed arguments in text, 8 MB number": Shape(lambda: echoed('{"a": ' + "9" * LARGEST + "}")),
-    "echoed arguments in text, 8 MB string": Shape(lambda: echoed('{"a": "' + "x" * LARGEST + '"}')),
-    "256 KB with 30 choices": Shape(
-        lambda: chat(n=30, messages=[{"role": "user", "content": WORDS[: 256 << 10]}]), n=30
-    ),
-    "60 KB with 128 choices": Shape(
-        lambda: chat(n=128, messages=[{"role": "user", "content": WORDS[: 60 << 10]}]), n=128
-    ),
-    "128 choices of 1,000 tokens": Shape(lambda: chat(n=128, max_tokens=1000), 1000, n=128),
-    "128 choices of up to 10,000 tokens": Shape(lambda: chat(n=128, max_tokens=10_000), 1000, 100, n=128),
-    "reply of 60,000 tokens": Shape(lambda: chat(max_tokens=100_000), 60_000),
-    "reply of 60,000 tokens, streamed at once": Shape(lambda: chat(max_tokens=100_000, stream=True), 60_000),
-    "reply of 60,000 tokens, streamed in 600": Shape(lambda: chat(max_tokens=100_000, stream=True), 60_000, 600),
-    "reply of 6,500 tokens with rivals": Shape(
-        lambda: chat(max_tokens=6_500, logprobs=True, top_logprobs=19), 6_500, 3000, rivals=19
-    ),
-    "reply of 6,500 tokens with rivals, streamed at once": Shape(
-        lambda: chat(max_tokens=6_500, logprobs=True, top_logprobs=19, stream=True), 6_500, rivals=19
-    ),
-    "an episode with a 2 MB task": Shape(lambda: orjson.dumps({"task": "x" * REPORT}), path="/v1/sessions"),
-    "an episode with a task of 99,000 numbers": Shape(
-        lambda: orjson.dumps({"task": list(range(VALUES))}), path="/v1/sessions"
-    ),
-    "an event of 2 MB": Shape(lambda: events(1, REPORT), path="events"),
-    "1,024 events of 2 KB": Shape(lambda: events(1024, 2000), path="events"),
-    "a reward with a 2 MB critique": Shape(lambda: orjson.dumps({"critique": "x" * REPORT}), path="reward"),
-    "an end with a 2 MB output": Shape(lambda: orjson.dumps({"output": "x" * REPORT}), path="end"),
-    "to an upstream: 8 MB of text": Shape(lambda: said("x" * LARGEST), upstream=True),
-    "to an upstream: 9,000 messages": Shape(lambda: chat(messages=many(9000, 20)), upstream=True),
-    "from an upstream: 8 MB": Shape(lambda: chat(), LARGEST // 8, upstream=True),
-    "from an upstream: 100 choices of 60 KB": Shape(lambda: chat(), 10_000, upstream=True, n=100),
-    "from an upstream: 8 MB streamed in 4": Shape(lambda: chat(stream=True), LARGEST // 8, 4, upstream=True),
-}
 
 
 def reply(shape: Shape, ids: list[int]) -> Callable[[bytes], Played]:
@@ -216,7 +114,11 @@ async def longest(folder: Path, renderer: TemplateRenderer, shape: Shape) -> tup
     line = renderer.tokenizer.encode("The answer is 42, and so on. ")
     ids = (line * (shape.tokens // len(line) + 1))[: shape.tokens - 1]
     body, worst, done = shape.body(), 0.0, False
-    gateway = InProcess(folder, renderer, reply(shape, [*ids, END]), upstream=shape.upstream, max_model_len=CONTEXT)
+    script, far = reply(shape, [*ids, END]), None
+    if shape.far is not None:
+        answer = Played(parts=[shape.far()])
+        far = Far([Rule("far", ONE)], lambda path, asked: answer)
+    gateway = InProcess(folder, renderer, script, upstream=shape.upstream, far=far, max_model_len=CONTEXT)
 
     clock = Clock()
 
@@ -232,19 +134,37 @@ async def longest(folder: Path, renderer: TemplateRenderer, shape: Shape) -> tup
     if path in ("events", "reward", "end"):
         started = await gateway.ask("POST", "/v1/sessions", b"{}")
         path = f"/v1/sessions/{started.json['session']}/{path}"
-    await gateway.ask("POST", CHAT, chat(n=shape.n))
+    headers = {"x-millrace-session": shape.named} if shape.named else {}
+    await gateway.ask("POST", CHAT, chat(n=shape.n), headers)
+    if shape.before:
+        body = await told_before(gateway, shape)
     gc.collect()
     gc.freeze()
     ticking = asyncio.create_task(tick())
     await asyncio.sleep(0.01)
     worst, began = 0.0, time.process_time()
-    answer = await gateway.ask("POST", path, body)
+    if shape.frame:
+        got = await gateway.frames(path, [body])
+        status = got.events[-1].get("status", 200) if got.events[-1]["type"] == "error" else 200
+    else:
+        status = (await gateway.ask("POST", path, body)).status
     await asyncio.sleep(0.01)
     spent, done = time.process_time() - began, True
     await ticking
     clock.close()
     await gateway.close()
-    return answer.status, worst * 1e3, spent * 1e3
+    return status, worst * 1e3, spent * 1e3
+
+
+async def told_before(gateway: InProcess, shape: Shape) -> bytes:
+    """The body of the turn behind `before` others of one conversation, each of a part of the largest body."""
+    body, turn = orjson.loads(shape.body()), ""
+    for _ in range(shape.before):
+        more = {"previous_response_id": turn} if turn else {}
+        answer = await gateway.ask("POST", RESPONSES, orjson.dumps({**body, **more}))
+        assert answer.status == 200, answer.body[:300]
+        turn = answer.json["id"]
+    return orjson.dumps({**body, "previous_response_id": turn})
 
 
 async def measure(repeats: int, only: str) -> None:

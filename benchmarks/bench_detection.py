@@ -26,7 +26,7 @@ from millrace.infra.config import Governance
 from millrace.streams.refine.detectors.guard import Guarded
 from millrace.streams.refine.stage import Refine
 from millrace.streams.serve import DETECTORS
-from tests.support.events import Episode
+from millrace.testing.events import Episode
 from tests.support.folding import Bench, of
 
 ALNUM, HEX, B64 = string.ascii_letters + string.digits, "0123456789abcdef", string.ascii_letters + string.digits + "+/"

@@ -36,7 +36,7 @@ from millrace.streams.refine.detectors.guard import Guarded
 from millrace.streams.refine.stage import Refine
 from millrace.streams.seal.stage import Seal
 from millrace.streams.serve import DETECTORS
-from tests.support.events import Episode
+from millrace.testing.events import Episode
 from tests.support.players import Plan, version_zero
 
 POLICY = "p"

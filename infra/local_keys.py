@@ -1,6 +1,6 @@
 """Keys of what runs on this machine alone, so that no other user of it gets in: `home` and, in `home/keys`, the words
-that the local engine, the local broker and the warehouse ask for, and the one by which a gateway without
-`[gateway.keys]` knows the rollout workers from everybody else.
+that the local engine, the local broker and the warehouse ask for, and the one by which a gateway knows the
+rollout workers from everybody else where `[rollout] key` names none.
 
 Invariants: `home` is open to its owner alone, and so is what roles write there; a key is made once, at random, and
 appears whole; what the settings say wins over what was made here; who cannot read a key goes without, and is refused by
@@ -40,8 +40,8 @@ def private(home: Path) -> None:
 def make(settings: Settings, *names: str) -> None:
     """Make the keys, or those of these names, of what is local and has none. Several may do so at once."""
     private(settings.home)
-    keyless = not settings.gateway.keys
-    local = {ENGINE: settings.engine.local, BROKER: settings.kafka.local, WAREHOUSE: True, WORKERS: keyless}
+    unnamed = not settings.rollout.key
+    local = {ENGINE: settings.engine.local, BROKER: settings.kafka.local, WAREHOUSE: True, WORKERS: unnamed}
     for name in names or local:
         if local[name]:
             _make(settings.home / "keys" / name)
@@ -55,9 +55,9 @@ def engine_key(settings: Settings) -> str:
 
 
 def workers_key(settings: Settings) -> str:
-    """What takes grants and speaks for verifiers at the gateway: `[rollout] key`; where there are no `[gateway.keys]`,
-    the key that was made here, empty where nobody made it yet."""
-    return settings.rollout_key if settings.gateway.keys else _read(settings.home / "keys" / WORKERS)
+    """What takes grants and speaks for verifiers at the gateway: the key that `[rollout] key` names; where it names
+    none, the one that was made here, empty where nobody made it yet."""
+    return settings.rollout_key if settings.rollout.key else _read(settings.home / "keys" / WORKERS)
 
 
 def warehouse_key(settings: Settings) -> str:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import codecs
 import json
 import logging
+import math
 import re
 import sys
 from collections.abc import Callable, Iterable
@@ -40,8 +41,19 @@ def put(text: str) -> None:
 
 
 def put_json(value: Any) -> None:
-    """Print a value as JSON, indented, in ASCII."""
-    print(json.dumps(value, indent=2))
+    """Print a value as JSON, indented, in ASCII. What is no number, or infinite, is null: JSON has no word for it."""
+    print(json.dumps(_finite(value), indent=2, allow_nan=False))
+
+
+def _finite(value: Any) -> Any:
+    match value:
+        case float():
+            return value if math.isfinite(value) else None
+        case dict():
+            return {_finite(key): _finite(part) for key, part in value.items()}
+        case list() | tuple():
+            return [_finite(part) for part in value]
+    return value
 
 
 def put_bytes(pieces: Iterable[bytes], *, as_json: bool = False) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-ROOMS = ("schemas", "infra", "producers", "streams", "trainers", "consumers", "apps", "examples")
+ROOMS = ("schemas", "infra", "producers", "streams", "trainers", "consumers", "apps", "testing", "examples")
 NAMES = packages_distributions()
 
 

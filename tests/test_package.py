@@ -17,7 +17,7 @@ import millrace
 from millrace.schemas import registry
 
 ROOT = Path(millrace.__file__).parent
-ROOMS = ("schemas", "infra", "producers", "streams", "trainers", "consumers", "apps")
+ROOMS = ("schemas", "infra", "producers", "streams", "trainers", "consumers", "apps", "testing")
 SITE = sysconfig.get_paths()["purelib"]
 
 

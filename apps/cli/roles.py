@@ -16,6 +16,7 @@ from millrace.infra.config import Settings
 from millrace.infra.local_keys import private
 from millrace.infra.machine import leftovers
 from millrace.infra.machine.supervisor import Supervisor
+from millrace.infra.process.ending import end
 
 
 class Role(NamedTuple):
@@ -118,6 +119,8 @@ ROLES = (
 )
 
 
+SERVING = ("gateway", "otlp", "warehouse")
+"""roles that answer over HTTP"""
 CHOOSING = ("dispatch", "learn")
 """roles that settle what a group is, and what is learned from it"""
 
@@ -161,3 +164,5 @@ def start(role: Role, settings: Settings) -> None:
         leftovers.stop(leftovers.find(deployment, name, programs=supervisor.pids), grace_s=2)
     telemetry_setup.setup(settings, role.name)
     entry(role.entry)(settings)
+    if role.name in SERVING:
+        end()

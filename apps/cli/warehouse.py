@@ -1,7 +1,8 @@
-"""`millrace warehouse`, the role, and `millrace warehouse rebuild`."""
+"""`millrace warehouse`, the role, `millrace warehouse rebuild` and `millrace warehouse take`."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Annotated
 
 import typer
@@ -28,5 +29,20 @@ def rebuild(
     console.print(table)
 
 
-COMMANDS = {"rebuild": rebuild}
+def take(
+    context: typer.Context,
+    namespace: Annotated[
+        list[str], typer.Option("--from", metavar="NAMESPACE", help="whose rows to delete; may be repeated")
+    ],
+) -> None:
+    """Make the tables of a server this deployment's alone: the rows of other namespaces are deleted there.
+
+    A server holds one namespace. Rows of another one, which no deployment needs any more, are in the way of this one:
+    name each whose rows may go. Its topics and its archive stay as they are."""
+    gone = entry("millrace.consumers.warehouse.opened:take_server")(call(context).settings(), namespace)
+    for name, rows in gone.items():
+        console.print(f"{rows:,} rows of namespace {name} are deleted", highlight=False)
+
+
+COMMANDS: Mapping[str, Callable[..., None]] = {"rebuild": rebuild, "take": take}
 """of the role, by name"""

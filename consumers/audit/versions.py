@@ -124,7 +124,7 @@ class Tiles(Law):
         if version in self.facts.selected:
             for problem in self._branch(row, self.facts.selected[version]):
                 self.fail(f"version {version}, which was trained on a selection, {problem}", row, version=version)
-        elif seqs != list(range(low, high)):
+        elif len(seqs) != max(0, high - low) or seqs != list(range(low, low + len(seqs))):
             message = f"version {version} covers seqs {low} to {high} but lists {_spans(seqs)}"
             self.fail(message, row, version=version)
         self._ranges.append((version, low, high, row.mark))

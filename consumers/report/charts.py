@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 
 from millrace.consumers.report.summary import SECOND, CommittedVersion, FunnelStage, Summary
 from millrace.consumers.report.svg import COLOUR, SERIES, Drawing
+from millrace.schemas import bounds
 
 WIDE, HALF = 11.0, 5.4
 MEMBERS = len(SERIES)
@@ -64,7 +65,7 @@ def staleness(found: Summary) -> Chart:
     heads = [age for step in found.steps for age in step.heads]
     tails = [age for step in found.steps for age in step.tails]
     eta = max(found.etas, default=0)
-    top = max([*heads, *tails, eta, 1])
+    top = min(max([*heads, *tails, eta, 1]), bounds.ETA)  # what records say has no bound
     ages = np.arange(top + 1)
     with Drawing("staleness", HALF, 2.9) as drawing:
         axes = drawing.axes

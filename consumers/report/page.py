@@ -84,13 +84,16 @@ def render(found: Summary, report: AuditReport) -> str:
 
 
 def moment(micros: int) -> str:
-    """Date and time, UTC."""
-    return datetime.fromtimestamp(micros / 1e6, UTC).strftime("%Y-%m-%d %H:%M:%S")
+    """Date and time, UTC; a dash for what no calendar has."""
+    try:
+        return datetime.fromtimestamp(micros / 1e6, UTC).strftime("%Y-%m-%d %H:%M:%S")
+    except (ValueError, OverflowError, OSError):
+        return "–"
 
 
 def clock(micros: int) -> str:
-    """Time of day, UTC."""
-    return moment(micros)[11:]
+    """Time of day, UTC; a dash like `moment`."""
+    return moment(micros)[11:] or "–"
 
 
 def decimal(value: float, digits: int = 3) -> str:

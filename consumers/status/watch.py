@@ -7,6 +7,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -65,7 +66,8 @@ class Watch:
                     self.resolved[resolution["kind"]] += 1
                     self.last_resolution = now
                     if resolution["setting"] is not None:
-                        self.in_force[resolution["setting"]["name"]] = json.loads(resolution["setting"]["value"])
+                        with suppress(ValueError, RecursionError):  # no JSON: what was in force before is shown on
+                            self.in_force[resolution["setting"]["name"]] = json.loads(resolution["setting"]["value"])
                     if resolution["seq"] is not None:
                         self.ready = max(self.ready, resolution["seq"] + 1)
                 case "weights":

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from millrace.consumers.history.kinds import EVALUATIONS, EVENTS, GRANTS, TRAJECTORIES
+from millrace.consumers.history.kinds import EVALUATIONS, EVENTS, GRANTS, RESOLUTIONS, TRAJECTORIES
 from millrace.consumers.history.rows import Row, place_of
 from millrace.consumers.trajectory.family import Family, Version
 from millrace.consumers.trajectory.find import FoundTrajectory
@@ -150,30 +150,32 @@ def _fetched(topics: PolicyTopics, places: Sequence[Place]) -> list[Row[Trajecto
 
 def _reached(topics: PolicyTopics, family: Family, version: int) -> tuple[tuple[Reached, ...], int]:
     """What the groups from around a version trained, and how many of them trained nothing."""
-    by_seq, by_branch = _into(topics, family)
+    by_seq, by_place = _into(family)
     reached: Counter[Version] = Counter()
     waiting = 0
-    for row in family.own.resolutions:
+    for row in topics.rows(RESOLUTIONS):
         if row["kind"] == "ready" and 0 <= row["v_head"] <= version <= row["v_tail"]:
             into = by_seq.get(row["seq"]) if row["seq"] is not None else None
             waiting += into is None
             reached.update([into] if into is not None else [])
-            reached.update(by_branch.get(row["group"], ()))
+            reached.update({one for place in row.places() for one in by_place.get(place, ())})
     return tuple(Reached(one.policy, one.version, reached[one]) for one in family.ordered(reached)), waiting
 
 
-def _into(topics: PolicyTopics, family: Family) -> tuple[dict[int, Version], dict[str, set[Version]]]:
-    """The version that each group of the order of learning trained, and those of branches by the group's id."""
+def _into(family: Family) -> tuple[dict[int, Version], dict[Place, set[Version]]]:
+    """The version that each group of the order of learning trained, and those of branches by the places that they took:
+    a group's id is its tenant's choice, so it names none."""
     by_seq: dict[int, Version] = {}
-    by_branch: dict[str, set[Version]] = defaultdict(set)
+    by_place: dict[Place, set[Version]] = defaultdict(set)
     for policy, records in family.records.items():
         for number, entry in records.ledger.items():
             for group in entry["groups"]:
-                if policy == topics.policy and group["seq"] >= 0:
+                if policy == family.policy and group["seq"] >= 0:
                     by_seq[group["seq"]] = Version(policy, number)
-                elif any(topics.whose(TRAJECTORIES, place_of(p)) == topics.policy for p in group["trajectories"]):
-                    by_branch[group["group"]].add(Version(policy, number))
-    return by_seq, by_branch
+                    continue
+                for place in group["trajectories"]:
+                    by_place[place_of(place)].add(Version(policy, number))
+    return by_seq, by_place
 
 
 def of_trajectory(topics: PolicyTopics, found: FoundTrajectory) -> TrajectoryLineage | None:
@@ -206,7 +208,8 @@ def of_task(topics: PolicyTopics, task: str) -> TaskLineage | None:
         members += _members(topics, wanted, trained)
     if not tickets and not members:
         return None
-    ended = [row for row in family.own.resolutions if row["ticket"] in tickets and row["kind"] != "ready"]
+    passed = ("ready", "setting")
+    ended = [r for r in topics.rows(RESOLUTIONS) if r["ticket"] in tickets and r["kind"] not in passed]
     unfinished = dict(sorted(Counter(str(row["kind"]) for row in ended).items()))
     return TaskLineage(task, tuple(sorted(tickets)), tuple(members), unfinished)
 

@@ -10,11 +10,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from millrace.consumers.history.kinds import LEDGER, RESOLUTIONS, WEIGHTS
+from millrace.consumers.history.kinds import LEDGER, WEIGHTS
 from millrace.consumers.history.rows import Row, place_of
 from millrace.consumers.why.read import PolicyTopics
 from millrace.infra.log.base import Place
-from millrace.schemas.records import LedgerEntry, Resolution, WeightVersion
+from millrace.schemas.records import LedgerEntry, WeightVersion
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -27,11 +27,10 @@ class Version:
 
 @dataclass(slots=True)
 class PolicyRecords:
-    """The small topics of a policy."""
+    """The versions of a policy."""
 
     weights: dict[int, Row[WeightVersion]] = field(default_factory=dict)
     ledger: dict[int, Row[LedgerEntry]] = field(default_factory=dict)
-    resolutions: list[Row[Resolution]] = field(default_factory=list)
 
     @classmethod
     def read(cls, topics: PolicyTopics) -> PolicyRecords:
@@ -39,12 +38,11 @@ class PolicyRecords:
         return cls(
             {row["version"]: row for row in topics.rows(WEIGHTS)},
             {row["version"]: row for row in topics.rows(LEDGER)},
-            [row for row in topics.rows(RESOLUTIONS) if row["kind"] != "setting"],
         )
 
 
 class Family:
-    """The records of every policy of a deployment. `policy` is the one that is asked about."""
+    """The versions of every policy of a deployment. `policy` is the one that is asked about."""
 
     def __init__(self, topics: PolicyTopics) -> None:
         self.policy = topics.policy

@@ -48,9 +48,10 @@ def wait_for_deletes(store: Store) -> None:
     while found := store.rows(running):
         if time.monotonic() > until:
             table, mutation, reason = found[0]
+            which = f"database = {text(LOG)} AND table = {text(table)} AND mutation_id = {text(mutation)}"
             raise WarehouseError(
                 f"{store.where} has not ended deleting rows of {LOG}.{table}{reason and f' ({reason})'}: wait, or end"
-                f" it (KILL MUTATION WHERE mutation_id = {text(mutation)}), then `millrace warehouse rebuild`"
+                f" it (KILL MUTATION WHERE {which}), then `millrace warehouse rebuild`"
             )
         time.sleep(LOOK_S)
 

@@ -24,6 +24,8 @@ from millrace.consumers.warehouse.tables import LOG
 
 MANY = 64
 """rows of a partition from which on those of former holders are deleted"""
+AT_ONCE = 256
+"""partitions whose former rows one statement deletes: an engine takes none that is too long"""
 PROOFS = "millrace-proofs-"
 """what the ids of all inserts into `blocks` begin with: one of them may be about several partitions"""
 Where = tuple[str, int]
@@ -71,8 +73,10 @@ def take_over(store: Store, holder: str, partitions: Collection[Where]) -> None:
     )
     store.run(f"INSERT INTO {LOG}.fences (topic, part, epoch, holder, taken) SETTINGS async_insert = 0 VALUES {rows}")
     store.settle([PROOFS, *map(named, partitions)])
-    if former := {where: epoch for where, epoch in mine.items() if found.get(where, (0, 0))[1] >= MANY}:
-        store.run(f"ALTER TABLE {LOG}.fences DELETE WHERE {older(former)} SETTINGS mutations_sync = 0")
+    former = [(where, epoch) for where, epoch in mine.items() if found.get(where, (0, 0))[1] >= MANY]
+    for first in range(0, len(former), AT_ONCE):
+        some = dict(former[first : first + AT_ONCE])
+        store.run(f"ALTER TABLE {LOG}.fences DELETE WHERE {older(some)} SETTINGS mutations_sync = 0")
 
 
 def older(epochs: Mapping[Where, int]) -> str:

@@ -24,7 +24,8 @@ from millrace.consumers.warehouse.cutting import Block, Cutter
 from millrace.consumers.warehouse.dropping import wait_for_deletes
 from millrace.consumers.warehouse.fences import PROOFS, Fence, Where, named, take_over
 from millrace.consumers.warehouse.framing import framed
-from millrace.consumers.warehouse.own import Proof, proof_rows, unreadable_rows
+from millrace.consumers.warehouse.own import Proof, unreadable_rows, write_proofs
+from millrace.consumers.warehouse.owner import confirm
 from millrace.consumers.warehouse.sameness import Tip, made_anew, tips
 from millrace.consumers.warehouse.sharing import Everything, Shares
 from millrace.consumers.warehouse.sorting import Behind, Sorter, kind_of
@@ -95,6 +96,7 @@ class Ingest:
         self._mine = list(self._partitions())
         if self._store.shared:
             self._fence(self._mine)
+            confirm(self._store, self._prefix.removesuffix("."))  # only now: `take` shuts out who has a fence
         wait_for_deletes(self._store)
         self._proofs.clear()
         self._have.clear()
@@ -319,11 +321,7 @@ class Ingest:
         """Write down what was done, while all of it is this process's: a table whose rows are forgotten in time is
         believed to be as far as `blocks` says."""
         if self._proofs:
-            into, pieces = proof_rows(self._proofs)
-            if self._store.shared:
-                held = {(proof.topic, proof.part) for proof in self._proofs}
-                into = replace(into, where=" AND ".join(self._fences[where].condition for where in sorted(held)))
-            self._store.insert(into, pieces, f"{PROOFS}{self._prefix}{self._id}")
+            write_proofs(self._store, self._proofs, self._fences, f"{PROOFS}{self._prefix}{self._id}")
             self._proofs.clear()
             faults.point("warehouse.after_proof")
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from contextlib import ExitStack
 
 from millrace.consumers.warehouse.directory import Directory
 from millrace.consumers.warehouse.migrations import migrate
-from millrace.consumers.warehouse.owner import claim
+from millrace.consumers.warehouse.owner import claim, take
 from millrace.consumers.warehouse.questions import views
 from millrace.consumers.warehouse.retention import keep
 from millrace.consumers.warehouse.server import Server
 from millrace.consumers.warehouse.store import Store
 from millrace.infra.config import Settings
+from millrace.infra.errors import WarehouseError
 
 
 def open_store(settings: Settings, answers_at: str = "") -> Store:
@@ -38,6 +40,17 @@ def open_for_rows(settings: Settings, answers_at: str = "") -> Store:
         keep(store, settings.warehouse.keep_days, settings.topics.short_hours)
         held.pop_all()
     return store
+
+
+def take_server(settings: Settings, others: Collection[str]) -> dict[str, int]:
+    """Make the tables of `[warehouse] url` this namespace's alone; gives the records that went, by namespace. Raises
+    WarehouseError where there is no server, or where its tables hold rows of a namespace that is not among `others`."""
+    if not (url := settings.warehouse.url.get_secret_value()):
+        raise WarehouseError(
+            "[warehouse] url is empty, and tables in a directory are one deployment's: nothing to take"
+        )
+    with Server(url) as server:
+        return take(server, settings.namespace, others)
 
 
 def make_tables(store: Store) -> None:

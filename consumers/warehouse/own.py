@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, Self
 
 import xxhash
@@ -11,12 +12,16 @@ from fastavro import parse_schema, writer
 
 from millrace.consumers.warehouse.columns import Column, quoted
 from millrace.consumers.warehouse.cutting import Block
+from millrace.consumers.warehouse.fences import Fence, Where
 from millrace.consumers.warehouse.framing import millis
 from millrace.consumers.warehouse.sameness import tip_of
-from millrace.consumers.warehouse.store import Insertion
+from millrace.consumers.warehouse.store import Insertion, Store
 from millrace.consumers.warehouse.tables import BLOCKS, LOG, UNREADABLE
 from millrace.infra.log.base import Record
 from millrace.schemas.ids import now_micros
+
+AT_ONCE = 64
+"""partitions that one statement about `blocks` names"""
 
 
 class Proof(NamedTuple):
@@ -46,6 +51,20 @@ class Proof(NamedTuple):
 def proof_rows(proofs: Sequence[Proof]) -> tuple[Insertion, list[bytes]]:
     """What `Store.insert` takes for these proofs."""
     return _rows("blocks", BLOCKS, (proof._asdict() for proof in proofs))
+
+
+def write_proofs(store: Store, proofs: Sequence[Proof], fences: Mapping[Where, Fence], query_id: str) -> None:
+    """Write proofs, where several processes write those of each partition while it is its holder's. A statement names
+    `AT_ONCE` partitions at most: an engine takes none that is too long."""
+    if not store.shared:
+        store.insert(*proof_rows(proofs), query_id)
+        return
+    held = sorted({(proof.topic, proof.part) for proof in proofs})
+    for first in range(0, len(held), AT_ONCE):
+        some = held[first : first + AT_ONCE]
+        into, pieces = proof_rows([proof for proof in proofs if (proof.topic, proof.part) in some])
+        where = " AND ".join(fences[one].condition for one in some)
+        store.insert(replace(into, where=where), pieces, f"{query_id}-{first}")
 
 
 def unreadable_rows(found: Sequence[tuple[Record, str]]) -> tuple[Insertion, list[bytes]]:

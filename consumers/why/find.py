@@ -73,7 +73,7 @@ def _key(topics: PolicyTopics, group: str) -> str | None:
     for kind in (EVENTS, RAW):
         for record in topics.records(kind):
             if record.headers.get("group") == wanted:
-                return record.key.decode()
+                return record.key.decode(errors="replace")
     return None
 
 
@@ -92,7 +92,7 @@ def _from_event(wanted: str, what: str, record: Record) -> Subject:
     headers = {name: value.decode("utf-8", "replace") for name, value in record.headers.items()}
     trajectory = headers.get("trajectory") if what != "group" else None
     event = headers.get("id") if what == "event" else None
-    return Subject(wanted, what, headers.get("group"), record.key.decode(), None, trajectory, event)
+    return Subject(wanted, what, headers.get("group"), record.key.decode(errors="replace"), None, trajectory, event)
 
 
 def _by_group(topics: PolicyTopics, wanted: str) -> Subject | None:
@@ -105,7 +105,15 @@ def _by_group(topics: PolicyTopics, wanted: str) -> Subject | None:
     for row in topics.rows(DEAD_LETTERS):
         if wanted in (row["id"], row["event_id"], row["trajectory"], row["group"]):
             what = "dead letter" if wanted == row["id"] else "event"
-            return Subject(wanted, what, row["group"], row.raw.key.decode(), None, row["trajectory"], row["event_id"])
+            return Subject(
+                wanted,
+                what,
+                row["group"],
+                row.raw.key.decode(errors="replace"),
+                None,
+                row["trajectory"],
+                row["event_id"],
+            )
     return None
 
 
@@ -123,14 +131,17 @@ def _by_body(topics: PolicyTopics, wanted: str) -> Subject | None:
         for row in topics.rows(kind):
             if row.name == "Event" and (what := _named(row, wanted)) is not None:
                 response = _reply(row) if row["kind"] == "model_call" and what != "lineage" else None
-                key = row.raw.key.decode()
+                key = row.raw.key.decode(errors="replace")
                 return Subject(wanted, what, row["group"], key, None, row["root_trajectory"], row["id"], response)
     return None
 
 
-def _reply(row: Row[Event]) -> str:
-    """The id of the reply that a model call gave."""
-    call: ModelCall = row.body
+def _reply(row: Row[Event]) -> str | None:
+    """The id of the reply that a model call gave; None where its body is none."""
+    try:
+        call: ModelCall = row.body
+    except SchemaError:
+        return None
     return call["response_id"]
 
 

@@ -1,8 +1,8 @@
 """The topics of one policy, read by what a record is about.
 
-Invariants: committed records only, nothing is kept; of the topics that policies share, only what is about this policy
-or about none: tickets, and so groups and keys, are numbered per policy; what does not decode is left out, since it is
-about nothing that could be named."""
+Invariants: committed records only, nothing is kept; of the topics that policies share, unless all of it is asked for,
+only what is about this policy or about none: tickets, and so groups and keys, are numbered per policy; what does not
+decode is left out, since it is about nothing that could be named."""
 
 from __future__ import annotations
 
@@ -43,15 +43,20 @@ class PolicyTopics:
         """How many partitions a kind of topic has; 0 where there is none."""
         return len(self._history.partitions(kind))
 
-    def records(self, kind: str, partition: int | None = None) -> Iterator[Record]:
-        """Records as read, of one partition or of all in turn."""
-        return self._history.records(kind, partition, own=True)
+    def records(self, kind: str, partition: int | None = None, *, own: bool = True) -> Iterator[Record]:
+        """Records as read, of one partition or of all in turn. own: False for those of other policies too."""
+        return self._history.records(kind, partition, own=own)
 
     def rows(
-        self, kind: Kind[R], partition: int | None = None, only: Callable[[Record], bool] | None = None
+        self,
+        kind: Kind[R],
+        partition: int | None = None,
+        only: Callable[[Record], bool] | None = None,
+        *,
+        own: bool = True,
     ) -> Iterator[Row[R]]:
         """Decoded records."""
-        return self._history.rows(kind, partition, own=True, only=only, unreadable=left_out)
+        return self._history.rows(kind, partition, own=own, only=only, unreadable=left_out)
 
     def fetch(self, kind: Kind[R], places: Sequence[Place]) -> list[Row[R] | None]:
         """The rows at places, same order; None where nothing readable lies, or what lies there is another policy's."""

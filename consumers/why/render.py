@@ -127,7 +127,10 @@ def event_line(row: Row[Event]) -> str:
             retry = f", retries {call['supersedes']}" if call["supersedes"] else ""
             barred = "" if call["trainable"] else f", untrainable: {call['untrainable_reason']}"
             whose = f", identified by {call['identified_by']}" if call["identified_by"] else ""
-            return f"model call, reply {call['response_id']}: {made}, {call['finish_reason']}{retry}{barred}{whose}"
+            return (
+                f"model call of policy {row['policy']}, reply {call['response_id']}: {made}, {call['finish_reason']}"
+                f"{retry}{barred}{whose}"
+            )
         case "reward":
             reward: Reward = body
             value = f"{reward['value']:.4g}" if reward["value"] is not None else f"missing ({reward['failure']})"

@@ -118,7 +118,10 @@ def _with_ticket(subject: Subject, ticket: int) -> Subject:
 
 
 def _passages(topics: PolicyTopics, key: str) -> list[Passage]:
-    """Raw and governed events of a key, matched by the place that the governed one names."""
+    """Raw and governed events of a key, matched by the place that the governed one names.
+
+    Groups of another policy may have the same key. What another policy said in an episode of this one is part of it:
+    every kind of event but a model's call is of the policy of its episode."""
     wanted = key.encode()
 
     def ours(record: Record) -> bool:
@@ -126,17 +129,25 @@ def _passages(topics: PolicyTopics, key: str) -> list[Passage]:
 
     passages: dict[Place, Passage] = {}
     if count := topics.count(RAW):
-        for record in topics.records(RAW, partition_of(wanted, count)):
+        for record in topics.records(RAW, partition_of(wanted, count), own=False):
             if ours(record):
-                row = topics.row(record)
-                if row is None or row.record.get("policy", topics.policy) == topics.policy:
+                row, policy = topics.row(record), record.headers.get("policy", topics.policy.encode())
+                if row is not None or policy == topics.policy.encode():
                     passages[record.place] = Passage(row, raw_place=record.place)
     if count := topics.count(EVENTS):
-        for row in topics.rows(EVENTS, partition_of(wanted, count), ours):
+        for row in topics.rows(EVENTS, partition_of(wanted, count), ours, own=False):
             if row.name == "Event" and row["source_place"] is not None:
                 place = place_of(row["source_place"])
                 passages.setdefault(place, Passage(None, raw_place=place)).event = row
-    return [passages[place] for place in sorted(passages)]
+    found = [passages[place] for place in sorted(passages)]
+    rows = [passage.row for passage in found if passage.row is not None]
+    own = {row["root_trajectory"] for row in rows if _is_ours(row, topics) and row["kind"] != "model_call"}
+    return [p for p in found if p.row is None or _is_ours(p.row, topics) or p.row["root_trajectory"] in own]
+
+
+def _is_ours(row: Row[Event], topics: PolicyTopics) -> bool:
+    """Whether an event is of the policy that the topics are read for."""
+    return bool(row.record.get("policy", topics.policy) == topics.policy)
 
 
 def _letters(topics: PolicyTopics, story: Story) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from millrace.infra.config.experience import Governance, Policy, Reward, RewardJudge, RewardTests, Rollout, Tenant
 from millrace.infra.config.explain import nearest
 from millrace.infra.config.read import FILE, load, merge, variables
-from millrace.infra.config.serving import Engine, Gateway, GatewayKey, Otlp, Warehouse
+from millrace.infra.config.serving import Engine, Gateway, GatewayKey, GatewayPolicy, Otlp, Warehouse
 from millrace.infra.config.settings import PREFIX, Settings, is_local, masked
 from millrace.infra.config.training import Learner, Lora
 from millrace.infra.config.wire import Archive, Kafka, Telemetry, Topics
@@ -23,6 +23,7 @@ __all__ = [
     "Engine",
     "Gateway",
     "GatewayKey",
+    "GatewayPolicy",
     "Governance",
     "Kafka",
     "Learner",

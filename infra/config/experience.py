@@ -74,7 +74,7 @@ class Rollout(Section):
     key: str = Field(
         default="",
         description="name of the gateway's key that workers use, which alone may take grants, and whose tenant is "
-        "rollouts unless it names one; empty: the first key, as the tenant that it has",
+        "rollouts unless it names one; empty: the key that is made in home/keys/workers, which other machines lack",
     )
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 WORKERS = "rollouts"
-"""the tenant of the key that `[rollout] key` names, when it names none"""
+"""the tenant of the workers' key: of the one that `[rollout] key` names, when that names none, and of one made here"""
 SESSION_KEY = "mr-"
 """how the keys of sessions begin"""
 SHORTEST = 16
@@ -40,19 +40,20 @@ def faults(keys: Mapping[str, str], secret: str, *, local: bool) -> str | None:
 
 
 def with_workers(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The raw settings with the workers' tenant filled in, and rules for it: those of `local` where it has none."""
+    """The raw settings with the workers' tenant filled in, and rules for it: those of `local` where it has none. Beside
+    keys, workers whose key nobody named are that tenant too."""
     chosen = _table(data.get("rollout")).get("key")
     gateway = _table(data.get("gateway"))
     keys = _table(gateway.get("keys"))
     key = _table(keys.get(chosen)) if isinstance(chosen, str) else {}
-    if not key or "tenant" in key:
+    if not keys or (chosen and (not key or "tenant" in key)):
         return dict(data)
     governance = _table(data.get("governance"))
     tenants = _table(governance.get("tenants", {"local": {}}))
     tenants.setdefault(WORKERS, tenants.get("local", {}))
     return {
         **data,
-        "gateway": {**gateway, "keys": {**keys, chosen: {**key, "tenant": WORKERS}}},
+        "gateway": {**gateway, "keys": {**keys, chosen: {**key, "tenant": WORKERS}}} if key else gateway,
         "governance": {**governance, "tenants": tenants},
     }
 

@@ -51,6 +51,12 @@ class GatewayPolicy(Section):
     """longest sequence, in tokens; 0: as long as its model takes"""
     prices: GatewayPrices | None = None
     """of a million tokens of its calls"""
+    awaits: tuple[str, ...] = ("verifier",)
+    """as its own `[policy] awaits`: reward sources that its episodes wait for, unless their start says otherwise"""
+    reward_deadline_s: Seconds = 60
+    """as its own `[policy] reward_deadline_s`"""
+    reward_source: str = "verifier"
+    """as its own `[reward] source`: it and `awaits` are reserved in its episodes"""
 
 
 class Gateway(Section):

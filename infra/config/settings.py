@@ -67,8 +67,8 @@ class Settings(BaseSettings):
 
     @property
     def rollout_key(self) -> str:
-        """The one of `[gateway.keys]` that rollout workers use; empty where there are none: see `workers_key`."""
-        chosen = self.gateway.keys.get(self.rollout.key) or next(iter(self.gateway.keys.values()), None)
+        """The one of `[gateway.keys]` that `[rollout] key` names; empty where it names none: see `workers_key`."""
+        chosen = self.gateway.keys.get(self.rollout.key)
         return chosen.key.get_secret_value() if chosen else ""
 
     @model_validator(mode="before")

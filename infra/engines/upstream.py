@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 from types import TracebackType
@@ -56,9 +57,36 @@ class UpstreamReply:
     body: bytes
 
 
-class StreamedReply:
+class StreamedReply(ABC):
     """An answer whose body is still coming. Iterate `chunks` once, or call `whole`, inside `async with`; leaving closes
     it."""
+
+    status: int
+    headers: Mapping[str, str]
+
+    @abstractmethod
+    def chunks(self) -> AsyncGenerator[bytes, None]:
+        """The body as it comes, cut anywhere. Raises EngineUnavailable or EngineTimeout when it breaks off."""
+
+    @abstractmethod
+    async def whole(self) -> UpstreamReply:
+        """The answer with all of its body. Raises EngineUnavailable also for one that is too long."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of the connection. Idempotent."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class HttpReply(StreamedReply):
+    """One that comes by HTTP, from `url`."""
 
     def __init__(self, answer: aiohttp.ClientResponse, url: str, idle_s: float, longest: Longest = LONGEST) -> None:
         self.status = answer.status
@@ -69,7 +97,6 @@ class StreamedReply:
         self._longest = longest
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
-        """The body as it comes, cut anywhere. Raises EngineUnavailable or EngineTimeout when it breaks off."""
         try:
             async for data in self._answer.content.iter_any():
                 yield data
@@ -80,7 +107,6 @@ class StreamedReply:
             raise EngineUnavailable(said, status=None if succeeded(self.status) else self.status) from error
 
     async def whole(self) -> UpstreamReply:
-        """The answer with all of its body. Raises EngineUnavailable also for one that is too long."""
         longest = self._longest.reply if succeeded(self.status) else self._longest.refusal
         body = bytearray()
         async for part in self.chunks():
@@ -92,16 +118,30 @@ class StreamedReply:
             await asyncio.sleep(0)  # others have their turn
         return UpstreamReply(self.status, self.headers, bytes(body))
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         self._answer.close()
 
 
-class TextUpstream:
+class TextServer(ABC):
+    """Who answers calls with text. `base_url` is where it is, in records."""
+
+    base_url: str
+
+    @abstractmethod
+    async def ask(self, path: str, body: bytes, headers: Mapping[str, str] = NO_HEADERS) -> UpstreamReply:
+        """POST to a path below the base url, whole, with these headers beside our own. A refusal is a reply too; raises
+        EngineUnavailable and EngineTimeout."""
+
+    @abstractmethod
+    async def stream(self, path: str, body: bytes, headers: Mapping[str, str] = NO_HEADERS) -> StreamedReply:
+        """The same of a body that asks for a stream: returns once the status is known."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Let go of every connection. Idempotent."""
+
+
+class TextUpstream(TextServer):
     """The server at `base_url` (with its /v1), with our own key for it: the caller's is never passed on. The key is a
     bearer's, or stands in `key_header` as it is.
 
@@ -131,8 +171,6 @@ class TextUpstream:
         return await self._whole("POST", "/chat/completions", body)
 
     async def ask(self, path: str, body: bytes, headers: Mapping[str, str] = NO_HEADERS) -> UpstreamReply:
-        """POST to a path below the base url, whole, with these headers beside our own. A refusal is a reply too; raises
-        EngineUnavailable and EngineTimeout."""
         return await self._whole("POST", path, body, headers)
 
     async def models(self) -> UpstreamReply:
@@ -144,7 +182,6 @@ class TextUpstream:
         return await self.stream("/chat/completions", body)
 
     async def stream(self, path: str, body: bytes, headers: Mapping[str, str] = NO_HEADERS) -> StreamedReply:
-        """The same for a path below the base url, with these headers beside our own."""
         return await self._send("POST", path, body, headers)
 
     async def health(self) -> bool:
@@ -155,7 +192,6 @@ class TextUpstream:
             return False
 
     async def close(self) -> None:
-        """Let go of every connection. Idempotent."""
         if self._session is not None:
             await self._session.close()
 
@@ -190,7 +226,7 @@ class TextUpstream:
         if answer.status not in STATUSES:
             answer.close()
             raise EngineUnavailable(f"{self.base_url} answers with status {answer.status}")
-        return StreamedReply(answer, self.base_url, self._idle_s, self._longest)
+        return HttpReply(answer, self.base_url, self._idle_s, self._longest)
 
 
 def _headers(answer: aiohttp.ClientResponse) -> dict[str, str]:

@@ -7,7 +7,7 @@ Invariants:
 - `on_record` and `on_wake` are generators of operations. Each operation is applied to the view as it is yielded, so the
   code after a `yield Put(...)` sees it.
 - What `View.get` and `View.items` return must not be mutated: yield a `Put` instead. Values come back as msgpack gives
-  them (tuples as lists). `tests.support.world` detects mutations.
+  them (tuples as lists). `millrace.testing.world` detects mutations.
 - A record or wake is folded whole or not at all: when a generator raises, or one of its operations cannot be logged or
   encoded, all its operations are undone and the record ends as a dead letter `unfoldable`. That is a net, not a way to
   refuse: what a stage does not want it answers with a dead letter that says why.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from functools import partial
 from typing import Any
@@ -27,7 +27,7 @@ from millrace.producers.gateway.callers import Caller
 from millrace.producers.gateway.episodes import Episodes
 from millrace.producers.gateway.errors import ApiError, bad_request
 from millrace.producers.gateway.event_stream import EventStream
-from millrace.producers.gateway.gateway import Gateway
+from millrace.producers.gateway.gateway import SERVED, Gateway
 from millrace.producers.gateway.intake import Intake, Visit, check_origin
 from millrace.producers.gateway.named_path import plain
 from millrace.producers.gateway.protocols import all as dialects
@@ -37,6 +37,7 @@ from millrace.producers.gateway.upstreams import embeddings
 from millrace.producers.gateway.upstreams.door import Door
 from millrace.producers.gateway.upstreams.routes import fits
 from millrace.producers.gateway.upstreams.upstreams import Upstreams
+from millrace.producers.gateway.whose import TOLD
 from millrace.schemas.labels import make_label
 
 logger = logging.getLogger(__name__)
@@ -92,9 +93,12 @@ def make_app(gateway: Gateway, upstream: TextUpstream | Upstreams | None = None,
                 return await door.answer(caller, request, body, routed, partial(_refusal, request))
             call = await gateway.prepare(caller, request.headers, body, dialect)
             if not call.request.stream:
-                return Response(await gateway.chat(call), media_type=JSON)
-            keep_alive_s = gateway.options.keep_alive_s
-            return EventStream(gateway.stream(call), partial(_refusal, request), keep_alive_s, dialect)
+                response = Response(await gateway.chat(call), media_type=JSON)
+            else:
+                keep_alive_s = gateway.options.keep_alive_s
+                response = EventStream(gateway.stream(call), partial(_refusal, request), keep_alive_s, dialect)
+            response.headers[TOLD] = call.session.id
+            return response
 
         return handler
 
@@ -148,10 +152,8 @@ def make_app(gateway: Gateway, upstream: TextUpstream | Upstreams | None = None,
         # No error: a load balancer would turn away rewards and ends of episodes too.
         recorder = gateway.recorder
         down = await recorder.down() if recorder.required else None
-        status = (
-            "no engine" if gateway.served and all(served.fleet.away for served in gateway.served.values()) else "ok"
-        )
-        status = "capture down" if down is not None else status
+        policies = gateway.standing()
+        status = "capture down" if down is not None else overall(policies)
         try:
             enter(request)
         except ApiError:
@@ -163,7 +165,12 @@ def make_app(gateway: Gateway, upstream: TextUpstream | Upstreams | None = None,
             for target in served.fleet.targets.values()
         }
         sessions = gateway.sessions
-        state = {"status": status, "sessions": len(sessions.live), "unreadable": len(sessions.unreadable)}
+        state = {
+            "status": status,
+            "policies": policies,
+            "sessions": len(sessions.live),
+            "unreadable": len(sessions.unreadable),
+        }
         return _json(
             {
                 **state,
@@ -183,7 +190,7 @@ def make_app(gateway: Gateway, upstream: TextUpstream | Upstreams | None = None,
 
     async def reward(request: Request) -> Response:
         visit, caller = enter(request)
-        session = episodes.find(caller, request.path_params["id"])
+        session = episodes.judged(caller, request.path_params["id"], request.headers)
         return _json(await episodes.reward(caller, session, await visit.body(request)))
 
     async def feedback(request: Request) -> Response:
@@ -264,6 +271,12 @@ def make_app(gateway: Gateway, upstream: TextUpstream | Upstreams | None = None,
             visit.close()
 
     return app
+
+
+def overall(policies: Mapping[str, str]) -> str:
+    """How a gateway stands whose policies stand so: by name, see `Gateway.standing`."""
+    served = [standing == SERVED for standing in policies.values()]
+    return "ok" if all(served) else "partial" if any(served) else "no engine"
 
 
 def _guarded(handler: Handler) -> Handler:

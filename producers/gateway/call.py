@@ -91,6 +91,16 @@ class Choice:
             return ToolUse(id, name, arguments)
         return Thinking(delta.reasoning) if delta.reasoning else Text(delta.content)
 
+    @property
+    def content(self) -> str | None:
+        """Its text."""
+        return self.parser.reply.content
+
+    @property
+    def reasoning(self) -> str | None:
+        """Its thoughts."""
+        return self.parser.reply.reasoning
+
     def parts(self) -> list[Part]:
         """The whole reply: its thoughts, its text, its calls, of each what there is."""
         reply = self.parser.reply
@@ -225,6 +235,38 @@ class Call:
     def cached(self) -> int:
         """Tokens of the prompt that the engine had read before, as far as it says."""
         return self.usage.cached if self.usage else 0
+
+    # ------------------------------------------------------------------ what its dialect writes, see `WritableCall`
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.plan.prompt)
+
+    @property
+    def completion_tokens(self) -> int:
+        """Tokens of all replies so far."""
+        return sum(len(choice.ids) for choice in self.choices)
+
+    @property
+    def temperature(self) -> float:
+        """At which it is sampled."""
+        return self.sampling.temperature
+
+    @property
+    def top_p(self) -> float:
+        """With which it is sampled."""
+        return self.sampling.top_p
+
+    @property
+    def shortened(self) -> bool:
+        """Whether replies may have fewer tokens than were asked for, since the context has no room for more."""
+        asked = self.request.max_tokens
+        return asked is not None and self.sampling.max_tokens < asked
+
+    def token(self, id: int) -> str:
+        """The text of a token."""
+        return self.served.renderer.text(id)
 
     # ------------------------------------------------------------------ in the log
 

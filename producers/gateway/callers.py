@@ -18,14 +18,18 @@ from millrace.producers.gateway.sessions import KEY_PREFIX, Sessions
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who sent a request: a tenant, the session whose own key was used, if any, whether it may take grants, and for
-    which verifiers it may not speak; `key` is the name of the static key that bears what it spends."""
+    """Who sent a request: a tenant, the session whose own key was used, if any, whether it may take grants and speak
+    for every verifier, and else for which; `key` is the name of the static key that bears what it spends."""
 
     tenant: str
     session: Session | None
     granted: bool = False
-    reserved: frozenset[str] = frozenset()
+    judges: frozenset[str] = frozenset()
     key: str = ""
+
+    def barred(self, reserved: frozenset[str]) -> frozenset[str]:
+        """Those of the reserved sources that it may not speak for."""
+        return frozenset() if self.granted else reserved - self.judges
 
     def speaks_in(self, session: Session) -> bool:
         """Whether it may add to a session of its tenant and end it: where a grant asked for one, whoever takes grants
@@ -61,8 +65,8 @@ class Callers:
                 401, "Incorrect API key provided: use a session's own key or a configured one", code="invalid_api_key"
             )
         granted = bool(workers) and hashed == digest(workers)
-        unnamed = self.options.reserved - self._judges.get(hashed, frozenset())
-        return Caller(tenant, None, granted, frozenset() if granted else unnamed, self._names.get(hashed, ""))
+        judges = self._judges.get(hashed, frozenset())
+        return Caller(tenant, None, granted, judges, self._names.get(hashed, ""))
 
     def _by_session_key(self, key: str) -> Caller:
         """A session's own key is that or nothing: it never passes for a caller without one."""

@@ -48,13 +48,23 @@ class ToolResult(msgspec.Struct, frozen=True, gc=False):
     name: str | None = None
 
 
+Kind: TypeAlias = Literal["image", "audio", "file", "unknown"]
+
+
 class Media(msgspec.Struct, frozen=True, gc=False):
     """What is no text: an image, audio, a file, or a part that nobody here knows. `type` is its name in the client's
-    API, `at` its place in the request."""
+    API, `at` its place in the request, `url` where an image is, which may be in the url itself."""
 
-    kind: Literal["image", "audio", "file", "unknown"]
+    kind: Kind
     type: str | None
     at: str
+    url: str = ""
+
+
+def media(kinds: Mapping[Any, Kind], type: Any, at: str, url: str | None = None) -> Media:
+    """A part of the type that its client calls so; `kinds` are those that an API has."""
+    known = isinstance(type, str)
+    return Media(kinds.get(type, "unknown") if known else "unknown", type if known else None, at, url or "")
 
 
 class Refusal(msgspec.Struct, frozen=True, gc=False):

@@ -26,7 +26,7 @@ from millrace.producers.gateway.recorder import log_full
 from millrace.producers.gateway.replies import SeveralReplies
 from millrace.producers.gateway.session import RewardKey, Session
 from millrace.producers.gateway.sessions import REPORT
-from millrace.producers.gateway.whose import hints
+from millrace.producers.gateway.whose import USER, Hints, hints
 from millrace.schemas import bounds
 from millrace.schemas.ids import new_id, now_micros
 from millrace.schemas.records import EpisodeStarted, Reward, Versions
@@ -86,6 +86,20 @@ class Episodes:
             session.touch()
         return session
 
+    def judged(self, caller: Caller, name: str, headers: Mapping[str, str]) -> Session:
+        """The session that a caller may reward, by its id or by the name that its calls gave it: the newest of that
+        name and of the end user that the headers name. The name of another tenant's session is one that nobody gave."""
+        said = hints({USER: headers.get(USER, "")}, name=name)
+        return self.find(caller, self._id(caller, said))
+
+    def _id(self, caller: Caller, said: Hints) -> str:
+        """The id of the session that a caller means; for a name that nobody gave, the name."""
+        name, sessions = said.name or "", self.gateway.sessions
+        session = sessions.get(name)
+        if session is None or session.tenant != caller.tenant:
+            session = sessions.newest(caller.tenant, said)
+        return name if session is None else session.id
+
     def own(self, caller: Caller, id: str) -> Session:
         """The session that a caller may add to and end."""
         session = self.find(caller, id)
@@ -99,7 +113,7 @@ class Episodes:
             # Its holder is the agent under training: it must not fill groups, take grants or grow its own tree.
             raise ApiError(403, "A session's own key starts no sessions: use a configured key", code="not_granted")
         if wanted.ticket is not None and not caller.granted:
-            which = "the one of [rollout] key, without [gateway.keys] the one in home/keys/workers"
+            which = "the one that [rollout] key names, else the one in home/keys/workers"
             raise ApiError(403, f"Only the key of rollout workers may take a grant: {which}", code="not_granted")
         session = self._running(caller, wanted)
         if session is None:
@@ -130,11 +144,7 @@ class Episodes:
         """The session that feedback is about."""
         sessions = self.gateway.sessions
         if given.session is not None:
-            said = hints({}, given.user, name=given.session)
-            session = sessions.get(given.session)
-            if session is None or session.tenant != caller.tenant:
-                session = sessions.named(caller.tenant, said)
-            return self.find(caller, given.session if session is None else session.id)
+            return self.find(caller, self._id(caller, hints({}, given.user, name=given.session)))
         if given.response_id is None:
             raise bad_request("feedback names a reply (response_id) or a session", param="response_id")
         try:
@@ -156,7 +166,8 @@ class Episodes:
         own_key = caller.session is not None
         root = self.gateway.sessions.get(session.root)
         awaits = [SELF] if root is None else root.start["awaits"]
-        check_source(given.source, own_key=own_key, awaits=awaits, reserved=caller.reserved)
+        reserved = caller.barred(self.gateway.options.terms(session.policy).reserved)
+        check_source(given.source, own_key=own_key, awaits=awaits, reserved=reserved)
         id = given.reward_id or new_id()
         kind, target = given.target_kind, given.target
         if given.response_id is not None:
@@ -254,7 +265,7 @@ class Episodes:
         return None
 
     def _made(self, caller: Caller, wanted: StartIn) -> Session:
-        options, id = self.gateway.options, new_id()
+        id = new_id()
         parent = None if wanted.parent is None else self.own(caller, wanted.parent)
         group = _group(wanted) or id
         for what, bad in (
@@ -263,8 +274,10 @@ class Episodes:
         ):
             if bad:
                 raise bad_request(f"{what} is out of range", param=what)
-        awaits = list(options.awaits) if wanted.awaits is None else wanted.awaits
-        deadline_ms = options.reward_deadline_ms if wanted.reward_deadline_ms is None else wanted.reward_deadline_ms
+        policy = self._policy(wanted.policy) if parent is None else parent.policy
+        terms = self.gateway.options.terms(policy)
+        awaits = list(terms.awaits) if wanted.awaits is None else wanted.awaits
+        deadline_ms = terms.reward_deadline_ms if wanted.reward_deadline_ms is None else wanted.reward_deadline_ms
         start: EpisodeStarted = {
             "task_id": wanted.task_id or id,
             "task": "" if wanted.task is None else _text(wanted.task),
@@ -283,7 +296,7 @@ class Episodes:
         return Session(
             id=id,
             tenant=caller.tenant,
-            policy=self._policy(wanted.policy) if parent is None else parent.policy,
+            policy=policy,
             group=group if parent is None else parent.group,
             root=id if parent is None else parent.root,
             attempt=(wanted.attempt or id) if parent is None else parent.attempt,

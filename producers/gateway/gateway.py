@@ -34,7 +34,7 @@ from millrace.producers.gateway.protocols.base import Dialect
 from millrace.producers.gateway.recorder import LARGE, Recorder
 from millrace.producers.gateway.rendering.base import Message, PromptTooLong, Renderer, RenderError
 from millrace.producers.gateway.sampling import to_sampling, too_long
-from millrace.producers.gateway.served import Served
+from millrace.producers.gateway.served import Awaited, Served
 from millrace.producers.gateway.session import RewardKey, Session, to_reply
 from millrace.producers.gateway.sessions import Sessions
 from millrace.producers.gateway.shape import HEAVY
@@ -47,6 +47,7 @@ from millrace.schemas.records import EpisodeEnded, EpisodeStatus
 
 logger = logging.getLogger(__name__)
 
+SERVED = "served"
 ENDING_S = 5.0
 """how long an end waits for a call that was cut off, before it cuts it off again"""
 WHOLE = 2**17
@@ -58,8 +59,8 @@ _tokens = telemetry.counter("millrace.gateway.tokens", "{token}", "tokens sample
 
 class Gateway:
     """The parts, made elsewhere: see `millrace.producers.gateway.serve`. `fleet` and `renderer` are those of its own
-    policy, beside which it serves `others`. Without a renderer it only keeps sessions, and
-    `millrace.producers.gateway.upstreams` answers the calls."""
+    policy, beside which it serves `others`; those of `awaited` are served once they `join`. Without a renderer and
+    without these it only keeps sessions, and `millrace.producers.gateway.upstreams` answers the calls."""
 
     def __init__(
         self,
@@ -69,6 +70,7 @@ class Gateway:
         fleet: Fleet,
         renderer: Renderer | None,
         others: Sequence[Served] = (),
+        awaited: Sequence[Awaited] = (),
     ) -> None:
         self.options = options
         self.callers = Callers(options, sessions)
@@ -82,18 +84,41 @@ class Gateway:
         if renderer is not None:
             own = Served(options.policy, renderer, fleet, options.max_model_len, options.prices)
             self.served = {served.policy: served for served in (own, *others)}
+        self.awaited = {one.policy: one for one in awaited}
+        """those that are not served yet"""
+        self._order = (*self.served, *self.awaited)
 
     @property
     def policies(self) -> tuple[str, ...]:
         """Whose episodes are kept here, the gateway's own first: also where upstreams answer their calls."""
-        return tuple(self.served) or (self.options.policy,)
+        return self._order or (self.options.policy,)
+
+    def standing(self) -> dict[str, str]:
+        """How each policy that engines answer stands now, by name: `served`, or why not. Nothing of it is remembered:
+        an engine is gone when its newest status says so or has expired."""
+        out = {}
+        for policy in self._order:
+            served = self.served.get(policy)
+            if served is None:
+                out[policy] = self.awaited[policy].why
+            else:
+                out[policy] = "no engine" if served.fleet.away else SERVED
+        return out
+
+    def join(self, served: Served) -> None:
+        """A policy that was awaited is served from now on."""
+        found = {**self.served, served.policy: served}
+        self.served = {policy: found[policy] for policy in self._order if policy in found}
+        self.awaited.pop(served.policy, None)
+        if served.policy == self.options.policy:
+            self.fleet, self.renderer = served.fleet, served.renderer
 
     def observe(self, status: Mapping[str, Any]) -> None:
         """A WorkerStatus of the workers topic: of one policy's engines, or of the own policy's where it names none."""
-        self.fleet.observe(status)
-        for served in self.served.values():
-            if status["policy"] == served.policy and served.fleet is not self.fleet:
-                served.fleet.observe(status)
+        known: list[Served | Awaited] = [*self.served.values(), *self.awaited.values()]
+        for one in known:
+            if one.policy == (status["policy"] or self.options.policy):
+                one.fleet.observe(status)
 
     # ------------------------------------------------------------------ whose
 
@@ -119,9 +144,8 @@ class Gateway:
             session, proven, by = found
         if session is None:
             by = hints.named_by if hints.name else "first"
-            session = self.sessions.unsolicited(
-                caller.tenant, hints, self.options.awaits, self.options.reward_deadline_ms, policy
-            )
+            terms = self.options.terms(policy)
+            session = self.sessions.unsolicited(caller.tenant, hints, terms.awaits, terms.reward_deadline_ms, policy)
         if session.ended:
             raise _ended(session)
         session.touch()
@@ -199,16 +223,22 @@ class Gateway:
 
     async def prepare(self, caller: Caller, headers: Mapping[str, str], body: bytes, dialect: Dialect = CHAT) -> Call:
         """Everything of a call before its first token. Raises ApiError."""
-        if not self.served:
+        if not self._order:
             raise ConfigError("this gateway has no model to render for: set [gateway] engine_url, or upstream_url")
         size = HEAVY if dialect.refers(body) else len(body)
         asked = await aside(size, understand, dialect, body, partial(self.recall, caller, headers), self.options)
         request, messages, body = asked.request, asked.messages, asked.body
-        policy, version = wanted(self.served, request.model)
+        policy, version = wanted(self._order, request.model)
+        if policy is not None:
+            self._served(policy)
         await self.check_serves(caller)
         said = hints(headers, *request.users, name=request.name, field=dialect.names_in)
         session, proven, by = self.called(caller, said, messages, asked.digests, asked.used, policy)
-        served = self._served(policy or session.policy)
+        try:
+            served = self._served(policy or session.policy)
+        except ApiError:
+            self.unbegun(session)
+            raise
         own = served.policy == session.policy
         lineages, affinity = session.lineages_of(served.policy), session.engines.get(served.policy)
         self.sessions.stored.touch(asked.used)
@@ -258,7 +288,7 @@ class Gateway:
 
     async def count(self, parse: Callable[[bytes], Ask], body: bytes) -> int:
         """Tokens of the prompt of a request, as a conversation of its own would have it. Raises ApiError."""
-        if not self.served:
+        if not self._order:
             raise ApiError(404, "The tokens of an upstream's prompts are not counted here", code="not_found")
         try:
             return await aside(len(body), self._counted, parse, body)
@@ -266,12 +296,18 @@ class Gateway:
             raise _unwritten(error, "messages") from error
 
     def _served(self, policy: str) -> Served:
-        """A policy that is served here; for one that is not any more, the gateway's own."""
-        return self.served.get(policy) or self.served[self.options.policy]
+        """A policy that is served here; for one that is not any more, the gateway's own. Raises ApiError 503 for one
+        that is not served yet."""
+        if policy not in self._order:
+            policy = self.options.policy
+        if policy in self.awaited:
+            said = f"The policy {policy} is not served yet: /health says what it waits for"
+            raise ApiError(503, said, type="server_error", code="policy_awaited", retry_after_s=1)
+        return self.served[policy]
 
     def _counted(self, parse: Callable[[bytes], Ask], body: bytes) -> int:
         asked = parse(body)
-        policy, _ = wanted(self.served, asked.model)
+        policy, _ = wanted(self._order, asked.model)
         renderer = self._served(policy or self.options.policy).renderer
         return len(renderer.render(messages_of(asked.turns), asked.tools, template_options(body)))
 

@@ -5,20 +5,32 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from millrace.infra.config import GatewayKey, Settings
+from millrace.infra.config import GatewayKey, GatewayPolicy, Settings
+from millrace.infra.config.keys import WORKERS
 from millrace.infra.local_keys import workers_key
 from millrace.producers.gateway.prices import Prices, priced
 from millrace.producers.gateway.spending import KeyLimits
 
 
 @dataclass(frozen=True, slots=True)
+class RewardTerms:
+    """How episodes of a policy are judged: the sources that they await unless they say otherwise, for how long after
+    their end, and the sources of deployed verifiers, which are `reserved` for who judges for them."""
+
+    awaits: tuple[str, ...] = ()
+    reward_deadline_ms: int = 60_000
+    reserved: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
 class GatewayOptions:
     """`keys` maps static keys to tenants; without any, every caller is `tenant`. `rollout_key` is the one whose callers
-    take grants and speak for every source; it is one of `keys` where there are any. `reserved` are the sources of
-    deployed verifiers, `judges` those of them that a static key may speak for. `key_names` are the names of static
-    keys, and `limits` what each of these may take. `prices` are those of the policy's own calls. `public_url` is where
-    clients reach the gateway, empty where it listens. `strict`: what would bar a reply from training by its shape, or
-    would have no effect, is refused."""
+    take grants and speak for every source; it is one of `keys` where there are any. `awaits`, `reward_deadline_ms` and
+    `reserved` are the `RewardTerms` of the gateway's own policy, `other_terms` has those of the others. `judges` are
+    the reserved sources that a static key may speak for. `key_names` are the names of static keys, and `limits` what
+    each of these may take. `prices` are those of the policy's own calls. `public_url` is where clients reach the
+    gateway, empty where it listens. `strict`: what would bar a reply from training by its shape, or would have no
+    effect, is refused."""
 
     policy: str
     keys: Mapping[str, str] = field(default_factory=dict)
@@ -44,15 +56,22 @@ class GatewayOptions:
     public_url: str = ""
     strict: bool = False
     followups: bool = False
+    other_terms: Mapping[str, RewardTerms] = field(default_factory=dict)
+
+    def terms(self, policy: str | None) -> RewardTerms:
+        """Those of a policy; of the gateway's own for None, and for one that is not served here any more."""
+        own = RewardTerms(self.awaits, self.reward_deadline_ms, self.reserved)
+        return own if policy is None else self.other_terms.get(policy, own)
 
     @classmethod
     def of(cls, settings: Settings, context: int) -> GatewayOptions:
         """What a deployment's settings say; `context` is the longest sequence that the model takes."""
-        gateway = settings.gateway
+        gateway, workers = settings.gateway, workers_key(settings)
+        keys = {key.key.get_secret_value(): key.tenant for key in gateway.keys.values()}
         return cls(
             policy=settings.policy.name,
-            keys={key.key.get_secret_value(): key.tenant for key in gateway.keys.values()},
-            rollout_key=workers_key(settings),
+            keys={workers: WORKERS, **keys} if keys and workers else keys,
+            rollout_key=workers,
             reserved=frozenset((*settings.policy.awaits, settings.reward.source)),
             judges={key.key.get_secret_value(): frozenset(key.judges) for key in gateway.keys.values()},
             key_names={key.key.get_secret_value(): name for name, key in gateway.keys.items()},
@@ -72,7 +91,13 @@ class GatewayOptions:
             public_url=gateway.public_url.rstrip("/"),
             strict=gateway.strict,
             reward_deadline_ms=int(settings.policy.reward_deadline_s * 1000),
+            other_terms={name: _terms(other) for name, other in gateway.policies.items()},
         )
+
+
+def _terms(other: GatewayPolicy) -> RewardTerms:
+    reserved = frozenset((*other.awaits, other.reward_source))
+    return RewardTerms(other.awaits, int(other.reward_deadline_s * 1000), reserved)
 
 
 def _limits(key: GatewayKey) -> KeyLimits:

@@ -1,6 +1,7 @@
 """The process `millrace gateway`: one event loop with the server, the engines' clients and the capture log.
 
-Order of life: the capture log is opened and the sessions rebuilt before the port is; on SIGTERM new calls and `/health`
+Order of life: the capture log is opened, the sessions rebuilt and one policy found before the port is open, and other
+policies are served as they are found; on SIGTERM new calls and `/health`
 get 503 while calls in flight end, then the port is closed, then what was captured is sent on, and what could not be
 sent is sent by the next start."""
 
@@ -8,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import json
 import logging
 import os
 import signal
@@ -18,8 +18,6 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import uvloop
@@ -28,52 +26,47 @@ from granian.http import HTTP1Settings
 from granian.log import LogLevels
 from granian.server.embed import Server
 
-from millrace.infra import durable
 from millrace.infra.config import Settings
 from millrace.infra.connect import connect
 from millrace.infra.engines.base import Engine
 from millrace.infra.engines.resubmit import ResubmittingEngine
 from millrace.infra.engines.upstream import TextUpstream
-from millrace.infra.errors import AccessError, BusError, ConfigError
+from millrace.infra.errors import BusError, ConfigError
 from millrace.infra.heartbeat import Heartbeat
 from millrace.infra.local_keys import WORKERS, engine_key
 from millrace.infra.local_keys import make as make_keys
 from millrace.infra.log.base import EARLIEST, Bus, Record
 from millrace.infra.log.blobs import ClaimStore
 from millrace.infra.log.topics import PARTS, full_name
-from millrace.infra.reading import passed_over, readable
-from millrace.infra.versions import here, located
+from millrace.infra.reading import readable
 from millrace.producers.capture.forwarder import Forwarder
 from millrace.producers.capture.log import CaptureLog
 from millrace.producers.gateway.app import make_app
 from millrace.producers.gateway.fleet import Fleet
 from millrace.producers.gateway.gateway import Gateway
+from millrace.producers.gateway.joining import ANY, Joining, first, joining, rest
 from millrace.producers.gateway.options import GatewayOptions
-from millrace.producers.gateway.prices import priced
 from millrace.producers.gateway.recorder import Recorder
-from millrace.producers.gateway.rendering.base import Renderer
-from millrace.producers.gateway.rendering.choose import check, choose
 from millrace.producers.gateway.served import Served
 from millrace.producers.gateway.sessions import Sessions
 from millrace.producers.gateway.spending import Spending
 from millrace.producers.gateway.upstreams.upstreams import Upstreams
 from millrace.producers.gateway.upstreams.upstreams import make as make_upstreams
 from millrace.schemas import bounds
-from millrace.schemas.records import WeightVersion, WorkerStatus
+from millrace.schemas.records import WorkerStatus
 
 logger = logging.getLogger(__name__)
 
 DRAIN_S = 5.0
 START_S = 60.0
 """how long a call waits where the only engine does not listen yet"""
-ANY = 1 << 20
 
 
 def run(settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT."""
     # The forwarder's thread holds the lock for microseconds at a time; the loop must not wait the default 5 ms for it.
     sys.setswitchinterval(0.0005)
-    if not settings.gateway.keys:
+    if not settings.rollout.key:
         make_keys(settings, WORKERS)
     with connect(settings) as bus:
         uvloop.run(_run(settings, bus))
@@ -84,17 +77,17 @@ async def _run(settings: Settings, bus: Bus) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    renderer: Renderer | None = None
-    urls: tuple[str, ...] = ()
     upstreams = make_upstreams(settings, os.environ)
     options = GatewayOptions.of(settings, ANY)
+    resubmits, key = settings.engine.interrupt == "abort", partial(engine_key, settings)
+    engines = partial(make_engine, resubmits=resubmits, key=key)
+    waiting: list[Joining] = []
+    found: list[Served] = []
     if upstreams is None or not upstreams.whole:
-        model = await asyncio.to_thread(find_model, settings, bus, stop)
-        if model is None:
+        waiting = joining(settings, engines, START_S)
+        found = await first(waiting, bus, stop)
+        if not found:
             return
-        renderer = make_renderer(settings, model)
-        options = GatewayOptions.of(settings, context_of(Path(model["uri"])))
-        urls = (settings.gateway.engine_url.rstrip("/"),)
     log, forwarder = capture(settings, bus)
     secret = settings.gateway.session_secret.get_secret_value()
     # Half of the hours that its first event is kept: a start rebuilds the whole of an episode, or nothing of it.
@@ -103,18 +96,12 @@ async def _run(settings: Settings, bus: Bus) -> None:
     spending = Spending(options.limits)
     live = sessions.rebuild(log, spending)
     logger.info("%s: %d live sessions, %d bytes to send", log.source, live, log.waiting)
-    resubmits, key = settings.engine.interrupt == "abort", partial(engine_key, settings)
-    # Where one engine alone is known, a call waits until it has started; where there are more, another may serve it.
-    make = partial(make_engine, resubmits=resubmits, key=key)
-    fleet = Fleet(options.policy, lambda url: make(url, absent_patience_s=START_S if urls == (url,) else None), urls)
-    others = []
-    for name in settings.gateway.policies:
-        if (served := await asyncio.to_thread(other, settings, name, bus, stop, make)) is None:
-            return
-        others.append(served)
     required = settings.gateway.capture == "required"
     recorder = Recorder(log, settings.reward.key.get_secret_value(), required=required, spending=spending)
-    gateway = Gateway(options, sessions, recorder, fleet, renderer, others)
+    awaited = [one.awaited for one in waiting]
+    gateway = Gateway(options, sessions, recorder, Fleet(options.policy, engines), None, awaited=awaited)
+    for served in found:
+        gateway.join(served)
     if said := settings.unbound:
         logger.warning("%s", said)
     forwarder.start()
@@ -125,6 +112,7 @@ async def _run(settings: Settings, bus: Bus) -> None:
     beat = Heartbeat(bus, settings.namespace, worker=name, role="gateway", policy=options.policy, url=address)
     beat.start()
     guard = asyncio.create_task(_guard(forwarder))
+    coming = asyncio.create_task(rest(waiting, bus, gateway))
     # What is here by now stays: the garbage collector, which stops everybody, need not look at it again and again.
     gc.collect()
     gc.freeze()
@@ -132,10 +120,11 @@ async def _run(settings: Settings, bus: Bus) -> None:
         await serve(gateway, settings.gateway.host, settings.gateway.port, stop, upstreams, guard)
     finally:
         guard.cancel()
+        coming.cancel()
         await asyncio.to_thread(beat.close)
         watch.close()
-        for closing in (fleet, *(served.fleet for served in others)):
-            await closing.close()
+        for one in waiting:
+            await one.awaited.fleet.close()
         if upstreams is not None:
             await upstreams.close()
         await asyncio.to_thread(forwarder.close)
@@ -206,96 +195,6 @@ def _address(host: str, port: int) -> str:
             "sessions are told http://%s:%d: set [gateway] public_url to where clients come from", host, port
         )
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-def other(
-    settings: Settings, name: str, bus: Bus, stop: asyncio.Event | threading.Event, make: Callable[[str], Engine]
-) -> Served | None:
-    """A policy beside the gateway's own. Waits for its version 0 like `find_model`."""
-    told = settings.gateway.policies[name]
-    folder = settings.gateway.capture_dir / "policies" / name
-    gateway = settings.gateway.model_copy(update={"renderer": told.renderer, "capture_dir": folder})
-    policy = settings.policy.model_copy(update={"name": name})
-    own = settings.model_copy(update={"policy": policy, "gateway": gateway})
-    model = find_model(own, bus, stop)
-    if model is None:
-        return None
-    context = context_of(Path(model["uri"]))
-    fleet = Fleet(name, make, tuple(url.rstrip("/") for url in told.engine_urls))
-    return Served(
-        name, make_renderer(own, model), fleet, min(told.max_model_len or context, context), priced(told.prices)
-    )
-
-
-def find_model(settings: Settings, bus: Bus, stop: asyncio.Event | threading.Event) -> dict[str, Any] | None:
-    """Version 0 of the policy, whose tokenizer lies beside its weights. Waits for it; None on `stop`.
-
-    What lies in the topic besides is passed over: other bytes, another policy's versions, and those whose directory
-    holds no model here as long as there is one whose does."""
-    topic = full_name(settings.namespace, f"{settings.policy.name}.weights")
-    # A gateway that served before serves again though the log is down: what it needs lies beside its capture log.
-    known = settings.gateway.capture_dir / "model.json"
-    said: type[BusError] | None = BusError  # nothing yet
-    while not stop.is_set():
-        silent = None
-        why = f"policy {settings.policy.name} has no version yet: `millrace policy create` makes one"
-        try:
-            found = _model(settings, bus, topic)
-            if found is not None:
-                known.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-                durable.write(known, json.dumps(found))
-                return found
-        except BusError as error:
-            found = json.loads(known.read_bytes()) if known.is_file() else {}
-            if found.get("policy") == settings.policy.name and Path(found["uri"]).is_dir():
-                logger.warning("the log does not answer, serving from what is known: %s", error)
-                return found
-            if isinstance(error, AccessError):
-                raise
-            silent = type(error)
-            why = f"the log does not answer, and this gateway has served no version from here before: {error}"
-        if silent != said:  # texts of one error differ in their times
-            logger.warning("%s", why)
-            said = silent
-        threading.Event().wait(0.5)
-    return None
-
-
-def _model(settings: Settings, bus: Bus, topic: str) -> dict[str, Any] | None:
-    """The first version that the topic holds, of those whose directory is a model's; else the first of all."""
-    first = None
-    for record in bus.read(topic, 0):
-        event = readable(WeightVersion, record)
-        if event is None or event["policy"] != settings.policy.name:
-            continue
-        event = located(event, settings.weights)
-        found = {name: event[name] for name in ("policy", "uri", "tokenizer_hash", "template_hash")}
-        found["uri"] = found["uri"].removeprefix("file://")
-        if here(Path(found["uri"], "tokenizer.json")):
-            return found
-        passed_over(record, "its directory holds no tokenizer.json")
-        first = first or found
-    return first
-
-
-def make_renderer(settings: Settings, model: dict[str, Any]) -> Renderer:
-    """The renderer of a model. Raises ConfigError for one that this gateway does not have."""
-    check(settings.gateway.renderer)
-    return choose(
-        Path(model["uri"]),
-        settings.gateway.renderer,
-        tokenizer_hash=model["tokenizer_hash"],
-        template_hash=model["template_hash"],
-    )
-
-
-def context_of(folder: Path) -> int:
-    """How many tokens the model in a folder takes; a large number when it does not say."""
-    path = folder / "config.json"
-    config = json.loads(path.read_bytes()) if path.is_file() else {}
-    return int(
-        config.get("max_position_embeddings") or config.get("text_config", {}).get("max_position_embeddings", ANY)
-    )
 
 
 class WorkersWatch:

@@ -1,4 +1,4 @@
-"""A policy as one gateway serves it: how its model reads messages, and the engines that sample it."""
+"""A policy as one gateway serves it, or will: how its model reads messages, and the engines that sample it."""
 
 from __future__ import annotations
 
@@ -22,3 +22,13 @@ class Served:
     def __post_init__(self) -> None:
         """The renderer makes no prompt that its model does not take."""
         self.renderer.limit_to(self.max_model_len)
+
+
+@dataclass(slots=True, eq=False)
+class Awaited:
+    """A policy that is not served yet. `why`: what it waits for, in words for the operator; `kind` changes with it."""
+
+    policy: str
+    fleet: Fleet
+    why: str = "it was not looked for yet"
+    kind: str = ""

@@ -74,6 +74,8 @@ class Sessions:
         self.replies = Replies()
         self.stored = Stored(named_s)
         self._aliases: dict[tuple[str, str, str], Session] = {}
+        self._former: dict[tuple[str, str, str], Session] = {}
+        """the newest ended session of each name"""
         self._attempts: dict[tuple[str, str], Session] = {}
 
     # ------------------------------------------------------------------ keys
@@ -113,8 +115,13 @@ class Sessions:
         self.discard(session)
         session.shrink()
         self.ended[session.id] = session
+        if session.alias is not None:
+            self._former[session.tenant, session.subject, session.alias] = session
         while len(self.ended) > ENDED:
-            self.ended.popitem(last=False)
+            _, oldest = self.ended.popitem(last=False)
+            name = (oldest.tenant, oldest.subject, oldest.alias or "")
+            if self._former.get(name) is oldest:
+                del self._former[name]
 
     def discard(self, session: Session) -> None:
         """Nothing continues this session any more, as if its call had never come."""
@@ -141,6 +148,11 @@ class Sessions:
         """The unsolicited session that a client gave a name of its own."""
         found = self._aliases.get((tenant, hints.subject, hints.name or ""))
         return None if found is not None and self._worn(found) else found
+
+    def newest(self, tenant: str, hints: Hints) -> Session | None:
+        """The newest unsolicited session of a name, live or ended, which a reward may name so."""
+        name = (tenant, hints.subject, hints.name or "")
+        return self._aliases.get(name) or self._former.get(name)
 
     def _worn(self, session: Session) -> bool:
         """Whether a name that is in use all the time has used this episode up: silence will end it."""

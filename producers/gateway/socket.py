@@ -3,7 +3,8 @@ frames.
 
 Invariants: one call at a time a socket, and what comes meanwhile is refused; a frame that is no request is an `error`
 event and disturbs nothing else; a client that leaves ends its call, and so does the end of the call's session; frames,
-their bytes in memory, sockets of a tenant and silence between calls have bounds; a call is what the same request would be over HTTP, in the log as well."""
+their bytes in memory, sockets of a tenant and silence between calls have bounds; a call is what the same request would
+be over HTTP, in the log as well."""
 
 from __future__ import annotations
 

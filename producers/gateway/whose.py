@@ -44,6 +44,10 @@ class Found(NamedTuple):
 
 
 OURS = "x-millrace-session"
+USER = "x-millrace-user"
+"""the header that names the end user"""
+TOLD = "x-millrace-trajectory"
+"""the header of a reply that says which session its call is in"""
 PATH = ":session"
 """where a name in the base_url stands among the headers: no client can send one of that name"""
 NAMED = {
@@ -64,9 +68,7 @@ def hints(headers: Mapping[str, str], *users: object, name: str | None = None, f
             break
     if name is not None and len(name.encode(errors="surrogatepass")) > NAME_BYTES:
         raise bad_request(f"{OURS}: a name has at most {NAME_BYTES} bytes", param=OURS)
-    said = _utf8(headers.get("x-millrace-user") or "") or next(
-        (user for user in users if isinstance(user, str) and user), ""
-    )
+    said = _utf8(headers.get(USER) or "") or next((user for user in users if isinstance(user, str) and user), "")
     subject = blake2b(said.encode(errors="surrogatepass"), digest_size=16).hexdigest() if said else ""
     return Hints(name, subject, by)
 

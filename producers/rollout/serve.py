@@ -10,7 +10,7 @@ from pathlib import Path
 
 import uvloop
 
-from millrace.infra.config import Settings
+from millrace.infra.config import Settings, is_local
 from millrace.infra.connect import connect
 from millrace.infra.errors import ConfigError
 from millrace.infra.heartbeat import Heartbeat, unless_in
@@ -28,10 +28,21 @@ def run(settings: Settings) -> None:
     """Work until SIGTERM or SIGINT."""
     if not settings.rollout.agent:
         raise ConfigError("[rollout] agent is not set: name your agent as module:function")
-    if not settings.gateway.keys:
+    if not settings.rollout.key:
+        _check_near(settings)
         make(settings, WORKERS)
     with connect(settings) as bus:
         uvloop.run(_run(settings, bus))
+
+
+def _check_near(settings: Settings) -> None:
+    """Raises ConfigError where the gateway may be on another machine, and cannot know a key that is made here."""
+    host = settings.gateway.host
+    if not is_local(host) and not workers_key(settings):
+        raise ConfigError(
+            f"[rollout] key names none of [gateway.keys], the gateway is at {host}, and this machine has no key of its "
+            "workers (home/keys/workers): give the workers a key of [gateway.keys], and name it as [rollout] key"
+        )
 
 
 def worker_name() -> str:

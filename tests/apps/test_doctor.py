@@ -171,6 +171,24 @@ def test_settings_that_others_may_read_are_a_warning(mode: int, word: str, tmp_p
     assert (answer.question, answer.word) == ("settings file", word)
 
 
+@pytest.mark.parametrize("opened", ["home", "home/keys", "home/keys/engine", "login", "client.key", None])
+def test_keys_and_a_home_that_others_may_read_are_a_warning(opened: str | None, tmp_path: Path) -> None:
+    flags = {"home": str(tmp_path / "home"), "kafka.key_file": str(tmp_path / "login"), "kafka.local": False}
+    made = load(flags=flags | {"kafka.options": json.dumps({"ssl.key.location": str(tmp_path / "client.key")})})
+    (tmp_path / "home" / "keys").mkdir(parents=True)
+    for path in (made.home, made.home / "keys"):
+        path.chmod(0o700)
+    for name in ("home/keys/engine", "login", "client.key"):
+        (tmp_path / name).write_text("secret")
+        (tmp_path / name).chmod(0o600)
+    if opened:
+        path = tmp_path / opened
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    answer = next(one for one in examine(made) if one.question == "home and keys")
+    assert answer.word == ("warning" if opened else "ok")
+    assert answer.said.endswith(f"chmod go= {tmp_path / opened}" if opened else "yours alone")
+
+
 @pytest.mark.parametrize(("config", "word"), [({"tie_word_embeddings": True}, "bad"), ({}, "ok"), (None, "ok")])
 def test_a_version_that_the_engine_here_would_serve_wrongly_is_bad(
     config: dict[str, bool] | None, word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -37,10 +37,12 @@ FROZEN_S = 10.0
 STORM_S, STRIKE_S = 10.0, 2.0
 FULL_S = 30.0
 """long enough that everything that writes has found it full, and been started again"""
+DEATHS, LIFE_S = 6, 12.0
+"""kills of the broker in a row, and how long it lives between two at most: a start takes less on a quiet machine"""
 CUTS, EARLY_S = 4, 30.0
 STORMS = {"learner": "learn-0", "gateway": "gateway", "rollout": "rollout-0"}
 """element -> the program that is killed again and again"""
-ELEMENTS = ("freeze", "power", "powers", "full", *STORMS)
+ELEMENTS = ("freeze", "power", "powers", "full", "brokers", *STORMS)
 MORE = 3
 PATIENCE_S = 400.0
 
@@ -48,16 +50,19 @@ PATIENCE_S = 400.0
 class Elements:
     """A deployment on a disk of its own."""
 
-    def __init__(self, home: Path, seed: int, size_mb: int = 4000, full_s: float = FULL_S) -> None:
+    def __init__(
+        self, home: Path, seed: int, size_mb: int = 4000, full_s: float = FULL_S, deaths: int = DEATHS
+    ) -> None:
         shutil.rmtree(home, ignore_errors=True)
         self._disk = Disk(home / "disk", size_mb)
         self._place = home / "disk" / "home"
         self._kept = home / "logs"
         self._seed = seed
-        self._full_s = full_s
+        self._full_s, self._deaths = full_s, deaths
         self._random = random.Random(seed)
         self.arena = deploy(self._place, seed, "inprocess")
         self.arena.settle(timeout_s=START_S)
+        print(f"version {self.arena.watch.version} is there", flush=True)
 
     def close(self) -> None:
         """Everything ends."""
@@ -70,7 +75,10 @@ class Elements:
         began = time.monotonic()
         self.arena.settle(MORE, PATIENCE_S)
         took = time.monotonic() - began
-        print(f"{what}: {MORE} versions more after {took:.0f} s, version {self.arena.watch.version}", flush=True)
+        load = f"load {os.getloadavg()[0]:.0f}"
+        print(
+            f"{what}: {MORE} versions more after {took:.0f} s, version {self.arena.watch.version}, {load}", flush=True
+        )
         return took
 
     # ---- the elements
@@ -82,6 +90,7 @@ class Elements:
             "power": self.power,
             "powers": self.powers,
             "full": self.full,
+            "brokers": self.brokers,
             **{name: partial(self.storm, program) for name, program in STORMS.items()},
         }
         return ways[element]()
@@ -137,16 +146,26 @@ class Elements:
         self._disk.free()
         return self.after("full")
 
+    def brokers(self) -> float:
+        """kill -9 of the broker again and again, at random moments: while it serves, starts and recovers."""
+        for _ in range(self._deaths):
+            time.sleep(self._random.uniform(0, LIFE_S))
+            self._kill(BROKER)
+        return self.after("brokers")
+
     def storm(self, program: str) -> float:
         """kill -9 of one program again and again."""
         until = time.monotonic() + STORM_S
         while time.monotonic() < until:
-            pid = self.arena.fleet.pid(program)
-            if pid:
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+            self._kill(program)
             time.sleep(STRIKE_S)
         return self.after(f"storm of {program}")
+
+    def _kill(self, program: str) -> None:
+        """kill -9, where it runs."""
+        if pid := self.arena.fleet.pid(program):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def _stop_all(self) -> list[psutil.Process]:
         return freeze(lambda: leftovers.find(self.arena.fleet.deployment))

@@ -84,7 +84,7 @@ def test_what_the_broker_acknowledged_outlives_a_power_cut(disk: Disk) -> None:
 @pytest.fixture(scope="module")
 def elements(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Elements]:
     """One deployment for all elements: its start takes as long as what they do to it."""
-    found = Elements(tmp_path_factory.mktemp("elements"), seed=0, full_s=15)
+    found = Elements(tmp_path_factory.mktemp("elements"), seed=0, full_s=15, deaths=2)
     yield found
     found.close()
 
@@ -93,7 +93,7 @@ def elements(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Elements]:
 @pytest.mark.kafka
 @needs_disk
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("element", ["power", "freeze", "full"])
+@pytest.mark.parametrize("element", ["power", "freeze", "full", "brokers"])
 def test_a_deployment_outlives_the_elements(elements: Elements, element: str) -> None:
     """Three more versions come."""
     elements.strike(element)

@@ -9,16 +9,39 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import orjson
 import pytest
 
-from millrace.producers.gateway import answers, bodies, call, episodes, gateway, keys, shape, whose
+from millrace.producers.gateway import (
+    answers,
+    bodies,
+    call,
+    episodes,
+    gateway,
+    keys,
+    models,
+    shape,
+    socket,
+    stored,
+    whose,
+)
 from millrace.producers.gateway.conversation import Text
-from millrace.producers.gateway.protocols import chat_request
+from millrace.producers.gateway.protocols import (
+    chat_request,
+    completions,
+    head,
+    responses_reader,
+)
+from millrace.producers.gateway.protocols import messages as messages_dialect
+from millrace.producers.gateway.protocols.messages_request import CountRequest
 from millrace.producers.gateway.rendering import messages
 from millrace.producers.gateway.rendering.template import TemplateRenderer
-from tests.fuzz.test_gateway import BUDGET, UPSTREAM_BUDGET, loud, renderer, rounds
+from millrace.producers.gateway.upstreams import door, embeddings
+from tests.fuzz.test_gateway import BUDGET, EVERY_BUDGET, UPSTREAM_BUDGET, loud, renderer, rounds
 from tests.fuzz.test_keys import same_keys
+from tests.support.every_fuzz import EveryTraffic
+from tests.support.gateway_fuzz import Traffic
 from tests.support.in_process import Loud
 
 __all__ = ["loud", "renderer"]
@@ -26,6 +49,8 @@ __all__ = ["loud", "renderer"]
 pytestmark = pytest.mark.slow
 
 DEFAULT_RECURSION_LIMIT = 1000
+Mutant = tuple[Any, str, Any]
+"""module or class, name, what stands in its place"""
 
 
 @pytest.fixture(autouse=True)
@@ -49,34 +74,73 @@ def _written(made: chat_request.CallIn) -> str:
     return given if isinstance(given, str) else orjson.dumps(given).decode()
 
 
-MUTANTS: dict[str, tuple[Any, str, Any, bool]] = {
-    "contents that are no text": (chat_request, "_parts", lambda content, at: [Text(content)], False),
-    "numbers of an upstream": (answers, "number", lambda given, otherwise=0: given, True),
-    "text of an upstream": (answers, "text", lambda given: given, True),
-    "maps of an upstream": (answers, "mapping", lambda given: given, True),
-    "lists of an upstream": (answers, "listed", lambda given: given, True),
-    "options that are not served": (chat_request, "_check", lambda request: None, False),
-    "labels of what is held or altered": (call.Call, "_why_not", lambda self, choice: None, False),
-    "long names in reports": (bodies, "_check_names", lambda field, value: None, False),
-    "long names of conversations": (gateway, "hints", _unlimited, False),
-    "long names in messages": (chat_request, "_check_names", lambda message, at: None, False),
-    "wide numbers in arguments": (chat_request, "_plain", _written, False),
-    "wide numbers in tasks": (episodes, "_text", lambda value: orjson.dumps(value).decode(), False),
-    "depth of arguments that are text": (messages, "unwieldy", lambda text: False, False),
-    "depth and number of values": (shape, "check", lambda body: None, False),
+def _trusting(body: bytes) -> CountRequest:
+    """`parse_count` for bodies that are one."""
+    return msgspec.json.decode(body, type=CountRequest)
+
+
+def _skipping(body: bytes) -> head.Head:
+    """`read_head`, which trusts what a parser skipped."""
+    members = head._members.decode(body)
+    return head.Head(**{name: head._value(getattr(members, name)) for name in head.FIELDS})
+
+
+def _anybody(self: stored.Stored, owner: stored.Owner, id: str) -> stored.Kept | None:
+    """`Stored.find` for whoever asks."""
+    return self._kept.get(id)
+
+
+def _any_version(policies: Any, model: str) -> models.Wanted:
+    """`wanted` without versions."""
+    return models.Wanted(models.named(policies, model), None)
+
+
+ENGINES: dict[str, Mutant] = {
+    "contents that are no text": (chat_request, "_parts", lambda content, at: [Text(content)]),
+    "options that are not served": (chat_request, "_check", lambda request: None),
+    "labels of what is held or altered": (call.Call, "_why_not", lambda self, choice: None),
+    "long names in reports": (bodies, "_check_names", lambda field, value: None),
+    "long names of conversations": (gateway, "hints", _unlimited),
+    "long names in messages": (chat_request, "_check_names", lambda message, at: None),
+    "wide numbers in arguments": (chat_request, "_plain", _written),
+    "wide numbers in tasks": (episodes, "_text", lambda value: orjson.dumps(value).decode()),
+    "depth of arguments that are text": (messages, "unwieldy", lambda text: False),
+    "depth and number of values": (shape, "check", lambda body: None),
 }
-"""by what they no longer guard: module, name, what stands in its place, whether an upstream answers"""
+UPSTREAM: dict[str, Mutant] = {
+    "numbers of an upstream": (answers, "number", lambda given, otherwise=0: given),
+    "text of an upstream": (answers, "text", lambda given: given),
+    "maps of an upstream": (answers, "mapping", lambda given: given),
+    "lists of an upstream": (answers, "listed", lambda given: given),
+}
+EVERY: dict[str, Mutant] = {
+    "maps of responses of an upstream": (responses_reader, "mapping", lambda given: given),
+    "counts of embeddings": (embeddings, "number", lambda given, otherwise=0: given),
+    "text that a parser skips": (door, "read_head", _skipping),
+    "prompts that are counted": (messages_dialect, "parse_count", _trusting),
+    "frames that are no JSON": (socket, "request_of", lambda frame: orjson.dumps({**orjson.loads(frame)})),
+    "responses of another tenant": (stored.Stored, "find", _anybody),
+    "versions that are named": (gateway, "wanted", _any_version),
+    "options of completions": (completions, "_check", lambda request: None),
+    "feedback that says nothing": (bodies.FeedbackIn, "reward", lambda self: self.nothing),
+}
+KINDS: dict[str, tuple[dict[str, Mutant], type[Traffic], int, int]] = {
+    "engines": (ENGINES, Traffic, BUDGET, 1),
+    "upstream": (UPSTREAM, Traffic, UPSTREAM_BUDGET, 2),
+    "every": (EVERY, EveryTraffic, EVERY_BUDGET, 7),
+}
+"""the traffic that finds each of some mutants: how much of it CI sends, and with which seed"""
 
 
-@pytest.mark.parametrize("name", MUTANTS)
+@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind in KINDS for name in KINDS[kind][0]])
 async def test_a_missing_guard_is_found(
-    tmp_path: Path, renderer: TemplateRenderer, loud: Loud, monkeypatch: pytest.MonkeyPatch, name: str
+    tmp_path: Path, renderer: TemplateRenderer, loud: Loud, monkeypatch: pytest.MonkeyPatch, kind: str, name: str
 ) -> None:
-    module, guard, instead, upstream = MUTANTS[name]
+    mutants, traffic, budget, seed = KINDS[kind]
+    module, guard, instead = mutants[name]
     monkeypatch.setattr(module, guard, instead)
-    budget, seed = (UPSTREAM_BUDGET, 2) if upstream else (BUDGET, 1)
     with pytest.raises(AssertionError):
-        await rounds(tmp_path, renderer, loud, budget, upstream=upstream, seed=seed)
+        await rounds(tmp_path, renderer, loud, budget, upstream=kind == "upstream", seed=seed, kind=traffic)
 
 
 def test_a_key_that_takes_wide_numbers_as_they_are_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

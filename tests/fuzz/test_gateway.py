@@ -1,4 +1,4 @@
-"""No request of any shape, and no answer of any engine, ends a gateway or keeps it from starting again.
+"""No request of any shape, and no answer of any engine or upstream, ends a gateway or keeps it from starting again.
 
 Laws, for every input: no answer is 500; every refusal is an error in the shape of its API; what is not served is
 refused; nothing is logged with a traceback; `/health` answers in between; refine takes every event that was captured;
@@ -14,7 +14,6 @@ import asyncio
 import json
 import logging
 import os
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from random import Random
@@ -29,14 +28,17 @@ from millrace.schemas import bounds, codec
 from millrace.schemas.limits import beyond
 from millrace.streams.refine.validate import Refusal, check_link, decode_body
 from tests.support import chat_tokenizer, odd_json
-from tests.support.gateway_fuzz import CHAT, KEYS, LABELLED, UNSERVED, Traffic
+from tests.support.completions_fuzz import UNSERVED as UNSERVED_COMPLETIONS
+from tests.support.completions_fuzz import CompletionsTraffic
+from tests.support.every_fuzz import EveryTraffic
+from tests.support.fuzz_counts import Part
+from tests.support.gateway_fuzz import KEYS, LABELLED, UNSERVED, Traffic
 from tests.support.gateway_world import ScriptedEngine, world
 from tests.support.in_process import Answer, InProcess, Loud
 from tests.support.messages_fuzz import LABELLED as LABELLED_MESSAGES
 from tests.support.messages_fuzz import PATH as MESSAGES
 from tests.support.messages_fuzz import UNSERVED as UNSERVED_MESSAGES
 from tests.support.messages_fuzz import MessagesTraffic
-from tests.support.responses_fuzz import PATH as RESPONSES
 from tests.support.responses_fuzz import UNSERVED as UNSERVED_RESPONSES
 from tests.support.responses_fuzz import ResponsesTraffic
 
@@ -47,8 +49,10 @@ ROUND = 750
 FRESH = 3
 """starts on one folder"""
 HEALTH = 50
-BUDGET, UPSTREAM_BUDGET = 1500, 1000
-"""inputs to engines, and to an upstream, where nobody asks for more; `test_finds.py` shows what they find"""
+BUDGET, UPSTREAM_BUDGET, EVERY_BUDGET = 1500, 1000, 2000
+"""inputs to engines, to an upstream, and over every route, where nobody asks for more; `test_finds.py` shows what they
+find"""
+LABELLED_COMPLETIONS = {name: LABELLED[name] for name in ("frequency_penalty", "logit_bias")}
 SEEDS = (1, 11) if ASKED else (1,)
 
 
@@ -125,6 +129,29 @@ def check_labelled(body: bytes, labelled: Mapping[str, Any], log: CaptureLog, fi
                 assert not call["trainable"], asked
 
 
+def check_served_completion(body: bytes) -> None:
+    """The same of a completion."""
+    asked = json.loads(body.decode(errors="replace"), parse_int=float)
+    for name, value in UNSERVED_COMPLETIONS.items():
+        assert asked.get(name) != value, name
+
+
+def check_engines(path: str, body: bytes, log: CaptureLog, first: int) -> None:
+    """An engine's reply is to what is served, and trains only where nothing altered it."""
+    match path:
+        case "/v1/chat/completions":
+            check_served(body)
+            check_labelled(body, LABELLED, log, first)
+        case "/v1/messages":
+            check_served_message(body)
+            check_labelled(body, LABELLED_MESSAGES, log, first)
+        case "/v1/responses":
+            check_served_response(body)
+        case "/v1/completions":
+            check_served_completion(body)
+            check_labelled(body, LABELLED_COMPLETIONS, log, first)
+
+
 def check_captured(log: CaptureLog, first: int) -> int:
     """What the gateway wrote from number `first` on is taken by refine; gives the number after it."""
     for kept in log.read(first):
@@ -151,7 +178,7 @@ async def rounds(
     kind: type[Traffic] = Traffic,
 ) -> None:
     """Send `inputs` requests, with a start of the gateway after each `ROUND` of them."""
-    began, statuses, captured = time.perf_counter(), dict[int, int](), 0
+    part, captured = Part(f"{kind.__name__}-{'upstream' if upstream else 'engine'}-{seed}", inputs), 0
     seed += 1000 * OTHERS
     traffic = kind(seed * 1_000_003, renderer)
     for number in range(-(-inputs // ROUND)):
@@ -161,38 +188,46 @@ async def rounds(
             traffic = kind(seed * 1_000_003 + number, renderer)
         place = folder / str(number // FRESH)
         script = traffic.upstream if upstream else traffic.engine
-        gateway = InProcess(
-            place, renderer, script, upstream=upstream, keys=KEYS, rollout_key="sk-one", max_model_len=600
-        )
+        given = {"upstream": upstream, "keys": KEYS, **traffic.parts}
+        gateway = InProcess(place, renderer, script, rollout_key="sk-one", max_model_len=600, **given)
         assert not gateway.sessions.unreadable, f"round {number} of seed {seed}: {gateway.sessions.unreadable}"
         for at in range(min(ROUND, inputs - number * ROUND)):
             path, body, before = "", b"", gateway.log.end
             try:
                 path, body, answer = await traffic.one(gateway)
                 check(path, answer)
-                if not upstream and path == CHAT and answer.status == 200 and answer.body:
-                    check_served(body)
-                    check_labelled(body, LABELLED, gateway.log, before)
-                if not upstream and path == MESSAGES and answer.status == 200 and answer.body:
-                    check_served_message(body)
-                    check_labelled(body, LABELLED_MESSAGES, gateway.log, before)
-                if path == RESPONSES and answer.status == 200 and answer.body:
-                    check_served_response(body)
+                if not upstream and traffic.passed is None and answer.status == 200 and answer.body:
+                    check_engines(path, body, gateway.log, before)
+                traffic.check(gateway, path, body, answer, before)
                 assert not loud.faults, loud.faults[0]
                 if at % HEALTH == 0:
                     assert (await gateway.ask("GET", "/health")).json == {"status": "ok"}
             except Exception as error:
                 print(f"input {at} of round {number} of seed {seed}: {path} {body[:2000]!r}")
                 raise AssertionError(str(error)) from error
-            statuses[answer.status] = statuses.get(answer.status, 0) + 1
+            part.add(answer.status)
         captured = check_captured(gateway.log, captured)
         live = {session.id for session in gateway.sessions.live.values() if session.step}
         await gateway.close()
-        again = InProcess(place, renderer, script, upstream=upstream, keys=KEYS)
+        again = InProcess(place, renderer, script, **given)
         assert set(again.sessions.live) == live, f"round {number} of seed {seed}"
         await again.close()
-    spent = time.perf_counter() - began
-    print(f"{inputs} inputs in {spent:.1f} s ({inputs / spent:.0f} a second): {dict(sorted(statuses.items()))}")
+    part.end()
+
+
+def share(part: float, otherwise: int) -> int:
+    """Inputs of one test of a run that asked for some; `otherwise` without."""
+    return int(ASKED * part) or otherwise
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", SEEDS)
+async def test_no_request_over_any_route_ends_it(
+    tmp_path: Path, renderer: TemplateRenderer, loud: Loud, seed: int
+) -> None:
+    """Every API, HTTP and WebSockets, policies and versions, before engines and an upstream beside them."""
+    inputs = share(0.4 / len(SEEDS), EVERY_BUDGET)
+    await rounds(tmp_path, renderer, loud, inputs, upstream=False, seed=seed + 6, kind=EveryTraffic)
 
 
 @pytest.mark.slow
@@ -200,30 +235,41 @@ async def rounds(
 async def test_no_request_and_no_engine_ends_it(
     tmp_path: Path, renderer: TemplateRenderer, loud: Loud, seed: int
 ) -> None:
-    await rounds(tmp_path, renderer, loud, ASKED * 7 // 10 // len(SEEDS) or BUDGET, upstream=False, seed=seed)
+    await rounds(tmp_path, renderer, loud, share(0.2 / len(SEEDS), BUDGET), upstream=False, seed=seed)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("upstream", [False, True], ids=["engine", "upstream"])
 async def test_no_message_ends_it(tmp_path: Path, renderer: TemplateRenderer, loud: Loud, upstream: bool) -> None:
-    inputs = ASKED // 10 or 1000
-    await rounds(tmp_path, renderer, loud, inputs, upstream=upstream, seed=4, kind=MessagesTraffic)
+    await rounds(tmp_path, renderer, loud, share(0.05, 1000), upstream=upstream, seed=4, kind=MessagesTraffic)
 
 
 @pytest.mark.slow
 async def test_no_response_ends_it(tmp_path: Path, renderer: TemplateRenderer, loud: Loud) -> None:
-    await rounds(tmp_path, renderer, loud, ASKED // 10 or 800, upstream=False, seed=6, kind=ResponsesTraffic)
+    await rounds(tmp_path, renderer, loud, share(0.1, 800), upstream=False, seed=6, kind=ResponsesTraffic)
+
+
+@pytest.mark.slow
+async def test_no_completion_ends_it(tmp_path: Path, renderer: TemplateRenderer, loud: Loud) -> None:
+    await rounds(tmp_path, renderer, loud, share(0.05, 800), upstream=False, seed=8, kind=CompletionsTraffic)
 
 
 @pytest.mark.slow
 async def test_no_upstream_ends_it(tmp_path: Path, renderer: TemplateRenderer, loud: Loud) -> None:
-    await rounds(tmp_path, renderer, loud, ASKED * 2 // 10 or UPSTREAM_BUDGET, upstream=True, seed=2)
+    await rounds(tmp_path, renderer, loud, share(0.1, UPSTREAM_BUDGET), upstream=True, seed=2)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("upstream", [False, True])
-async def test_more_of_the_same(tmp_path: Path, renderer: TemplateRenderer, loud: Loud, upstream: bool) -> None:
-    await rounds(tmp_path, renderer, loud, 10_000, upstream=upstream, seed=3)
+@pytest.mark.skipif(bool(ASKED), reason="the others send as many as were asked for")
+@pytest.mark.parametrize(
+    ("kind", "upstream"),
+    [(Traffic, False), (Traffic, True), (EveryTraffic, False)],
+    ids=["engine", "upstream", "every"],
+)
+async def test_more_of_the_same(
+    tmp_path: Path, renderer: TemplateRenderer, loud: Loud, kind: type[Traffic], upstream: bool
+) -> None:
+    await rounds(tmp_path, renderer, loud, 6_000, upstream=upstream, seed=3, kind=kind)
 
 
 # ---------------------------------------------------------------------- bytes
@@ -253,9 +299,9 @@ async def raw(port: int, data: bytes) -> bytes:
 
 
 async def test_no_bytes_end_it(tmp_path: Path, renderer: TemplateRenderer, loud: Loud) -> None:
-    r, inputs = Random(5), min(ASKED // 10 or 300, 50_000)
+    r, inputs = Random(5 + OTHERS), share(0.05, 300)
     engine = ScriptedEngine(lambda *_: renderer.tokenizer.encode("x<|im_end|>"))
-    began = time.perf_counter()
+    part = Part("bytes", inputs)
     async with world(tmp_path, renderer, engine, body_timeout_s=5.0) as w:
         port = int(w.url.rsplit(":", 1)[1])
         for _ in range(-(-inputs // 20)):
@@ -263,5 +309,6 @@ async def test_no_bytes_end_it(tmp_path: Path, renderer: TemplateRenderer, loud:
             for data, got in zip(sent, await asyncio.gather(*(raw(port, data) for data in sent)), strict=True):
                 assert not got.startswith(b"HTTP/1.1 500"), data
                 assert not loud.faults, (data, loud.faults[0])
+                part.add(got[9:12].decode("latin-1") or "dropped")
             assert (await w.http.get("/health")).status_code == 200
-    print(f"{inputs} inputs in {time.perf_counter() - began:.1f} s")
+    part.end()

@@ -31,6 +31,7 @@ from google.rpc.status_pb2 import Status
 
 from millrace.producers.gateway.app import OWN, routes
 from millrace.producers.gateway.protocols.all import DIALECTS, MESSAGES, RESPONSES
+from millrace.producers.gateway.upstreams import embeddings
 from millrace.producers.intake.otlp.app import HEALTH, ROUTES
 from tests.support import badness
 from tests.support.badness import DROPPED, SOCKET, Answered, Target, cases, frame, frames, send, upgraded
@@ -102,8 +103,6 @@ class Listeners:
         out = []
         own = {name for _, _, name in OWN}
         for path, method, name in routes():
-            if name == "embeddings":
-                continue  # engines make none: whatever is sent is 404
             id = "policy" if name == "model" else self.session if "/sessions/" in path else self.response
             path = path.replace("{id:path}", id).replace("{id}", id)
             sound = SOUND[name] if method == "POST" else None
@@ -112,8 +111,9 @@ class Listeners:
                 foreign = {**sound, "previous_response_id": self.response}
             if name == "feedback":
                 foreign = {**sound, "response_id": self.response}
-            out.append(Target("gateway", method, path, sound, foreign=foreign))
-            if name not in own and method == "POST":
+            embeds = name == embeddings.NAME
+            out.append(Target("gateway", method, path, sound, foreign=foreign, serves=not embeds))  # engines make none
+            if (embeds or name not in own) and method == "POST":
                 out.append(Target("door", method, path, sound))
         bodies = {
             "/v1/traces": traced([a_span(1, a_call("q", "a", "r1"))]),

@@ -23,10 +23,10 @@ from millrace.streams.refine.detectors.base import Detector, Hit
 from millrace.streams.refine.stage import Refine
 from millrace.streams.seal.closing import ClosingRules
 from millrace.streams.seal.stage import Seal
-from tests.support.events import Episode
+from millrace.testing.events import Episode
+from millrace.testing.world import CALM, World
 from tests.support.odd import records
 from tests.support.players import Plan, version_zero
-from tests.support.world import CALM, World
 
 COUNT = max(int(os.environ.get("MILLRACE_FUZZ", "0")) // 1000, 40)
 """histories: each costs about as much as a thousand requests"""

@@ -159,12 +159,12 @@ def test_secrets_are_masked_and_reach_the_client() -> None:
     assert settings.kafka.client_options()["sasl.password"] == "hunter2"
 
 
-def test_rollouts_use_the_key_that_is_named_or_the_first() -> None:
+def test_no_key_is_the_workers_unless_it_is_named_so() -> None:
     keys = "[gateway.keys.a]\nkey = 'ka'\n[gateway.keys.b]\nkey = 'kb'\n"
     write("")
     assert load().rollout_key == ""
     write(keys)
-    assert load().rollout_key == "ka"
+    assert load().rollout_key == ""
     write(keys + "[rollout]\nkey = 'b'")
     assert load().rollout_key == "kb"
     write(keys + "[rollout]\nkey = 'c'")

@@ -82,11 +82,14 @@ WORKERS = f"[gateway.keys.bot]\nkey = 'bot'\n[gateway.keys.w]\nkey = '{GOOD}'\n[
         ("[governance.tenants.rollouts]\ntrain = false", "rollouts", {"rollouts": False}),
         ("[governance.tenants.support]\ntrain = false", "rollouts", {"support": False, "rollouts": True}),
         ("tenant = 'mine'", "mine", {"local": True}),
+        ("[rollout]", "local", {"local": True, "rollouts": True}),
     ],
 )
 def test_the_workers_are_a_tenant_of_their_own(more: str, tenant: str, rules: dict[str, bool]) -> None:
     if more.startswith("tenant"):
         write(WORKERS.replace("[gateway.keys.w]\n", f"[gateway.keys.w]\n{more}\n"))
+    elif more == "[rollout]":  # nobody names the workers' key
+        write(WORKERS.partition("[rollout]")[0])
     else:
         write(WORKERS + more)
     settings = load()

@@ -14,7 +14,7 @@ from millrace.schemas import errors as words
 from millrace.trainers import errors as learning
 
 ROOT = Path(ours.__file__).parents[1]
-HOUSE = ("schemas", "infra", "producers", "streams", "trainers", "consumers", "apps")
+HOUSE = ("schemas", "infra", "producers", "streams", "trainers", "consumers", "apps", "testing")
 
 
 def defined(root: str) -> Iterator[tuple[str, str]]:

@@ -6,9 +6,11 @@ import ast
 import io
 import json
 import logging
+import math
 import re
 import sys
 from collections.abc import Iterator
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any, cast
 
@@ -126,6 +128,32 @@ def test_json_is_clean_and_the_same_json(monkeypatch: pytest.MonkeyPatch, *, sho
     said = screen.got()[before:].decode()
     assert shows != bool(OBEYED.search(said))
     assert json.loads(screen.got()[:before]) == json.loads(said) == value
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner) | st.lists(inner).map(tuple) | st.dictionaries(st.text(), inner),
+)
+
+
+@given(JSON)
+def test_what_is_printed_is_json_whatever_the_numbers_are(value: Any) -> None:
+    """Strict readers know no NaN and no infinity, so they are null; all else is what it was."""
+
+    def never(word: str) -> None:
+        raise AssertionError(f"{word} is no JSON")
+
+    def same(part: Any) -> Any:
+        if isinstance(part, float) and not math.isfinite(part):
+            return None
+        if isinstance(part, dict):
+            return {key: same(inner) for key, inner in part.items()}
+        return [same(inner) for inner in part] if isinstance(part, list | tuple) else part
+
+    out = io.StringIO()
+    with redirect_stdout(out):
+        put_json(value)
+    assert json.loads(out.getvalue(), parse_constant=never) == same(value)
 
 
 @given(st.text().map(lambda text: text + STEERING))

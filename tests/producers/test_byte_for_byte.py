@@ -32,6 +32,7 @@ from millrace.producers.gateway.rendering.tokenizer import ChatTokenizer
 from millrace.schemas.arrays import unpack
 from millrace.streams.refine.stage import Refine
 from millrace.streams.seal.stage import Seal
+from millrace.testing.world import CALM, World
 from millrace.trainers.backends.fsdp import TorchBackend
 from millrace.trainers.batches.packing import Packed
 from tests.support import gateway_world, tool_model
@@ -40,7 +41,6 @@ from tests.support.feed import feed
 from tests.support.learners import Place, entries
 from tests.support.tool_agents import AGENTS
 from tests.support.wire import Exchange, Witness, says
-from tests.support.world import CALM, World
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import tempfile
-import threading
 import time
+from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,8 @@ from millrace.infra.heartbeat import Heartbeat
 from millrace.infra.log.base import Outgoing, TopicSpec
 from millrace.infra.log.blobs import ClaimStore
 from millrace.infra.log.memory.bus import MemoryBus
-from millrace.producers.gateway.serve import context_of, find_model, make_renderer, other
+from millrace.producers.gateway import joining as module
+from millrace.producers.gateway.joining import NotYet, context_of, find_model, first, joining, make_renderer
 from millrace.schemas import bounds, codec
 from millrace.schemas.ids import now_micros
 from tests.support import chat_tokenizer
@@ -58,26 +60,26 @@ def test_a_gateway_finds_its_model_and_remembers_it(tmp_path: Path, monkeypatch:
     }  # fmt: skip
     with bus.publisher() as publisher:
         publisher.publish(Outgoing("t.policy.weights", b"p", codec.encode("WeightVersion", version))).result(5)
-    found = find_model(settings, bus, threading.Event())
-    assert found is not None
+    found = find_model(settings, bus)
     assert make_renderer(settings, found).tokenizer_hash == "tok"
 
     def down(*_: Any, **__: Any) -> Any:
         raise UnreachableError("down")
 
     monkeypatch.setattr(bus, "read", down)
-    assert find_model(settings, bus, threading.Event()) == found
+    assert find_model(settings, bus) == found
     assert context_of(folder) == 1 << 20
     (folder / "config.json").write_text('{"max_position_embeddings": 64}')
     assert context_of(folder) == 64
-    stopped = threading.Event()
-    stopped.set()
-    assert find_model(load(flags={"namespace": "t", "home": str(tmp_path / "x")}), bus, stopped) is None
+    with pytest.raises(NotYet, match="the log does not answer"):
+        find_model(load(flags={"namespace": "t", "home": str(tmp_path / "x")}), bus)
 
 
-def test_a_gateway_finds_the_other_policies_that_it_serves(tmp_path: Path) -> None:
+async def test_a_gateway_serves_every_policy_that_is_there_and_names_the_others(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     told = {"engine_urls": ["http://far.test/"], "renderer": "template", "max_model_len": 32, "prices": PRICES}
-    flags = {"namespace": "t", "home": str(tmp_path), "gateway.policies": {"small": told}}
+    flags = {"namespace": "t", "home": str(tmp_path), "gateway.policies": {"small": told, "none": {}}}
     settings = load(flags=flags)
     folder = chat_tokenizer.write(tmp_path / "v0")
     bus = MemoryBus()
@@ -88,15 +90,25 @@ def test_a_gateway_finds_the_other_policies_that_it_serves(tmp_path: Path) -> No
         publisher.publish(Outgoing("t.small.weights", b"small", codec.encode("WeightVersion", version))).result(5)
     opened: list[str] = []
 
-    def make(url: str) -> ScriptedEngine:
+    def make(url: str, **_: Any) -> ScriptedEngine:
         opened.append(url)
         return ScriptedEngine(lambda *_: [])
 
-    served = other(settings, "small", bus, threading.Event(), make)
-    assert served is not None
+    bus.ensure_topics([TopicSpec("t.policy.weights", 1)])
+    waiting = joining(settings, make, 0.0)
+    (served,) = await first(waiting, bus, asyncio.Event())
     assert (served.policy, served.renderer.tokenizer_hash, served.max_model_len) == ("small", "tok", 32)
-    assert (served.fleet.policy, opened, served.prices) == ("small", ["http://far.test"], (1.0, 2.0, 1.0))
+    assert (served.fleet.policy, opened[1:], served.prices) == ("small", ["http://far.test"], (1.0, 2.0, 1.0))
     assert [path.name for path in (settings.gateway.capture_dir / "policies").iterdir()] == ["small"]
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 2
+    assert "policy policy has no version yet: `millrace policy create`" in said[0]
+    assert "policy none is not served yet: its topics were never made" in said[1]
+    assert "t.none.weights" in said[1]
+    assert "`millrace topics` makes them" in said[1]
+    stopped = asyncio.Event()
+    stopped.set()
+    assert await first(waiting, bus, stopped) == []
 
 
 def test_a_gateway_finds_its_model_past_anything_else(tmp_path: Path):
@@ -113,8 +125,7 @@ def test_a_gateway_finds_its_model_past_anything_else(tmp_path: Path):
     with bus.publisher() as publisher:
         for value in [*values, codec.encode("WeightVersion", {**odd, "uri": f"file://{folder}"})]:
             publisher.publish(Outgoing("t.policy.weights", b"p", value)).result(5)
-    found = find_model(settings, bus, threading.Event())
-    assert found is not None
+    found = find_model(settings, bus)
     assert (found["uri"], found["tokenizer_hash"]) == (str(folder), odd["tokenizer_hash"])
 
 
@@ -129,22 +140,26 @@ ELSEWHERE: list[dict[str, Any]] = [
 @few(max_examples=20)
 @given(st.lists(records("WeightVersion"), max_size=3))
 def test_no_record_of_versions_ends_the_search(drawn: list[dict[str, Any]]):
-    bus, stop = MemoryBus(), threading.Event()
+    bus = MemoryBus()
     bus.ensure_topics([TopicSpec("t.p.weights", 1)])
     with bus.publisher() as publisher:
         for one in drawn:
             publisher.publish(Outgoing("t.p.weights", b"p", codec.encode_named("WeightVersion", one))).result(5)
     with tempfile.TemporaryDirectory() as home:
-        threading.Timer(0.01, stop.set).start()
-        found = find_model(load(flags={"namespace": "t", "policy.name": "p", "home": home}), bus, stop)
-    assert found is None or any(one["policy"] == "p" for one in drawn)
+        settings = load(flags={"namespace": "t", "policy.name": "p", "home": home})
+        if any(one["policy"] == "p" for one in drawn):
+            with suppress(NotYet):  # a version that nobody could read is none
+                find_model(settings, bus)
+        else:
+            with pytest.raises(NotYet, match="has no version yet"):
+                find_model(settings, bus)
 
 
-def test_a_gateway_that_never_served_says_that_the_log_is_silent(
+async def test_a_gateway_that_never_served_says_once_that_the_log_is_silent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     settings = load(flags={"namespace": "t", "home": str(tmp_path)})
-    bus, stop, asked = MemoryBus(), threading.Event(), 0
+    bus, stop, asked = MemoryBus(), asyncio.Event(), 0
 
     def down(*_: Any, **__: Any) -> Any:
         nonlocal asked
@@ -154,7 +169,9 @@ def test_a_gateway_that_never_served_says_that_the_log_is_silent(
         raise UnreachableError(f"no broker answered after {asked} ms")
 
     monkeypatch.setattr(bus, "read", down)
-    assert find_model(settings, bus, stop) is None
+    monkeypatch.setattr(module, "FIRST_LOOK_S", 0.0)
+    waiting = joining(settings, lambda url, **_: ScriptedEngine(lambda *_: []), 0.0)
+    assert await first(waiting, bus, stop) == []
     (said,) = [record.getMessage() for record in caplog.records]
     assert "the log does not answer" in said
     assert "no broker answered" in said

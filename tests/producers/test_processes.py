@@ -29,15 +29,23 @@ from tests.support.instant_engine import InstantEngine, serving
 
 pytestmark = [pytest.mark.slow, pytest.mark.kafka]
 
-NS = "producers"
 USER = {"role": "user", "content": "312"}
 
 
 class Deployment:
     """One gateway and its surroundings."""
 
-    def __init__(self, bus: KafkaBus, bootstrap: str, folder: Path, engine: InstantEngine, tokenizer: Path) -> None:
+    def __init__(
+        self,
+        bus: KafkaBus,
+        bootstrap: str,
+        folder: Path,
+        engine: InstantEngine,
+        tokenizer: Path,
+        namespace: str = "producers",
+    ) -> None:
         self.bus = bus
+        self.namespace = namespace
         self.engine = engine
         (self.port,) = free_ports(1)
         self.url = f"http://127.0.0.1:{self.port}"
@@ -48,7 +56,7 @@ class Deployment:
         self.environment = {
             **os.environ,
             "PYTHONPATH": os.getcwd(),
-            "MILLRACE_NAMESPACE": NS,
+            "MILLRACE_NAMESPACE": namespace,
             "MILLRACE_HOME": str(folder),
             "MILLRACE_KAFKA__BOOTSTRAP": bootstrap,
             "MILLRACE_GATEWAY__PORT": str(self.port),
@@ -57,7 +65,7 @@ class Deployment:
             "MILLRACE_ROLLOUT__TASKS": str(tasks),
             "MILLRACE_ROLLOUT__AHEAD": "4",
         }
-        bus.ensure_topics(TopicSizes(NS, "policy").specs())
+        bus.ensure_topics(TopicSizes(namespace, "policy").specs())
         version = {
             "policy": "policy", "version": 0, "parent": None, "mode": "full", "uri": str(tokenizer), "digest": "",
             "files": {}, "tokenizer_hash": "tok", "template_hash": "tem", "seq_lo": 0, "seq_hi": 0, "batch": 1,
@@ -69,7 +77,7 @@ class Deployment:
     def put(self, topic: str, name: str, record: dict[str, Any], partition: int = 0) -> None:
         with self.bus.publisher() as publisher:
             value = codec.encode(name, record)
-            publisher.publish(Outgoing(f"{NS}.{topic}", b"k", value, partition=partition)).result(60)
+            publisher.publish(Outgoing(f"{self.namespace}.{topic}", b"k", value, partition=partition)).result(60)
 
     def acknowledge(self) -> None:
         acknowledged = {**status(0, url=self.engine.url), "expires_at": now_micros() + 600_000_000}
@@ -80,7 +88,7 @@ class Deployment:
         out = []
         for partition in range(2):
             mark: dict[bytes, int] = {}
-            for record in self.bus.read(f"{NS}.raw", partition):
+            for record in self.bus.read(f"{self.namespace}.raw", partition):
                 source, seq = record.headers["source"], int(record.headers["source-seq"])
                 if seq > mark.get(source, -1):
                     mark[source] = seq
@@ -89,12 +97,15 @@ class Deployment:
 
     def beats(self) -> int:
         """How often rollout workers have said that they live."""
-        told = (codec.decode_as("WorkerStatus", r.value) for r in self.bus.read(f"{NS}.workers", 0) if r.value)
+        told = (
+            codec.decode_as("WorkerStatus", r.value) for r in self.bus.read(f"{self.namespace}.workers", 0) if r.value
+        )
         return sum(status["role"] == "rollout" for status in told)
 
     @contextmanager
     def process(self, entry: str, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
-        code = f"from millrace.infra.config import load; from {entry} import run; run(load())"
+        code = f"from millrace.infra.config import load; from {entry} import run; run(load());"
+        code += "from millrace.infra.process.ending import end; end()"
         process = subprocess.Popen([sys.executable, "-c", code], env={**self.environment, **environment})
         try:
             yield process
@@ -162,7 +173,7 @@ async def test_killed_gateways_and_workers_lose_and_double_nothing(broker: str, 
             with d.process("millrace.producers.rollout.serve", MILLRACE_ROLE="rollout-0") as worker:
                 await until(lambda: d.beats() > beats)  # from then on it ends well when asked to
                 await until(lambda: len(ended(d)) == 8)
-                await until(lambda: d.bus.ends(f"{NS}.policy.prompts")[0] > 4)
+                await until(lambda: d.bus.ends(f"{d.namespace}.policy.prompts")[0] > 4)
                 worker.send_signal(signal.SIGTERM)
                 assert await asyncio.to_thread(worker.wait, 120) == 0
             await http.post(f"{d.url}/v1/sessions/{session['session']}/end", json={}, headers=headers)
@@ -175,7 +186,7 @@ async def test_killed_gateways_and_workers_lose_and_double_nothing(broker: str, 
         assert (two["lineage"], two["opened"], one["tokenizer_hash"]) == (one["lineage"], None, "tok")
         assert one["trainable"]
         assert two["trainable"]
-        prompts = [codec.decode_as("Prompt", r.value or b"") for r in d.bus.read(f"{NS}.policy.prompts", 0)]
+        prompts = [codec.decode_as("Prompt", r.value or b"") for r in d.bus.read(f"{d.namespace}.policy.prompts", 0)]
         assert [p["number"] for p in prompts] == list(range(4))
 
 

@@ -13,9 +13,9 @@ from multiprocessing import get_context
 import pytest
 
 from millrace.consumers.audit.run import audit
+from millrace.testing.world import NAMESPACE
 from tests.support.histories import ACTIONS, Told, run
 from tests.support.players import POLICY
-from tests.support.world import NAMESPACE
 
 COUNT = int(os.environ.get("MILLRACE_HISTORIES", "150"))
 FIRST = int(os.environ.get("MILLRACE_HISTORIES_FROM", "0"))

@@ -17,10 +17,10 @@ from millrace.streams.dispatch.release import Candidate, reserve
 from millrace.streams.dispatch.state import Book, Rules
 from millrace.streams.refine.stage import Refine
 from millrace.streams.seal.stage import Seal
-from tests.support.events import Episode
+from millrace.testing.events import Episode
+from millrace.testing.world import CALM, NAMESPACE, World
 from tests.support.laws import Watched
 from tests.support.players import POLICY, Plan, version_zero
-from tests.support.world import CALM, NAMESPACE, World
 
 TOPICS = {"raw": 1, "events": 1, "dead-letters": 1, "decisions": 1} | {
     f"{POLICY}.{name}": 1

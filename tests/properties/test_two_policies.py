@@ -17,9 +17,9 @@ from millrace.consumers.why import explain_in
 from millrace.infra.errors import TopicError
 from millrace.streams.seal.policies import policy_key
 from millrace.streams.seal.stage import Seal
+from millrace.testing.world import NAMESPACE, World
 from tests.support.histories import Told, make_world, plan_of, play
 from tests.support.players import Plan
-from tests.support.world import NAMESPACE, World
 
 SEEDS = range(25)
 ACTIONS = 330

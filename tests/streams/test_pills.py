@@ -3,6 +3,7 @@ next tenant's episode is sealed."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -19,15 +20,16 @@ from millrace.infra.log.base import Outgoing, Place
 from millrace.infra.log.blobs import ClaimStore
 from millrace.infra.log.kafka.bus import KafkaBus
 from millrace.infra.log.topics import full_name
-from millrace.schemas import codec
+from millrace.schemas import bounds, codec
 from millrace.schemas.ids import new_id
+from millrace.testing.events import Episode
 from tests.streams.test_serve import PROGRAM, ROOT
-from tests.support.events import Episode
 from tests.support.players import Plan, version_zero
 
 pytestmark = [pytest.mark.slow, pytest.mark.kafka, pytest.mark.timeout(900)]
 
 PATIENCE_S = 240
+TOKEN = "ghp_16C7e42F292c6912E7710c838347Ae178B4a"
 DEEP = "[" * 600 + "]" * 600
 
 
@@ -35,6 +37,12 @@ def started(root: str, **body: Any) -> dict[str, Any]:
     """A start whose body holds what it should not."""
     episode = Episode(root, policy="pilot")
     return episode.event("episode_started", {**episode._start, **body})
+
+
+def secrets(root: str, count: int) -> dict[str, Any]:
+    """A tool's result: a JSON list of so many strings, each with a secret."""
+    body = {"call_id": "c", "name": "f", "status": "ok", "content": json.dumps([TOKEN] * count), "latency_us": 1}
+    return Episode(root, policy="pilot").event("tool_result", body)
 
 
 PILLS: dict[str, tuple[dict[str, Any], str | None]] = {
@@ -48,6 +56,10 @@ PILLS: dict[str, tuple[dict[str, Any], str | None]] = {
         ),
         "out_of_bounds",
     ),
+    "attempt": (Episode("attempt", policy="pilot", attempt="x" * 1_500_000).start(), "out_of_bounds"),
+    "awaits": (started("awaits", awaits=["x" * 1_500_000]), "out_of_bounds"),
+    "secrets": (secrets("secrets", bounds.HITS - 1), None),
+    "flood": (secrets("flood", 4 * bounds.HITS), None),
     "size": (started("size", group_size=2**31 - 1), "out_of_bounds"),
     "beyond": (started("beyond", group_size=2**40), "out_of_bounds"),
 }
@@ -136,6 +148,12 @@ def test_every_pill_is_a_dead_letter_and_the_next_episode_is_sealed(
         letters = wait(bus, settings, "dead-letters", "DeadLetter", store, count + 1)
         count = len(letters)
         missing -= {(letter["trajectory"], letter["reason"]) for letter in letters}
+    events = full_name(settings.namespace, "events")
+    values = [record.value or b"" for p in range(bus.partitions(events)) for record in bus.read(events, p)]
+    decoded = [codec.decode(store.behind(value)) for value in values]
+    governed = {record["root_trajectory"]: record for name, record in decoded if name == "Event"}
+    for root in ("secrets", "flood"):
+        assert TOKEN.encode() not in governed[root]["body"]
     report = audit(bus, settings.namespace, policy, resolve=store.resolve, release="reserve")
     # The audit names what was strewn, and nothing else.
     broken = [one for finding in report.findings if not finding.holds for one in finding.violations]

@@ -20,7 +20,7 @@ from millrace.schemas import codec
 from millrace.schemas.ids import new_id
 from millrace.streams.seal.policies import announce, terms_of
 from millrace.streams.serve import dispatch_of, seal_of
-from tests.support.events import Episode
+from millrace.testing.events import Episode
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = """

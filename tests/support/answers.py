@@ -20,9 +20,9 @@ from millrace.infra.log.base import Record
 from millrace.infra.log.topics import full_name
 from millrace.schemas import arrays, codec
 from millrace.streams.seal.rewards import combined, take
+from millrace.testing.world import NAMESPACE
 from tests.support.players import POLICY
 from tests.support.whole import Whole
-from tests.support.world import NAMESPACE
 
 Rows = list[tuple[Any, ...]]
 Fields = dict[str, Any]

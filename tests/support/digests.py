@@ -9,9 +9,9 @@ import hashlib
 import logging
 import sys
 
+from millrace.testing.world import World
 from tests.support.histories import run
 from tests.support.players import Plan
-from tests.support.world import World
 
 
 def digest_of(seed: int) -> str:

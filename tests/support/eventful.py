@@ -23,13 +23,13 @@ from millrace.infra.config import Governance
 from millrace.infra.config.experience import Tenant
 from millrace.infra.log.base import Place
 from millrace.schemas import codec
+from millrace.testing.events import Episode, made
+from millrace.testing.world import CALM, NAMESPACE, World
 from tests.support import whole
-from tests.support.events import Episode, made
 from tests.support.grafted import Group, graft
 from tests.support.histories import make_world
 from tests.support.players import POLICY, SECOND, Plan
 from tests.support.whole import Trainer, Whole
-from tests.support.world import CALM, NAMESPACE, World
 
 MS = 1_000
 TASKS = ("sort", "sum", "search")

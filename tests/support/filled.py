@@ -11,8 +11,8 @@ from millrace.consumers.warehouse.opened import make_tables
 from millrace.consumers.warehouse.store import Store
 from millrace.infra.log.blobs import ClaimStore
 from millrace.infra.log.memory.bus import MemoryBus
+from millrace.testing.world import NAMESPACE
 from tests.support.stores import empty_store
-from tests.support.world import NAMESPACE
 
 
 @contextmanager

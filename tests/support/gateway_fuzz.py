@@ -5,6 +5,7 @@ so that there are conversations to continue, sessions to end and replies to judg
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from random import Random
 from typing import Any
 
@@ -61,6 +62,8 @@ class Traffic:
         self._replies = [encode(text + "<|im_end|>") for text in self._texts()]
         self.sessions: list[tuple[str, str]] = []
         self._own = ("none", "sk-one")
+        self.passed: Played | None = None
+        """what an upstream beside the engines answered to the newest request, None where it was not asked"""
         self.responses: list[str] = ["chatcmpl-x"]
         self.talks: list[list[Any]] = []
 
@@ -76,8 +79,8 @@ class Traffic:
 
     # ------------------------------------------------------------------ what engines answer
 
-    def engine(self, body: bytes) -> Played:
-        """vLLM's generate route."""
+    def engine(self, body: bytes, label: str = "policy@0") -> Played:
+        """vLLM's generate route, of an engine that says that it serves this."""
         r, asked = self.random, orjson.loads(body)
         n, stream = asked["sampling_params"]["n"], asked["stream"]
         if r.random() < 0.02:
@@ -88,7 +91,7 @@ class Traffic:
             ids = r.choice(self._replies)
             logprob = {"logprob": -0.5, "top_logprobs": [{"token_id": 5, "logprob": -1.5}]}
             choice = {"index": index, "token_ids": ids, "logprobs": {"content": [logprob] * len(ids)}}
-            spans = [{"version": "policy@0", "start": 0, "end": len(ids)}]
+            spans = [{"version": label, "start": 0, "end": len(ids)}]
             messages.append({**choice, "finish_reason": "stop", "weight_versions": spans})
         if not stream:
             whole: Any = {"choices": messages, "usage": usage}
@@ -122,6 +125,14 @@ class Traffic:
             return orjson.dumps(message)
         data = odd_json.text(odd_json.changed(r, message)).encode(errors="surrogatepass")
         return odd_json.broken(r, data) if r.random() < 0.2 else data
+
+    @property
+    def parts(self) -> Mapping[str, Any]:
+        """What a gateway of this traffic has beside its own engines."""
+        return {}
+
+    def check(self, gateway: InProcess, path: str, body: bytes, answer: Answer, first: int) -> None:
+        """Laws of the newest request that follow from what this traffic knows; its records lie from `first` on."""
 
     # ------------------------------------------------------------------ what clients ask
 

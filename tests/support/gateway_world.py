@@ -25,7 +25,7 @@ from millrace.producers.gateway.options import GatewayOptions
 from millrace.producers.gateway.recorder import Recorder
 from millrace.producers.gateway.rendering.base import Renderer
 from millrace.producers.gateway.serve import serve
-from millrace.producers.gateway.served import Served
+from millrace.producers.gateway.served import Awaited, Served
 from millrace.producers.gateway.sessions import Sessions
 from millrace.producers.gateway.spending import Spending
 from millrace.schemas import codec
@@ -209,6 +209,7 @@ async def world(
     port: int | None = None,
     required: bool = False,
     others: Sequence[Served] = (),
+    awaited: Sequence[Awaited] = (),
     **options: Any,
 ) -> AsyncIterator[World]:
     """Serve a gateway; its folder may be used again by another world afterwards. `engine`: one, or several by url."""
@@ -222,7 +223,7 @@ async def world(
     engines = engine if isinstance(engine, Mapping) else {ENGINE: engine}
     fleet = Fleet(POLICY, engines.__getitem__, tuple(engines))
     recorder = Recorder(log, required=required, spending=spending)
-    gateway = Gateway(made, sessions, recorder, fleet, renderer, others)
+    gateway = Gateway(made, sessions, recorder, fleet, renderer, others, awaited)
     forwarder = Forwarder(log, bus, RAW, ClaimStore(str(folder / "claims")))
     forwarder.start()
     stop, port = asyncio.Event(), port or free_ports(1)[0]

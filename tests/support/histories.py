@@ -16,9 +16,9 @@ from millrace.streams.refine.stage import Refine
 from millrace.streams.seal.closing import ClosingRules
 from millrace.streams.seal.policies import SETTING
 from millrace.streams.seal.stage import Seal
+from millrace.testing.world import Chances, World
 from tests.support import laws
 from tests.support.players import SECOND, Crew, Learner, Loader, Plan, version_zero
-from tests.support.world import Chances, World
 
 ACTIONS = 220
 

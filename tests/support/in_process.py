@@ -1,4 +1,4 @@
-"""A gateway without a port: requests go straight into its application, and its engine is a function.
+"""A gateway without a port: requests go straight into its application, and its engines are functions.
 
 Invariant: whoever closes it and opens it again on the same folder has a gateway rebuilt from its capture log."""
 
@@ -6,27 +6,45 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 from starlette.types import ASGIApp
 
-from millrace.infra.engines.upstream import StreamedReply, TextUpstream
+from millrace.infra.engines.base import Engine
+from millrace.infra.engines.upstream import HttpReply, StreamedReply, TextUpstream
 from millrace.infra.engines.vllm.engine import VllmEngine
 from millrace.producers.capture.log import CaptureLog
 from millrace.producers.gateway.app import make_app
 from millrace.producers.gateway.fleet import Fleet
 from millrace.producers.gateway.gateway import Gateway
 from millrace.producers.gateway.options import GatewayOptions
+from millrace.producers.gateway.protocols.all import DIALECTS
 from millrace.producers.gateway.recorder import Recorder
 from millrace.producers.gateway.rendering.base import Renderer
+from millrace.producers.gateway.served import Served
 from millrace.producers.gateway.sessions import Sessions
+from millrace.producers.gateway.spending import Spending
+from millrace.producers.gateway.upstreams import embeddings
+from millrace.producers.gateway.upstreams.routes import Rule
+from millrace.producers.gateway.upstreams.upstreams import ONE, Upstream, Upstreams
+from tests.support.gateway_world import status
 
 ENGINE = "http://engine.test"
+POLICY = "policy"
+APIS = frozenset({*(dialect.name for dialect in DIALECTS), embeddings.NAME})
+"""what an upstream can speak"""
+ENDS = ("response.completed", "response.incomplete", "response.failed", "error")
+"""events behind which a socket takes the next frame"""
+NEVER = 2**62
+"""when what these engines say of themselves expires, in micros"""
+NONE: Mapping[str, Any] = {}
 Script = Callable[[bytes], "Played"]
+Answers = Callable[[str, bytes], "Played"]
+"""an upstream's: the path below its base url and the body in, the answer out"""
 
 
 @dataclass
@@ -70,11 +88,11 @@ class PlayedEngine(VllmEngine):
 class PlayedUpstream(TextUpstream):
     """The same for an upstream of text."""
 
-    script: Script
+    script: Answers
 
     async def _send(self, method: str, path: str, body: bytes | None, headers: Any = None) -> StreamedReply:
-        answer: Any = self.script(body or b"")
-        return StreamedReply(answer, self.base_url, self._idle_s, self._longest)
+        answer: Any = self.script(path, body or b"")
+        return HttpReply(answer, self.base_url, self._idle_s, self._longest)
 
 
 @dataclass
@@ -90,6 +108,15 @@ class Answer:
         return orjson.loads(self.body)
 
 
+@dataclass
+class Frames:
+    """What came over a socket: its events, and the code with which it was closed, 0 where its client left."""
+
+    events: list[dict[str, Any]] = field(default_factory=list)
+    code: int = 0
+    begun: bool = False
+
+
 class Loud(logging.Handler):
     """Keeps what was logged with a traceback: a fault that nobody thought of."""
 
@@ -102,24 +129,58 @@ class Loud(logging.Handler):
             self.faults.append(logging.Formatter().format(record))
 
 
+class Far(NamedTuple):
+    """An upstream beside the engines, which speaks everything: which models it answers, and how."""
+
+    rules: Sequence[Rule]
+    answers: Answers
+
+
 class InProcess:
-    """Open on `folder`. With `upstream` it stands before one that gives text."""
+    """Open on `folder`. With `upstream` it stands before one that gives text, in chat completions, in place of engines;
+    `far` stands beside them. `others`: engines of other policies, by their names. `versions`: what an engine of each
+    policy acknowledged."""
 
     def __init__(
-        self, folder: Path, renderer: Renderer, script: Script, *, upstream: bool = False, **options: Any
+        self,
+        folder: Path,
+        renderer: Renderer,
+        script: Script,
+        *,
+        upstream: bool = False,
+        far: Far | None = None,
+        others: Mapping[str, Script] = NONE,
+        versions: Mapping[str, int] = NONE,
+        **options: Any,
     ) -> None:
         self.folder = folder
         self.log = CaptureLog(folder / "capture")
-        self.sessions = Sessions(self.log.folder, "policy")
-        self.rebuilt = self.sessions.rebuild(self.log)
-        self.engine = PlayedEngine(ENGINE, patience_s=0)
-        self.engine.script = script
-        fleet = Fleet("policy", lambda url: self.engine, (ENGINE,))
-        settings = GatewayOptions(**{"policy": "policy", "patience_s": 0.0, **options})
-        self.gateway = Gateway(settings, self.sessions, Recorder(self.log), fleet, None if upstream else renderer)
+        self.sessions = Sessions(self.log.folder, POLICY)
+        settings = GatewayOptions(**{"policy": POLICY, "patience_s": 0.0, **options})
+        spending = Spending(settings.limits)
+        self.rebuilt = self.sessions.rebuild(self.log, spending)
+        self._versions = versions
+        served = [
+            Served(name, renderer, _fleet(name, answers), settings.max_model_len) for name, answers in others.items()
+        ]
+        own = None if upstream else renderer
+        recorder = Recorder(self.log, spending=spending)
+        self.gateway = Gateway(settings, self.sessions, recorder, _fleet(POLICY, script), own, served)
+        self.acknowledge()
         self.upstream = PlayedUpstream(f"{ENGINE}/v1")
-        self.upstream.script = script
-        self.app: ASGIApp = make_app(self.gateway, self.upstream if upstream else None)
+        self.upstream.script = (lambda _, body: script(body)) if far is None else far.answers
+        self.app: ASGIApp = make_app(self.gateway, self.upstream if upstream else self._beside(far))
+
+    def _beside(self, far: Far | None) -> Upstreams | None:
+        if far is None:
+            return None
+        return Upstreams([Upstream(ONE, self.upstream, APIS)], far.rules, first_s=0.0)
+
+    def acknowledge(self) -> None:
+        """The engines say once more which versions they serve, as after an answer for which they were doubted."""
+        for policy, version in self._versions.items():
+            said = {**status(version, url=f"{ENGINE}/{policy}"), "policy": policy, "expires_at": NEVER}
+            self.gateway.observe(said)
 
     async def ask(
         self,
@@ -152,23 +213,38 @@ class InProcess:
             else:
                 answer.body += message.get("body", b"")
 
-        given = {"host": "127.0.0.1:8900", **(headers or {})}
-        scope = {
-            "type": "http",
-            "method": method,
-            "path": path,
-            "raw_path": path.encode(),
-            "query_string": b"",
-            "scheme": "http",
-            "root_path": "",
-            "http_version": "1.1",
-            "server": ("127.0.0.1", 8900),
-            "client": ("127.0.0.1", 1),
-            "headers": [(name.lower().encode(), text.encode("latin-1", "replace")) for name, text in given.items()],
-        }
-        await self.app(scope, receive, send)
+        await self.app(_scope(method, path, headers or {}), receive, send)
         done.set()
         return answer
+
+    async def frames(self, path: str, sent: Sequence[bytes], headers: Mapping[str, str] = NONE) -> Frames:
+        """One WebSocket: every frame is sent when the one before is answered. An odd one is text where it can be."""
+        got = Frames()
+        waiting, answered = list(sent), asyncio.Event()
+        answered.set()
+
+        async def receive() -> Any:
+            if not got.begun:
+                got.begun = True
+                return {"type": "websocket.connect"}
+            await answered.wait()
+            answered.clear()
+            if not waiting:
+                return {"type": "websocket.disconnect", "code": 1000}
+            return {"type": "websocket.receive", "bytes": waiting.pop(0)}
+
+        async def send(message: Any) -> None:
+            if message["type"] == "websocket.send":
+                got.events.append(orjson.loads(message["text"]))
+                if got.events[-1].get("type") in ENDS:
+                    answered.set()
+            elif message["type"] == "websocket.close":
+                got.code = message["code"]
+                waiting.clear()
+                answered.set()
+
+        await self.app({**_scope("GET", path, headers), "type": "websocket", "scheme": "ws"}, receive, send)
+        return got
 
     async def close(self) -> None:
         """Let go of the folder."""
@@ -176,3 +252,31 @@ class InProcess:
             for task in list(session.calls.values()):
                 task.cancel()
         self.log.close()
+
+
+def _fleet(policy: str, script: Script) -> Fleet:
+    """The one engine of a policy."""
+
+    def make(url: str) -> Engine:
+        engine = PlayedEngine(url, patience_s=0)
+        engine.script = script
+        return engine
+
+    return Fleet(policy, make, (f"{ENGINE}/{policy}",))
+
+
+def _scope(method: str, path: str, headers: Mapping[str, str]) -> dict[str, Any]:
+    given = {"host": "127.0.0.1:8900", **headers}
+    return {
+        "type": "http",
+        "method": method,
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "scheme": "http",
+        "root_path": "",
+        "http_version": "1.1",
+        "server": ("127.0.0.1", 8900),
+        "client": ("127.0.0.1", 1),
+        "headers": [(name.lower().encode(), text.encode("latin-1", "replace")) for name, text in given.items()],
+    }

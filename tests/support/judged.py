@@ -11,7 +11,7 @@ from millrace.consumers.history.reader import History
 from millrace.infra.log.base import Bus, Outgoing
 from millrace.schemas import codec
 from millrace.schemas.records import Trajectory
-from tests.support.events import Episode
+from millrace.testing.events import Episode
 
 CLEARED: Mapping[str, Any] = {
     "eligibility": "training",

@@ -12,8 +12,8 @@ from millrace.infra.stages.base import Op, View
 from millrace.schemas import arrays, codec
 from millrace.streams.dispatch.stage import Dispatch
 from millrace.streams.dispatch.state import BOOK, Book
+from millrace.testing.world import NAMESPACE, World
 from tests.support.players import Plan, first_digest, next_digest
-from tests.support.world import NAMESPACE, World
 
 
 class Watched(Dispatch):

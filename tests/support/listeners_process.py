@@ -22,6 +22,7 @@ from millrace.infra.process.net import LOCALHOST, free_ports
 from millrace.producers.gateway.protocols.all import DIALECTS
 from millrace.producers.gateway.rendering.template import TemplateRenderer
 from millrace.producers.gateway.rendering.tokenizer import ChatTokenizer
+from millrace.producers.gateway.upstreams import embeddings
 from millrace.producers.gateway.upstreams.routes import Rule
 from millrace.producers.gateway.upstreams.upstreams import Upstream, Upstreams
 from millrace.producers.intake.capture import Capture, Owner
@@ -59,7 +60,8 @@ async def main() -> None:
     )  # it writes a traceback for each request that is no HTTP
     renderer = TemplateRenderer(ChatTokenizer(chat_tokenizer.write(folder / "chat")))
     engine = Unhurried(lambda *_: renderer.tokenizer.encode("The answer is 42. " * 4 + "<|im_end|>"))
-    upstream = Upstream("far", TextUpstream(far, "sk-far"), frozenset(dialect.name for dialect in DIALECTS))
+    speaks = frozenset({*(dialect.name for dialect in DIALECTS), embeddings.NAME})
+    upstream = Upstream("far", TextUpstream(far, "sk-far"), speaks)
     upstreams = Upstreams([upstream], [Rule("*", "far", "")], whole=True)
     async with AsyncExitStack() as stack:
         stack.push_async_callback(upstreams.close)

@@ -42,7 +42,7 @@ class MessagesTraffic(Traffic):
 
     def _message(self) -> dict[str, Any]:
         r = self.random
-        talk = r.choice(self.said) if self.said and r.random() < 0.5 else []
+        talk = r.choice(self.messaged) if self.messaged and r.random() < 0.5 else []
         text = {"type": "text", "text": r.choice(TEXTS), **(CACHED if r.random() < 0.3 else {})}
         content: Any = r.choice((text["text"], [text], [text, text]))
         given: dict[str, Any] = {"model": "m", "max_tokens": 1000, "messages": [*talk]}
@@ -80,10 +80,10 @@ class MessagesTraffic(Traffic):
         return [*r.choice(([], [thought], [redacted])), {"type": "text", "text": r.choice(TEXTS)}, call]
 
     @property
-    def said(self) -> list[list[Any]]:
+    def messaged(self) -> list[list[Any]]:
         """Conversations that may be gone on with."""
-        self._said: list[list[Any]] = getattr(self, "_said", [])
-        return self._said
+        self._messaged: list[list[Any]] = getattr(self, "_messaged", [])
+        return self._messaged
 
     def _learn(self, path: str, given: Any, answer: Answer) -> None:
         if path != PATH:
@@ -95,5 +95,5 @@ class MessagesTraffic(Traffic):
             results = [{"type": "tool_result", "tool_use_id": id, "content": "7"} for id in calls]
             tail = [{"role": "user", "content": results}] if results else []
             reply = {"role": "assistant", "content": found["content"]}
-            self._said = [*self.said[-20:], [*given["messages"], reply, *tail]]
+            self._messaged = [*self.messaged[-20:], [*given["messages"], reply, *tail]]
         return None

@@ -85,7 +85,7 @@ ANSWERS: dict[str, dict[str, Any]] = {
     "embeddings": an_object(object=TEXT, model=TEXT, data={"type": "array"}),
     "models": an_object(object=TEXT, data={"type": "array", "items": OBJECT}),
     "model": an_object(id=TEXT, object=TEXT, created={"type": "integer"}, owned_by=TEXT),
-    "health": an_object(status={"enum": ["ok", "no engine", "capture down"]}),
+    "health": an_object(status={"enum": ["ok", "partial", "no engine", "capture down"]}),
     "start": an_object(session=TEXT, api_key=TEXT, base_url=TEXT),
     "reward": an_object(reward_id=TEXT),
     "events": an_object(ids={"type": "array", "items": {"type": ["string", "null"]}}),

@@ -20,8 +20,8 @@ from millrace.infra.errors import BusError
 from millrace.infra.log.base import Member, MemberToken, Place, Transactor
 from millrace.infra.log.topics import full_name
 from millrace.schemas import arrays, codec
-from tests.support.events import Episode, made
-from tests.support.world import NAMESPACE, World, _Freeze
+from millrace.testing.events import Episode, made
+from millrace.testing.world import NAMESPACE, World, _Freeze
 
 SECOND = 1_000_000
 POLICY = "p"

@@ -43,8 +43,8 @@ class ResponsesTraffic(Traffic):
         content: Any = r.choice((text["text"], [text], [text, text]))
         items: list[Any] = [{"role": r.choice(("user", "user", "developer")), "content": content}]
         given: dict[str, Any] = {"model": "m", "input": r.choice((items, items, text["text"] or "hi"))}
-        if self.said and r.random() < 0.7:
-            asked, output, id = r.choice(self.said)
+        if self.responded and r.random() < 0.7:
+            asked, output, id = r.choice(self.responded)
             tail = [
                 {"type": "function_call_output", "call_id": item["call_id"], "output": r.choice(("7", [text]))}
                 for item in output
@@ -89,10 +89,10 @@ class ResponsesTraffic(Traffic):
         return [*r.choice(([], [thought])), said, call, result]
 
     @property
-    def said(self) -> list[tuple[list[Any], list[Any], str]]:
+    def responded(self) -> list[tuple[list[Any], list[Any], str]]:
         """What was asked, whole, and answered, and the response's id."""
-        self._said: list[tuple[list[Any], list[Any], str]] = getattr(self, "_said", [])
-        return self._said
+        self._responded: list[tuple[list[Any], list[Any], str]] = getattr(self, "_responded", [])
+        return self._responded
 
     def _learn(self, path: str, given: Any, answer: Answer) -> None:
         if not path.startswith(PATH):
@@ -102,5 +102,5 @@ class ResponsesTraffic(Traffic):
             self.responses = [*self.responses[-20:], found["id"]]
             asked = given.get("input")
             if isinstance(asked, list) and len(asked) < 20:
-                self._said = [*self.said[-20:], (asked, found["output"], found["id"])]
+                self._responded = [*self.responded[-20:], (asked, found["output"], found["id"])]
         return None

@@ -31,14 +31,14 @@ from millrace.infra.stages.base import Stage
 from millrace.schemas import arrays, codec
 from millrace.streams.dispatch.stage import Dispatch, Terms
 from millrace.streams.refine.detectors.base import Detector, Hit
+from millrace.testing.events import Episode
+from millrace.testing.world import NAMESPACE, Chances, World
 from millrace.trainers.learning import Share
 from millrace.trainers.manifest import Manifest, subset_hash
 from tests.support import histories
-from tests.support.events import Episode
 from tests.support.histories import make_world
 from tests.support.players import POLICY, SECOND, Crew, Learner, Life, Loader, Plan
 from tests.support.scored import evaluation
-from tests.support.world import NAMESPACE, Chances, World
 
 SHARED = ("raw", "events", "dead-letters", "decisions")
 KINDS = (

@@ -145,9 +145,6 @@ class Spool:
         them are written whole: one that is shorter would read as well. Raises ReplayError where one of them lies there
         already."""
         archive = Archive(str(root))
-        for kind in kinds:
-            if archive.shelves(self._full[kind]):
-                raise ReplayError(f"{root} holds segments of {self._full[kind]}: name another directory with --out")
         offsets = {
             where: placed([Slot(*entry[:4]) for entry in entries], read.get(where, ()))
             for where, entries in self._entries.items()
@@ -160,6 +157,9 @@ class Spool:
         }
         found = dict[str, Written]()
         with archive.writing():
+            for kind in kinds:
+                if archive.shelves(self._full[kind]):
+                    raise ReplayError(f"{root} holds segments of {self._full[kind]}: name another directory with --out")
             drafts = root / DRAFT
             shutil.rmtree(drafts, ignore_errors=True)  # of one that was killed
             draft, filler = Archive(str(drafts)), Filler(claims, SEGMENT_BYTES)

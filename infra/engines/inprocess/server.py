@@ -14,7 +14,6 @@ import asyncio
 import os
 import pkgutil
 import signal
-import sys
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from pathlib import Path
@@ -46,6 +45,7 @@ from millrace.infra.engines.inprocess.wire import (
 )
 from millrace.infra.engines.keyed import KEY, Keyed
 from millrace.infra.errors import EngineError, EngineRejected, EngineUnavailable
+from millrace.infra.process.ending import end
 
 VERSION = "inprocess-1"
 
@@ -290,7 +290,7 @@ def main() -> None:
         parser.error(f"--host {given.host} is reachable from other machines: set {KEY}")
     torch.set_num_threads(given.threads)
     name, receiver = given.served_model_name, pkgutil.resolve_name(given.receiver) if given.receiver else None
-    sys.exit(asyncio.run(serve(given.model, given.host, given.port, name, given.max_rows, given.seed, receiver)))
+    end(asyncio.run(serve(given.model, given.host, given.port, name, given.max_rows, given.seed, receiver)))
 
 
 if __name__ == "__main__":

@@ -28,6 +28,11 @@ def of_path(path: str) -> Dialect:
     return next((dialect for dialect in DIALECTS if path.startswith(dialect.path)), CHAT)
 
 
+def named(name: str) -> Dialect:
+    """The dialect of that name in settings."""
+    return next(dialect for dialect in DIALECTS if dialect.name == name)
+
+
 def reader(dialect: Dialect) -> Reader:
     """How calls of a dialect to an upstream are read for the log."""
     return dialect.reader(dialect, _writer)

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from starlette.responses import Response
 
-from millrace.producers.gateway.call import Call, Choice
 from millrace.producers.gateway.conversation import Ask, Part
 from millrace.producers.gateway.errors import ApiError
 from millrace.producers.gateway.protocols.head import Head
 from millrace.producers.gateway.protocols.reader import Reader
+from millrace.producers.gateway.protocols.writable import WritableCall, WritableChoice
 from millrace.producers.gateway.rendering.base import Message, Tools
 from millrace.producers.gateway.stored import Given, Kept, Recalled
 
@@ -62,7 +62,7 @@ class ReplyStream(ABC):
     """Writes one reply while it is sampled."""
 
     @abstractmethod
-    def take(self, choice: Choice, parts: Sequence[Part], tokens: int) -> list[StreamEvent]:
+    def take(self, choice: WritableChoice, parts: Sequence[Part], tokens: int) -> list[StreamEvent]:
         """What the last `tokens` tokens of a choice added, which may be nothing yet: pieces of Text and Thinking,
         whole ToolUses."""
 
@@ -128,15 +128,15 @@ class Dialect(ABC):
         return Whole(self.parse(body), body)
 
     @abstractmethod
-    def whole(self, call: Call, choices: Sequence[Choice]) -> bytes:
+    def whole(self, call: WritableCall, choices: Sequence[WritableChoice]) -> bytes:
         """The response with these choices of a call that is at its end."""
 
-    def record(self, call: Call, choice: Choice) -> bytes:
+    def record(self, call: WritableCall, choice: WritableChoice) -> bytes:
         """The response with one choice alone, as its record holds it: all that `read` needs."""
         return self.whole(call, [choice])
 
     @abstractmethod
-    def streamed(self, call: Call) -> ReplyStream:
+    def streamed(self, call: WritableCall) -> ReplyStream:
         """The writer of a streamed reply."""
 
     @abstractmethod
@@ -159,7 +159,7 @@ class Dialect(ABC):
     def read(self, request: bytes, response: Mapping[str, Any]) -> Recorded:
         """What a recorded call said. Raises ApiError or ValueError for a request that is none."""
 
-    def responses(self, call: Call) -> tuple[bytes, list[bytes]]:
+    def responses(self, call: WritableCall) -> tuple[bytes, list[bytes]]:
         """The whole response, and for each choice the response that its record holds.
 
         Records of several choices hold their own alone: all of all would grow with the square of their number."""

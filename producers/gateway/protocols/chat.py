@@ -8,13 +8,14 @@ from typing import Any
 import orjson
 
 from millrace.producers.gateway.answers import understood
-from millrace.producers.gateway.call import SLICE, Call, Choice
+from millrace.producers.gateway.call import SLICE
 from millrace.producers.gateway.conversation import Ask, Part, Text, Thinking, ToolUse
 from millrace.producers.gateway.errors import ApiError
 from millrace.producers.gateway.protocols.base import Dialect, Recorded, ReplyStream, StreamEvent
 from millrace.producers.gateway.protocols.chat_reader import ChatReader
 from millrace.producers.gateway.protocols.chat_request import ask_of, parse_any, parse_chat
 from millrace.producers.gateway.protocols.common import DONE, usage_of
+from millrace.producers.gateway.protocols.writable import WritableCall, WritableChoice
 
 
 class Chat(Dialect):
@@ -28,7 +29,7 @@ class Chat(Dialect):
     def parse(self, body: bytes) -> Ask:
         return ask_of(parse_chat(body))
 
-    def whole(self, call: Call, choices: Sequence[Choice]) -> bytes:
+    def whole(self, call: WritableCall, choices: Sequence[WritableChoice]) -> bytes:
         told = [
             {
                 "index": choice.index,
@@ -40,7 +41,7 @@ class Chat(Dialect):
         ]
         return orjson.dumps({**_head(call, "chat.completion"), "choices": told, "usage": usage_of(call)})
 
-    def streamed(self, call: Call) -> ReplyStream:
+    def streamed(self, call: WritableCall) -> ReplyStream:
         return ChatStream(call)
 
     def error(self, error: ApiError) -> bytes:
@@ -58,14 +59,14 @@ class Chat(Dialect):
 class ChatStream(ReplyStream):
     """Chunks. The role stands before anything else of a choice."""
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: WritableCall) -> None:
         self._call = call
         self._made: dict[int, int] = {}
         """tool calls by choice; a choice that has begun is in it"""
         self._head = orjson.dumps({**_head(call, "chat.completion.chunk"), "choices": []})[:-2]
         """of every chunk, up to what its choices hold"""
 
-    def take(self, choice: Choice, parts: Sequence[Part], tokens: int) -> list[StreamEvent]:
+    def take(self, choice: WritableChoice, parts: Sequence[Part], tokens: int) -> list[StreamEvent]:
         out: list[StreamEvent] = []
         if choice.index not in self._made:
             self._made[choice.index] = 0
@@ -100,13 +101,13 @@ class ChatStream(ReplyStream):
         return [*out, DONE]
 
     def _event(
-        self, choice: Choice, delta: dict[str, Any], *, finish: str | None = None, logprobs: Any = None
+        self, choice: WritableChoice, delta: dict[str, Any], *, finish: str | None = None, logprobs: Any = None
     ) -> StreamEvent:
         part = {"index": choice.index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
         return StreamEvent("", self._head + orjson.dumps(part) + b"]}")
 
 
-def _head(call: Call, kind: str) -> dict[str, Any]:
+def _head(call: WritableCall, kind: str) -> dict[str, Any]:
     """What every response and every chunk begins with."""
     return {
         "id": call.response_id,
@@ -117,7 +118,7 @@ def _head(call: Call, kind: str) -> dict[str, Any]:
     }
 
 
-def _all_logprobs(call: Call, choice: Choice) -> dict[str, Any] | None:
+def _all_logprobs(call: WritableCall, choice: WritableChoice) -> dict[str, Any] | None:
     """`logprobs` of the whole choice, encoded piece by piece, so that others have the interpreter in between."""
     if not call.request.logprobs:
         return None
@@ -128,7 +129,7 @@ def _all_logprobs(call: Call, choice: Choice) -> dict[str, Any] | None:
     return {"content": orjson.Fragment(b"[" + b",".join(parts) + b"]")}
 
 
-def _logprobs(call: Call, choice: Choice, start: int, end: int) -> dict[str, Any] | None:
+def _logprobs(call: WritableCall, choice: WritableChoice, start: int, end: int) -> dict[str, Any] | None:
     """OpenAI's log-probabilities of tokens [start, end), None where the client did not ask."""
     if not call.request.logprobs:
         return None
@@ -140,6 +141,6 @@ def _logprobs(call: Call, choice: Choice, start: int, end: int) -> dict[str, Any
     return {"content": content}
 
 
-def _token(call: Call, id: int, logprob: float) -> dict[str, Any]:
-    text = call.served.renderer.text(id)
+def _token(call: WritableCall, id: int, logprob: float) -> dict[str, Any]:
+    text = call.token(id)
     return {"token": text, "logprob": max(logprob, -9999.0), "bytes": list(text.encode())}

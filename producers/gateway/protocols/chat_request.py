@@ -15,9 +15,12 @@ import msgspec
 import orjson
 
 from millrace.producers.gateway import shape
+from millrace.producers.gateway.answers import mapping
+from millrace.producers.gateway.answers import text as text_of
 from millrace.producers.gateway.conversation import (
     Ask,
     Forced,
+    Kind,
     Media,
     Part,
     Refusal,
@@ -29,6 +32,7 @@ from millrace.producers.gateway.conversation import (
     Turn,
     check_served,
     check_stops,
+    media,
     messages_of,
     schema_of,
     unsupported,
@@ -38,7 +42,7 @@ from millrace.producers.gateway.protocols.common import decoded
 from millrace.producers.gateway.rendering.base import Message, Tools
 from millrace.schemas import bounds
 
-MEDIA: dict[str, Literal["image", "audio", "file"]] = {
+MEDIA: dict[Any, Kind] = {
     "image_url": "image", "input_audio": "audio", "file": "file",
 }  # fmt: skip
 Count = Annotated[int, msgspec.Meta(ge=0, le=bounds.INT)]
@@ -404,11 +408,8 @@ def _parts(content: str | list[dict[str, Any]] | None, at: int) -> list[Part]:
         if kind in ("text", "input_text", "output_text") and isinstance(text, str):
             parts.append(Text(text))
         else:
-            parts.append(
-                Media(
-                    MEDIA.get(kind, "unknown") if isinstance(kind, str) else "unknown", kind, f"messages[{at}].content"
-                )
-            )
+            url = text_of(mapping(part.get("image_url")).get("url"))
+            parts.append(media(MEDIA, kind, f"messages[{at}].content", url))
     return parts
 
 

@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 
 from millrace.producers.gateway import shape
-from millrace.producers.gateway.call import Call
 from millrace.producers.gateway.errors import bad_request
 from millrace.producers.gateway.protocols import events
 from millrace.producers.gateway.protocols.base import StreamEvent
+from millrace.producers.gateway.protocols.writable import WritableCall
 
 DONE = StreamEvent("", events.DONE)
 """the last event of a stream"""
@@ -30,9 +30,9 @@ def decoded(decoder: Any, body: bytes, *, named: bool = True) -> Any:
         raise bad_request(f"The body is not valid JSON: {error}") from None
 
 
-def usage_of(call: Call) -> dict[str, Any]:
+def usage_of(call: WritableCall) -> dict[str, Any]:
     """Token counts of a call as chat completions and completions report them."""
-    prompt, completion = len(call.plan.prompt), sum(len(choice.ids) for choice in call.choices)
+    prompt, completion = call.prompt_tokens, call.completion_tokens
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,

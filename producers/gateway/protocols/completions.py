@@ -12,13 +12,13 @@ import msgspec
 import orjson
 
 from millrace.producers.gateway import keys
-from millrace.producers.gateway.call import Call, Choice
 from millrace.producers.gateway.conversation import Ask, Part, Text, check_stops, prompt_message, unsupported
 from millrace.producers.gateway.errors import ApiError, bad_request
 from millrace.producers.gateway.protocols.base import Dialect, Recorded, ReplyStream, StreamEvent
 from millrace.producers.gateway.protocols.chat_request import Count, Name, StreamOptions, Whole, biases
 from millrace.producers.gateway.protocols.common import DONE, decoded, usage_of
 from millrace.producers.gateway.protocols.completions_reader import CompletionsReader, message_of, numbered
+from millrace.producers.gateway.protocols.writable import WritableCall, WritableChoice
 from millrace.schemas import bounds
 
 MOST = 16
@@ -104,11 +104,11 @@ class Completions(Dialect):
             given=request,
         )
 
-    def whole(self, call: Call, choices: Sequence[Choice]) -> bytes:
+    def whole(self, call: WritableCall, choices: Sequence[WritableChoice]) -> bytes:
         told = [_choice(call, choice, _said(choice), 0, len(choice.ids), choice.reason) for choice in choices]
         return orjson.dumps({**_head(call), "choices": told, "usage": usage_of(call)})
 
-    def streamed(self, call: Call) -> ReplyStream:
+    def streamed(self, call: WritableCall) -> ReplyStream:
         return CompletionsStream(call)
 
     def error(self, error: ApiError) -> bytes:
@@ -126,12 +126,12 @@ class Completions(Dialect):
 class CompletionsStream(ReplyStream):
     """Chunks."""
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: WritableCall) -> None:
         self._call = call
         self._told: dict[int, int] = {}
         """characters by choice"""
 
-    def take(self, choice: Choice, parts: Sequence[Part], tokens: int) -> list[StreamEvent]:
+    def take(self, choice: WritableChoice, parts: Sequence[Part], tokens: int) -> list[StreamEvent]:
         said = "".join(part.text for part in parts if isinstance(part, Text))
         if not said and not (tokens and self._call.request.logprobs):
             return []
@@ -190,27 +190,27 @@ def _recorded(given: Any) -> str | list[int]:
     return given if isinstance(given, str) else keys.canonical(given).decode(errors="replace")
 
 
-def _head(call: Call) -> dict[str, Any]:
+def _head(call: WritableCall) -> dict[str, Any]:
     """What every response and every chunk begins with."""
     named = {"id": call.response_id, "object": "text_completion", "created": call.when // 1_000_000}
     return {**named, "model": call.request.model, "system_fingerprint": None}
 
 
-def _said(choice: Choice) -> str:
-    return choice.parser.reply.content or ""
+def _said(choice: WritableChoice) -> str:
+    return choice.content or ""
 
 
 def _choice(
-    call: Call, choice: Choice, said: str, start: int, end: int, finish: str | None, before: int = 0
+    call: WritableCall, choice: WritableChoice, said: str, start: int, end: int, finish: str | None, before: int = 0
 ) -> dict[str, Any]:
     """What a choice says with its tokens [start, end), behind `before` characters."""
     logprobs = _logprobs(call, choice, start, end, before) if call.request.logprobs and end > start else None
     return {"index": choice.index, "text": said, "logprobs": logprobs, "finish_reason": finish}
 
 
-def _logprobs(call: Call, choice: Choice, start: int, end: int, before: int) -> dict[str, Any]:
+def _logprobs(call: WritableCall, choice: WritableChoice, start: int, end: int, before: int) -> dict[str, Any]:
     """Log-probabilities of tokens as this API has them: a list for each thing that is said of a token."""
-    name = call.served.renderer.text
+    name = call.token
     texts = [name(id) for id in choice.ids[start:end]]
     offsets = []
     for one in texts:

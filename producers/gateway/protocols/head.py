@@ -76,13 +76,14 @@ def read_head(body: bytes) -> Head:
     Raises ApiError 400 for what is no JSON object, or nests deeper."""
     try:
         members = _members.decode(body)
+        # Each once more: what is skipped is looked at by nobody, and may be no text of JSON.
+        return Head(**{name: _value(getattr(members, name)) for name in FIELDS})
     except msgspec.ValidationError as error:
         raise bad_request(str(error)) from None
     except RecursionError:
         raise bad_request("The body nests too deep to be read", code="too_deep") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise bad_request(f"The body is not valid JSON: {error}") from None
-    return Head(**{name: _value(getattr(members, name)) for name in FIELDS})
 
 
 def _value(raw: msgspec.Raw) -> Any:

@@ -14,7 +14,6 @@ import orjson
 
 from millrace.producers.gateway import shape
 from millrace.producers.gateway.answers import listed, mapping, text
-from millrace.producers.gateway.call import Call, Choice
 from millrace.producers.gateway.conversation import Ask, Part, Text, Thinking, ToolUse, Turn, messages_of
 from millrace.producers.gateway.errors import ApiError
 from millrace.producers.gateway.protocols.base import Asking, Beside, Dialect, Recorded, ReplyStream, StreamEvent
@@ -31,6 +30,7 @@ from millrace.producers.gateway.protocols.messages_request import (
     tools_of,
     turns_of,
 )
+from millrace.producers.gateway.protocols.writable import WritableCall, WritableChoice
 
 TYPES = {
     400: "invalid_request_error",
@@ -70,19 +70,19 @@ class Messages(Dialect):
         counted = await asking.gateway.count(lambda body: ask_of(parse_count(body)), asking.body)
         return orjson.dumps({"input_tokens": counted})
 
-    def whole(self, call: Call, choices: Sequence[Choice]) -> bytes:
+    def whole(self, call: WritableCall, choices: Sequence[WritableChoice]) -> bytes:
         return _whole(call, choices[0], shown=_shows(call))
 
-    def record(self, call: Call, choice: Choice) -> bytes:
+    def record(self, call: WritableCall, choice: WritableChoice) -> bytes:
         return _whole(call, choice, shown=True)
 
-    def responses(self, call: Call) -> tuple[bytes, list[bytes]]:
+    def responses(self, call: WritableCall) -> tuple[bytes, list[bytes]]:
         (choice,) = call.choices
         whole = self.whole(call, [choice])
-        hidden = bool(choice.parser.reply.reasoning) and not _shows(call)
+        hidden = bool(choice.reasoning) and not _shows(call)
         return whole, [self.record(call, choice) if hidden else whole]
 
-    def streamed(self, call: Call) -> ReplyStream:
+    def streamed(self, call: WritableCall) -> ReplyStream:
         return MessagesStream(call)
 
     def error(self, error: ApiError) -> bytes:
@@ -113,7 +113,7 @@ class Messages(Dialect):
 class MessagesStream(ReplyStream):
     """Events of one message. At most one block is open."""
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: WritableCall) -> None:
         self._call = call
         self._shown = _shows(call)
         self._begun = False
@@ -121,7 +121,7 @@ class MessagesStream(ReplyStream):
         self._open: type[Text] | type[Thinking] | None = None
         self._thoughts: list[str] = []
 
-    def take(self, choice: Choice, parts: Sequence[Part], tokens: int) -> list[StreamEvent]:
+    def take(self, choice: WritableChoice, parts: Sequence[Part], tokens: int) -> list[StreamEvent]:
         out = self._start()
         for part in parts:
             match part:
@@ -182,16 +182,16 @@ def _event(kind: str, **fields: Any) -> StreamEvent:
     return StreamEvent(kind, orjson.dumps({"type": kind, **fields}))
 
 
-def _shows(call: Call) -> bool:
+def _shows(call: WritableCall) -> bool:
     given = call.request.given
     return isinstance(given, MessagesRequest) and given.shows_thinking
 
 
-def _head(call: Call) -> dict[str, Any]:
+def _head(call: WritableCall) -> dict[str, Any]:
     return {"id": call.response_id, "type": "message", "role": "assistant", "model": call.request.model}
 
 
-def _whole(call: Call, choice: Choice, *, shown: bool) -> bytes:
+def _whole(call: WritableCall, choice: WritableChoice, *, shown: bool) -> bytes:
     reason, stop = _stopped(call, choice)
     content = [_block(part) for part in choice.parts() if shown or not isinstance(part, Thinking)]
     ended = {"stop_reason": reason, "stop_sequence": stop}
@@ -240,23 +240,22 @@ def _signature(thoughts: str) -> str:
     return b64encode(blake2b(thoughts.encode(errors="surrogatepass"), digest_size=24).digest()).decode()
 
 
-def _stopped(call: Call, choice: Choice) -> tuple[str, str | None]:
+def _stopped(call: WritableCall, choice: WritableChoice) -> tuple[str, str | None]:
     """Why a reply ended, and the stop sequence that ended it."""
     if choice.reason == "tool_calls":
         return "tool_use", None
     if choice.reason == "length":
-        cut = call.request.max_tokens is not None and call.sampling.max_tokens < call.request.max_tokens
-        return "model_context_window_exceeded" if cut else "max_tokens", None
+        return "model_context_window_exceeded" if call.shortened else "max_tokens", None
     if choice.reason == "stop" and isinstance(choice.stop, str):
         return "stop_sequence", choice.stop
     return "end_turn", None
 
 
-def _usage(call: Call) -> dict[str, int]:
+def _usage(call: WritableCall) -> dict[str, int]:
     """Token counts as Anthropic reports them: what was read from a cache is not among the input."""
     return {
-        "input_tokens": max(0, len(call.plan.prompt) - call.cached),
+        "input_tokens": max(0, call.prompt_tokens - call.cached),
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": call.cached,
-        "output_tokens": sum(len(choice.ids) for choice in call.choices),
+        "output_tokens": call.completion_tokens,
     }

@@ -63,8 +63,8 @@ class AssembledMessages(Events):
         match event.get("type"):
             case "message_start":
                 self._head = dict(mapping(event.get("message")))
-                if usage := mapping(self._head.get("usage")):  # what it counts of a reply that is still to come is none
-                    self._head["usage"] = {name: count for name, count in usage.items() if name != "output_tokens"}
+                if counted := mapping(self._head.get("usage")):  # of a reply that is still to come it counts nothing
+                    self._head["usage"] = {name: count for name, count in counted.items() if name != "output_tokens"}
             case "content_block_start":
                 return self._begin(event.get("index"), event.get("content_block"))
             case "content_block_delta":

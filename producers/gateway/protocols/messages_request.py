@@ -9,17 +9,18 @@ Invariant: every number, name, list and depth is within `millrace.schemas.bounds
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
 import orjson
 
 from millrace.producers.gateway import shape
+from millrace.producers.gateway.answers import mapping, text
 from millrace.producers.gateway.conversation import (
     Ask,
     Forced,
-    Media,
+    Kind,
     Part,
     Shape,
     Text,
@@ -29,6 +30,7 @@ from millrace.producers.gateway.conversation import (
     Turn,
     check_served,
     check_stops,
+    media,
     schema_of,
     unsupported,
 )
@@ -42,7 +44,7 @@ Positive = Annotated[int, msgspec.Meta(ge=1, le=bounds.INT)]
 Name = Annotated[str, msgspec.Meta(max_length=bounds.NAME_BYTES)]
 Content = str | list[dict[str, Any]]
 
-MEDIA: dict[Any, Literal["image", "file"]] = {"image": "image", "document": "file"}
+MEDIA: dict[Any, Kind] = {"image": "image", "document": "file"}
 BILLING = "x-anthropic-billing-header:"
 """begins a block of Claude Code's system text that is meant for the API and changes with each of its versions"""
 HOSTED = ("web_search_", "web_fetch_", "code_execution_", "tool_search_tool_")
@@ -318,7 +320,15 @@ def _part(block: dict[str, Any], place: str, strict: bool) -> Part | None:
             id = _named(_string(block, "tool_use_id", place), place)
             return ToolResult(id, _result(block.get("content"), place, strict))
         case _:
-            return Media(MEDIA.get(kind, "unknown") if isinstance(kind, str) else "unknown", kind, place)
+            return media(MEDIA, kind, place, _url(mapping(block.get("source"))))
+
+
+def _url(source: Mapping[str, Any]) -> str:
+    """Where an image is; "" where that is not said in a way that other APIs know."""
+    kind, data = text(source.get("media_type")), text(source.get("data"))
+    if source.get("type") == "base64" and kind and data:
+        return f"data:{kind};base64,{data}"
+    return text(source.get("url")) or ""
 
 
 def _result(content: Any, place: str, strict: bool) -> str:

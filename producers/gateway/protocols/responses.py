@@ -12,7 +12,6 @@ from typing import Any
 import orjson
 
 from millrace.producers.gateway.answers import listed, mapping, text
-from millrace.producers.gateway.call import Call, Choice
 from millrace.producers.gateway.conversation import Ask, Forced, Part, Text, Thinking, ToolUse, Turn, messages_of
 from millrace.producers.gateway.errors import ApiError
 from millrace.producers.gateway.lineage import ABORT
@@ -27,6 +26,7 @@ from millrace.producers.gateway.protocols.responses_request import (
     turns_of,
 )
 from millrace.producers.gateway.protocols.responses_tools import custom_arguments, full_name, tools_of
+from millrace.producers.gateway.protocols.writable import WritableCall, WritableChoice
 from millrace.producers.gateway.stored import Kept, Recalled, nobody
 
 ABORTED = {"code": "server_error", "message": "The engine aborted this reply: try again"}
@@ -70,15 +70,15 @@ class Responses(Dialect):
         ask.stored = to_store(request)
         return Whole(ask, body, used)
 
-    def whole(self, call: Call, choices: Sequence[Choice]) -> bytes:
+    def whole(self, call: WritableCall, choices: Sequence[WritableChoice]) -> bytes:
         (choice,) = choices
-        parts = choice.parts()
+        parts = [*choice.parts()]
         if not any(isinstance(part, Text | ToolUse) for part in parts):
             parts.append(Text(""))
         output = [_item(call, at, part, _status(choice)) for at, part in enumerate(parts)]
         return orjson.dumps(_response(call, choice, output))
 
-    def streamed(self, call: Call) -> ReplyStream:
+    def streamed(self, call: WritableCall) -> ReplyStream:
         return ResponsesStream(call)
 
     def error(self, error: ApiError) -> bytes:
@@ -103,7 +103,7 @@ class Responses(Dialect):
 class ResponsesStream(ReplyStream):
     """Events of one response. At most one item is open."""
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: WritableCall) -> None:
         self._call = call
         self._number = 0
         self._output: list[Item] = []
@@ -112,7 +112,7 @@ class ResponsesStream(ReplyStream):
         self._said: list[str] = []
         """what the open item says"""
 
-    def take(self, choice: Choice, parts: Sequence[Part], tokens: int) -> list[StreamEvent]:
+    def take(self, choice: WritableChoice, parts: Sequence[Part], tokens: int) -> list[StreamEvent]:
         out = self._start()
         for part in parts:
             match part:
@@ -203,14 +203,14 @@ class ResponsesStream(ReplyStream):
         self._output.append(item)
 
 
-def _status(choice: Choice) -> str:
+def _status(choice: WritableChoice) -> str:
     """How a reply ended: completed, incomplete, failed."""
     if choice.reason == ABORT:
         return "failed"
     return "incomplete" if choice.reason == "length" else "completed"
 
 
-def _response(call: Call, choice: Choice | None, output: Sequence[Item]) -> dict[str, Any]:
+def _response(call: WritableCall, choice: WritableChoice | None, output: Sequence[Item]) -> dict[str, Any]:
     """The response, of no choice while it is in progress. What was asked is not said again at length."""
     given = call.request.given
     assert isinstance(given, ResponsesRequest)
@@ -230,10 +230,10 @@ def _response(call: Call, choice: Choice | None, output: Sequence[Item]) -> dict
         "parallel_tool_calls": True,
         "previous_response_id": given.previous_response_id,
         "store": given.store is not False,
-        "temperature": call.sampling.temperature,
+        "temperature": call.temperature,
         "tool_choice": _choice(call.request.choice),
         "tools": [],
-        "top_p": call.sampling.top_p,
+        "top_p": call.top_p,
         "usage": None if choice is None else _usage(call),
     }
 
@@ -248,7 +248,7 @@ def _choice(choice: str | Forced) -> Any:
     return tools[0] if len(tools) == 1 else {"type": "allowed_tools", "mode": "required", "tools": tools}
 
 
-def _id(call: Call, at: int, part: Part) -> str:
+def _id(call: WritableCall, at: int, part: Part) -> str:
     """The id of item `at`: calls have one of their own already."""
     if isinstance(part, ToolUse):
         return f"fc_{part.id.removeprefix('call_')}"
@@ -256,7 +256,7 @@ def _id(call: Call, at: int, part: Part) -> str:
     return f"{'rs' if isinstance(part, Thinking) else 'msg'}_{made}_{at}"
 
 
-def _item(call: Call, at: int, part: Part, status: str) -> Item:
+def _item(call: WritableCall, at: int, part: Part, status: str) -> Item:
     """One item of the output."""
     id = _id(call, at, part)
     match part:
@@ -272,7 +272,7 @@ def _item(call: Call, at: int, part: Part, status: str) -> Item:
             raise AssertionError(f"no model writes {type(part).__name__}")
 
 
-def _called(call: Call, name: str) -> dict[str, Any]:
+def _called(call: WritableCall, name: str) -> dict[str, Any]:
     """A tool in its client's words."""
     if name not in call.request.inside:
         return {"name": name}
@@ -303,9 +303,9 @@ def _read(item: Mapping[str, Any]) -> list[Part]:
             return []
 
 
-def _usage(call: Call) -> dict[str, Any]:
+def _usage(call: WritableCall) -> dict[str, Any]:
     """Token counts as OpenAI reports them here."""
-    prompt, completion = len(call.plan.prompt), sum(len(choice.ids) for choice in call.choices)
+    prompt, completion = call.prompt_tokens, call.completion_tokens
     return {
         "input_tokens": prompt,
         "input_tokens_details": {"cached_tokens": call.cached},

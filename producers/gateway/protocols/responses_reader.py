@@ -81,8 +81,9 @@ class AssembledResponses(Events):
             self._items[index], self._pieces[index] = item, {}
         elif isinstance(kind, str) and kind.endswith(DELTA):
             field, piece = PIECES.get(kind), event.get("delta")
-            known = isinstance(index, int) and index in self._pieces
-            if not known or field is None or not isinstance(piece, str):
+            if not isinstance(index, int) or index not in self._pieces:
+                return False
+            if field is None or not isinstance(piece, str):
                 return False
             self._pieces[index].setdefault(field, []).append(piece)
         return True

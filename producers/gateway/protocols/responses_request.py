@@ -12,9 +12,11 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from millrace.producers.gateway.answers import text as url_of
 from millrace.producers.gateway.conversation import (
     Ask,
     Forced,
+    Kind,
     Media,
     Part,
     Refusal,
@@ -25,6 +27,7 @@ from millrace.producers.gateway.conversation import (
     ToolUse,
     Turn,
     check_served,
+    media,
     schema_of,
     unsupported,
 )
@@ -45,7 +48,7 @@ Positive = Annotated[int, msgspec.Meta(ge=1, le=bounds.INT)]
 Name = Annotated[str, msgspec.Meta(max_length=bounds.NAME_BYTES)]
 Role = Literal["system", "developer", "user", "assistant"]
 
-MEDIA: dict[Any, Literal["image", "audio", "file"]] = {
+MEDIA: dict[Any, Kind] = {
     "input_image": "image", "input_audio": "audio", "input_file": "file",
 }  # fmt: skip
 ROLES: dict[Any, Role] = {"system": "system", "developer": "developer", "user": "user", "assistant": "assistant"}
@@ -293,7 +296,7 @@ def _parts(content: Any, place: str) -> list[Part]:
         elif kind == "refusal":
             parts.append(Refusal(_string(part, "refusal", place)))
         else:
-            parts.append(Media(MEDIA.get(kind, "unknown") if isinstance(kind, str) else "unknown", kind, place))
+            parts.append(media(MEDIA, kind, place, url_of(part.get("image_url"))))
     return parts or [Text("")]
 
 

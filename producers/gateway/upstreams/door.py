@@ -29,7 +29,7 @@ from millrace.producers.gateway.upstreams.passthrough import Passthrough, asked_
 from millrace.producers.gateway.upstreams.routes import Rule
 from millrace.producers.gateway.upstreams.sending import first_answer
 from millrace.producers.gateway.upstreams.upstreams import Upstream, Upstreams
-from millrace.producers.gateway.whose import hints
+from millrace.producers.gateway.whose import TOLD, hints
 from millrace.schemas.ids import new_id, now_micros
 
 Refusal = Callable[[BaseException], Response]
@@ -77,7 +77,9 @@ class Door:
         rule, head, reader = routed
         call = await self._through.prepare(caller, request.headers, body, head, rule, reader, request.url.query)
         if head.stream is not True:
-            return await self._through.answer(call)
+            whole = await self._through.answer(call)
+            whole.headers[TOLD] = call.session.id
+            return whole
         answer = await self._through.open(call)
         if isinstance(answer, UpstreamReply):
             return _response(answer)
@@ -85,7 +87,7 @@ class Door:
             # No comments of ours: an upstream's bytes go on as they are.
             response = EventStream(self._through.stream(call, answer), refusal, dialect=reader.dialect)
             response.status_code = answer.status
-            response.headers.update(answer.headers)
+            response.headers.update({**answer.headers, TOLD: call.session.id})
         except BaseException:
             await self._through.left(call, answer)
             raise
@@ -141,7 +143,7 @@ class Door:
         async def to(upstream: Upstream) -> UpstreamReply:
             return await upstream.client.ask(path, sent, headers)
 
-        chain = self._upstreams.chain(rule, api)
+        chain = self._upstreams.chain_of(rule, api)
         try:
             with self._gateway.calling(session, new_id()) if session is not None else nullcontext():
                 return await first_answer(chain, to, caller.key or caller.tenant, self._upstreams.first_s)

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from starlette.responses import Response
 
-from millrace.infra.engines.upstream import UNTRAINABLE, StreamedReply, TextUpstream, UpstreamReply, succeeded
+from millrace.infra.engines.upstream import UNTRAINABLE, StreamedReply, TextServer, UpstreamReply, succeeded
 from millrace.infra.errors import EngineError
 from millrace.producers.gateway import keys
 from millrace.producers.gateway.answers import Said, WholeAnswer
@@ -183,7 +183,7 @@ class Passthrough:
                 self.gateway.unbegun(call.session)
         return answer
 
-    async def _sent(self, call: Passed, send: Callable[[TextUpstream], Awaitable[R]]) -> R:
+    async def _sent(self, call: Passed, send: Callable[[TextServer], Awaitable[R]]) -> R:
         """The first answer that no other attempt may better. Raises EngineError where the last attempt got none."""
 
         def to(upstream: Upstream) -> Awaitable[R]:

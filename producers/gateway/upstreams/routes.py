@@ -1,7 +1,8 @@
 """Which call goes where, by the name of its model: to a policy's own engines, or to an upstream.
 
 Invariants: a pure choice; a policy's own name is always its engines', where there are any; the first rule that fits
-decides, and a rule fits only where its upstream speaks the call's API; what no rule fits goes to the engines, where
+decides whose upstream speaks the call's API, and where there is none, the first whose upstream can be reached in
+another; what no rule fits goes to the engines, where
 there are any, and is refused otherwise, as is a model that only other APIs are asked for."""
 
 from __future__ import annotations
@@ -49,24 +50,32 @@ def choose(
     policies: Collection[str] | None,
     model: str,
     dialect: str,
+    *,
+    reaches: Callable[[str, str], bool] | None = None,
 ) -> Rule | None:
     """The rule for a call; None: engines of `policies` answer it. They are None where there are no engines. `speaks`
-    says whether an upstream speaks a dialect. Raises ApiError 404, and 400 for a name too long."""
+    says whether an upstream speaks a dialect, `reaches` whether calls in it can be translated for it. Raises ApiError
+    404, and 400 for a name too long."""
     if len(model) > bounds.NAME_BYTES:
         raise bad_request(f"model: A name is longer than {bounds.NAME_BYTES} bytes", param="model")
     if policies is not None and named(policies, model) is not None:
         return None
     fitting = [rule for rule in rules if fits(rule.model, model)]
-    for rule in fitting:
-        if speaks(rule.upstream, dialect):
-            return rule
+    for able in filter(None, (speaks, reaches)):
+        for rule in fitting:
+            if able(rule.upstream, dialect):
+                return rule
     if fitting:
-        upstreams = ", ".join(sorted({rule.upstream for rule in fitting}))
-        said = f"The model {model!r} is answered by {upstreams}, which speaks another API than {dialect}"
-        raise ApiError(404, said, param="model", code="model_not_found")
+        raise unspoken(model, sorted({rule.upstream for rule in fitting}), dialect)
     if policies is None:
         raise ApiError(404, f"No upstream answers the model {model!r}", param="model", code="model_not_found")
     return None
+
+
+def unspoken(model: str, upstreams: Sequence[str], api: str) -> ApiError:
+    """The refusal of an API that nobody speaks who answers a model."""
+    said = f"The model {model!r} is answered by {', '.join(upstreams)}, which speaks another API than {api}"
+    return ApiError(404, said, param="model", code="model_not_found")
 
 
 def chain(upstream: str, fallbacks: Mapping[str, str], speaks: Callable[[str], bool]) -> list[str]:

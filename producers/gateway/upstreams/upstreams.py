@@ -5,17 +5,19 @@ Invariant: a key comes from the environment of the gateway and goes to the upstr
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from millrace.infra.config import Settings
 from millrace.infra.config.upstreams import RESERVED
-from millrace.infra.engines.upstream import TextUpstream
+from millrace.infra.engines.upstream import TextServer, TextUpstream
 from millrace.infra.errors import ConfigError
 from millrace.producers.gateway.prices import priced
 from millrace.producers.gateway.protocols import all as dialects
+from millrace.producers.gateway.translation.all import translator
+from millrace.producers.gateway.translation.interpreter import Interpreter
 from millrace.producers.gateway.upstreams import embeddings
 from millrace.producers.gateway.upstreams.attempts import FIRST_S
-from millrace.producers.gateway.upstreams.routes import Rule, chain, choose, exact
+from millrace.producers.gateway.upstreams.routes import Rule, chain, choose, exact, unspoken
 
 ONE = RESERVED
 """the name of the single one that needs none, which records call openai"""
@@ -26,7 +28,7 @@ class Upstream:
     """One of them. `speaks`: names of dialects, and `embeddings`."""
 
     name: str
-    client: TextUpstream
+    client: TextServer
     speaks: frozenset[str]
     retries: int = 0
     fallback: str = ""
@@ -57,15 +59,35 @@ class Upstreams:
 
     def route(self, policies: Collection[str], model: str, dialect: str) -> Rule | None:
         """`routes.choose`. Raises ApiError 404."""
-        return choose(self.rules, self._speaks, None if self.whole else policies, model, dialect)
+        given = None if self.whole else policies
+        return choose(self.rules, self._speaks, given, model, dialect, reaches=self._reaches)
 
     def chain(self, rule: Rule, dialect: str) -> list[Upstream]:
-        """Who is asked for a call, in order: at least one."""
-        names = chain(rule.upstream, self._fallbacks, lambda name: self._speaks(name, dialect))
+        """Who is asked for a call, in order: at least one. Who speaks another API than `dialect` answers in it all the
+        same."""
+        names = chain(rule.upstream, self._fallbacks, lambda name: self._reaches(name, dialect))
+        return [self._answering(self._named[name], dialect) for name in names]
+
+    def chain_of(self, rule: Rule, api: str) -> list[Upstream]:
+        """The same for what is no call of a model, which is never translated. Raises ApiError 404 where nobody among
+        them speaks the API."""
+        names = chain(rule.upstream, self._fallbacks, lambda name: self._speaks(name, api))
+        if not names:
+            raise unspoken(rule.model, [rule.upstream], api)
         return [self._named[name] for name in names]
 
     def _speaks(self, name: str, dialect: str) -> bool:
         return dialect in self._named[name].speaks
+
+    def _reaches(self, name: str, dialect: str) -> bool:
+        return self._speaks(name, dialect) or translator(self._named[name].speaks, dialect) is not None
+
+    def _answering(self, upstream: Upstream, dialect: str) -> Upstream:
+        if dialect in upstream.speaks:
+            return upstream
+        to = translator(upstream.speaks, dialect)
+        assert to is not None
+        return replace(upstream, client=Interpreter(upstream.client, to, dialects.named(dialect)))
 
     @property
     def models(self) -> list[str]:

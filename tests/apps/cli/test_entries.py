@@ -31,6 +31,7 @@ CALLS = {
     "millrace.consumers.replay.command:Options": ["all"],
     "millrace.consumers.replay.command:prove": ["settings", "options"],
     "millrace.consumers.replay.command:train_dumped": ["settings", Path()],
+    "millrace.consumers.warehouse.opened:take_server": ["settings", ["other"]],
     "millrace.consumers.warehouse.rebuild:rebuild": ["settings"],
     "millrace.consumers.export.select:from_flags": ["", "", [], [], "train", [], []],
     "millrace.producers.imports.run:from_flags": ["", "local", "train", "", "stop", None],

@@ -6,10 +6,10 @@ import pytest
 
 from millrace.consumers.audit import audit
 from millrace.schemas import bounds
-from tests.support.events import Episode
+from millrace.testing.events import Episode
+from millrace.testing.world import CALM, NAMESPACE
 from tests.support.histories import begin, make_world, plan_of
 from tests.support.players import POLICY, SECOND
-from tests.support.world import CALM, NAMESPACE
 
 
 def test_an_attempt_too_many_is_no_violation(monkeypatch: pytest.MonkeyPatch) -> None:

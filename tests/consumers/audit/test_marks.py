@@ -12,10 +12,10 @@ from millrace.consumers.audit import AuditReport, audit
 from millrace.infra.log.base import Outgoing
 from millrace.infra.log.topics import full_name
 from millrace.schemas import codec
-from tests.support.events import Episode
+from millrace.testing.events import Episode
+from millrace.testing.world import CALM, NAMESPACE, World
 from tests.support.histories import begin, make_world, plan_of
 from tests.support.players import POLICY
-from tests.support.world import CALM, NAMESPACE, World
 
 SOURCE = "gateway.0"
 

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 
 from millrace.consumers.audit import AuditReport, audit
+from millrace.testing.world import NAMESPACE, World
 from tests.support import histories, laws
 from tests.support.players import POLICY, Plan
-from tests.support.world import NAMESPACE, World
 
 
 def reports(seeds: range, **mutation: bool) -> list[AuditReport]:

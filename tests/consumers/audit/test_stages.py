@@ -17,9 +17,9 @@ from millrace.infra.stages.base import Stage
 from millrace.streams import serve
 from millrace.streams.refine.names import FILE
 from millrace.streams.refine.stage import Refine
+from millrace.testing.world import NAMESPACE
 from tests.support.players import POLICY
 from tests.support.whole import Planted, Whole, whole
-from tests.support.world import NAMESPACE
 
 FACTS: Any = SimpleNamespace(begins_at_zero=lambda kind: True)
 

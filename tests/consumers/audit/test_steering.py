@@ -12,10 +12,10 @@ import pytest
 from millrace.consumers.audit.command import render
 from millrace.consumers.why import explain_in
 from millrace.infra.terminal import Terminal
+from millrace.testing.world import NAMESPACE
 from tests.support.corruptions.generator import altered_strings
 from tests.support.players import POLICY
 from tests.support.whole import KINDS, Whole, whole
-from tests.support.world import NAMESPACE
 
 STEERING = "\x1b]52;c;aGk=\x07\x1b[2J\x9b31m\x85\x7f\r\x08\u202e\u2066\u2028\x00"
 OBEYED = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")

@@ -19,8 +19,8 @@ from millrace.infra.errors import FencedError
 from millrace.schemas.records import Reward
 from millrace.streams.reward.judge import Evaluator, Judge, reward_id
 from millrace.streams.reward.pool import Verdict
+from millrace.testing.world import World
 from tests.support.whole import NAMESPACE, POLICY, Whole, whole
-from tests.support.world import World
 
 SECOND = Evaluator("second", "tests:second", "v2", "trial-1")
 

@@ -19,11 +19,11 @@ from millrace.consumers.replay.text import Texts, Writer
 from millrace.infra.config import load
 from millrace.infra.log.base import Place
 from millrace.producers.gateway.rendering.choose import choose
+from millrace.testing.events import Episode
+from millrace.testing.world import World
 from tests.support import chat_tokenizer
-from tests.support.events import Episode
 from tests.support.players import SECOND
 from tests.support.whole import NAMESPACE, POLICY, Whole, whole
-from tests.support.world import World
 
 LIMITS = Limits(1 << 20, 1 << 20)
 TEXT = {"prompt": (), "output": (), "trainable": False}

@@ -24,9 +24,9 @@ from millrace.producers.gateway.rendering import spoken
 from millrace.producers.gateway.rendering.choose import choose
 from millrace.producers.gateway.rendering.spoken import Spoken
 from millrace.schemas import codec
+from millrace.testing.events import model_call
 from millrace.trainers.batches.sample import Sample
 from tests.support import chat_tokenizer
-from tests.support.events import model_call
 
 Messages = Sequence[dict[str, Any]]
 TOOL = {"role": "tool", "tool_call_id": "c", "content": "rain"}

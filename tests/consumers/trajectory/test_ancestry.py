@@ -233,6 +233,18 @@ def test_forward_a_version_reaches_branches_that_trained_on_groups_around_it() -
     assert [one for one in reached if one["policy"] == POLICY] == found("2")["reached"]
 
 
+def test_groups_of_one_name_are_told_apart_by_where_their_samples_lie() -> None:
+    """Tenants choose the names of their groups, so two may choose the same."""
+    ready = [row for _, row in world().rows("resolutions") if row["kind"] == "ready"]
+    near = next(row for row in ready if row["v_head"] <= 2 <= row["v_tail"])
+    far = next(row for row in ready if row["v_head"] > 2)
+    copy = world().copy()
+    graft(copy.bus, NS, POLICY, AT, BRANCH, [[(near["group"], [Place(**place) for place in far["trajectories"]])]])
+    assert [one for one in found("2", source=copy)["reached"] if one["policy"] == BRANCH] == []
+    around = found(str(far["v_head"]), source=copy)["reached"]
+    assert {"policy": BRANCH, "version": 1, "groups": 1} in around
+
+
 def test_a_version_of_any_policy_is_found_by_its_whole_name() -> None:
     assert found(f"{BRANCH}@2", source=branched()) == of_branch("2")
 

@@ -22,7 +22,7 @@ from millrace.infra.log.kafka.bus import KafkaBus
 from millrace.infra.log.topics import full_name
 from millrace.schemas import codec
 from millrace.streams.reward.agents import credentials
-from tests.support.events import Episode
+from millrace.testing.events import Episode
 from tests.support.secured import (
     GUEST,
     GUEST_PASSWORD,

@@ -73,7 +73,9 @@ def test_keys_are_made_once_and_what_the_settings_say_goes_first(tmp_path: Path)
         ]
         assert workers_key(made) == files[-1].read_text() not in keys
         given = {"key": "a word of one's own", "tenant": "local"}
-        assert workers_key(load(flags={"home": str(tmp_path / "home"), "gateway.keys": {"me": given}})) == given["key"]
+        beside = {"home": str(tmp_path / "home"), "gateway.keys": {"me": given}}
+        assert workers_key(load(flags=beside)) == workers_key(made), "no key is the workers' unless it is named so"
+        assert workers_key(load(flags={**beside, "rollout.key": "me"})) == given["key"]
         mine = load(flags={"home": str(tmp_path / "home"), "engine.key": "k", "kafka.options": {"sasl.username": "u"}})
         assert (engine_key(mine), broker_key(mine)) == ("k", "")
         beside = {"home": str(tmp_path / "two"), "kafka.local": False, "kafka.key_file": str(files[0])}

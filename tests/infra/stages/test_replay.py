@@ -13,8 +13,8 @@ from millrace.infra.log.blobs import ClaimStore
 from millrace.infra.stages.base import Emit, Op, View
 from millrace.infra.stages.replay import refold, turns, verify
 from millrace.schemas import codec
+from millrace.testing.world import CALM, NAMESPACE, World
 from tests.support.counter import Counter
-from tests.support.world import CALM, NAMESPACE, World
 
 TOPICS = {"in": 1, "side": 1, "out": 2, "sums": 1}
 

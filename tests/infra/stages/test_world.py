@@ -7,8 +7,8 @@ import random
 import pytest
 
 from millrace.infra.log.base import Place
+from millrace.testing.world import Chances, World
 from tests.support.counter import Clock, Counter
-from tests.support.world import Chances, World
 
 TOPICS = {"in": 3, "side": 1, "out": 2, "sums": 1}
 ROUGH = Chances(crash=2, zombie=2, wake=2, expire=3, scale=0.5, resend=1, hole=1)

@@ -20,8 +20,8 @@ from millrace.producers.capture.entry import Entry
 from millrace.producers.capture.log import CaptureLog
 from millrace.producers.capture.refused import FILE, Note
 from millrace.schemas import codec
+from millrace.testing.events import Episode
 from tests.producers.capture.test_refused import capture, contents, kinds, records
-from tests.support.events import Episode
 
 pytestmark = [pytest.mark.slow, pytest.mark.kafka]
 POINTS = [name for name in faults.names(["producers"]) if name.startswith("forwarder.")]

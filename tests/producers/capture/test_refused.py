@@ -28,7 +28,7 @@ from millrace.producers.capture.log import CaptureLog
 from millrace.schemas import codec
 from millrace.schemas.chain import event_hash
 from millrace.streams.refine.stage import Refine
-from tests.support.events import Episode
+from millrace.testing.events import Episode
 
 TOPIC = "t.raw"
 SECRET = "what a user said in confidence"

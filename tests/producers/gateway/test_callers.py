@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from millrace.infra.config import load
+from millrace.infra.local_keys import WORKERS, make, workers_key
 from millrace.producers.gateway.callers import Caller, Callers, digest, key_of
 from millrace.producers.gateway.errors import ApiError
 from millrace.producers.gateway.options import GatewayOptions
@@ -57,8 +59,8 @@ def test_any_string_has_a_digest_of_its_own() -> None:
 
 def test_what_a_static_key_says(sessions: Sessions) -> None:
     callers = Callers(OPTIONS, sessions)
-    assert callers.identify(bearer("sk-bot")) == Caller("acme", None, reserved=JUDGE, key="bot")
-    assert callers.identify(bearer("sk-judge")) == Caller("acme", None, key="judge")
+    assert callers.identify(bearer("sk-bot")) == Caller("acme", None, key="bot")
+    assert callers.identify(bearer("sk-judge")) == Caller("acme", None, judges=JUDGE, key="judge")
     assert callers.identify(bearer("sk-workers")) == Caller("local", None, granted=True)
     for headers in (bearer("sk-other"), bearer("sk-bo"), {}):
         with pytest.raises(ApiError) as refused:
@@ -83,4 +85,21 @@ def test_a_session_key_speaks_for_its_live_session_alone(sessions: Sessions, opt
 def test_without_keys_everybody_is_the_one_tenant_and_judges_nothing_reserved(sessions: Sessions) -> None:
     callers = Callers(GatewayOptions(POLICY, reserved=JUDGE), sessions)
     for headers in ({}, bearer("anything")):
-        assert callers.identify(headers) == Caller("local", None, reserved=JUDGE)
+        assert callers.identify(headers) == Caller("local", None)
+
+
+def test_a_key_that_nobody_names_is_not_the_workers(tmp_path: Path) -> None:
+    flags = {"home": str(tmp_path), "gateway.keys": {"bot": {"key": "sk-bot"}, "b": {"key": "sk-b"}}}
+    settings = load(flags=flags)
+    make(settings, WORKERS)
+    callers = Callers(GatewayOptions.of(settings, 1), Sessions(tmp_path, POLICY))
+    for key in ("sk-bot", "sk-b"):
+        assert callers.identify(bearer(key)).granted is False
+        assert callers.identify(bearer(key)).barred(frozenset({"verifier"})) == {"verifier"}
+    workers = callers.identify(bearer(workers_key(settings)))
+    assert (workers.granted, workers.tenant, workers.barred(JUDGE)) == (True, "rollouts", frozenset())
+    named = load(flags={**flags, "rollout.key": "bot"})
+    callers = Callers(GatewayOptions.of(named, 1), Sessions(tmp_path, POLICY))
+    assert callers.identify(bearer("sk-bot")).granted is True
+    with pytest.raises(ApiError, match="Incorrect"):
+        callers.identify(bearer(workers_key(settings)))

@@ -110,6 +110,55 @@ async def test_a_conversation_is_named_as_its_caller_named_it(tmp_path: Path, re
         assert [one["target"] for one in rewards(w)] == [session, session]
 
 
+async def test_a_name_is_rewarded_by_who_gave_it_and_by_nobody_else(tmp_path: Path, renderer: TemplateRenderer) -> None:
+    async def judge(w: World, name: str, key: str = "sk-app", **headers: str) -> str | None:
+        """The session that took the reward of this name."""
+        before = len(w.events())
+        headers |= {"authorization": f"Bearer {key}"}
+        path = f"/v1/sessions/{name}/reward"
+        answer = await w.http.post(path, json={"value": 1.0, "source": "app"}, headers=headers)
+        if answer.status_code == 404:
+            assert len(w.events()) == before
+            return None
+        assert answer.status_code == 200, answer.text
+        return str(w.events()[-1]["trajectory"])
+
+    ann = {"x-millrace-user": "ann"}
+    async with world(tmp_path, renderer, make_engine(renderer), keys=KEYS) as w:
+        sessions = []
+        named: list[tuple[str, dict[str, str]]] = [
+            ("sk-app", {}), ("sk-other", {}), ("sk-app", ann), ("sk-app", {"thread-id": "t-1"})
+        ]  # fmt: skip
+        for key, headers in named:
+            name = {} if "thread-id" in headers else {"x-millrace-session": "chat-1"}
+            for streamed in (False, True):
+                body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": streamed}
+                said_by = {"authorization": f"Bearer {key}", **name, **headers}
+                told = await w.http.post("/v1/chat/completions", json=body, headers=said_by)
+                sessions.append(told.headers["x-millrace-trajectory"])
+        mine, theirs, anns, thread = sessions[::2]
+        assert sessions[1::2] == [mine, theirs, anns, thread]
+        assert {event["trajectory"] for event in w.events()} == set(sessions)
+
+    async def found(w: World) -> list[str | None]:
+        return [
+            await judge(w, "chat-1"), await judge(w, "chat-1", "sk-other"), await judge(w, "chat-1", **ann),
+            await judge(w, "t-1"), await judge(w, "t-1", "sk-other"), await judge(w, theirs), await judge(w, "chat-2"),
+        ]  # fmt: skip
+
+    async with world(tmp_path, renderer, make_engine(renderer), keys=KEYS) as w:
+        expected = [mine, theirs, anns, thread, None, None, None]
+        assert await found(w) == expected
+        for session in list(w.gateway.sessions.live.values()):
+            await w.gateway.end(session, status="completed", stop_condition="idle")
+        assert await found(w) == expected, "a reward may come after the end"
+    async with world(tmp_path, renderer, make_engine(renderer), keys=KEYS) as w:
+        assert await found(w) == expected, "and after a restart"
+        await reply(w, **{"x-millrace-session": "chat-1"})
+        assert await judge(w, "chat-1") not in (None, mine), "the newest of a name is meant"
+        assert (await said(w, session="t-1", label="up"))[1]["session"] == thread
+
+
 @pytest.mark.parametrize(
     ("body", "status", "word"),
     [

@@ -18,8 +18,8 @@ from millrace.streams.reward.judge import Evaluator, Judge
 from millrace.streams.reward.pool import Verdict
 from millrace.streams.seal.stage import Seal
 from millrace.streams.words import made_id
+from millrace.testing import world as stages
 from tests.producers.gateway.test_sessions import make_engine
-from tests.support import world as stages
 from tests.support.gateway_world import World, world
 
 USER = {"role": "user", "content": "hi"}

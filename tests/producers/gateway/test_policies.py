@@ -3,6 +3,7 @@ learns from another's tokens."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,13 +11,15 @@ from typing import Any
 
 import pytest
 
+from millrace.consumers.why import explain_in
 from millrace.infra.config import load
 from millrace.infra.errors import ConfigError
 from millrace.producers.gateway.fleet import Fleet
+from millrace.producers.gateway.options import RewardTerms
 from millrace.producers.gateway.prices import Prices
 from millrace.producers.gateway.rendering.template import TemplateRenderer
 from millrace.producers.gateway.rendering.tokenizer import ChatTokenizer
-from millrace.producers.gateway.served import Served
+from millrace.producers.gateway.served import Awaited, Served
 from millrace.schemas.arrays import unpack
 from millrace.streams.seal.assemble import assemble
 from millrace.streams.seal.attempts import call_of
@@ -143,6 +146,73 @@ async def test_an_episode_belongs_to_the_policy_that_it_began_with(tmp_path: Pat
         small.label = "small@4"
         got = await w.chat([USER, USER, USER], started["api_key"], model="small")
         assert w.calls(started["session"])[-1]["untrainable_reason"] == "old_version"
+
+
+async def test_why_tells_what_every_policy_said_in_an_episode(tmp_path: Path, renderer: TemplateRenderer) -> None:
+    async with both(tmp_path, renderer) as (w, _):
+        session, another = await w.start(group="case"), await w.start(group="case", policy="small")
+        for model in ("policy", "small"):
+            await say(w, [USER], model, session["api_key"])
+        await say(w, [USER], "small", another["api_key"])
+        mine, theirs = (w.calls(one["session"]) for one in (session, another))
+        async with asyncio.timeout(60):
+            while w.log.acked < w.log.end:
+                await asyncio.sleep(0.01)
+        told = explain_in(w.bus, "t", "policy", session["session"]).text
+        assert [f"reply {call['response_id']}" in told for call in (*mine, *theirs)] == [True, True, False]
+        assert f"model call of policy small, reply {mine[1]['response_id']}" in told
+
+
+async def test_each_is_judged_by_its_own_verifiers(tmp_path: Path, renderer: TemplateRenderer) -> None:
+    terms = {"small": RewardTerms(("tests",), 5_000, frozenset({"tests"}))}
+    own: dict[str, Any] = {"awaits": ("verifier",), "reserved": frozenset({"verifier"}), "other_terms": terms}
+    async with both(tmp_path, renderer, **own) as (w, _):
+
+        async def judge(id: str, source: str) -> int:
+            answer = await w.http.post(f"/v1/sessions/{id}/reward", json={"value": 1.0, "source": source})
+            return answer.status_code
+
+        await say(w, [USER], "small", "x")
+        await say(w, [USER], "policy", "x")
+        for policy in ("small", "policy"):
+            await w.start(policy=policy)
+        starts = [event for event in w.events() if event["kind"] == "episode_started"]
+        for event in starts:
+            found = event["data"]["awaits"], event["data"]["reward_deadline_ms"]
+            assert found == ((["tests"], 5_000) if event["policy"] == "small" else (["verifier"], 60_000))
+            mine, others = ("tests", "verifier") if event["policy"] == "small" else ("verifier", "tests")
+            assert (await judge(event["trajectory"], mine), await judge(event["trajectory"], others)) == (403, 200)
+        assert [event["policy"] for event in starts] == ["small", "policy", "small", "policy"]
+
+
+async def test_a_policy_that_is_not_there_yet_stops_no_other(tmp_path: Path, renderer: TemplateRenderer) -> None:
+    small = saying(renderer, "Small.", "small@5")
+    fleets = {name: Fleet(name, lambda url: small, (SMALL,)) for name in ("small", "late")}
+    served = Served("small", TemplateRenderer(renderer.tokenizer), fleets["small"], 512)
+    awaited = [Awaited("late", fleets["late"], "its topics were never made")]
+    async with world(tmp_path, renderer, saying(renderer, "Large.", "policy@3"), others=[served], awaited=awaited) as w:
+        for model in ("policy", "small"):
+            await say(w, [USER], model, "x")
+        late = await w.start(policy="late")
+        for key, model in (("x", "late"), ("x", "late@1"), (late["api_key"], "any")):
+            got = await w.chat([USER], key, model=model)
+            assert (got.status_code, got.json()["error"]["code"]) == (503, "policy_awaited")
+            assert "late is not served yet" in got.text
+        before = len(w.events())
+        health = (await w.http.get("/health")).json()
+        assert health["status"] == "partial"
+        assert health["policies"] == {"policy": "served", "small": "served", "late": "its topics were never made"}
+        w.acknowledge(5, url=SMALL, policy="small", state="failed")
+        w.acknowledge(1, url=SMALL, policy="late")
+        assert (await w.http.get("/health")).json()["policies"]["small"] == "no engine"
+        w.gateway.join(Served("late", TemplateRenderer(renderer.tokenizer), fleets["late"], 512))
+        assert (await w.http.get("/health")).json()["policies"]["late"] == "served"
+        small.label = "late@1"
+        await say(w, [USER], "late@1", late["api_key"])
+        assert len(w.events()) == before + 1
+        assert [model["id"] for model in (await w.http.get("/v1/models")).json()["data"]] == [
+            "policy", "small", "late", "late@1",
+        ]  # fmt: skip
 
 
 async def test_each_has_its_own_context_and_prices(tmp_path: Path, renderer: TemplateRenderer) -> None:

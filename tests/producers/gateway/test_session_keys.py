@@ -167,12 +167,15 @@ async def test_nobody_is_told_whether_another_tenant_has_a_session(
         chat = {"model": "m", "messages": [USER]}
         for _ in range(2):
             assert (await post(w, "/v1/chat/completions", chat, "sk-two", **{"x-millrace-session": id}))[0] == 200
-        for path, body in (("", {"parent": id}), (f"/{id}/reward", {"value": 1.0}), (f"/{id}/events", {"events": []})):
+        for path, body in (("", {"parent": id}), (f"/{id}/events", {"events": []})):
             status, said = await post(w, f"/v1/sessions{path}", body, "sk-two")
             assert (status, said["error"]["code"]) == (404, "session_not_found")
         assert [event["kind"] for event in w.events(session["session"])] == ["episode_started"]
-        (started, one, two) = [event for event in w.events() if event["tenant"] == "two"]
-        assert started["trajectory"] == one["trajectory"] == two["trajectory"] != id, "it is a name like any other"
+        assert (await post(w, f"/v1/sessions/{id}/reward", {"value": 1.0}, "sk-two"))[0] == 200
+        mine = [event for event in w.events() if event["tenant"] == "two"]
+        assert [event["kind"] for event in mine] == ["episode_started", "model_call", "model_call", "reward"]
+        (found,) = {event["trajectory"] for event in mine}
+        assert found != id, "it is a name like any other"
 
 
 @pytest.mark.parametrize("public", ["", "https://agents.example.org"])

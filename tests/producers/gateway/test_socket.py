@@ -122,9 +122,7 @@ async def test_a_client_that_leaves_ends_its_call(w: World, how: str) -> None:
     assert w.engine.left_early == 1
 
 
-async def test_the_end_of_a_session_ends_its_call_and_not_the_socket(
-    w: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_end_of_a_session_ends_its_call_and_not_the_socket(w: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gateway_module, "ENDING_S", 3600.0)  # whoever waits so long for the call waits for ever
     session, other = await w.start(), await w.start()
     key = {"authorization": f"Bearer {session['api_key']}"}

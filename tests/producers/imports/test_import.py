@@ -21,9 +21,9 @@ from millrace.producers.imports import Options, Summary, import_into
 from millrace.producers.imports import send as sending
 from millrace.streams.refine.stage import Refine
 from millrace.streams.seal.stage import Seal
+from millrace.testing.world import CALM, World
 from tests.support.imported import ASKED, ROWS, SAYS, TALK, write
 from tests.support.whole import NAMESPACE, POLICY, Planted, whole
-from tests.support.world import CALM, World
 
 TOPICS = {"raw": 2, "events": 2, "dead-letters": 2, "decisions": 1}
 OWN = {f"{POLICY}.trajectories": 2, f"{POLICY}.evaluations": 2, f"{POLICY}.completions": 1}

@@ -16,6 +16,7 @@ from millrace.streams.refine.detectors.guard import Guarded
 from millrace.streams.refine.detectors.kingfisher import Kingfisher
 from millrace.streams.refine.detectors.rules import luhn, mod97
 from millrace.streams.refine.detectors.vectorscan import CAP, Vectorscan
+from millrace.testing import check_detector
 
 AWS = "AKIAQYLPMN5HHHFPZAM2"
 GITHUB = "ghp_16C7e42F292c6912E7710c838347Ae178B4a"
@@ -39,31 +40,18 @@ def detector(request, vectorscan, tmp_path_factory):
         guarded.close()
 
 
-def test_it_finds_a_token_where_it_lies(detector):
-    text = f"first line\nexport TOKEN={GITHUB} # mine\n".encode()
-    hits = [hit for hit in detector.scan(text) if hit.blocks]
-    assert any(text[hit.start : hit.end].decode().endswith(GITHUB) for hit in hits)
+def test_it_keeps_the_contract(detector):
+    texts = [
+        f"first line\nexport TOKEN={GITHUB} # mine\n",
+        f"{GITHUB} x {AWS} é {GITHUB}",
+        f"4111 1111 1111 1111 {GITHUB}",
+    ]
+    code = "def sort(xs): return sorted(xs)  # 3 1 4 1 5 9 -> 1 1 3 4 5 9"
+    check_detector(detector, [(text, GITHUB) for text in texts], clean=["", code])
 
 
-def test_the_same_text_gives_the_same_hits(detector):
-    text = f"{GITHUB} and {AWS} and 4111 1111 1111 1111".encode()
-    assert detector.scan(text) == detector.scan(text)
-
-
-def test_spans_are_ordered_and_inside(detector):
-    text = f"{GITHUB} x {GITHUB} é {AWS}".encode()
-    hits = detector.scan(text)
-    assert hits == sorted(hits)
-    assert all(0 <= hit.start < hit.end <= len(text) for hit in hits)
-
-
-def test_clean_text_and_none_have_no_blocking_hits(detector):
-    for text in (b"", b"def sort(xs): return sorted(xs)  # 3 1 4 1 5 9 -> 1 1 3 4 5 9", b"\x00\xff\xfe"):
-        assert [hit for hit in detector.scan(text) if hit.blocks] == []
-
-
-def test_the_version_says_what_it_is(detector):
-    assert detector.version()
+def test_bytes_that_are_no_text_have_no_blocking_hits(detector):
+    assert [hit for hit in detector.scan(b"\x00\xff\xfe") if hit.blocks] == []
 
 
 FOUND = {

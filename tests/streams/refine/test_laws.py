@@ -16,8 +16,8 @@ from millrace.infra.errors import DetectorError
 from millrace.schemas import bounds, codec
 from millrace.streams.refine.detectors.base import Detector, Hit
 from millrace.streams.refine.detectors.vectorscan import Vectorscan
+from millrace.testing.events import Episode, model_call
 from tests.streams.refine.planted import SECRETS, ends, events, finished, fold, sent, stage
-from tests.support.events import Episode, model_call
 
 KINDS = sorted(codec.BODIES)
 VECTORSCAN = Vectorscan()

@@ -16,8 +16,8 @@ from millrace.schemas import codec
 from millrace.streams.refine.detectors.vectorscan import Vectorscan
 from millrace.streams.refine.names import FILE, Replacements, is_plain, key_in
 from millrace.streams.refine.stage import Refine
+from millrace.testing.events import Episode
 from tests.streams.refine.planted import NOW, SECRETS, ends, fold, sent, stage
-from tests.support.events import Episode
 
 GROUP = f"case {SECRETS['phone']}"
 VECTORSCAN = Vectorscan()

@@ -12,7 +12,7 @@ from millrace.schemas import arrays, codec
 from millrace.schemas.chain import START, event_hash
 from millrace.streams.refine.detectors.base import Detector, Hit
 from millrace.streams.refine.stage import AFTER_END, Refine
-from tests.support.events import Episode
+from millrace.testing.events import Episode
 from tests.support.folding import Bench, of
 
 NOW = 1_700_000_000_000_000

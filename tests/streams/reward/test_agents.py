@@ -22,7 +22,7 @@ from millrace.infra.machine.broker import Broker
 from millrace.schemas import codec
 from millrace.schemas.ids import new_id
 from millrace.streams.reward.agents import _deliver, credentials
-from tests.support.events import Episode
+from millrace.testing.events import Episode
 
 ROOT = Path(__file__).parents[3]
 COUNT = 600

@@ -16,7 +16,7 @@ from millrace.streams.reward import rubric
 from millrace.streams.reward.asking import AskedJudge
 from millrace.streams.reward.choose import choose, independent
 from millrace.streams.reward.judge import Evaluator, Judge
-from tests.support.events import Episode
+from millrace.testing.events import Episode
 from tests.support.fake_http import answer, serving, stream
 
 RULES = "Full marks for a sorted list."

@@ -14,7 +14,7 @@ from millrace.schemas import codec
 from millrace.streams.refine.stage import Refine
 from millrace.streams.reward.judge import Evaluator, Judge
 from millrace.streams.reward.pool import Verdict
-from tests.support.events import Episode
+from millrace.testing.events import Episode
 from tests.support.folding import Bench, of
 
 

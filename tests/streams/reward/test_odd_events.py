@@ -13,7 +13,7 @@ from millrace.schemas import bounds, codec
 from millrace.streams.reward.judge import Evaluator, Judge
 from millrace.streams.reward.pool import Verdict
 from millrace.streams.reward.verifiers import normal
-from tests.support.events import Episode
+from millrace.testing.events import Episode
 from tests.support.odd import records
 
 

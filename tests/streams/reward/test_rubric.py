@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from millrace.schemas import codec
 from millrace.streams.reward import rubric
-from tests.support.events import Episode
+from millrace.testing.events import Episode
 
 TEXT = st.text(max_size=60)
 SHARE = st.floats(0, 1)

@@ -11,7 +11,7 @@ from millrace.infra.stages.base import Emit
 from millrace.schemas.chain import START
 from millrace.streams.seal.closing import ClosingRules
 from millrace.streams.seal.stage import Seal
-from tests.support.events import Episode
+from millrace.testing.events import Episode
 from tests.support.folding import Bench, of
 
 NOW = 1_700_000_000_000_000

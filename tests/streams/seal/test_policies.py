@@ -12,7 +12,7 @@ from millrace.infra.log.memory.bus import MemoryBus
 from millrace.infra.stages.decisions import id_of
 from millrace.schemas import codec
 from millrace.streams.seal.policies import SETTING, announce, policies, terms_of
-from tests.support.events import Episode
+from millrace.testing.events import Episode
 from tests.support.folding import of
 
 TERMS = {"short_groups": "drop", "patience_ms": 10_000}

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from millrace.infra.stages.base import Later
 from millrace.streams.seal.closing import ClosingRules
+from millrace.testing.events import Episode
 from tests.streams.seal.conftest import Sealed
-from tests.support.events import Episode
 from tests.support.folding import of
 
 SECOND = 1_000_000

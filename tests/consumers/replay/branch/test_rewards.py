@@ -8,9 +8,9 @@ import pytest
 from millrace.consumers.history.kinds import DEAD_LETTERS, EVENTS, TRAJECTORIES
 from millrace.consumers.history.reader import History
 from millrace.consumers.replay.branch.rewards import chosen
-from tests.support.events import Episode
+from millrace.testing.events import Episode
+from millrace.testing.world import World
 from tests.support.whole import NAMESPACE, POLICY, whole
-from tests.support.world import World
 
 
 @pytest.mark.parametrize("seed", range(2))

@@ -25,10 +25,10 @@ from millrace.infra.log.base import Outgoing
 from millrace.infra.log.blobs import ClaimStore
 from millrace.producers.gateway.rendering.spoken import MISREAD
 from millrace.schemas import codec
+from millrace.testing.events import Episode
 from millrace.trainers import tiny
 from millrace.trainers.tasks import sort_digits
 from tests.support.branches import branch, events, everything
-from tests.support.events import Episode
 from tests.support.feed import feed
 from tests.support.learners import Place
 

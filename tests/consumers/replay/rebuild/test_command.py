@@ -19,11 +19,11 @@ from millrace.consumers.replay.rebuild.law import DERIVED
 from millrace.infra.log.archive.archive import Archive
 from millrace.infra.log.base import Bus, Outgoing, TopicSpec
 from millrace.infra.log.kafka.bus import KafkaBus
+from millrace.testing.world import NAMESPACE
 from tests.support.documents import REBUILD, RUN_BY, blocks
 from tests.support.documents import ROOT as PAGES
 from tests.support.players import POLICY
 from tests.support.whole import Whole, whole
-from tests.support.world import NAMESPACE
 
 COMMANDS = [
     line for block in blocks(PAGES / "docs" / "replay.md") for line in block.commands if "replay rebuild" in line

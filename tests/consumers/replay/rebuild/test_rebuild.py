@@ -25,10 +25,10 @@ from millrace.infra.log.base import Bus, Outgoing, Record
 from millrace.infra.log.blobs import ClaimStore
 from millrace.schemas import codec
 from millrace.schemas.errors import CorruptRecord
+from millrace.testing.world import NAMESPACE
 from tests.consumers.warehouse.test_archived import flipped
 from tests.support.players import POLICY
 from tests.support.whole import Whole, whole
-from tests.support.world import NAMESPACE
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,7 @@ from millrace.infra.config.upstreams import bare
 from millrace.infra.errors import ConfigError
 from millrace.producers.gateway.errors import ApiError
 from millrace.producers.gateway.prices import Prices
+from millrace.producers.gateway.translation.interpreter import Interpreter
 from millrace.producers.gateway.upstreams.upstreams import make
 from tests.support.fake_http import answer, serving
 
@@ -50,12 +51,14 @@ async def test_a_file_says_who_answers(tmp_path: Path) -> None:
     assert rule is not None
     assert (rule.upstream, rule.prices) == ("far", Prices(2.0, 4.0, 2.0))
     first, second = found.chain(rule, "responses")
-    assert [upstream.name for upstream in found.chain(rule, "messages")] == ["far"]
+    asked = found.chain(rule, "messages")
+    assert [(one.name, isinstance(one.client, Interpreter)) for one in asked] == [("far", False), ("spare", True)]
+    assert [one.name for one in found.chain_of(rule, "messages")] == ["far"]
     assert (first.name, first.retries, first.engine) == ("far", 2, "far")
     assert (first.client.base_url, second.client.base_url) == ("https://far.example.org/v1", "http://127.0.0.1:1/v1")
     assert found.route(["policy"], "other", "chat") is None
-    with pytest.raises(ApiError, match="another API than chat"):
-        found.route(["policy"], "far-1", "chat")
+    with pytest.raises(ApiError, match="another API than completions"):
+        found.route(["policy"], "far-1", "completions")
     assert make(load(path, flags={"gateway.routes": "[]"}), {"FAR_KEY": "sk-far"}) is None
 
 
@@ -73,8 +76,8 @@ async def test_one_upstream_in_place_of_the_engines_comes_last(tmp_path: Path) -
         rule = found.route(["policy"], model, dialect)
         assert rule is not None
         assert found.chain(rule, dialect)[0].engine == engine
-    with pytest.raises(ApiError, match="another API than messages"):
-        found.route(["policy"], "policy", "messages")
+    with pytest.raises(ApiError, match="another API than embeddings"):
+        found.route(["policy"], "policy", "embeddings")
 
 
 def test_a_key_that_is_missing_and_a_route_that_leads_nowhere_are_named(tmp_path: Path) -> None:

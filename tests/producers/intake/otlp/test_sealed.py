@@ -13,11 +13,11 @@ from millrace.infra.log.blobs import ClaimStore
 from millrace.producers.capture.forwarder import Forwarder
 from millrace.producers.intake.otlp.assembler import Assembler
 from millrace.producers.intake.otlp.receiver import Receiver
+from millrace.testing.world import World
 from tests.producers.imports.test_import import events, small
 from tests.producers.intake.otlp.test_receiver import QUIET, Clock, opened
 from tests.support.spans import a_call, a_span, an_evaluation, conversations, read_spans
 from tests.support.whole import NAMESPACE, POLICY
-from tests.support.world import World
 
 AGENT = {"gen_ai.operation.name": "invoke_agent"}
 PATIENCE_S = 60

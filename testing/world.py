@@ -246,7 +246,7 @@ class World:
         partition: int | None = None,
     ) -> Place:
         """Publish a record, encoded as `name` unless it is bytes. With a source it is numbered and may be resent."""
-        value = record if isinstance(record, bytes) else codec.encode(name, record)
+        value = record if isinstance(record, bytes) else codec.encode_named(name, record)
         head = {k: v.encode() for k, v in (headers or {}).items()}
         if source:
             sent = self._sent.setdefault(source, [])
@@ -275,7 +275,7 @@ class World:
         """What a named reader has not seen yet of a topic; reading it moves the reader on."""
         full = full_name(NAMESPACE, topic)
         at = self._seen.setdefault(f"{reader} {topic}", {})
-        found = []
+        found: list[Record] = []
         for partition, end in self.bus.ends(full).items():
             if end > at.get(partition, 0):
                 found += self.bus.read(full, partition, at.get(partition, 0), end)

@@ -1,19 +1,36 @@
-"""A scripted gateway: events with true chains, for tests of the stages and for the properties."""
+"""Builders of events: episodes as a gateway writes them, with dense steps and true chains.
+
+    episode = Episode("episode-1", task='{"answer": "12"}', clock=lambda: 1_000)
+    events = [episode.start(), episode.call("reply-1"), episode.end(output="12"), episode.reward(1.0)]
+
+Invariants: the same arguments in the same order give the same bytes; every event is one that refine lets pass, unless a
+field is given another value."""
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, TypeAlias, cast
 
 import numpy as np
+import orjson
 
 from millrace.schemas import arrays, codec
 from millrace.schemas.chain import START, VERSION, event_hash
+from millrace.schemas.records import EpisodeEnded, EpisodeStarted, Event, ModelCall, Reward, Sampling, Usage, Versions
 
-VERSIONS = {"agent": "test", "harness": "test", "prompt": "1", "tools": {}}
-SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "max_tokens": 16, "seed": None, "stop": [], "n": 1}
-USAGE = {"prompt": 3, "completion": 2, "cached": 0}
+VERSIONS: Versions = {
+    "agent": "test",
+    "harness": "test",
+    "prompt": "1",
+    "tools": {},
+    "memory": "",
+    "retrieval": "",
+    "guardrail": "",
+}
+SAMPLING: Sampling = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "max_tokens": 16, "seed": None, "stop": [], "n": 1}
+USAGE: Usage = {"prompt": 3, "completion": 2, "cached": 0}
+Status: TypeAlias = Literal["completed", "failed", "truncated", "aborted", "abandoned"]
 NOTHING: Mapping[str, Any] = {}
 
 
@@ -35,8 +52,9 @@ def model_call(
     request: bytes = b'{"messages":[]}',
     reply: bytes = b"{}",
     text: str = "",
-) -> dict[str, Any]:
-    """A ModelCall body; `text` fills the request with a message of that text."""
+) -> ModelCall:
+    """The body of a model call, all its tokens sampled with log-probability -0.5. `text`: what a user says in its
+    request."""
     versions = [version] * len(output) if isinstance(version, int) else list(version)
     return {
         "call_id": f"call-{response}",
@@ -51,7 +69,7 @@ def model_call(
         "output_ids": arrays.pack(np.array(output, np.int32)),
         "output_logprobs": arrays.pack(np.full(len(output), -0.5, np.float32)),
         "output_versions": arrays.pack(np.array(versions, np.int32)),
-        "request": codec_text(text) if text else request,
+        "request": chat_request(text) if text else request,
         "response": reply,
         "sampling": SAMPLING,
         "finish_reason": "stop",
@@ -71,17 +89,16 @@ def model_call(
     }
 
 
-def codec_text(text: str) -> bytes:
+def chat_request(text: str) -> bytes:
     """A chat request with one user message."""
-    import orjson
-
     return orjson.dumps({"messages": [{"role": "user", "content": text}]})
 
 
-def reward_body(target: str, value: float | None, **fields: Any) -> dict[str, Any]:
-    """A Reward body for a trajectory unless told otherwise."""
-    body = {
-        "reward_id": made("reward", target, fields.get("source", "verifier"), fields.get("n", 0)),
+def reward_body(target: str, value: float | None, *, n: int = 0, **fields: Any) -> Reward:
+    """The body of a reward, of a trajectory unless `fields` say otherwise; without a value it failed by `timeout`. `n`
+    tells several of one source apart."""
+    body: Reward = {
+        "reward_id": made("reward", target, fields.get("source", "verifier"), n),
         "target_kind": "trajectory",
         "target": target,
         "span_start": None,
@@ -98,12 +115,14 @@ def reward_body(target: str, value: float | None, **fields: Any) -> dict[str, An
         "independent": True,
         "observed_at": 0,
         "replay": None,
+        "signal": None,
+        "confidence": None,
     }
-    return body | {name: value for name, value in fields.items() if name in body}
+    return cast(Reward, {**body, **fields})
 
 
 class Episode:
-    """One attempt as a gateway would write it: events with dense steps and a true chain. `number` gives source seqs."""
+    """One run of an agent at a task. Each method gives the next event; `root` is the episode's id."""
 
     def __init__(
         self,
@@ -120,7 +139,7 @@ class Episode:
         deadline: int | None = None,
         awaits: Sequence[str] = ("verifier",),
         wait_ms: int = 5_000,
-        split: str = "train",
+        split: Literal["train", "evaluation"] = "train",
         source: str = "gateway-0",
         task: str = "{}",
         task_id: str = "task",
@@ -133,7 +152,7 @@ class Episode:
         self.attempt, self.awaits, self.task, self.task_id = attempt, list(awaits), task, task_id
         self.clock = clock
         self.step, self.hash, self.numbers = 0, START, 0
-        self._start = {
+        self._start: EpisodeStarted = {
             "task_id": task_id,
             "task": task,
             "ticket": ticket,
@@ -145,20 +164,21 @@ class Episode:
             "reward_deadline_ms": wait_ms,
             "mode": "online",
             "versions": VERSIONS,
+            "budget": {},
+            "replay": None,
         }
 
     @property
     def key(self) -> str:
+        """The key of its records on `raw` and `events`."""
         return f"{self.tenant}/{self.group}"
 
-    def event(
-        self, kind: str, content: Mapping[str, Any], *, judge: str | None = None, **fields: Any
-    ) -> dict[str, Any]:
-        """The next event; a judge's event has no step, number or chain."""
+    def event(self, kind: str, content: Mapping[str, Any], *, judge: str | None = None, **fields: Any) -> Event:
+        """The next event, of any kind; a judge's event has no step, number or chain."""
         step = -1 if judge else self.step
-        event = {
+        plain: Event = {
             "id": made(self.trajectory, judge or "", step, kind, content.get("reward_id", "")),
-            "kind": kind,
+            "kind": cast(Any, kind),
             "tenant": self.tenant,
             "policy": self.policy,
             "group": self.group,
@@ -186,21 +206,25 @@ class Episode:
             "span_id": None,
             "governance": None,
             "body_encoding": "plain",
-            "body": codec.encode_body(kind, content),
-        } | fields
+            "body": codec.encode_named(codec.BODIES[kind], content),
+        }
+        event = cast(Event, {**plain, **fields})
         event["hash"] = event_hash(event["prev_hash"], event)
         if not judge:
             self.step, self.hash, self.numbers = step + 1, event["hash"], self.numbers + 1
         return event
 
-    def start(self) -> dict[str, Any]:
+    def start(self) -> Event:
+        """The episode begins."""
         return self.event("episode_started", self._start)
 
-    def call(self, response: str, *, changed: Mapping[str, Any] = NOTHING, **fields: Any) -> dict[str, Any]:
+    def call(self, response: str, *, changed: Mapping[str, Any] = NOTHING, **fields: Any) -> Event:
+        """The policy is called; `fields` are those of `model_call`, `changed` any fields of the record."""
         return self.event("model_call", {**model_call(response, **fields), **changed})
 
-    def end(self, status: str = "completed", output: str = "done", *, whole: bool = True) -> dict[str, Any]:
-        body = {
+    def end(self, status: Status = "completed", output: str = "done", *, whole: bool = True) -> Event:
+        """The episode is over; `output` is what a verifier judges."""
+        body: EpisodeEnded = {
             "status": status,
             "stop_condition": "returned",
             "steps": self.step,
@@ -213,5 +237,6 @@ class Episode:
         }
         return self.event("episode_ended", body)
 
-    def reward(self, value: float | None = 1.0, *, judge: str | None = "judge", **fields: Any) -> dict[str, Any]:
+    def reward(self, value: float | None = 1.0, *, judge: str | None = "judge", **fields: Any) -> Event:
+        """Somebody judges it; `fields` are those of the record Reward."""
         return self.event("reward", reward_body(fields.pop("target", self.root), value, **fields), judge=judge)

@@ -1,0 +1,1 @@
+"""Calls in one API answered by upstreams of another."""

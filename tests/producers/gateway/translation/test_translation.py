@@ -1,0 +1,266 @@
+"""A call in one API is answered by an upstream of another as if that spoke the client's: the same words plain and
+streamed, tools there and back, refusals with their status, and one conversation in the log."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from millrace.infra.engines.base import Sampling
+from millrace.infra.engines.upstream import UNTRAINABLE, TextUpstream
+from millrace.producers.gateway.protocols.all import named, read
+from millrace.producers.gateway.rendering.template import TemplateRenderer
+from millrace.producers.gateway.translation.all import TRANSLATORS
+from millrace.producers.gateway.upstreams.routes import Rule
+from millrace.producers.gateway.upstreams.upstreams import Upstream, Upstreams
+from millrace.schemas.arrays import unpack
+from tests.support.fake_http import Script, answer, serving, stream
+from tests.support.gateway_world import ScriptedEngine, World, world
+from tests.support.speakers import SPEAKERS, Results, Speaker
+
+CALLS = (
+    'Both.\n<tool_call>\n{"name": "add", "arguments": {"a": 1.0, "b": "Zürich"}}\n</tool_call>\n'
+    '<tool_call>\n{"name": "lookup", "arguments": {}}\n</tool_call>'
+)
+REPLIES = {
+    "text": "The answer is 42.",
+    "nothing": "",
+    "spaces": "\n a \n\n b ",
+    "calls": CALLS,
+    "thoughts": "<think>\nhm\n</think>\n\nZürich 🙂",
+}
+NAMES = [one.name for one in TRANSLATORS]
+CLIENTS = {kind.name: kind for kind in SPEAKERS if kind.name in NAMES}
+pairs = pytest.mark.parametrize(
+    ("client", "server"), [(client, server) for client in NAMES for server in NAMES if client != server]
+)
+both = pytest.mark.parametrize("streamed", [False, True], ids=["plain", "stream"])
+
+
+@asynccontextmanager
+async def far_away(folder: Path, renderer: TemplateRenderer, reply: str) -> AsyncIterator[World]:
+    """A whole gateway, which says `reply`."""
+
+    def script(prompt: list[int], sampling: Sampling, choice: int) -> Sequence[int]:
+        return renderer.tokenizer.encode(reply + "<|im_end|>")
+
+    async with world(folder, renderer, ScriptedEngine(script)) as far:
+        yield far
+
+
+@asynccontextmanager
+async def near(folder: Path, url: str, speaks: str, **more: Any) -> AsyncIterator[World]:
+    """A gateway whose only upstream speaks only one API."""
+    upstream = Upstream("far", TextUpstream(url, "sk-far"), frozenset({speaks}), more.pop("retries", 0))
+    routed = Upstreams([upstream], [Rule("m", "far")], first_s=0.0)
+    async with world(folder, None, None, upstream=routed, **more) as w:
+        try:
+            yield w
+        finally:
+            await routed.close()
+
+
+@pairs
+@both
+@pytest.mark.parametrize("reply", REPLIES)
+async def test_a_conversation_is_what_it_would_be_in_the_upstream_s_own_api(
+    tmp_path: Path, renderer: TemplateRenderer, client: str, server: str, streamed: bool, reply: str
+) -> None:
+    tools = ("add", "lookup") if reply == "calls" else ()
+    async with (
+        far_away(tmp_path / "far", renderer, REPLIES[reply]) as far,
+        near(tmp_path / "near", f"{far.url}/v1", server) as w,
+    ):
+        session = await w.start()
+        here, there = CLIENTS[client](w, session["api_key"]), CLIENTS[server](far)
+        talk: list[Any] = ["hi"]
+        said = await here.say(talk, stream=streamed, tools=tools, system="be brief")
+        talk += [said, Results({id: f"{name} is done" for id, name, _ in said.calls}) if said.calls else "and?"]
+        again = await here.say(talk, stream=streamed, tools=tools, system="be brief")
+        assert again.text == said.text
+        direct = await there.say(talk[:1], stream=streamed, tools=tools, system="be brief")
+        assert (said.text, said.end, said.tokens) == (direct.text, direct.end, direct.tokens)
+        assert [call[1:] for call in said.calls] == [call[1:] for call in direct.calls]
+        assert said.thoughts == ("" if server == "messages" else direct.thoughts)  # it is not asked to show them
+
+        first, second, own = far.calls()
+        assert messages(first) == messages(own)
+        assert unpack(first["prompt_ids"]).tolist() == unpack(own["prompt_ids"]).tolist()
+        if reply != "thoughts":  # those of former turns are not sent
+            whole = [*unpack(first["prompt_ids"]), *unpack(first["output_ids"])]
+            assert (second["lineage"], second["prefix_len"]) == (first["lineage"], len(whole))
+        kept = w.calls(session["session"])
+        assert [call["response_id"] for call in kept] == [said.id, again.id]
+        assert [call["turn"] for call in kept] == [0, 1]
+        for call in kept:
+            assert (call["trainable"], call["untrainable_reason"], call["engine"]) == (False, UNTRAINABLE, "far")
+            assert call["usage"]["completion"] > 0
+            assert read(call["request"], call["response"]).replies[0]["content"] in (said.text, None)
+            assert named(client).wrote(orjson.loads(call["response"]))
+        live = set(w.gateway.sessions.live)
+    async with near(tmp_path / "near", "http://127.0.0.1:9/v1", server) as w:
+        assert (set(w.gateway.sessions.live), w.gateway.sessions.unreadable) == (live, set())
+
+
+def messages(call: Any) -> Any:
+    """What a recorded call was asked."""
+    return read(call["request"], call["response"]).messages
+
+
+async def answered(folder: Path, script: Script, client: str, server: str, **more: Any) -> tuple[World, Any, Any]:
+    """A call of the smallest request, where the upstream answers with `script`."""
+    async with serving(script) as far, near(folder, far.url, server) as w:
+        speaker: Speaker = CLIENTS[client](w)
+        got = await w.http.post(speaker.path, json={**speaker.body("hi"), **more})
+        return w, got, far.requests
+
+
+@pairs
+@both
+async def test_a_refusal_keeps_its_status_and_its_words(
+    tmp_path: Path, client: str, server: str, streamed: bool
+) -> None:
+    said = {"type": "error", "error": {"type": "rate_limit_error", "message": "slow down"}}
+    script = answer(orjson.dumps(said), 429)
+    w, got, requests = await answered(tmp_path, script, client, server, stream=streamed)
+    assert (got.status_code, got.json()["error"]["message"]) == (429, "slow down")
+    assert ("type" in got.json()) == (client == "messages")
+    assert got.headers["content-type"] == "application/json"
+    assert len(requests) == 1
+    assert not w.calls()
+
+
+@pairs
+@pytest.mark.parametrize("body", [b"", b"[]", b"{}", b"{", b"[" * 100, b"null"])
+async def test_an_answer_that_is_none_is_an_error_and_no_record(
+    tmp_path: Path, client: str, server: str, body: bytes
+) -> None:
+    w, got, _ = await answered(tmp_path, answer(body), client, server)
+    if body == b"{}" and server != "chat":  # a message, or a response, that says nothing
+        assert got.status_code == 200
+        return
+    assert (got.status_code, bool(got.json()["error"]["message"])) == (502, True)
+    assert not w.calls()
+
+
+@pairs
+@pytest.mark.parametrize(
+    "events",
+    [
+        b"",
+        b"data: ?\n\n",
+        b'data: {"choices": [{"delta": {"content": "so"}}]}\n\n',
+        b'event: error\ndata: {"type": "error", "message": "x", "error": {"message": "overloaded"}}\n\n',
+    ],
+    ids=["nothing", "no JSON", "no end", "an error"],
+)
+@pytest.mark.parametrize("then", ["end", "cut"])
+async def test_a_stream_that_does_not_come_to_its_end_breaks_off(
+    tmp_path: Path, client: str, server: str, events: bytes, then: str
+) -> None:
+    parts = [events] if events else []
+    w, got, _ = await answered(tmp_path, stream(*parts, then=then), client, server, stream=True)
+    last = [line for line in got.content.split(b"\n") if line.startswith(b"data: ")][-1]
+    assert got.status_code == 200
+    assert "error" in orjson.loads(last.removeprefix(b"data: "))
+    (call,) = w.calls()
+    assert call["finish_reason"] == "abort"
+
+
+UNSAID: dict[tuple[str, str], dict[str, Any]] = {
+    ("chat", "messages"): {
+        "n": 2, "logprobs": True, "presence_penalty": 0.5, "frequency_penalty": 0.5, "min_p": 0.1,
+        "repetition_penalty": 1.1, "logit_bias": {"5": 1.0}, "response_format": {"type": "json_object"},
+    },
+    ("chat", "responses"): {
+        "n": 2, "logprobs": True, "presence_penalty": 0.5, "stop": ["x"], "top_k": 5, "logit_bias": {"5": 1.0},
+    },
+    ("responses", "messages"): {"text": {"format": {"type": "json_object"}}},
+    ("messages", "responses"): {"stop_sequences": ["x"], "top_k": 5},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("client", "server", "field"), [(*pair, field) for pair, fields in UNSAID.items() for field in fields]
+)
+async def test_what_the_upstream_s_api_has_no_words_for_is_refused(
+    tmp_path: Path, client: str, server: str, field: str
+) -> None:
+    more = {field: UNSAID[client, server][field]}
+    w, got, requests = await answered(tmp_path, answer(b"{}"), client, server, **more)
+    assert got.status_code == 400
+    said = got.json()["error"]["message"]
+    assert "which has nothing like it" in said
+    assert field.partition("_sequences")[0] in said
+    assert not requests
+    assert not w.calls()
+
+
+IMAGE = "data:image/png;base64,iVBORw0KGgo="
+IMAGES: dict[str, Any] = {
+    "chat": {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": IMAGE}}]}]},
+    "responses": {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": IMAGE}]}]},
+    "messages": {
+        "messages": [
+            {
+                "role": "user",
+                "content": [
+                    {
+                        "type": "image",
+                        "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="},
+                    }
+                ],
+            }
+        ]
+    },
+}
+
+
+@pairs
+async def test_an_image_passes_and_a_file_is_refused(tmp_path: Path, client: str, server: str) -> None:
+    _, _, ((_, sent),) = await answered(tmp_path / "image", answer(b"{}", 400), client, server, **IMAGES[client])
+    asked, expected = orjson.loads(sent), IMAGES[server]
+    (field,) = expected
+    assert asked[field][-1]["content"] == expected[field][-1]["content"]
+    odd = orjson.loads(orjson.dumps(IMAGES[client]).replace(b'"image', b'"file').replace(b'"input_image', b'"file'))
+    w, got, requests = await answered(tmp_path / "file", answer(b"{}"), client, server, **odd)
+    assert (got.status_code, requests) == (400, [])
+    assert not w.calls()
+
+
+@pairs
+async def test_a_schema_with_a_wide_number_passes(tmp_path: Path, client: str, server: str) -> None:
+    schema = {"type": "object", "maxProperties": 2**70}
+    tool: dict[str, Any] = {"name": "f", "input_schema": schema}
+    if client != "messages":
+        tool = {"type": "function", "name": "f", "parameters": schema}
+    if client == "chat":
+        tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    _, _, ((_, sent),) = await answered(tmp_path, answer(b"{}", 400), client, server, tools=[tool])
+    assert str(2**70).encode() in sent
+
+
+async def test_the_upstream_that_speaks_the_api_goes_first_and_a_fallback_may_speak_another(
+    tmp_path: Path, renderer: TemplateRenderer
+) -> None:
+    async with (
+        far_away(tmp_path / "far", renderer, REPLIES["text"]) as far,
+        serving(answer(b"busy", 503)) as busy,
+    ):
+        busy_one = Upstream("busy", TextUpstream(busy.url), frozenset({"messages"}), 0, "other")
+        other = Upstream("other", TextUpstream(f"{far.url}/v1"), frozenset({"chat"}))
+        routed = Upstreams([other, busy_one], [Rule("m", "other"), Rule("m*", "busy")], first_s=0.0)
+        async with world(tmp_path / "near", None, None, upstream=routed) as w:
+            said = await CLIENTS["messages"](w).say(["hi"], stream=False)
+            assert said.text == REPLIES["text"]
+            assert len(busy.requests) == 1
+            (call,) = w.calls()
+            assert call["engine"] == "other"
+            counted = await w.http.post("/v1/messages/count_tokens", json={"model": "m", "messages": []})
+            assert counted.status_code == 503  # passed on to the one that counts, and to no other
+        await routed.close()
