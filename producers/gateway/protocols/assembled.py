@@ -26,12 +26,16 @@ class ChoiceParts:
 
     def take(self, delta: Mapping[str, Any]) -> bool:
         """One more piece; whether all of it could be read."""
-        said = {name: value for name, value in delta.items() if name not in ("content", "tool_calls")}
-        good = self.fields.take({"content": content(given := delta.get("content"))})
-        if thoughts := thinking(given):
-            good &= self.fields.take({"reasoning_content": thoughts})
+        said = {name: value for name, value in delta.items() if name != "tool_calls"}
+        given, good = delta.get("content"), True
+        if not isinstance(given, str | None):
+            said["content"] = content(given)
+            if thoughts := thinking(given):
+                good = self.fields.take({"reasoning_content": thoughts})
         good &= self.fields.take(said)
-        calls = listed(delta.get("tool_calls"))
+        if "tool_calls" not in delta:  # as in most
+            return good
+        calls = listed(delta["tool_calls"])
         unread = sum(not self._call(call) for call in calls[: bounds.CALLS])
         return good and unread == 0 and len(calls) <= bounds.CALLS
 

@@ -88,7 +88,7 @@ class Passed:
         return self.asked.digests[-1] if self.asked else b""
 
 
-class Told(NamedTuple):
+class PassedAnswer(NamedTuple):
     """An answer as it is recorded: the response, and what it says, None where nobody here can read it. `size`: bytes
     that came; `unread`: parts of a stream that could not be read, of `unread_bytes`; `finish`: why it ended, where that
     is not for it to say."""
@@ -159,7 +159,7 @@ class Passthrough:
                 self.gateway.unbegun(call.session)
         if answered:
             with self.gateway.calling(call.session, call.name):
-                await self._record(call, Told(answer.body, read, len(answer.body)))
+                await self._record(call, PassedAnswer(answer.body, read, len(answer.body)))
             await self.gateway.recorder.kept(call.session, lost=call.lost)
         return Response(answer.body, answer.status, dict(answer.headers))
 
@@ -251,12 +251,12 @@ class Passthrough:
         for _ in self._records(call, _told(call, events)):
             pass
 
-    async def _record(self, call: Passed, told: Told) -> None:
+    async def _record(self, call: Passed, told: PassedAnswer) -> None:
         """Every choice of an answer into the log, between which others have their turn; a gap for one that cannot be
         read. Never raises; cancelling it leaves nothing unrecorded."""
         await by_turns(self._records(call, told))
 
-    def _records(self, call: Passed, told: Told) -> Iterator[Step]:
+    def _records(self, call: Passed, told: PassedAnswer) -> Iterator[Step]:
         session, recorder, read, response = call.session, self.gateway.recorder, told.read, told.response
         call.lost = not self.gateway.begun(session)
         bill = _bill(call, told)
@@ -320,7 +320,7 @@ class Passthrough:
         self.gateway.sessions.replied(session, digest)
 
     def _body(
-        self, call: Passed, told: Told, answer: WholeAnswer, said: Said, turn: int, cost: float | None
+        self, call: Passed, told: PassedAnswer, answer: WholeAnswer, said: Said, turn: int, cost: float | None
     ) -> ModelCall:
         now = time.perf_counter()
         prompt, completion, cached = answer.usage
@@ -357,13 +357,13 @@ class Passthrough:
         }
 
 
-def _told(call: Passed, events: Events) -> Told:
+def _told(call: Passed, events: Events) -> PassedAnswer:
     """What a stream amounts to so far."""
     response, read = call.reader.whole(events, call.before)
-    return Told(response, read, events.size, events.unread, events.unread_bytes, events.finish, streamed=True)
+    return PassedAnswer(response, read, events.size, events.unread, events.unread_bytes, events.finish, streamed=True)
 
 
-def _bill(call: Passed, told: Told) -> Bill:
+def _bill(call: Passed, told: PassedAnswer) -> Bill:
     """What a call bears: what its upstream counted, which is final for an answer that came to its end; in place of what
     is not known an estimate, of which no record says that it is the cost."""
     read, answer = told.read, told.read.answer if told.read else NO_ANSWER

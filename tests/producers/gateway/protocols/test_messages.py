@@ -14,6 +14,7 @@ import openai
 import pytest
 
 from millrace.infra.engines.base import Sampling
+from millrace.infra.engines.upstream import TextUpstream
 from millrace.producers.gateway.rendering.template import TemplateRenderer
 from millrace.schemas.arrays import unpack
 from tests.support.documents import ROOT
@@ -299,11 +300,10 @@ async def test_a_session_that_has_ended_says_so(w: World) -> None:
         await client(w, session["api_key"]).messages.create(**request())
 
 
-async def test_an_upstream_is_asked_by_chat_completions_alone(tmp_path: Path) -> None:
-    async with world(tmp_path, None, None, upstream=object()) as w:
-        for path in (PATH, f"{PATH}/count_tokens"):
-            answer = await w.http.post(path, json=request())
-            assert (answer.status_code, answer.json()["error"]["type"]) == (404, "not_found_error")
+async def test_an_upstream_of_chat_completions_counts_no_tokens(tmp_path: Path) -> None:
+    async with world(tmp_path, None, None, upstream=TextUpstream("http://127.0.0.1:9/v1")) as w:
+        answer = await w.http.post(f"{PATH}/count_tokens", json=request())
+        assert (answer.status_code, answer.json()["error"]["type"]) == (404, "not_found_error")
 
 
 def test_the_page_has_what_is_refused() -> None:

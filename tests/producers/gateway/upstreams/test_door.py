@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millrace.infra.engines.upstream import StreamedReply, TextUpstream
+from millrace.producers.gateway.answers import Said
 from millrace.producers.gateway.upstreams.passthrough import Passthrough, asked_with
 from millrace.producers.gateway.upstreams.routes import Rule
 from millrace.producers.gateway.upstreams.upstreams import Upstream, Upstreams
@@ -136,7 +137,7 @@ async def test_a_choice_that_cannot_be_captured_leaves_its_own_gap(
     made = Passthrough._body
 
     def failing(*args: Any) -> Any:
-        if args[-1] == 1:
+        if any(isinstance(given, Said) and given.choice == 1 for given in args):
             raise RecursionError
         return made(*args)
 
