@@ -142,12 +142,15 @@ class EngineUnavailable(EngineError):
     """The engine does not answer, or failed while answering. Try again, or another engine.
 
     `status` is what it answered by HTTP, None where it answered nothing; `retry_after_s` when it wants to be asked
-    again, where it says so."""
+    again, where it says so; `received`: bytes of an answer that cannot be used."""
 
-    def __init__(self, message: str, *, status: int | None = None, retry_after_s: int | None = None) -> None:
+    def __init__(
+        self, message: str, *, status: int | None = None, retry_after_s: int | None = None, received: int = 0
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.retry_after_s = retry_after_s
+        self.received = received
 
 
 class EngineTimeout(EngineError):

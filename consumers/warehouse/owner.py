@@ -74,6 +74,7 @@ def take(store: Store, namespace: str, others: Collection[str]) -> dict[str, int
     store.run(f"CREATE OR REPLACE VIEW {OWNER} AS SELECT {text(namespace)} AS namespace")
     gone = dict[str, int]()
     for other in sorted({*others} - {namespace}):
+        tables = users(store)  # dropping the one before may have left none
         held: set[Where] = set()
         for name in tables:
             held.update(store.rows(f"SELECT DISTINCT topic, part FROM {LOG}.{name} WHERE {of(other)}"))

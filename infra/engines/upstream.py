@@ -64,6 +64,12 @@ class StreamedReply(ABC):
     status: int
     headers: Mapping[str, str]
 
+    @property
+    def counted(self) -> tuple[int, int, int] | None:
+        """Tokens of the prompt, of the reply and of those that were cached, as far as the server told them so far; None
+        where the body says what is known."""
+        return None
+
     @abstractmethod
     def chunks(self) -> AsyncGenerator[bytes, None]:
         """The body as it comes, cut anywhere. Raises EngineUnavailable or EngineTimeout when it breaks off."""
@@ -114,7 +120,7 @@ class HttpReply(StreamedReply):
             if len(body) > longest:
                 # With its status: another try would bring as much, and cost as much.
                 said = f"{self._url} answered {self.status} with more than {longest} bytes"
-                raise EngineUnavailable(said, status=self.status)
+                raise EngineUnavailable(said, status=self.status, received=len(body))
             await asyncio.sleep(0)  # others have their turn
         return UpstreamReply(self.status, self.headers, bytes(body))
 

@@ -264,6 +264,11 @@ class Call:
         asked = self.request.max_tokens
         return asked is not None and self.sampling.max_tokens < asked
 
+    @property
+    def keeps(self) -> bool:
+        """Whether later requests may name its response."""
+        return True
+
     def token(self, id: int) -> str:
         """The text of a token."""
         return self.served.renderer.text(id)

@@ -92,10 +92,11 @@ class Forced(msgspec.Struct, frozen=True, gc=False):
 
 class Shape(msgspec.Struct, frozen=True, gc=False):
     """The reply must be a JSON object, or JSON of a `schema` where there is one. `param` is the field that asks for
-    it."""
+    it. `strict`: its client takes it for granted; engines of ours always hold to it."""
 
     param: str
     schema: dict[str, Any] | None = None
+    strict: bool = False
 
 
 class Ask(msgspec.Struct, kw_only=True):

@@ -111,7 +111,7 @@ class Gateway:
         self.served = {policy: found[policy] for policy in self._order if policy in found}
         self.awaited.pop(served.policy, None)
         if served.policy == self.options.policy:
-            self.fleet, self.renderer = served.fleet, served.renderer
+            self.fleet = served.fleet
 
     def observe(self, status: Mapping[str, Any]) -> None:
         """A WorkerStatus of the workers topic: of one policy's engines, or of the own policy's where it names none."""

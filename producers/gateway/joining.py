@@ -55,16 +55,19 @@ class Joining:
     def look(self, bus: Bus) -> Served | None:
         """The policy, where it has a version; else `awaited.why` says what it waits for."""
         awaited, said = self.awaited, self.awaited.kind
+        self.given_up = False
         try:
             model = find_model(self.settings, bus)
             renderer = make_renderer(self.settings, model)
+            context = context_of(Path(model["uri"]))
         except NotYet as error:
             awaited.why, awaited.kind = str(error), type(error.__cause__).__name__
         except (AccessError, ConfigError) as error:
             awaited.why, awaited.kind = str(error), type(error).__name__
             self.given_up = isinstance(error, ConfigError)
+        except Exception as error:  # whatever lies in another's folder, the others are served
+            awaited.why, awaited.kind = f"{type(error).__name__}: {error}", type(error).__name__
         else:
-            context = context_of(Path(model["uri"]))
             longest = min(self._longest or context, context)
             return Served(awaited.policy, renderer, awaited.fleet, longest, self._prices)
         if awaited.kind != said:  # texts of one error differ in their times
@@ -114,8 +117,9 @@ async def first(waiting: Sequence[Joining], bus: Bus, stop: asyncio.Event) -> li
 
 
 async def rest(waiting: Sequence[Joining], bus: Bus, gateway: Gateway) -> None:
-    """Let those that are not served yet be served, each as soon as it can be. Runs until all are or it is cancelled."""
-    while left := [one for one in waiting if one.awaited.policy in gateway.awaited and not one.given_up]:
+    """Let those that are not served yet be served, each as soon as it can be: what its folder lacks may still come.
+    Runs until all are or it is cancelled."""
+    while left := [one for one in waiting if one.awaited.policy in gateway.awaited]:
         for served in await _look(left, bus):
             gateway.join(served)
             logger.info("policy %s is served from now on", served.policy)

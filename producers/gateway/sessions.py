@@ -116,7 +116,9 @@ class Sessions:
         session.shrink()
         self.ended[session.id] = session
         if session.alias is not None:
-            self._former[session.tenant, session.subject, session.alias] = session
+            name = (session.tenant, session.subject, session.alias)
+            if (former := self._former.get(name)) is None or former.began <= session.began:
+                self._former[name] = session
         while len(self.ended) > ENDED:
             _, oldest = self.ended.popitem(last=False)
             name = (oldest.tenant, oldest.subject, oldest.alias or "")

@@ -35,7 +35,7 @@ def named(name: str) -> Dialect:
 
 def reader(dialect: Dialect) -> Reader:
     """How calls of a dialect to an upstream are read for the log."""
-    return dialect.reader(dialect, _writer)
+    return dialect.reader(dialect, writer_of)
 
 
 def minted(id: str) -> bool:
@@ -47,7 +47,7 @@ def read(request: bytes, response: bytes) -> Recorded:
     """What a recorded call said, in the dialect that wrote its response. Raises ApiError or ValueError for bytes that
     are no record of a call."""
     found = _object(response)
-    return _writer(found).read(request, found)
+    return writer_of(found).read(request, found)
 
 
 def as_chat(request: bytes, response: bytes) -> tuple[bytes, bytes]:
@@ -55,7 +55,7 @@ def as_chat(request: bytes, response: bytes) -> tuple[bytes, bytes]:
     one already, or no record of a call, stays as it is."""
     try:
         found = _object(response)
-        writer = _writer(found)
+        writer = writer_of(found)
         if writer is CHAT:
             return request, response
         said = writer.read(request, found)
@@ -67,7 +67,8 @@ def as_chat(request: bytes, response: bytes) -> tuple[bytes, bytes]:
     return orjson.dumps(asked), orjson.dumps({"choices": choices})
 
 
-def _writer(response: Mapping[str, Any]) -> Dialect:
+def writer_of(response: Mapping[str, Any]) -> Dialect:
+    """Who wrote a response: chat completions where nobody else did."""
     return next(dialect for dialect in DIALECTS if dialect.wrote(response))
 
 

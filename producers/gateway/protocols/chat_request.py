@@ -311,7 +311,8 @@ def _shape(output: dict[str, Any]) -> Shape:
             given = output.get("json_schema")
             if not isinstance(given, dict):
                 raise bad_request("response_format: json_schema holds a name and a schema", param="response_format")
-            return Shape("response_format", schema_of(given.get("schema"), "response_format"))
+            held = schema_of(given.get("schema"), "response_format")
+            return Shape("response_format", held, given.get("strict") is True)
         case kind:
             raise unsupported("response_format", f"text, json_object or json_schema, not {kind!r}")
 

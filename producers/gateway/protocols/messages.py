@@ -246,6 +246,8 @@ def _stopped(call: WritableCall, choice: WritableChoice) -> tuple[str, str | Non
         return "tool_use", None
     if choice.reason == "length":
         return "model_context_window_exceeded" if call.shortened else "max_tokens", None
+    if choice.reason == "content_filter":
+        return "refusal", None
     if choice.reason == "stop" and isinstance(choice.stop, str):
         return "stop_sequence", choice.stop
     return "end_turn", None

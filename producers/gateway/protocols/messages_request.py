@@ -220,7 +220,7 @@ def _output(request: CountRequest) -> Shape | None:
             continue
         if not isinstance(form, dict) or form.get("type") != "json_schema":
             raise unsupported(param, "a format is a json_schema")
-        return Shape(param, schema_of(form.get("schema"), param))
+        return Shape(param, schema_of(form.get("schema"), param), strict=True)
     return None
 
 

@@ -17,11 +17,12 @@ LASTING = frozenset({"role", "id", "type", "name", "object"})
 
 
 class Pieces:
-    """The fields that came. `room`: values that lists may still take."""
+    """The fields that came. `outer`: those that a map among these is put together for, whose room it shares."""
 
-    def __init__(self, level: int = 0) -> None:
+    def __init__(self, outer: Pieces | None = None) -> None:
         self.room = bounds.VALUES // 2
-        self._level = level
+        """values that lists may still take"""
+        self._outer = outer
         self._fields: dict[str, Any] = {}
 
     def take(self, fields: Mapping[str, Any]) -> bool:
@@ -43,16 +44,17 @@ class Pieces:
                 self._fields[name] = _Text([value])
             case list(), held:
                 size = _values(value)
-                if size > self.room:
+                shared = self._outer or self
+                if size > shared.room:
                     return False
-                self.room -= size
+                shared.room -= size
                 if type(held) is not list:
                     held = self._fields[name] = []
                 held += value
             case dict(), Pieces() as held:
                 return held.take(value)
-            case dict(), _ if self._level == 0:
-                held = self._fields[name] = Pieces(1)
+            case dict(), _ if self._outer is None:
+                held = self._fields[name] = Pieces(self)
                 return held.take(value)
             case _:
                 self._fields[name] = value

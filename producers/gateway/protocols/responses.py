@@ -30,6 +30,8 @@ from millrace.producers.gateway.protocols.writable import WritableCall, Writable
 from millrace.producers.gateway.stored import Kept, Recalled, nobody
 
 ABORTED = {"code": "server_error", "message": "The engine aborted this reply: try again"}
+UNFINISHED = {"length": "max_output_tokens", "content_filter": "content_filter"}
+"""why a response is incomplete, by OpenAI's finish reason of chat completions"""
 Item = dict[str, Any]
 
 
@@ -207,7 +209,7 @@ def _status(choice: WritableChoice) -> str:
     """How a reply ended: completed, incomplete, failed."""
     if choice.reason == ABORT:
         return "failed"
-    return "incomplete" if choice.reason == "length" else "completed"
+    return "incomplete" if choice.reason in UNFINISHED else "completed"
 
 
 def _response(call: WritableCall, choice: WritableChoice | None, output: Sequence[Item]) -> dict[str, Any]:
@@ -221,7 +223,7 @@ def _response(call: WritableCall, choice: WritableChoice | None, output: Sequenc
         "created_at": call.when // 1_000_000,
         "status": status,
         "error": ABORTED if status == "failed" else None,
-        "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+        "incomplete_details": {"reason": UNFINISHED[choice.reason]} if choice and status == "incomplete" else None,
         "instructions": None,
         "max_output_tokens": given.max_output_tokens,
         "metadata": {},
@@ -229,7 +231,7 @@ def _response(call: WritableCall, choice: WritableChoice | None, output: Sequenc
         "output": output,
         "parallel_tool_calls": True,
         "previous_response_id": given.previous_response_id,
-        "store": given.store is not False,
+        "store": given.store is not False and call.keeps,
         "temperature": call.temperature,
         "tool_choice": _choice(call.request.choice),
         "tools": [],

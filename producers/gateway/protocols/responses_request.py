@@ -196,7 +196,7 @@ def _output(text: dict[str, Any] | None) -> Shape | None:
         return Shape("text.format")
     if kind != "json_schema":
         raise unsupported("text.format", f"text, json_object or json_schema, not {kind!r}")
-    return Shape("text.format", schema_of(form.get("schema"), "text.format"))
+    return Shape("text.format", schema_of(form.get("schema"), "text.format"), form.get("strict") is True)
 
 
 def turns_of(request: AnyResponses, *, strict: bool = True) -> list[Turn]:

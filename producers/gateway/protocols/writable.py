@@ -100,5 +100,9 @@ class WritableCall(Protocol):
     def shortened(self) -> bool:
         """Whether replies may have fewer tokens than were asked for, since the context has no room for more."""
 
+    @property
+    def keeps(self) -> bool:
+        """Whether later requests may name its response."""
+
     def token(self, id: int) -> str:
         """The text of a token."""

@@ -18,7 +18,7 @@ import orjson
 
 from millrace.producers.gateway import shape
 from millrace.producers.gateway.answers import WholeAnswer, mapping, text
-from millrace.producers.gateway.conversation import Ask, Media, Part, Text, Thinking, ToolUse, unsupported
+from millrace.producers.gateway.conversation import Ask, Forced, Media, Part, Text, Thinking, ToolUse, unsupported
 from millrace.producers.gateway.protocols.base import Dialect
 from millrace.producers.gateway.protocols.events import Events
 from millrace.producers.gateway.protocols.reader import ROOT
@@ -50,6 +50,10 @@ class Listener(Events):
         self.feed(data)
         heard, self._heard = self._heard, []
         return heard
+
+    def end(self) -> list[Part]:
+        """What is left to say where the stream came to its end."""
+        return []
 
     def response(self) -> dict[str, Any]:
         return {}  # nothing is put together again
@@ -100,12 +104,15 @@ def refuse(ask: Ask, api: str, said: Mapping[str, bool]) -> None:
             raise unsupported(param, f"the upstream of {ask.model!r} speaks {api}, which has nothing like it")
 
 
-def functions(ask: Ask) -> list[Mapping[str, Any]] | None:
-    """The functions that are offered, None where there are none. Raises ApiError 400 for a tool that is none."""
+def functions(ask: Ask, *, chosen: bool = False) -> list[Mapping[str, Any]] | None:
+    """The functions that are offered, None where there are none; of those among which the reply must choose only these,
+    where `chosen`. Raises ApiError 400 for a tool that is none."""
     for at, tool in enumerate(ask.tools or ()):
         if not isinstance(tool.get("function"), dict):
             raise unsupported(f"tools[{at}]", "only functions can be offered to an upstream of another API")
-    return [tool["function"] for tool in ask.tools] if ask.tools else None
+    names = ask.choice.names if chosen and isinstance(ask.choice, Forced) else ()
+    offered = [tool["function"] for tool in ask.tools or ()]
+    return [function for function in offered if not names or function.get("name") in names] or None
 
 
 def image_of(part: Media) -> str:
@@ -129,5 +136,5 @@ def parts_of(answer: WholeAnswer) -> list[Part]:
 
 
 def uses(calls: Sequence[Mapping[str, Any]]) -> list[Part]:
-    """Calls of tools as messages of chat completions hold them, as parts."""
-    return [ToolUse(call["id"], call["function"]["name"], call["function"]["arguments"]) for call in calls]
+    """Calls of tools as messages of chat completions hold them, as parts. Servers that write no arguments mean none."""
+    return [ToolUse(call["id"], call["function"]["name"], call["function"]["arguments"] or "{}") for call in calls]

@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from millrace.producers.gateway.answers import WholeAnswer, counts, listed, mapping, name, text, understood
+from millrace.producers.gateway.answers import (
+    WholeAnswer,
+    content,
+    counts,
+    listed,
+    mapping,
+    name,
+    text,
+    thinking,
+    understood,
+)
 from millrace.producers.gateway.conversation import (
     Ask,
     Forced,
@@ -20,7 +30,7 @@ from millrace.producers.gateway.conversation import (
 )
 from millrace.producers.gateway.protocols.all import CHAT
 from millrace.producers.gateway.protocols.assembled import ChoiceParts
-from millrace.producers.gateway.translation.base import Listener, Translator, image_of, uses
+from millrace.producers.gateway.translation.base import Listener, Translator, functions, image_of, uses
 
 ROLES = {"developer": "system"}
 """roles that many servers of this API do not know, by one that all do"""
@@ -32,16 +42,17 @@ class ToChat(Translator):
     dialect = CHAT
 
     def request(self, ask: Ask) -> dict[str, Any]:
+        offered = functions(ask, chosen=True)
         said: dict[str, Any] = {
             "model": ask.model,
-            "messages": [message for turn in ask.turns for message in _messages(turn)],
+            "messages": _conversation(ask.turns),
             "max_completion_tokens": ask.max_tokens,
             "temperature": ask.temperature,
             "top_p": ask.top_p,
             "top_k": ask.top_k or None,
             "stop": list(ask.stop) or None,
-            "tools": ask.tools,
-            "tool_choice": _choice(ask) if ask.tools else None,
+            "tools": offered and [{"type": "function", "function": function} for function in offered],
+            "tool_choice": _choice(ask) if offered else None,
             "parallel_tool_calls": False if ask.tools and not ask.parallel else None,
             "response_format": _form(ask),
         }
@@ -77,16 +88,34 @@ class ChatListener(Listener):
 
     def _choice(self, choice: Mapping[str, Any]) -> None:
         delta = mapping(choice.get("delta"))
-        if thoughts := text(delta.get("reasoning_content")) or text(delta.get("reasoning")):
+        given = delta.get("content")
+        if thoughts := text(delta.get("reasoning_content")) or text(delta.get("reasoning")) or thinking(given):
             self._heard.append(Thinking(thoughts))
-        if said := text(delta.get("content")) or text(delta.get("refusal")):
+        if said := content(given) or text(delta.get("refusal")):
             self._heard.append(Text(said))
         self._calls.take({"tool_calls": delta.get("tool_calls")})
         if finish := name(choice.get("finish_reason")):
             self.told.finish = finish
             self.closing = True
-            self._heard += uses(self._calls.message().get("tool_calls", ()))
-            self._calls = ChoiceParts()
+            self._heard += self.end()
+
+    def end(self) -> list[Part]:
+        calls = uses(self._calls.message().get("tool_calls", ()))
+        self._calls = ChoiceParts()
+        return calls
+
+
+def _conversation(turns: Sequence[Turn]) -> list[dict[str, Any]]:
+    """All turns: the results of one reply's calls stand together, and what else their tools showed behind them."""
+    out: list[dict[str, Any]] = []
+    shown: list[dict[str, Any]] = []
+    for turn in turns:
+        if turn.role != "tool":
+            out += shown
+            shown = []
+        for message in _messages(turn):
+            (shown if turn.role == "tool" and message["role"] != "tool" else out).append(message)
+    return out + shown
 
 
 def _messages(turn: Turn) -> list[dict[str, Any]]:
@@ -142,4 +171,5 @@ def _form(ask: Ask) -> dict[str, Any] | None:
         return None
     if ask.output.schema is None:
         return {"type": "json_object"}
-    return {"type": "json_schema", "json_schema": {"name": "reply", "schema": ask.output.schema}}
+    held = {"name": "reply", "schema": ask.output.schema, "strict": ask.output.strict}
+    return {"type": "json_schema", "json_schema": held}

@@ -5,6 +5,7 @@ otherwise; a refusal keeps its status and its words, in the shape of the client'
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
@@ -17,11 +18,15 @@ from millrace.producers.gateway import shape
 from millrace.producers.gateway.aside import aside
 from millrace.producers.gateway.conversation import Ask
 from millrace.producers.gateway.errors import ApiError
-from millrace.producers.gateway.protocols.base import Dialect, StreamEvent
+from millrace.producers.gateway.protocols import all as dialects
+from millrace.producers.gateway.protocols.base import Dialect, ReplyStream, StreamEvent
 from millrace.producers.gateway.translation.base import ReplyFacts, Translator, parts_of
 from millrace.producers.gateway.translation.reply import TranslatedCall
+from millrace.schemas import bounds
 
 JSON = "application/json"
+PIECE = 8 << 10
+"""bytes of a stream that are heard in one go"""
 
 
 class Interpreter(TextServer):
@@ -67,12 +72,15 @@ class Interpreter(TextServer):
             found = None if shape.unwieldy(body) else orjson.loads(body)
         except orjson.JSONDecodeError:
             found = None
-        if not isinstance(found, dict):
+        if not isinstance(found, dict) or dialects.writer_of(found) is not self._translator.dialect:
             said = f"{self.base_url} gave an answer that is none of {self._translator.name}"
-            raise EngineUnavailable(said, status=200)
-        answer, stop = self._translator.whole(found)
+            raise EngineUnavailable(said, status=200, received=len(body))
+        try:
+            answer, stop = self._translator.whole(found)
+        except EngineUnavailable as error:
+            raise EngineUnavailable(f"{self.base_url}: {error}", status=200, received=len(body)) from None
         if not answer.choices:
-            raise EngineUnavailable(f"{self.base_url} gave an answer without a reply", status=200)
+            raise EngineUnavailable(f"{self.base_url} gave an answer without a reply", status=200, received=len(body))
         told = ReplyFacts(answer.id, answer.usage, answer.choices[0].finish, stop)
         call = TranslatedCall(ask, self._spoken.prefix, told)
         call.choice.say(parts_of(answer))
@@ -100,25 +108,42 @@ class InterpretedReply(StreamedReply):
         self._ask = ask
         self._translator = translator
         self._spoken = spoken
+        self._facts = ReplyFacts()
+
+    @property
+    def counted(self) -> tuple[int, int, int] | None:
+        """As the upstream counted, whatever its client wants to be told of it."""
+        return self._facts.usage if any(self._facts.usage) else None
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
         """Events of the client's API. Raises EngineUnavailable or EngineTimeout when the upstream's break off."""
         listener = self._translator.listener()
+        self._facts = listener.told
         call = TranslatedCall(self._ask, self._spoken.prefix, listener.told)
-        writer = self._spoken.streamed(call)
-        url, name = self._interpreter.base_url, self._translator.name
+        writer: ReplyStream | None = None  # made when the upstream has said its id
+        url, size = self._interpreter.base_url, 0
         async for data in self._answer.chunks():
-            heard = call.choice.say(listener.hear(data))
-            if heard and (events := writer.take(call.choice, heard, 0)):
-                yield _told(events)
+            size += len(data)
+            if size > bounds.REPLY_BYTES:
+                raise EngineUnavailable(f"{url} streams more than {bounds.REPLY_BYTES} bytes")
+            for at in range(0, len(data), PIECE):
+                if heard := call.choice.say(listener.hear(data[at : at + PIECE])):
+                    writer = writer or self._spoken.streamed(call)
+                    if events := writer.take(call.choice, heard, 0):
+                        yield _told(events)
+                if len(data) > PIECE:
+                    await asyncio.sleep(0)  # others have their turn
             if listener.told.failed is not None:
                 raise EngineUnavailable(f"{url} ended its answer with an error: {listener.told.failed}")
             if listener.unread:
+                name = self._translator.name
                 raise EngineUnavailable(f"{url} sent an event that is none of {name}, or is beyond the limits")
         if not listener.closing:
             raise EngineUnavailable(f"{url} broke off its answer before the end")
+        writer = writer or self._spoken.streamed(call)
+        left = writer.take(call.choice, heard, 0) if (heard := call.choice.say(listener.end())) else []
         call.end()
-        yield _told(writer.end())
+        yield _told([*left, *writer.end()])
 
     async def whole(self) -> UpstreamReply:
         """A refusal in the client's words."""

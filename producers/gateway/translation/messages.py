@@ -20,6 +20,7 @@ from millrace.producers.gateway.conversation import (
     ToolResult,
     ToolUse,
     Turn,
+    unsupported,
 )
 from millrace.producers.gateway.protocols.all import MESSAGES, reader
 from millrace.producers.gateway.protocols.messages_reader import FINISH
@@ -47,10 +48,9 @@ class ToMessages(Translator):
             "min_p": ask.min_p != 0,
             "logit_bias": bool(ask.logit_bias),
             ask.output.param if ask.output is not None else "": ask.output is not None,
-            "tool_choice": isinstance(ask.choice, Forced) and len(ask.choice.names) > 1,
         })  # fmt: skip
         system, rest = _split(ask.turns)
-        offered = functions(ask)
+        offered = functions(ask, chosen=True)
         said: dict[str, Any] = {
             "model": ask.model,
             "max_tokens": MOST if ask.max_tokens is None else ask.max_tokens,
@@ -146,7 +146,12 @@ def _split(turns: Sequence[Turn]) -> tuple[str, list[Turn]]:
     """The instructions that a conversation begins with, and the rest of it; instructions alone are what is asked."""
     texts, at = list[str](), 0
     while at < len(turns) and turns[at].role in ("system", "developer"):
-        texts += [part.text for part in turns[at].parts if isinstance(part, Text)]
+        for part in turns[at].parts:
+            if isinstance(part, Media):
+                raise unsupported(
+                    part.at, f"instructions are text where the upstream speaks Messages, not {part.type!r}"
+                )
+            texts += [part.text] if isinstance(part, Text | Refusal) else []
         at += 1
     if at == len(turns):
         return "", list(turns)
@@ -160,6 +165,8 @@ def _messages(turns: Sequence[Turn]) -> list[dict[str, Any]]:
     for turn in turns:
         role = "assistant" if turn.role == "assistant" else "user"
         blocks = [block for part in turn.parts if (block := _block(part)) is not None]
+        if not blocks and out:
+            continue
         if out and out[-1]["role"] == role:
             out[-1]["content"] += blocks
         else:
@@ -213,6 +220,6 @@ def _choice(ask: Ask) -> dict[str, Any] | None:
         return {"type": "none"}
     if not isinstance(ask.choice, Forced):
         return {"type": "auto", **alone} if alone else None
-    if ask.choice.names:
+    if len(ask.choice.names) == 1:
         return {"type": "tool", "name": ask.choice.names[0], **alone}
     return {"type": "any", **alone}

@@ -10,6 +10,11 @@ from millrace.producers.gateway.lineage import ABORT
 from millrace.producers.gateway.translation.base import ReplyFacts
 from millrace.schemas.ids import now_micros
 
+KNOWN = ("stop", "length", "tool_calls", "content_filter")
+"""reasons of an end that every API has a word for"""
+ENDS = {"refusal": "content_filter", "model_context_window_exceeded": "length", "pause_turn": "length"}
+"""one of them for others, by the name of these"""
+
 
 class TranslatedChoice:
     """The one reply, as far as it was heard. It has no tokens: an upstream gives text."""
@@ -83,6 +88,7 @@ class TranslatedCall:
     """A request and its one reply. `told`: what the upstream says of it."""
 
     shortened = False
+    keeps = False
 
     def __init__(self, request: Ask, prefix: str, told: ReplyFacts) -> None:
         self.request = request
@@ -91,12 +97,15 @@ class TranslatedCall:
         self.choices = [self.choice]
         self._prefix = prefix
         self._told = told
-        self._made = os.urandom(12).hex()
+        self._id = ""
 
     @property
     def response_id(self) -> str:
-        """The upstream's own id of it behind the prefix of the client's API: who looks for it there finds it."""
-        return self._prefix + (self._told.id or self._made)
+        """The upstream's own id of it behind the prefix of the client's API: who looks for it there finds it. It is the
+        same from the first time on that somebody asks."""
+        if not self._id:
+            self._id = self._prefix + (self._told.id or os.urandom(12).hex())
+        return self._id
 
     @property
     def temperature(self) -> float:
@@ -125,7 +134,9 @@ class TranslatedCall:
 
     def end(self) -> None:
         """The reply is at its end."""
-        self.choice.finish, self.choice.stop = self._told.finish or "stop", self._told.stop
+        finish = self._told.finish or "stop"
+        finish = ENDS.get(finish, finish)
+        self.choice.finish, self.choice.stop = finish if finish in KNOWN else "stop", self._told.stop
 
     def token(self, id: int) -> str:
         """There are none."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from millrace.infra.errors import EngineUnavailable
 from millrace.producers.gateway.answers import WholeAnswer, mapping, name, text
 from millrace.producers.gateway.conversation import (
     Ask,
@@ -22,6 +23,7 @@ from millrace.producers.gateway.protocols.all import RESPONSES, reader
 from millrace.producers.gateway.protocols.responses_reader import ENDS
 from millrace.producers.gateway.translation.base import Listener, Translator, functions, image_of, refuse
 
+FAILED = ("failed", "cancelled")
 TEXTS = ("response.output_text.delta", "response.refusal.delta")
 THOUGHTS = ("response.reasoning_summary_text.delta", "response.reasoning_text.delta")
 
@@ -60,6 +62,8 @@ class ToResponses(Translator):
         return {field: given for field, given in said.items() if given is not None}
 
     def whole(self, found: Mapping[str, Any]) -> tuple[WholeAnswer, str | None]:
+        if found.get("status") in FAILED:
+            raise EngineUnavailable(f"the upstream's response failed: {_why(found)}", status=200)
         return reader(RESPONSES).understood(found), None
 
     def listener(self) -> Listener:
@@ -78,8 +82,8 @@ class ResponsesListener(Listener):
         elif kind == "response.output_item.done":
             item = mapping(event.get("item"))
             if item.get("type") == "function_call":
-                said = (text(item.get(field)) or "" for field in ("call_id", "name", "arguments"))
-                self._heard.append(ToolUse(*said))
+                id, called, given = (text(item.get(field)) or "" for field in ("call_id", "name", "arguments"))
+                self._heard.append(ToolUse(id, called, given or "{}"))
         elif kind == "response.created":
             self.told.id = name(mapping(event.get("response")).get("id")) or ""
         elif kind in ENDS:
@@ -96,8 +100,13 @@ class ResponsesListener(Listener):
         answer = reader(RESPONSES).understood(response)
         self.told.usage, self.told.finish = answer.usage, answer.choices[0].finish
         self.closing = True
-        if response.get("status") in ("failed", "cancelled"):
-            self.told.failed = text(mapping(response.get("error")).get("message")) or "the response failed"
+        if response.get("status") in FAILED:
+            self.told.failed = _why(response)
+
+
+def _why(response: Mapping[str, Any]) -> str:
+    """Why a response failed, in the upstream's words."""
+    return text(mapping(response.get("error")).get("message")) or "it does not say why"
 
 
 def _items(turn: Turn) -> list[dict[str, Any]]:
@@ -119,7 +128,7 @@ def _items(turn: Turn) -> list[dict[str, Any]]:
     if not said and not rest:  # a turn that says nothing is one all the same
         said.append(_part(role, Text("")))
     message = [{"type": "message", "role": role, "content": said}] if said else []
-    return [*rest, *message] if turn.role == "tool" else [*message, *rest]
+    return [*message, *rest] if turn.role == "assistant" else [*rest, *message]
 
 
 def _part(role: str, part: Part) -> dict[str, Any]:
@@ -151,4 +160,5 @@ def _form(ask: Ask) -> dict[str, Any] | None:
         return None
     if ask.output.schema is None:
         return {"format": {"type": "json_object"}}
-    return {"format": {"type": "json_schema", "name": "reply", "schema": ask.output.schema}}
+    held = {"name": "reply", "schema": ask.output.schema, "strict": ask.output.strict}
+    return {"format": {"type": "json_schema", **held}}

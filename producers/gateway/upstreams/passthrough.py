@@ -21,7 +21,7 @@ from typing import NamedTuple
 from starlette.responses import Response
 
 from millrace.infra.engines.upstream import UNTRAINABLE, StreamedReply, TextServer, UpstreamReply, succeeded
-from millrace.infra.errors import EngineError
+from millrace.infra.errors import EngineError, EngineUnavailable
 from millrace.producers.gateway import keys
 from millrace.producers.gateway.answers import Said, WholeAnswer
 from millrace.producers.gateway.aside import Step, aside, by_turns
@@ -29,7 +29,7 @@ from millrace.producers.gateway.callers import Caller
 from millrace.producers.gateway.errors import ApiError, of_engine
 from millrace.producers.gateway.gateway import Gateway
 from millrace.producers.gateway.lineage import ABORT
-from millrace.producers.gateway.prices import cost
+from millrace.producers.gateway.prices import Usage, cost
 from millrace.producers.gateway.protocols.events import Events
 from millrace.producers.gateway.protocols.head import Head, renamed
 from millrace.producers.gateway.protocols.reader import Asked, Read, Reader
@@ -150,6 +150,9 @@ class Passthrough:
                 read = await aside(len(answer.body), call.reader.answer, answer.body, call.before)
             answered = succeeded(answer.status)
         except EngineError as error:
+            if isinstance(error, EngineUnavailable) and succeeded(error.status or 0):  # it was made, and is paid for
+                answered = True
+                await self._record(call, PassedAnswer(b"", None, error.received))
             raise self._failed(call, error) from error
         except asyncio.CancelledError:
             self._abort(call, call.reader.assembled())
@@ -229,7 +232,7 @@ class Passthrough:
                         held = events if assembled.closing else b""
                         if not held:
                             yield events
-            told = await aside(assembled.size, _told, call, assembled)
+            told = await aside(assembled.size, _told, call, assembled, answer.counted)
             done = True
             await self._record(call, told)
             await self.gateway.recorder.kept(call.session, lost=call.lost)
@@ -238,17 +241,17 @@ class Passthrough:
             yield call.reader.dialect.failed(error).sse()
         except EngineError as error:
             assembled.finish = ABORT
-            told = await aside(assembled.size, _told, call, assembled)
+            told = await aside(assembled.size, _told, call, assembled, answer.counted)
             done = True
             await self._record(call, told)
             yield held + call.reader.dialect.failed(self._failed(call, error)).sse()
         finally:
             if not done:
-                self._abort(call, assembled)
+                self._abort(call, assembled, answer.counted)
 
-    def _abort(self, call: Passed, events: Events) -> None:
+    def _abort(self, call: Passed, events: Events, counted: Usage | None = None) -> None:
         events.finish = ABORT
-        for _ in self._records(call, _told(call, events)):
+        for _ in self._records(call, _told(call, events, counted)):
             pass
 
     async def _record(self, call: Passed, told: PassedAnswer) -> None:
@@ -357,9 +360,11 @@ class Passthrough:
         }
 
 
-def _told(call: Passed, events: Events) -> PassedAnswer:
-    """What a stream amounts to so far."""
+def _told(call: Passed, events: Events, counted: Usage | None = None) -> PassedAnswer:
+    """What a stream amounts to so far. `counted`: its tokens, where somebody knows better than its events."""
     response, read = call.reader.whole(events, call.before)
+    if read is not None and counted is not None:
+        read.answer = read.answer._replace(usage=counted)
     return PassedAnswer(response, read, events.size, events.unread, events.unread_bytes, events.finish, streamed=True)
 
 

@@ -1,7 +1,7 @@
 """One request on its way along a chain of upstreams, until one of them answers it.
 
 Invariants: what is tried again, and where, `attempts` decides; an answer that another attempt may better is closed
-before that attempt begins."""
+once that attempt came to something."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from millrace.infra.engines.upstream import StreamedReply, UpstreamReply
 from millrace.infra.errors import EngineError, EngineTimeout, EngineUnavailable
+from millrace.producers.gateway.errors import ApiError
 from millrace.producers.gateway.upstreams import attempts
 from millrace.producers.gateway.upstreams.upstreams import Upstream
 
@@ -23,9 +24,12 @@ R = TypeVar("R", UpstreamReply, StreamedReply)
 async def first_answer(
     chain: Sequence[Upstream], send: Callable[[Upstream], Awaitable[R]], whose: str, first_s: float
 ) -> R:
-    """The first answer that no other attempt may better. `whose`: who asks, for the log of the gateway; `first_s`: the
-    wait before a first retry. Raises EngineError where the last attempt got none."""
+    """The first answer that no other attempt may better; one that has no words for the request (ApiError) is passed
+    over, and what another answered before it counts. `whose`: who asks, for the log of the gateway; `first_s`: the
+    wait before a first retry. Raises EngineError where the last attempt got none, ApiError where nobody had words."""
     at, tried = 0, 0
+    before: R | EngineError | None = None
+    """what the upstream behind which a fallback is asked came to"""
     while True:
         upstream, tried = chain[at], tried + 1
         answer: R | None = None
@@ -33,24 +37,46 @@ async def first_answer(
         try:
             answer = await send(upstream)
             if not attempts.passing(answer.status):
+                await _close(before)
                 return answer
-            wait = attempts.retry_after(answer.headers.get("retry-after"))
-            failure = attempts.Failure(answer.status, wait)
+            failure = attempts.Failure(answer.status, attempts.retry_after(answer.headers.get("retry-after")))
         except EngineError as error:
             status = error.status if isinstance(error, EngineUnavailable) else None
             failed, failure = error, attempts.Failure(status, silent=isinstance(error, EngineTimeout))
+        except asyncio.CancelledError:
+            await _close(before)
+            raise
+        except ApiError:
+            if at + 1 < len(chain):
+                at, tried = at + 1, 0
+                continue
+            if before is None:
+                raise
+            return _known(before)
+        await _close(before)
+        before = answer if answer is not None else failed
         then = attempts.after(failure, tried, upstream.retries, behind=at + 1 < len(chain), first_s=first_s)
         if then == "end":
-            if answer is None:
-                assert failed is not None
-                raise failed
-            return answer
+            return _known(before)
         what = failed or f"status {failure.status}"
         logger.warning("%s of %s: attempt %d failed: %s", upstream.name, whose, tried, what)
-        if isinstance(answer, StreamedReply):
-            async with answer:
-                pass
         if isinstance(then, attempts.Again):
+            await _close(before)
+            before = None
             await asyncio.sleep(then.wait_s)
         else:
             at, tried = at + 1, 0
+
+
+def _known(came_to: R | EngineError | None) -> R:
+    """An answer, or its failure raised."""
+    assert came_to is not None
+    if isinstance(came_to, EngineError):
+        raise came_to
+    return came_to
+
+
+async def _close(answer: UpstreamReply | StreamedReply | EngineError | None) -> None:
+    if isinstance(answer, StreamedReply):
+        async with answer:
+            pass

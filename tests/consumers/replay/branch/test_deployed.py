@@ -6,11 +6,9 @@ import os
 import re
 import shlex
 import signal
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
-from typing import NamedTuple
 
 import pytest
 from typer.testing import CliRunner
@@ -28,10 +26,9 @@ from millrace.consumers.warehouse.opened import make_tables
 from millrace.infra.config import Settings
 from millrace.infra.log.base import Bus
 from millrace.infra.log.blobs import ClaimStore
-from millrace.infra.log.kafka.bus import KafkaBus
-from tests.support.branches import play, violations
+from tests.support.branches import violations
+from tests.support.deployed import GROUPS, PROGRAM, SHORT, SIZE, VERIFIER, Deployed, deploy, weights
 from tests.support.documents import BRANCH, ROOT, RUN_BY, blocks
-from tests.support.feed import settings_for, start_policy
 from tests.support.forked import Fork
 from tests.support.judged import admit, end
 
@@ -39,11 +36,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.kafka, pytest.mark.timeout(600)]
 
 PAGE = ROOT / "docs" / "branch.md"
 COMMANDS = [command for block in blocks(PAGE) if block.language == "sh" for command in block.commands]
-SIZE, GROUPS = 4, 120
-FLAGS = {"policy.group_size": SIZE, "kafka.local": False}
-VERIFIER = "def strict(task, output, episode):\n    return {'value': 1 - float(output)}\n"
-PROGRAM = "import sys\nfrom millrace.apps.cli.main import app\nsys.argv[1:] = {words!r}\napp()\n"
-SHORT = ["--from-version", "0", "--steps", "5", "--save-every", "2", "--lr", "3e-4", "--batch", "16", "--device", "cpu"]
 KILLS = [
     "branch.kept",
     "branch.begun",
@@ -57,14 +49,6 @@ KILLS = [
 """where each process dies in turn; every version is written by one that goes on with what a dead one left"""
 
 
-class Deployed(NamedTuple):
-    """A policy with a history, and the variables under which commands find it."""
-
-    settings: Settings
-    bus: Bus
-    variables: dict[str, str]
-
-
 def fill(settings: Settings, bus: Bus) -> None:
     """Bring the log into the tables."""
     with Directory(settings.warehouse_home, memory_mb=512) as store:
@@ -74,14 +58,9 @@ def fill(settings: Settings, bus: Bus) -> None:
 
 @pytest.fixture(scope="module")
 def deployed(broker: str, beginner: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
-    folder = tmp_path_factory.mktemp("deployed")
-    settings, file = settings_for(folder, broker, f"b{uuid.uuid4().hex[:8]}", **FLAGS)
-    variables = {"CONFIG": str(file), "POLICY__GROUP_SIZE": str(SIZE), "KAFKA__LOCAL": "false"}
-    with KafkaBus(broker) as bus:
-        start_policy(settings, bus, folder, model=beginner)
-        play(bus, settings, beginner, range(GROUPS), size=SIZE)
-        fill(settings, bus)
-        yield Deployed(settings, bus, {f"MILLRACE_{name}": value for name, value in variables.items()})
+    with deploy(broker, beginner, tmp_path_factory.mktemp("deployed")) as made:
+        fill(made.settings, made.bus)
+        yield made
 
 
 @pytest.fixture(autouse=True)
@@ -95,12 +74,6 @@ def run(*words: str) -> tuple[int, str]:
     """Exit code and what was said."""
     done = CliRunner().invoke(app, words)
     return done.exit_code, done.output
-
-
-def weights(it: Deployed, name: str) -> list[tuple[int, str]]:
-    """Version and digest of every weight event of a branch, committed ones only, in the order of the log."""
-    rows = History(it.bus, it.settings.namespace, name).rows(WEIGHTS)
-    return [(row["version"], row["digest"]) for row in rows]
 
 
 def test_killed_processes_end_with_the_bytes_of_one_that_was_not(deployed: Deployed, tmp_path: Path) -> None:

@@ -91,7 +91,8 @@ async def test_a_conversation_is_what_it_would_be_in_the_upstream_s_own_api(
         first, second, own = far.calls()
         assert messages(first) == messages(own)
         assert unpack(first["prompt_ids"]).tolist() == unpack(own["prompt_ids"]).tolist()
-        if reply != "thoughts":  # those of former turns are not sent
+        silent = reply == "nothing" and server == "messages"  # which takes no turn that says nothing
+        if reply != "thoughts" and not silent:  # those of former turns are not sent
             whole = [*unpack(first["prompt_ids"]), *unpack(first["output_ids"])]
             assert (second["lineage"], second["prefix_len"]) == (first["lineage"], len(whole))
         kept = w.calls(session["session"])
@@ -136,16 +137,13 @@ async def test_a_refusal_keeps_its_status_and_its_words(
 
 
 @pairs
-@pytest.mark.parametrize("body", [b"", b"[]", b"{}", b"{", b"[" * 100, b"null"])
-async def test_an_answer_that_is_none_is_an_error_and_no_record(
+@pytest.mark.parametrize("body", [b"", b"[]", b"{}", b'{"error":"x"}', b"{", b"[" * 100, b"null"])
+async def test_an_answer_that_is_none_is_an_error_and_a_gap(
     tmp_path: Path, client: str, server: str, body: bytes
 ) -> None:
     w, got, _ = await answered(tmp_path, answer(body), client, server)
-    if body == b"{}" and server != "chat":  # a message, or a response, that says nothing
-        assert got.status_code == 200
-        return
     assert (got.status_code, bool(got.json()["error"]["message"])) == (502, True)
-    assert not w.calls()
+    assert [event["kind"] for event in w.events()] == ["episode_started", "gap"]  # it was made, and is paid for
 
 
 @pairs
@@ -170,6 +168,88 @@ async def test_a_stream_that_does_not_come_to_its_end_breaks_off(
     assert "error" in orjson.loads(last.removeprefix(b"data: "))
     (call,) = w.calls()
     assert call["finish_reason"] == "abort"
+
+
+async def test_a_response_that_failed_is_an_error(tmp_path: Path) -> None:
+    failed = {"id": "r", "object": "response", "status": "failed", "output": [], "error": {"message": "overloaded"}}
+    w, got, _ = await answered(tmp_path, answer(orjson.dumps(failed)), "chat", "responses")
+    assert got.status_code == 502
+    assert not w.calls()
+
+
+def events_of(*events: Any) -> Script:
+    return stream(*(b"data: " + orjson.dumps(event) + b"\n\n" for event in events), b"data: [DONE]\n\n")
+
+
+def delta(**said: Any) -> dict[str, Any]:
+    return {"id": "far-1", "choices": [{"index": 0, "delta": said}]}
+
+
+async def test_parts_and_calls_that_nothing_ends_are_heard_to_the_end_of_the_stream(tmp_path: Path) -> None:
+    parts = [{"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}, {"type": "text", "text": "so"}]
+    call = {"index": 0, "id": "c", "function": {"name": "now"}}
+    script = events_of(delta(content=parts), delta(tool_calls=[call]))
+    w, got, _ = await answered(tmp_path, script, "messages", "chat", stream=True, thinking={"type": "adaptive"})
+    assert got.status_code == 200
+    (kept,) = w.calls()
+    content = orjson.loads(kept["response"])["content"]
+    assert [(block["type"], block.get("text") or block.get("input")) for block in content] == [
+        ("thinking", None),
+        ("text", "so"),
+        ("tool_use", {}),
+    ]
+
+
+@pytest.mark.parametrize("asks", [True, False])
+async def test_what_the_upstream_counted_is_recorded_whether_the_client_asks_for_it(tmp_path: Path, asks: bool) -> None:
+    script = stream(
+        *(
+            f"data: {orjson.dumps(event).decode()}\n\n".encode()
+            for event in (
+                {"type": "message_start", "message": {"type": "message", "id": "m1", "usage": {"input_tokens": 70}}},
+                {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": "ok"}},
+                {"type": "message_delta", "delta": {"stop_reason": "refusal"}, "usage": {"output_tokens": 9000}},
+                {"type": "message_stop"},
+            )
+        )
+    )
+    options = {"stream_options": {"include_usage": True}} if asks else {}
+    w, got, _ = await answered(tmp_path, script, "chat", "messages", stream=True, **options)
+    (kept,) = w.calls()
+    assert (kept["usage"]["prompt"], kept["usage"]["completion"]) == (70, 9000)
+    assert (kept["finish_reason"], kept["response_id"]) == ("content_filter", "chatcmpl-m1")
+    ids = {orjson.loads(line[6:])["id"] for line in got.content.split(b"\n") if line.startswith(b"data: {")}
+    assert ids == {"chatcmpl-m1"}
+
+
+async def test_tools_among_which_the_reply_must_choose_are_the_only_ones_offered(tmp_path: Path) -> None:
+    tools = [{"type": "function", "name": name, "parameters": {"type": "object"}} for name in ("a", "b", "c")]
+    allowed = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": n} for n in "ab"]}
+    for server in ("chat", "messages"):
+        more = {"tools": tools, "tool_choice": allowed}
+        _, _, ((_, sent),) = await answered(tmp_path / server, answer(b"{}", 400), "responses", server, **more)
+        asked = orjson.loads(sent)
+        assert [tool.get("name") or tool["function"]["name"] for tool in asked["tools"]] == ["a", "b"]
+        assert asked["tool_choice"] in ("required", {"type": "any"})
+
+
+async def test_a_fallback_without_words_hides_no_refusal_and_is_passed_over(
+    tmp_path: Path, renderer: TemplateRenderer
+) -> None:
+    async with far_away(tmp_path / "far", renderer, "ok") as far, serving(answer(b'{"error":"busy"}', 503)) as busy:
+        for first, urls, status in (
+            ("chat", (busy.url, f"{far.url}/v1"), 503),
+            ("messages", (f"{far.url}/v1", f"{far.url}/v1"), 200),
+        ):
+            second = "messages" if first == "chat" else "chat"
+            one = Upstream("one", TextUpstream(urls[0]), frozenset({first}), 0, "two")
+            two = Upstream("two", TextUpstream(urls[1]), frozenset({second}))
+            routed = Upstreams([one, two], [Rule("m", "one")], first_s=0.0)
+            async with world(tmp_path / first, None, None, upstream=routed) as w:
+                body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "n": 2}
+                got = await w.http.post("/v1/chat/completions", json=body)
+                assert got.status_code == status, got.text
+            await routed.close()
 
 
 UNSAID: dict[tuple[str, str], dict[str, Any]] = {
