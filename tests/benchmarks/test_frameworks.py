@@ -71,7 +71,7 @@ def asked_and_said(path: str, number: int, streamed: bool) -> tuple[bytes, bytes
                 {"type": "content_block_start", "index": 0, "content_block": {**text, "text": ""}},
                 {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": text["text"]}},
                 {"type": "content_block_start", "index": 1, "content_block": tool},
-                {"type": "message_delta", "delta": {"stop_reason": whole["stop_reason"]}},
+                {"type": "message_delta", "delta": {"stop_reason": whole["stop_reason"]}, "usage": whole["usage"]},
             ]
         case _:
             shown, told = whole, [{"type": "response.completed", "response": whole}]
