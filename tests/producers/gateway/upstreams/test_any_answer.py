@@ -148,8 +148,8 @@ def passed(raw: Mapping[bytes, bytes], told: Mapping[bytes, bytes]) -> bool:
 
 
 def recorded(api: str, told: Answer, status: int, events: list[dict[str, Any]], *, streamed: bool) -> None:
-    """A success leaves a record or a gap for each choice, one that was too long to pass on a gap, since it was paid for,
-    anything else nothing."""
+    """A success leaves a record or a gap for each choice; one that was too long to pass on a gap, since it was paid
+    for; anything else nothing."""
     if not 200 <= status < 300:
         paid = 200 <= told.status < 300
         assert [event["kind"] for event in events] in ([], ["episode_started", "gap"] if paid else [])
