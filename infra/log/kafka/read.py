@@ -65,6 +65,8 @@ class KafkaMember(Member):
         self._group, self._topic = group, topic
         self._on_assign, self._on_revoke = on_assign, on_revoke
         self._owned: set[int] = set()
+        self._paused: set[int] = set()
+        self._sought: dict[int, int] = {}  # where a paused partition goes on once it is resumed
         self._token: MemberToken | None = None
         self._cooperative = assignor.startswith("cooperative")
         self._closed = False
@@ -89,6 +91,7 @@ class KafkaMember(Member):
         """Leave a silent client behind. It is dropped, not closed: nobody hears its farewell."""
         self._watcher.forget(self._pulse)
         owned, self._owned = self._owned, set()
+        self._forget(owned)
         if self._on_revoke and owned:
             self._on_revoke(owned)
         self._join()
@@ -113,8 +116,15 @@ class KafkaMember(Member):
             return
         partitions = {tp.partition for tp in lost}
         self._owned -= partitions
+        self._forget(partitions)
         if self._on_revoke and partitions:
             self._on_revoke(partitions)
+
+    def _forget(self, lost: set[int]) -> None:
+        """A partition that is lost is neither paused nor sought when it comes back."""
+        self._paused -= lost
+        for partition in lost:
+            self._sought.pop(partition, None)
 
     def poll(self, max_records: int, timeout_s: float) -> list[Record]:
         if self._pulse.lost:
@@ -150,6 +160,11 @@ class KafkaMember(Member):
     def seek(self, partition: int, offset: int) -> None:
         if partition not in self._owned:
             return
+        if partition in self._paused:
+            # librdkafka resumes where it had been, not where a paused partition was sought to meanwhile, when the
+            # lookup of the partition's first position was still on its way.
+            self._sought[partition] = offset
+            return
         deadline = time.monotonic() + WAIT_S
         while True:
             try:
@@ -162,10 +177,15 @@ class KafkaMember(Member):
                 time.sleep(0.005)
 
     def pause(self, partitions: set[int]) -> None:
+        self._paused |= partitions & self._owned
         self._consumer.pause([TopicPartition(self._topic, p) for p in partitions & self._owned])
 
     def resume(self, partitions: set[int]) -> None:
-        self._consumer.resume([TopicPartition(self._topic, p) for p in partitions & self._owned])
+        resumed = partitions & self._owned
+        self._paused -= resumed
+        self._consumer.resume([TopicPartition(self._topic, p) for p in resumed])
+        for partition in sorted(resumed & self._sought.keys()):
+            self.seek(partition, self._sought.pop(partition))
 
     def close(self) -> None:
         if not self._closed:
