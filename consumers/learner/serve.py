@@ -9,15 +9,12 @@ import socket
 from collections.abc import Callable
 from functools import partial
 
-from millrace.consumers import policy
-from millrace.consumers.learner.agreement import address
-from millrace.consumers.learner.identity import differing, identify, shown_by
+from millrace.consumers.learner import layouts
+from millrace.consumers.learner.entrance import check_peers, let_commit
 from millrace.consumers.learner.measure import measure
-from millrace.consumers.learner.membership import refuses
 from millrace.consumers.learner.screen import Screen
 from millrace.infra.config import Settings, is_local
 from millrace.infra.connect import connect
-from millrace.infra.errors import RefusedMember
 from millrace.infra.heartbeat import Heartbeat, Pace, Standing
 from millrace.infra.log.base import Bus
 from millrace.infra.terminal import Terminal
@@ -56,7 +53,8 @@ class _Stop:
 
 def _serve(settings: Settings, bus: Bus, stop: _Stop, at: Callable[[str], None] | None) -> None:
     installed.check(settings.learner.trackers)
-    _check_peers(settings, bus)
+    if check_peers(settings, bus) >= layouts.needed(settings.learner).fewest:
+        let_commit(settings, bus, stop)
     prepare_process(settings)
 
     # torch takes seconds to import: after everything that can refuse to start.
@@ -102,19 +100,6 @@ def _serve(settings: Settings, bus: Bus, stop: _Stop, at: Callable[[str], None] 
         if parts.sender is not None:
             parts.sender.close()
         heartbeat.close(PATIENCE_S, error)
-
-
-def _check_peers(settings: Settings, bus: Bus) -> None:
-    """Refuse to start beside live learners that differ, before joining costs them a rebalance."""
-    mine = identify(settings).shown
-    members = bus.group(policy.group(settings)).members
-    others = [shown_by(member.client_id) for member in members if not refuses(*address(member.client_id))]
-    wrong = differing([*others, mine], "").get(len(others))
-    if others and wrong:
-        raise RefusedMember(
-            f"the learners of {settings.policy.name} that are running differ from this one in {wrong}: "
-            "make it equal or stop them, then start it again"
-        )
 
 
 def prepare_process(settings: Settings) -> None:

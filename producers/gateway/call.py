@@ -157,6 +157,8 @@ class Call:
     """whether another did"""
     lost: bool = False
     """whether a record of it could not be written"""
+    marked: bool = False
+    """whether it is marked as under way"""
     payer: str = ""
     """the name of the key that bears it"""
     choices: list[Choice] = field(default_factory=list)

@@ -1,9 +1,10 @@
 """The gateway's work, free of HTTP: the session of a call, sampling it, recording it, and the life of sessions.
 
 Invariants: everything about a reply is in the capture log before its last byte leaves (`chat` returns after it,
-`stream` yields its last chunks after it), and what cannot be captured leaves a gap there and never costs the reply; a
-reply that breaks off, or whose client left, is recorded as aborted with the tokens that came; a call that failed before
-its first token leaves no trace in its session, and begins no episode; ending a session first ends its calls."""
+`stream` yields its last chunks after it, and its first ones after a mark, by which the next process labels what a
+killed one left), and what cannot be captured leaves a gap there and never costs the reply; a reply that breaks off, or
+whose client left, is recorded as aborted with the tokens that came; a call that failed before its first token leaves
+no trace in its session, and begins no episode; ending a session first ends its calls."""
 
 from __future__ import annotations
 
@@ -352,6 +353,7 @@ class Gateway:
                     async for choice, parts, tokens in self._taken(call, chunk):
                         events += [event.sse() for event in writer.take(choice, parts, tokens)]
                         if events and not call.finished:  # the last tokens leave with the end of the response
+                            self._mark(call)
                             yield b"".join(events)
                             events.clear()
             self._check_version(call)
@@ -374,6 +376,14 @@ class Gateway:
         finally:
             if not recorded:
                 self._record(call)
+
+    def _mark(self, call: Call) -> None:
+        """A part of a reply is about to be told before its record. Its episode begins now."""
+        if not call.marked:
+            call.marked = True
+            # The mark first: a kill between the two leaves nothing that was begun and has no end.
+            self.recorder.underway.begin(call.response_id, call.session.id)
+            call.lost = not self.begun(call.session)
 
     @contextmanager
     def calling(self, session: Session, name: str) -> Iterator[None]:
@@ -469,11 +479,14 @@ class Gateway:
     def _records(self, call: Call, responses: list[bytes] | None) -> Iterator[Step]:
         """A step of `_record` for each choice, and before it one beside the loop where much is to be written; nothing
         happens between the last choice and the end."""
-        session, plan, policy = call.session, call.plan, call.policy
-        call.lost = not self.begun(session)
+        session, plan, policy, underway = call.session, call.plan, call.policy, self.recorder.underway
+        call.lost = not self.begun(session) or call.lost
         for at, choice in enumerate(call.choices):
             if at:
                 yield None
+            notes = call.spent(choice).note(call.payer)
+            if at == len(call.choices) - 1:
+                notes |= underway.note(call.response_id)
             try:
                 reply = to_reply(choice.message())
                 # Its caller may echo it, whatever becomes of its record.
@@ -494,13 +507,11 @@ class Gateway:
                 logger.exception("%s of %s cannot be captured", call.response_id, session.id)
                 session.forget()
                 call.lost = True
-                notes = call.spent(choice).note(call.payer)
                 self.recorder.missed(session, "model_call", f"not recordable: {type(error).__name__}", notes)
                 continue
             if breach is not None:
                 logger.warning("%s of %s: %s from %s", call.response_id, session.id, breach, call.target.url)
                 self.fleet.doubt(call.target)
-            notes = call.spent(choice).note(call.payer)
             id = self.recorder.record(
                 session,
                 "model_call",
@@ -523,6 +534,7 @@ class Gateway:
             session.said = reply["content"] or session.said
             _calls.add(1, finish=choice.reason)
             _tokens.add(len(choice.ids))
+        underway.done(call.response_id)
 
     def followed_up(self, session: Session, messages: Sequence[Message], digests: Sequence[bytes]) -> None:
         """Record what a call's messages say of the session's newest reply, before the call's own is the newest."""

@@ -3,7 +3,8 @@
 Invariants: an event gets its step and its link only by being in the log; an event that cannot be written, whatever the
 reason (a full or broken disk, a body that no schema takes), marks its trajectory as not whole, once per outage in the
 log itself (in reserved space), and nothing is raised: serving goes on. The end of an episode may use the reserved space
-too. What its sender can send again (`accept`) is refused by a full log and leaves no mark: nothing is lost. Where
+too; a reply that was under way when the former process died is labelled by a gap, once. What its sender can send again
+(`accept`) is refused by a full log and leaves no mark: nothing is lost. Where
 capture is `required`, no call begins while the log takes nothing (`check`), and no reply is told whose record is not
 written and synced (`kept`)."""
 
@@ -21,6 +22,7 @@ from millrace.producers.capture.log import CaptureLog, LogFull
 from millrace.producers.gateway.errors import RETRY_AFTER_S, ApiError
 from millrace.producers.gateway.session import Session
 from millrace.producers.gateway.spending import Spending
+from millrace.producers.gateway.underway import REPLY, Underway
 from millrace.schemas import codec
 from millrace.schemas.chain import LONG, VERSION, Begun, begin, event_hash
 from millrace.schemas.ids import new_id, now_micros
@@ -30,6 +32,7 @@ logger = logging.getLogger(__name__)
 
 RESERVED = {"gap", "episode_ended"}
 FULL = "capture log full"
+CUT_OFF = "cut off: the gateway died during this reply, of which its client has a part"
 NO_NOTES: Mapping[str, str] = {}
 LARGE = 256 << 10
 """bytes of an event from which on a `Draft` of it is worth its while"""
@@ -60,10 +63,17 @@ class Recorder:
     `required`: a reply that cannot be captured is not told."""
 
     def __init__(
-        self, log: CaptureLog, key: str = "", *, required: bool = False, spending: Spending | None = None
+        self,
+        log: CaptureLog,
+        key: str = "",
+        *,
+        required: bool = False,
+        spending: Spending | None = None,
+        underway: Underway | None = None,
     ) -> None:
         self.log = log
         self.spending = spending or Spending({})
+        self.underway = underway or Underway(log.folder)
         self.required = required
         self.lost: Counter[str] = Counter()
         """events that could not be captured since the start, by kind"""
@@ -158,6 +168,17 @@ class Recorder:
             logger.exception("a gap of trajectory %s cannot be written", session.id)
         session.gap_open = True
         self.spending.fold(notes, now_micros())
+
+    def label_cut(self, sessions: Mapping[str, Session]) -> None:
+        """A start: replies that the former process left half told are missing from their live `sessions`. One whose
+        session is not live has nobody who could go on from it, and no end that could still say so."""
+        for name, trajectory in list(self.underway.left.items()):
+            session = sessions.get(trajectory)
+            if session is not None:
+                logger.warning("trajectory %s is no longer whole: the gateway died during a reply", trajectory)
+                self.missed(session, "model_call", CUT_OFF, {REPLY: name})
+            if session is None or not session.gap_open:
+                self.underway.done(name)
 
     async def durable(self, session: Session) -> bool:
         """Return once everything appended so far survives what it should survive, or cannot be made to: False."""

@@ -50,6 +50,7 @@ from millrace.producers.gateway.recorder import Recorder
 from millrace.producers.gateway.served import Served
 from millrace.producers.gateway.sessions import Sessions
 from millrace.producers.gateway.spending import Spending
+from millrace.producers.gateway.underway import Underway
 from millrace.producers.gateway.upstreams.upstreams import Upstreams
 from millrace.producers.gateway.upstreams.upstreams import make as make_upstreams
 from millrace.schemas import bounds
@@ -93,11 +94,13 @@ async def _run(settings: Settings, bus: Bus) -> None:
     # Half of the hours that its first event is kept: a start rebuilds the whole of an episode, or nothing of it.
     named_s = settings.topics.short_hours * 3600 / 2
     sessions = Sessions(log.folder, options.policy, secret, named_s=named_s)
-    spending = Spending(options.limits)
-    live = sessions.rebuild(log, spending)
+    spending, underway = Spending(options.limits), Underway(log.folder)
+    live = sessions.rebuild(log, spending, underway)
     logger.info("%s: %d live sessions, %d bytes to send", log.source, live, log.waiting)
     required = settings.gateway.capture == "required"
-    recorder = Recorder(log, settings.reward.key.get_secret_value(), required=required, spending=spending)
+    key_of_rewards = settings.reward.key.get_secret_value()
+    recorder = Recorder(log, key_of_rewards, required=required, spending=spending, underway=underway)
+    recorder.label_cut(sessions.live)
     awaited = [one.awaited for one in waiting]
     gateway = Gateway(options, sessions, recorder, Fleet(options.policy, engines), None, awaited=awaited)
     for served in found:
@@ -128,6 +131,7 @@ async def _run(settings: Settings, bus: Bus) -> None:
         if upstreams is not None:
             await upstreams.close()
         await asyncio.to_thread(forwarder.close)
+        underway.close()
         log.close()
 
 

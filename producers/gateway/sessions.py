@@ -31,6 +31,7 @@ from millrace.producers.gateway.session import RewardKey, Session, begun
 from millrace.producers.gateway.spending import Spending
 from millrace.producers.gateway.stored import Stored
 from millrace.producers.gateway.template_options import template_options
+from millrace.producers.gateway.underway import Underway
 from millrace.producers.gateway.whose import Conversations, Hints
 from millrace.schemas import codec
 from millrace.schemas.errors import SchemaError
@@ -217,10 +218,13 @@ class Sessions:
 
     # ------------------------------------------------------------------ restart
 
-    def rebuild(self, log: CaptureLog, spending: Spending | None = None) -> int:
+    def rebuild(self, log: CaptureLog, spending: Spending | None = None, underway: Underway | None = None) -> int:
         """Take up where the log ends; returns the number of live sessions. Those that cannot be rebuilt are named and
-        counted in `unreadable`; what the log holds of them stays as it is. `spending` learns what its calls cost."""
+        counted in `unreadable`; what the log holds of them stays as it is. `spending` learns what its calls cost,
+        `underway` which replies are recorded."""
         for kept in log.read():
+            if underway is not None:
+                underway.fold(kept.entry.headers)
             self._refolded(kept.entry.headers.get("trajectory", ""), kept.entry, spending or Spending({}))
         return len(self.live)
 

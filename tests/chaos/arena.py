@@ -89,9 +89,12 @@ class Arena:
         self.wait(lambda: self.watch.version >= beyond, f"version {beyond}", timeout_s)
 
     def after(self, *faults: str) -> None:
-        """Wait until learning has gone on, and count the faults that it went on after."""
+        """Wait until learning has gone on, and count the faults that it went on after. Raises Stuck, naming them."""
         at = time.monotonic()
-        self.settle()
+        try:
+            self.settle()
+        except Stuck as stuck:
+            raise Stuck(f"after {', '.join(faults)}: {stuck}") from None
         took = time.monotonic() - at
         for fault in faults:
             self.faults[fault] += 1

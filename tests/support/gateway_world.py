@@ -28,6 +28,7 @@ from millrace.producers.gateway.serve import serve
 from millrace.producers.gateway.served import Awaited, Served
 from millrace.producers.gateway.sessions import Sessions
 from millrace.producers.gateway.spending import Spending
+from millrace.producers.gateway.underway import Underway
 from millrace.schemas import codec
 from millrace.schemas.ids import now_micros
 
@@ -218,11 +219,12 @@ async def world(
     log = CaptureLog(folder / "capture", **(log_options or {}))
     sessions = Sessions(log.folder, POLICY)
     made = GatewayOptions(**{"policy": POLICY, "rollout_key": WORKERS, **options})
-    spending = Spending(made.limits)
-    sessions.rebuild(log, spending)
+    spending, underway = Spending(made.limits), Underway(log.folder)
+    sessions.rebuild(log, spending, underway)
     engines = engine if isinstance(engine, Mapping) else {ENGINE: engine}
     fleet = Fleet(POLICY, engines.__getitem__, tuple(engines))
-    recorder = Recorder(log, required=required, spending=spending)
+    recorder = Recorder(log, required=required, spending=spending, underway=underway)
+    recorder.label_cut(sessions.live)
     gateway = Gateway(made, sessions, recorder, fleet, renderer, others, awaited)
     forwarder = Forwarder(log, bus, RAW, ClaimStore(str(folder / "claims")))
     forwarder.start()

@@ -28,6 +28,7 @@ from millrace.producers.gateway.rendering.base import Renderer
 from millrace.producers.gateway.served import Served
 from millrace.producers.gateway.sessions import Sessions
 from millrace.producers.gateway.spending import Spending
+from millrace.producers.gateway.underway import Underway
 from millrace.producers.gateway.upstreams import embeddings
 from millrace.producers.gateway.upstreams.routes import Rule
 from millrace.producers.gateway.upstreams.upstreams import ONE, Upstream, Upstreams
@@ -157,14 +158,15 @@ class InProcess:
         self.log = CaptureLog(folder / "capture")
         self.sessions = Sessions(self.log.folder, POLICY)
         settings = GatewayOptions(**{"policy": POLICY, "patience_s": 0.0, **options})
-        spending = Spending(settings.limits)
-        self.rebuilt = self.sessions.rebuild(self.log, spending)
+        spending, underway = Spending(settings.limits), Underway(self.log.folder)
+        self.rebuilt = self.sessions.rebuild(self.log, spending, underway)
         self._versions = versions
         served = [
             Served(name, renderer, _fleet(name, answers), settings.max_model_len) for name, answers in others.items()
         ]
         own = None if upstream else renderer
-        recorder = Recorder(self.log, spending=spending)
+        recorder = Recorder(self.log, spending=spending, underway=underway)
+        recorder.label_cut(self.sessions.live)
         self.gateway = Gateway(settings, self.sessions, recorder, _fleet(POLICY, script), own, served)
         self.acknowledge()
         self.upstream = PlayedUpstream(f"{ENGINE}/v1")

@@ -77,6 +77,8 @@ class Passed:
     began: float = field(default_factory=time.perf_counter)
     when: int = field(default_factory=now_micros)
     first: float | None = None
+    marked: bool = False
+    """whether it is marked as under way"""
     lost: bool = False
     """whether a record of it could not be written"""
     payer: str = ""
@@ -228,9 +230,11 @@ class Passthrough:
                             await asyncio.sleep(0)  # others have their turn
                     if events := cut.feed(part):
                         if held:
+                            self._mark(call)
                             yield held
                         held = events if assembled.closing else b""
                         if not held:
+                            self._mark(call)
                             yield events
             told = await aside(assembled.size, _told, call, assembled, answer.counted)
             done = True
@@ -249,6 +253,13 @@ class Passthrough:
             if not done:
                 self._abort(call, assembled, answer.counted)
 
+    def _mark(self, call: Passed) -> None:
+        """A part of an answer is about to be told before its record. Its episode begins now."""
+        if not call.marked:
+            call.marked = True
+            self.gateway.recorder.underway.begin(call.name, call.session.id)  # first, as in `Gateway`
+            call.lost = not self.gateway.begun(call.session)
+
     def _abort(self, call: Passed, events: Events, counted: Usage | None = None) -> None:
         events.finish = ABORT
         for _ in self._records(call, _told(call, events, counted)):
@@ -261,22 +272,27 @@ class Passthrough:
 
     def _records(self, call: Passed, told: PassedAnswer) -> Iterator[Step]:
         session, recorder, read, response = call.session, self.gateway.recorder, told.read, told.response
-        call.lost = not self.gateway.begun(session)
+        call.lost = not self.gateway.begun(session) or call.lost
+        mark = recorder.underway.note(call.name)  # beside the last
         bill = _bill(call, told)
         notes = bill.spent.note(call.payer)  # beside the first thing that the log takes of the call
         if call.asked is None or read is None or not read.answer.choices:
             what = "the request" if call.asked is None else "the upstream's answer"
             logger.warning("%s: %s is none of %s that can be read", session.id, what, call.reader.dialect.name)
             reason = f"{what} is none of {call.reader.dialect.name} that can be read"
-            recorder.missed(session, "model_call", reason, notes)
+            recorder.missed(session, "model_call", reason, notes | mark)
+            recorder.underway.done(call.name)
             return
         turn = session.turns
         session.lineages.turns = turn + 1
         size = len(call.body) + len(response)
         room = max(1, TOGETHER // size)
-        for at, (said, digest) in enumerate(zip(read.answer.choices[:room], read.digests, strict=False)):
+        choices = list(zip(read.answer.choices[:room], read.digests, strict=False))
+        for at, (said, digest) in enumerate(choices):
             if at and size < LARGE:
                 yield None
+            if at == len(choices) - 1:
+                notes |= mark
             try:
                 body, draft = (
                     self._body(call, told, read.answer, said, turn, 0.0 if at and bill.cost else bill.cost),
@@ -306,6 +322,7 @@ class Passthrough:
         if len(read.answer.choices) > room:
             reason = f"{len(read.answer.choices) - room} of the upstream's choices are more than a record holds"
             recorder.missed(session, "model_call", reason)
+        recorder.underway.done(call.name)
         session.touch()
 
     def _known(
