@@ -30,10 +30,21 @@ def run(settings: Settings, files: bool = False, as_json: bool = False, quick: b
     """Audit the configured policy. 0: every law holds; 1: at least one is broken. quick: fold nothing again.
 
     Raises AuditError when there is nothing to audit, BusError when the log cannot be read."""
+    report = report_of(settings, files, quick)
+    if as_json:
+        put_json(report.as_json())
+    else:
+        console = Terminal()
+        console.print(render(report, console.width), highlight=False)
+    return 0 if report.clean else 1
+
+
+def report_of(settings: Settings, files: bool = False, quick: bool = False) -> AuditReport:
+    """What the audit of the configured policy finds. Raises as `run` does."""
     with ExitStack() as held:
         bus = held.enter_context(history(settings))
         watch = held.enter_context(progress(Terminal(stderr=True)))
-        report = audit(
+        return audit(
             bus,
             settings.namespace,
             settings.policy.name,
@@ -44,12 +55,6 @@ def run(settings: Settings, files: bool = False, as_json: bool = False, quick: b
             root=settings.weights,
             watch=watch,
         )
-    if as_json:
-        put_json(report.as_json())
-    else:
-        console = Terminal()
-        console.print(render(report, console.width), highlight=False)
-    return 0 if report.clean else 1
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from millrace.consumers.audit.law import Law
 from millrace.consumers.audit.rows import Mark, Row
 from millrace.consumers.audit.walk import Walk
 from millrace.consumers.audit.written import Where
-from millrace.infra.errors import InputGone, MillraceError
+from millrace.infra.errors import InputGone, MillraceError, StorageError, UnreachableError
 from millrace.infra.log.base import Record
 from millrace.infra.log.topics import changelog_of, full_name, stages_of, turns_of
 from millrace.infra.reading import readable
@@ -85,6 +85,8 @@ class Folds(Law):
             self.note(f"{role}[{slot}] {stop}")
         except InputGone as error:
             self._gone(role, slot, last, error)
+        except (UnreachableError, StorageError):
+            raise  # a log that does not answer shows nothing of what lies in it
         except Exception as error:  # a stage may raise anything when it is given what it was never given
             shown = [last.record.place] if last else []
             self.fail(f"{role}[{slot}] cannot be folded again: {type(error).__name__}: {error}", *shown)

@@ -2,8 +2,9 @@
 
     [warehouse] url -> that server      held directory -> the endpoint of who holds it      else -> the directory itself
 
-Invariants: the three give the same bytes for the same query; none of them can write; an error is what the engine said,
-without its decorations, and names the tables there are where one is unknown."""
+Invariants: the three give the same bytes for the same query; each runs only what the guard of the endpoint lets pass,
+so none can write, read files or reach out; an error is what the engine said, without its decorations, and names the
+tables there are where one is unknown."""
 
 from __future__ import annotations
 
@@ -20,6 +21,7 @@ import pyarrow as pa
 
 from millrace.consumers.warehouse.directory import Directory, holder
 from millrace.consumers.warehouse.endpoint.faults import UNKNOWN_TABLE, QueryError, brief, of_engine
+from millrace.consumers.warehouse.endpoint.guard import Functions, Guard
 from millrace.consumers.warehouse.endpoint.reading import Asked, Limits, Reader
 from millrace.infra.config import Settings
 from millrace.infra.errors import WarehouseError
@@ -27,6 +29,8 @@ from millrace.infra.local_keys import USER, warehouse_key
 from millrace.infra.terminal import Terminal
 
 CONNECT_S = 5.0
+LOOKS = {"readonly": "1", "database": "millrace"}
+"""settings of all that is asked of a server"""
 TABLES = "SELECT DISTINCT name FROM system.tables WHERE database = 'millrace' AND name NOT LIKE '.%' ORDER BY name"
 Value = str | int | float | bool | Sequence[Any]
 """value of a parameter `{name:Type}`"""
@@ -78,7 +82,8 @@ class Asking(ABC):
 
 
 class OverHttp(Asking):
-    """An endpoint or a server by URL. timeout_s: without a byte; own: settings that are sent with every query."""
+    """An endpoint, which looks at each query itself. timeout_s: without a byte; own: settings that are sent with every
+    query."""
 
     def __init__(self, url: str, user: str, password: str, timeout_s: float, own: Mapping[str, str]) -> None:
         self._url, self._own = url, dict(own)
@@ -90,7 +95,10 @@ class OverHttp(Asking):
         )
 
     def pieces(self, sql: str, form: str, params: Mapping[str, str], settings: Mapping[str, str]) -> Iterator[bytes]:
-        asked = {**self._own, **settings, "default_format": form, "wait_end_of_query": "1"}
+        return self._answer(sql, form, params, {**self._own, **settings})
+
+    def _answer(self, sql: str, form: str, params: Mapping[str, str], settings: Mapping[str, str]) -> Iterator[bytes]:
+        asked = {**settings, "default_format": form, "wait_end_of_query": "1"}
         asked |= {f"param_{name}": value for name, value in params.items()}
         try:
             with self._client.stream("POST", "/", params=asked, content=sql.encode()) as answer:
@@ -105,6 +113,25 @@ class OverHttp(Asking):
 
     def close(self) -> None:
         self._client.close()
+
+
+class OfServer(OverHttp):
+    """A server by URL, which knows no guard: this process looks at each query before it is sent. What a name means is
+    asked of the server, as its functions are others than those of the engine here."""
+
+    _guard: Guard | None = None
+
+    def pieces(self, sql: str, form: str, params: Mapping[str, str], settings: Mapping[str, str]) -> Iterator[bytes]:
+        self._guard = self._guard or Guard(Functions.of(self))
+        admitted = self._guard.admit(self, sql, params)
+        yield from super().pieces(admitted.sql, admitted.form or form, params, settings)
+
+    def text(self, sql: str, params: dict[str, str] | None = None) -> str:
+        """What the guard asks, without the limits of a query."""
+        return b"".join(self._answer(sql, "TSVRaw", params or {}, LOOKS)).decode()
+
+    def classified(self, sql: str) -> None:
+        """A server does not say; `readonly` has it refuse what changes anything."""
 
 
 class InDirectory(Asking):
@@ -136,13 +163,12 @@ def open_asking(settings: Settings, overdue: Callable[[], None] | None = None) -
     asked = settings.warehouse
     limits = Limits(asked.query_seconds, asked.query_memory_mb << 20, asked.query_rows)
     patience = asked.query_seconds + 30
-    # The server checks the rights of who asks: readonly alone lets a query read what the user of url may.
     if url := asked.read_url.get_secret_value() or asked.url.get_secret_value():
         parts = urlsplit(url)
         address = urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], "", "", ""))
-        own = {**limits.settings(), "readonly": "1", "database": "millrace"}
+        own = {**limits.settings(), **LOOKS}
         user, password = unquote(parts.username or "default"), unquote(parts.password or "")
-        return OverHttp(address, user, password, patience, own)
+        return OfServer(address, user, password, patience, own)
     home = settings.warehouse_home
     if (held := holder(home)) and held[1]:
         return OverHttp(held[1], USER, warehouse_key(settings), patience, {})

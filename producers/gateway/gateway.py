@@ -381,8 +381,9 @@ class Gateway:
         """A part of a reply is about to be told before its record. Its episode begins now."""
         if not call.marked:
             call.marked = True
-            call.lost = not self.begun(call.session)
+            # The mark first: a kill between the two leaves nothing that was begun and has no end.
             self.recorder.underway.begin(call.response_id, call.session.id)
+            call.lost = not self.begun(call.session)
 
     @contextmanager
     def calling(self, session: Session, name: str) -> Iterator[None]:

@@ -1,4 +1,5 @@
-"""A disk of our own for a deployment: an ext4 file system in a file, which can fill up and lose its power.
+"""A disk of our own for a deployment: an ext4 file system in a file, which can fill up, turn read-only and lose its
+power.
 
 Needs root and loop devices."""
 
@@ -29,7 +30,7 @@ class Disk:
     @staticmethod
     def possible() -> bool:
         """Whether this machine lets us have one."""
-        found = all(map(shutil.which, ("mkfs.ext4", "mount", "losetup")))
+        found = all(map(shutil.which, ("mkfs.ext4", "e2fsck", "mount", "losetup")))
         return found and subprocess.run(["losetup", "-f"], capture_output=True).returncode == 0
 
     def snapshot(self) -> Path:
@@ -60,13 +61,29 @@ class Disk:
         """Make room again."""
         (self.place / "filler").unlink(missing_ok=True)
 
+    def fail(self) -> None:
+        """Turn read-only under those who write, as ext4 does when it finds an error."""
+        _run("mount", "-o", "remount,abort", str(self.place))
+
+    def mend(self) -> None:
+        """Check the file system and mount it writable. OSError while any process still uses what turned read-only."""
+        try:
+            _run("umount", str(self.place))
+        except subprocess.CalledProcessError as error:
+            raise OSError(error.stderr.decode()) from None
+        # 1 and 2 say that something was mended.
+        checked = subprocess.run(["e2fsck", "-fp", str(self._image)], capture_output=True)
+        if checked.returncode > 2:
+            raise OSError(checked.stdout.decode())
+        self._mount()
+
     def close(self) -> None:
         """Unmount and forget."""
         _run("umount", "-l", str(self.place))
         self._image.unlink()
 
     def _mount(self) -> None:
-        _run("mount", "-o", f"loop,commit={COMMIT_S}", str(self._image), str(self.place))
+        _run("mount", "-o", f"loop,commit={COMMIT_S},errors=remount-ro", str(self._image), str(self.place))
 
 
 def _run(*command: str) -> None:

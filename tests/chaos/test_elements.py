@@ -93,7 +93,7 @@ def elements(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Elements]:
 @pytest.mark.kafka
 @needs_disk
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("element", ["power", "freeze", "full", "brokers"])
+@pytest.mark.parametrize("element", ["power", "freeze", "full", "read-only", "brokers"])
 def test_a_deployment_outlives_the_elements(elements: Elements, element: str) -> None:
     """Three more versions come."""
     elements.strike(element)
@@ -104,4 +104,5 @@ def test_a_deployment_outlives_the_elements(elements: Elements, element: str) ->
 @needs_disk
 @pytest.mark.timeout(1800)
 def test_after_all_elements_the_audit_is_clean_and_nothing_was_lost_or_doubled(elements: Elements) -> None:
-    assert elements.judge()
+    outcome = elements.judge_all()
+    assert outcome.good, outcome

@@ -97,6 +97,10 @@ STATEMENTS = _words(
     "ExistsTableQuery ExistsViewQuery ExistsDatabaseQuery"
 )
 
+OF_DATABASES = _words("ShowTables ShowCreateDatabaseQuery ExistsDatabaseQuery")
+NAMING = OF_DATABASES | _words("ShowCreateTableQuery ShowCreateViewQuery ExistsTableQuery ExistsViewQuery")
+"""statements that are about one database or table, which their tree names apart from any expression"""
+
 INSIDE = STATEMENTS | {"TablesInSelectQuery"}
 """what the tree of one of them holds of the kind"""
 

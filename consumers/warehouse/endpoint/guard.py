@@ -10,7 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from itertools import takewhile
+from typing import NamedTuple, Protocol
 
 from millrace.consumers.warehouse.endpoint import allowed
 from millrace.consumers.warehouse.endpoint.faults import (
@@ -21,10 +22,10 @@ from millrace.consumers.warehouse.endpoint.faults import (
     UNKNOWN_FORMAT,
     QueryError,
 )
-from millrace.consumers.warehouse.endpoint.handles import Handle
 from millrace.consumers.warehouse.endpoint.words import Word, identifiers, literal, paths, words
 
 _FORMAT = re.compile(r" FORMAT (\w+)$")
+_IN = re.compile(r"(global)?(not)?(null)?in(ignoreset)?", re.IGNORECASE)
 _BARE = ("SETTINGS", "OUTFILE", "INFILE")
 _BEFORE_PARENTHESES = re.compile(
     r"IN|AS|ON|USING|OVER|AND|OR|NOT|SELECT|FROM|WHERE|PREWHERE|HAVING|QUALIFY|BY|WITH|THEN|ELSE|WHEN|CASE|BETWEEN|I?LIKE"
@@ -44,6 +45,17 @@ class Statement(NamedTuple):
     streams: bool
 
 
+class TextEngine(Protocol):
+    """What is asked of an engine about a text."""
+
+    def text(self, sql: str, params: dict[str, str] | None = None) -> str:
+        """The only column of an answer, a row a line. Raises QueryError."""
+
+    def classified(self, sql: str) -> tuple[str, int] | None:
+        """What the engine takes a text for, and how many statements it is; None for one that does not say: it takes
+        one statement at a time."""
+
+
 @dataclass(frozen=True, slots=True)
 class Functions:
     """What the engine can call. known: lower-case name -> category; combinators: endings of aggregate functions."""
@@ -52,7 +64,7 @@ class Functions:
     combinators: tuple[str, ...]
 
     @staticmethod
-    def of(engine: Handle) -> Functions:
+    def of(engine: TextEngine) -> Functions:
         """Those of this engine."""
         sql = (
             "SELECT concat(f.name, '\t', if(f.alias_to != '', t.categories, f.categories), '\t', f.alias_to, '\t',"
@@ -96,10 +108,10 @@ class Guard:
     def __init__(self, functions: Functions) -> None:
         self._functions = functions
 
-    def admit(self, engine: Handle, text: str, params: Mapping[str, str]) -> Statement:
-        """The statement to run. `engine` is a handle that no reader's query has touched. Raises QueryError."""
+    def admit(self, engine: TextEngine, text: str, params: Mapping[str, str]) -> Statement:
+        """The statement to run. `engine` holds nothing of a reader's query, such as a setting. Raises QueryError."""
         written = canonical(engine, text)
-        kind, count = engine.classified(written)
+        kind, count = engine.classified(written) or ("READ_ONLY", 1)
         if count != 1:
             raise QueryError("one statement at a time: send each in a request of its own.", SYNTAX_ERROR)
         if kind != "READ_ONLY":
@@ -152,12 +164,14 @@ class Guard:
         head, _, kind = lines[0].partition(" (")[0].partition(" ")
         if head not in allowed.STATEMENTS or (head == "Explain" and kind not in allowed.EXPLAINS):
             raise QueryError(
-                f"{kind if head == 'Explain' else head} is not served: ask with SELECT, EXPLAIN, DESCRIBE, SHOW "
-                "TABLES, SHOW COLUMNS, SHOW CREATE or EXISTS.",
+                f"{kind if head == 'Explain' else head} is not served, the warehouse is read-only here: ask with "
+                "SELECT, EXPLAIN, DESCRIBE, SHOW TABLES, SHOW COLUMNS, SHOW CREATE or EXISTS.",
                 READONLY,
             )
+        if head in allowed.NAMING:
+            self._check_named(head, [line[1:] for line in lines[1:] if line.startswith(" Identifier ")])
         above = ""
-        for line in map(str.lstrip, lines):
+        for at, line in enumerate(map(str.lstrip, lines)):
             kind, _, rest = line.partition(" ")
             name = rest.partition(" (")[0]
             if kind.endswith("Query") and kind not in allowed.INSIDE:  # what EXPLAIN explains
@@ -170,8 +184,27 @@ class Guard:
                 and name.lower() not in allowed.TABLE_FUNCTIONS
             ):
                 raise self._refusal(name)
+            if kind == "Function" and _IN.fullmatch(name):
+                self._check_set(lines[at:])
             above = line
         return head
+
+    def _check_named(self, head: str, found: list[str]) -> None:
+        """The names of a statement that is about one thing: its database, its table, or both."""
+        *database, name = [line.partition(" ")[2] for line in found] or [""]
+        if not database and name and head in allowed.OF_DATABASES:
+            if name != "system" and name not in allowed.DATABASES | allowed.CATALOGUES:
+                raise QueryError(f"database {name} is not served here.", ACCESS_DENIED)
+        else:
+            self._check_table(".".join([*database, name]))
+
+    def _check_set(self, lines: list[str]) -> None:
+        """What IN looks in, the last argument of the function on the first line, may be the name of a table."""
+        deep = len(lines[0]) - len(lines[0].lstrip()) + 2
+        inside = takewhile(lambda line: len(line) - len(line.lstrip()) >= deep, lines[2:])
+        arguments = [line[deep:] for line in inside if not line[deep:].startswith(" ")]
+        if arguments and arguments[-1].startswith("Identifier "):
+            self._check_table(arguments[-1].partition(" ")[2].partition(" (")[0])
 
     def _check_table(self, name: str) -> None:
         database, dot, table = name.partition(".")
@@ -187,7 +220,7 @@ class Guard:
         return QueryError(f"{name}() {what}.", ACCESS_DENIED)
 
 
-def canonical(engine: Handle, text: str) -> str:
+def canonical(engine: TextEngine, text: str) -> str:
     """The engine's own spelling of one statement. Raises QueryError for what it cannot parse."""
     text = text.strip().rstrip(";").strip()
     if not text:

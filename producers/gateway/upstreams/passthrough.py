@@ -257,8 +257,8 @@ class Passthrough:
         """A part of an answer is about to be told before its record. Its episode begins now."""
         if not call.marked:
             call.marked = True
+            self.gateway.recorder.underway.begin(call.name, call.session.id)  # first, as in `Gateway`
             call.lost = not self.gateway.begun(call.session)
-            self.gateway.recorder.underway.begin(call.name, call.session.id)
 
     def _abort(self, call: Passed, events: Events, counted: Usage | None = None) -> None:
         events.finish = ABORT

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from millrace.consumers.audit import audit
+from millrace.consumers.audit import audit, folds
 from millrace.consumers.audit.stages import production
 from millrace.infra.config import Governance, Settings
-from millrace.infra.errors import ReplayError
+from millrace.infra.errors import ReplayError, UnreachableError
 from millrace.infra.stages.base import Stage
 from millrace.streams import serve
 from millrace.streams.refine.names import FILE
@@ -66,3 +66,16 @@ def test_names_replaced_under_another_key_are_a_note(history: Whole) -> None:
     report = refine_with(history, name_key=b"another")
     assert report.clean, report.violations[:3]
     assert any("another key" in note for note in report.finding("folds").notes)
+
+
+def test_a_log_that_stops_answering_while_it_folds_is_no_violation(
+    history: Whole, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The audit ends with what is to be done about it, and says nothing of the history."""
+
+    def silent(*_: Any) -> Any:
+        raise UnreachableError("no answer in 30 s")
+
+    monkeypatch.setattr(folds, "refold", silent)
+    with pytest.raises(UnreachableError, match="no answer"):
+        history.audit()

@@ -188,3 +188,14 @@ async def test_a_client_that_left_is_recorded_and_not_labelled(tmp_path: Path, r
         left = killed_now(tmp_path / "own", "left")
         assert [call["finish_reason"] for call in w.calls()] == ["abort"]
     assert await kinds(left, renderer) == ["episode_started", "model_call"]
+
+
+async def test_a_mark_whose_episode_never_began_leaves_nothing(tmp_path: Path, renderer: TemplateRenderer) -> None:
+    """A kill between the mark and the first event: the client was told nothing."""
+    capture = tmp_path / "own" / "capture"
+    capture.mkdir(parents=True)
+    marks = Underway(capture)
+    marks.begin("one", "t1")
+    marks.close()
+    assert Underway(capture).left == {"one": "t1"}
+    assert await kinds(tmp_path / "own", renderer) == []
