@@ -19,7 +19,7 @@ from millrace.apps.answers import Answer
 from millrace.infra.config import Settings
 from millrace.infra.errors import ConfigError, MillraceError, RewardError
 from millrace.infra.process.loaders import load_function
-from millrace.producers.tasks.source import Source, open_tasks
+from millrace.producers.tasks.source import TaskSource, open_tasks
 from millrace.streams.reward.choose import JUDGE, SETTLED, TESTS, choose
 from millrace.streams.reward.running import weak
 from millrace.streams.reward.verifiers import OURS, load
@@ -125,7 +125,7 @@ def _apart(settings: Settings, answer: Answer) -> Answer:
     return Answer(answer.question, "warning", f"{answer.said}; {why}") if why else answer
 
 
-def _first(settings: Settings) -> Source | None:
+def _first(settings: Settings) -> TaskSource | None:
     """The tasks, None where there are none or their own answer says what is wrong."""
     try:
         return open_tasks(Path(settings.rollout.tasks)) if settings.rollout.tasks else None

@@ -29,7 +29,7 @@ import uvloop
 from benchmarks.delay_shapes import RESPONSES, SHAPES, Shape, chat
 from millrace.producers.gateway.rendering.template import TemplateRenderer
 from millrace.producers.gateway.rendering.tokenizer import ChatTokenizer
-from millrace.producers.gateway.upstreams.routes import Rule
+from millrace.producers.gateway.upstreams.routes import RouteRule
 from millrace.producers.gateway.upstreams.upstreams import ONE
 from tests.support import chat_tokenizer
 from tests.support.in_process import Far, InProcess, Played
@@ -117,7 +117,7 @@ async def longest(folder: Path, renderer: TemplateRenderer, shape: Shape) -> tup
     script, far = reply(shape, [*ids, END]), None
     if shape.far is not None:
         answer = Played(parts=[shape.far()])
-        far = Far([Rule("far", ONE)], lambda path, asked: answer)
+        far = Far([RouteRule("far", ONE)], lambda path, asked: answer)
     gateway = InProcess(folder, renderer, script, upstream=shape.upstream, far=far, max_model_len=CONTEXT)
 
     clock = Clock()

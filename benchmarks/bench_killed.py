@@ -38,7 +38,7 @@ from millrace.apps.demo import warm
 from millrace.apps.demo.fleet import BROKER, DemoFleet
 from millrace.apps.demo.plan import flags
 from millrace.apps.demo.run import make_topics
-from millrace.consumers.status.watch import Watch
+from millrace.consumers.status.watch import StatusWatch
 from millrace.infra.config import Settings, load
 from millrace.infra.connect import connect
 from millrace.infra.process.net import free_ports
@@ -69,7 +69,7 @@ class Timed(DemoFleet):
 class Runs:
     """Kills, each after the former has healed."""
 
-    def __init__(self, fleet: Timed, watch: Watch) -> None:
+    def __init__(self, fleet: Timed, watch: StatusWatch) -> None:
         self.fleet = fleet
         self.watch = watch
         self.seen: list[tuple[float, LedgerEntry]] = []
@@ -189,7 +189,7 @@ def measure(home: Path, seed: int, values: Mapping[str, Any], kills: int, moment
         warm.start(home, seed, target=0.0)
         warm.create_policy(settings)
         bus = connect(settings)
-        watch = Watch(bus, settings.namespace, settings.policy.name)
+        watch = StatusWatch(bus, settings.namespace, settings.policy.name)
         fleet.up()
         runs = Runs(fleet, watch)
         for number in range(kills):

@@ -13,7 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from millrace.consumers.warehouse.directory import Directory
+from millrace.consumers.warehouse.directory import TableDirectory
 from millrace.consumers.warehouse.opened import make_tables
 from millrace.consumers.warehouse.questions.asked import question, questions, values
 from millrace.consumers.warehouse.tables import VIEWS
@@ -136,7 +136,7 @@ def ledger() -> str:
     ) + " FROM (SELECT number AS n FROM {numbers})"  # fmt: skip
 
 
-def fill(store: Directory, steps: int) -> None:
+def fill(store: TableDirectory, steps: int) -> None:
     """The history of so many steps, in the order of its writing."""
     episodes = steps // STEPS
     counts = {
@@ -152,7 +152,7 @@ def fill(store: Directory, steps: int) -> None:
         print(f"{count} rows of {name}", flush=True)
 
 
-def seconds(store: Directory, sql: str, parameters: dict[str, str]) -> float:
+def seconds(store: TableDirectory, sql: str, parameters: dict[str, str]) -> float:
     """CPU seconds of a query, the least of some."""
     best = float("inf")
     for _ in range(REPEATS):
@@ -163,7 +163,7 @@ def seconds(store: Directory, sql: str, parameters: dict[str, str]) -> float:
     return best
 
 
-def asked(store: Directory) -> dict[str, tuple[str, dict[str, str]]]:
+def asked(store: TableDirectory) -> dict[str, tuple[str, dict[str, str]]]:
     """Every question with parameters from the middle of history."""
     ((trajectory, task, version),) = store.rows(
         "SELECT t.id, replaceRegexpOne(t.task_id, '@[0-9]+$', ''), (SELECT intDiv(max(version), 2) FROM ledger)"
@@ -180,7 +180,7 @@ def asked(store: Directory) -> dict[str, tuple[str, dict[str, str]]]:
     return found
 
 
-def joins(store: Directory) -> float:
+def joins(store: TableDirectory) -> float:
     """Of how many joins by place the CPU time is that of one join by id: trajectories with themselves."""
     taken = []
     for key in ("topic, part, off", "id"):
@@ -199,7 +199,7 @@ def main() -> None:
     options = parser.parse_args()
     with (
         tempfile.TemporaryDirectory(dir=options.home) as folder,
-        Directory(Path(folder) / "w", memory_mb=4096) as store,
+        TableDirectory(Path(folder) / "w", memory_mb=4096) as store,
     ):
         make_tables(store)
         fill(store, options.steps)

@@ -17,7 +17,7 @@ import cramjam
 import numpy as np
 from tokenizers import ByteLevelBPETokenizer
 
-from millrace.consumers.warehouse.directory import Directory
+from millrace.consumers.warehouse.directory import TableDirectory
 from millrace.consumers.warehouse.opened import make_tables
 
 LIMIT, VOCABULARY, GROUP = 2.5, 32_000, 8
@@ -66,7 +66,7 @@ def main() -> None:
         rows.append(["sort", str(number // GROUP), number, *([array.tolist()] for array in arrays)])
         raw += b"".join(array.tobytes() for array in arrays)
     count = len(rows) * options.length
-    with tempfile.TemporaryDirectory() as folder, Directory(Path(folder) / "w") as store:
+    with tempfile.TemporaryDirectory() as folder, TableDirectory(Path(folder) / "w") as store:
         make_tables(store)
         with store.client("millrace_log") as client:
             client.insert("trajectories", rows, column_names=["policy", "group", "off", *KEPT])

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.bench_codec import event, model_call
-from millrace.consumers.warehouse.directory import Directory
+from millrace.consumers.warehouse.directory import TableDirectory
 from millrace.consumers.warehouse.ingest import Ingest
 from millrace.consumers.warehouse.migrations import migrate
 from millrace.infra.log.base import Outgoing, TopicSpec
@@ -62,7 +62,7 @@ def completions(count: int) -> Iterator[bytes]:
         yield codec.encode_named("Completion", record | {"group": f"{ticket}", "ticket": ticket})
 
 
-def ingested(name: str, values: Iterator[bytes], store: Directory) -> tuple[float, int]:
+def ingested(name: str, values: Iterator[bytes], store: TableDirectory) -> tuple[float, int]:
     """CPU seconds to take in a topic of these values, and their bytes."""
     bus, topic, size = MemoryBus(), f"{NS}.{name}", 0
     bus.ensure_topics([TopicSpec(topic, 1)])
@@ -76,7 +76,7 @@ def ingested(name: str, values: Iterator[bytes], store: Directory) -> tuple[floa
     return time.process_time() - started, size
 
 
-def native(store: Directory, home: Path) -> float:
+def native(store: TableDirectory, home: Path) -> float:
     """CPU seconds of a bare insert of the rows of `events`, in blocks like the warehouse's."""
     with store.handle() as handle:
         handle.query("CREATE TABLE millrace_log.bare AS millrace_log.events")
@@ -102,7 +102,7 @@ def main() -> None:
     parser.add_argument("--large", type=int, default=8000, help="rows of about 19 KB")
     parser.add_argument("--small", type=int, default=200_000, help="rows of each small kind")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder, Directory(Path(folder) / "warehouse") as store:
+    with tempfile.TemporaryDirectory() as folder, TableDirectory(Path(folder) / "warehouse") as store:
         migrate(store)
         store.run("SYSTEM STOP MERGES")
         mine, size = ingested("events", large(options.large), store)

@@ -17,7 +17,7 @@ from millrace.consumers.history.places import PlaceReader
 from millrace.consumers.learner import verdict
 from millrace.consumers.learner.agreement import Peer, Roster
 from millrace.consumers.learner.build import build_trainer
-from millrace.consumers.learner.order import Order
+from millrace.consumers.learner.order import LearningOrder
 from millrace.consumers.learner.reading import read
 from millrace.infra.config import load
 from millrace.infra.log.blobs import ClaimStore
@@ -75,7 +75,7 @@ def roster(world: int) -> Roster:
 def steps_of(recording: Recording, run: Outcome, world: int) -> list[Again]:
     """Every step of `run`, for `world` ranks."""
     settings = load(run.file, {})
-    order = Order(settings.policy.batch, settings.policy.eta, settings.policy.release)
+    order = LearningOrder(settings.policy.batch, settings.policy.eta, settings.policy.release)
     for records in recording.resolutions:
         for one in records:
             order.fold(codec.decode_as("Resolution", one.value or b""))

@@ -14,7 +14,7 @@ from millrace.infra.config import Settings
 from millrace.infra.connect import connect
 from millrace.infra.errors import StorageError, UnreachableError
 from millrace.infra.log.archive.archive import Archive
-from millrace.infra.log.archive.archiver import Archiver, Kept
+from millrace.infra.log.archive.archiver import ArchivedSegment, Archiver
 from millrace.infra.log.archive.shelf import Shelf
 from millrace.infra.log.base import Bus
 from millrace.infra.log.blobs import ClaimStore
@@ -45,7 +45,7 @@ def run(settings: Settings) -> None:
             time.sleep(LOOK_S)
 
 
-def once(settings: Settings, bus: Bus) -> Iterator[Kept]:
+def once(settings: Settings, bus: Bus) -> Iterator[ArchivedSegment]:
     """Archive everything that is written now, however young, and give each segment."""
     return archiver(settings, bus, close_s=0).run()
 
@@ -78,7 +78,7 @@ def verify(settings: Settings, shelf: Shelf) -> Verified:
     return Verified(shelf, records, sum(one.size for one in shelf.segments))
 
 
-def told(kept: Kept) -> str:
+def told(kept: ArchivedSegment) -> str:
     """A segment in words."""
     segment = kept.segment
     return f"offsets {segment.first} to {segment.end - 1}: {segment.records} records, {segment.size} bytes"

@@ -37,7 +37,7 @@ class Standing(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class BeatPace:
     """Seconds. beat_s: between two statuses while nothing changes; lives_s: how long each holds; quiet_s: at least
     between two statuses; farewell_s: how long the last one holds."""
 
@@ -48,7 +48,7 @@ class Pace:
 
 
 SERVING = partial(Standing, "serving")
-EVEN = Pace()
+EVEN = BeatPace()
 
 
 def unless_in(trouble: Callable[[], str]) -> Callable[[], Standing]:
@@ -74,7 +74,7 @@ class Heartbeat:
         policy: str,
         url: str | None = None,
         standing: Callable[[], Standing] = SERVING,
-        pace: Pace = EVEN,
+        pace: BeatPace = EVEN,
     ) -> None:
         """`url`: where it listens, if anywhere."""
         self._bus = bus

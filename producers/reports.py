@@ -28,7 +28,7 @@ PATIENCE_S = 5.0
 LOOK_S = 0.005
 
 
-class Line:
+class GatewayLine:
     """What goes to one gateway."""
 
     def __init__(self, base_url: str, root: Path) -> None:
@@ -93,7 +93,7 @@ class Reports:
 
     def _begin(self) -> None:
         self._turn = threading.Lock()
-        self._lines: dict[str, Line] = {}
+        self._lines: dict[str, GatewayLine] = {}
 
     def take(self, owner: Owner, event: dict[str, Any]) -> None:
         """Report an event of the session of `owner`. Never raises."""
@@ -103,13 +103,13 @@ class Reports:
         """An event of the session of `owner` is lost before it was one. Never raises."""
         self._line(owner.base_url).miss(why)
 
-    def _line(self, base_url: str) -> Line:
+    def _line(self, base_url: str) -> GatewayLine:
         line = self._lines.get(base_url)
         if line is None:
             with self._turn:
                 line = self._lines.get(base_url)
                 if line is None:
-                    line = self._lines[base_url] = Line(base_url, self._root())
+                    line = self._lines[base_url] = GatewayLine(base_url, self._root())
         return line
 
     def flush(self, base_url: str, patience_s: float = PATIENCE_S) -> bool:
@@ -135,7 +135,7 @@ class Reports:
         self._begin()
 
 
-_PARENTS: list[dict[str, Line]] = []
+_PARENTS: list[dict[str, GatewayLine]] = []
 """kept, so that nothing of them is closed here"""
 REPORTS = Reports()
 atexit.register(REPORTS.close)

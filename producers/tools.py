@@ -137,7 +137,7 @@ def wrapped(function: Callable[..., Any], spec: Spec) -> Callable[..., Any]:
 
         @functools.wraps(function)
         async def later(*args: Any, **given: Any) -> Any:
-            with Call(spec, args, given) as call:
+            with ToolCallReport(spec, args, given) as call:
                 call.result = await function(*args, **given)
             return call.result
 
@@ -145,7 +145,7 @@ def wrapped(function: Callable[..., Any], spec: Spec) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def at_once(*args: Any, **given: Any) -> Any:
-        call = Call(spec, args, given)
+        call = ToolCallReport(spec, args, given)
         with call:
             call.result = function(*args, **given)
             call.waits = inspect.iscoroutine(call.result)
@@ -154,7 +154,7 @@ def wrapped(function: Callable[..., Any], spec: Spec) -> Callable[..., Any]:
     return at_once
 
 
-async def awaited(call: Call) -> Any:
+async def awaited(call: ToolCallReport) -> Any:
     """The result of a plain function that returned a coroutine."""
     pending, call.waits = call.result, False
     with call:
@@ -162,7 +162,7 @@ async def awaited(call: Call) -> Any:
     return call.result
 
 
-class Call:
+class ToolCallReport:
     """One call of a tool, entered when it begins; `waits`: its block ends before it does. Reporting never raises."""
 
     def __init__(self, spec: Spec, args: Sequence[Any], given: Mapping[str, Any]) -> None:

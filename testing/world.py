@@ -37,7 +37,7 @@ from millrace.infra.stages.base import Stage
 from millrace.infra.stages.live import StageRunner
 from millrace.infra.stages.replay import verify
 from millrace.infra.stages.slot import RunnerSettings
-from millrace.infra.stages.state import State
+from millrace.infra.stages.state import SlotState
 from millrace.schemas import codec
 
 NAMESPACE = "w"
@@ -282,10 +282,10 @@ class World:
                 at[partition] = end
         return found
 
-    def state(self, stage: str, slot: int) -> State:
+    def state(self, stage: str, slot: int) -> SlotState:
         """A slot's state as its changelog tells it."""
         changelog = self.bus.read(full_name(NAMESPACE, changelog_of(stage)), slot)
-        return State.restore(slot, changelog, claims=self.settings.claims)
+        return SlotState.restore(slot, changelog, claims=self.settings.claims)
 
     def verify(self) -> int:
         """Fold every turn of every slot again, after `drain`; returns the number of turns. Raises ReplayError."""

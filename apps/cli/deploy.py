@@ -20,7 +20,7 @@ from millrace.apps.agreement import check_agreement
 from millrace.apps.cli.context import CommandFlags, call, console, entry
 from millrace.consumers.status.health import awaited, wrong
 from millrace.consumers.status.tables import learning, processes, silent, workers
-from millrace.consumers.status.watch import Watch
+from millrace.consumers.status.watch import StatusWatch
 from millrace.infra.config import FILE, PREFIX, Settings
 from millrace.infra.connect import connect
 from millrace.infra.errors import ConfigError, TopicError, UnreachableError
@@ -98,7 +98,7 @@ def status(
 
 
 def _plainly(
-    deployment: Deployment, watch: Watch | str, states: Sequence[ProgramState], quiet: Mapping[str, float]
+    deployment: Deployment, watch: StatusWatch | str, states: Sequence[ProgramState], quiet: Mapping[str, float]
 ) -> dict[str, Any]:
     """What `status` shows, for programs."""
     learning_of = None
@@ -122,7 +122,7 @@ def _plainly(
     }
 
 
-def _follow(deployment: Deployment, watch: Watch | str, held: ExitStack) -> None:
+def _follow(deployment: Deployment, watch: StatusWatch | str, held: ExitStack) -> None:
     """Until ^C, which is noticed between two looks: an exception raised anywhere can be lost in a client's callback."""
     over = threading.Event()
     former = signal.signal(signal.SIGINT, lambda *_: over.set())
@@ -158,7 +158,7 @@ def _deployment(context: typer.Context) -> Deployment:
     return Deployment(whole, made.environment())
 
 
-def _watch(settings: Settings, held: ExitStack) -> Watch | str:
+def _watch(settings: Settings, held: ExitStack) -> StatusWatch | str:
     """A reader of the policy's topics, or why there is none."""
     from millrace.infra.log.kafka.entry import contact
 
@@ -170,7 +170,7 @@ def _watch(settings: Settings, held: ExitStack) -> Watch | str:
         return f"no broker answers at {broker}: `millrace up` starts what is local"
     bus = connect(settings)
     try:
-        watch = Watch(bus, settings.namespace, settings.policy.name)
+        watch = StatusWatch(bus, settings.namespace, settings.policy.name)
     except TopicError:
         bus.close()
         return (
@@ -182,7 +182,7 @@ def _watch(settings: Settings, held: ExitStack) -> Watch | str:
     return watch
 
 
-def _status(deployment: Deployment, watch: Watch | str) -> RenderableType:
+def _status(deployment: Deployment, watch: StatusWatch | str) -> RenderableType:
     states = deployment.supervisor.states()
     parts: list[RenderableType] = []
     coming = awaited(watch, states)

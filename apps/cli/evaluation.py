@@ -27,7 +27,7 @@ from millrace.producers.rollout.agents import load_agent
 from millrace.producers.tasks.source import open_tasks
 from millrace.schemas import records
 from millrace.schemas.ids import new_id, now_micros
-from millrace.streams.reward.choose import Chosen, choose
+from millrace.streams.reward.choose import ChosenVerifier, choose
 from millrace.trainers.evaluation.answering import answer, load
 from millrace.trainers.evaluation.estimators import Estimate, summary
 from millrace.trainers.offline.text import Encoder
@@ -272,7 +272,7 @@ class Verdicts:
         self._policy = settings.policy.name
         self._tasks = tasks
         self._written = [_written(task) for task in tasks]
-        self._pool: Chosen | None = None
+        self._pool: ChosenVerifier | None = None
         if verifier != SORT:
             self._pool = choose(settings.reward, verifier)
 

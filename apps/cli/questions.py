@@ -16,7 +16,7 @@ from rich.table import Table
 from typer.core import TyperGroup
 
 from millrace.apps.cli.context import call, console, entry
-from millrace.apps.cli.sql import Form, answer, form_of
+from millrace.apps.cli.sql import AnswerFormat, answer, form_of
 from millrace.infra.terminal import put
 
 
@@ -87,7 +87,7 @@ def _asking(question: Any) -> Callable[..., None]:
 
     own = [_flag(each.name, str, each.doc + _default(each), each.flag) for each in question.parameters]
     more = [
-        _flag("form", Form, "default: by the name of -o, else table", "--format", "-f"),
+        _flag("form", AnswerFormat, "default: by the name of -o, else table", "--format", "-f"),
         _flag("out", Path, "file to write", "--out", "-o"),
         _flag("show", bool, "print the query, to begin one of your own with", "--show-sql"),
     ]

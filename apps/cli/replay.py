@@ -69,7 +69,7 @@ def prove(
         raise typer.Exit(
             entry("millrace.consumers.replay.command:train_dumped")(settings, load, anyway=anyway, as_json=as_json)
         )
-    options = entry("millrace.consumers.replay.command:Options")(
+    options = entry("millrace.consumers.replay.command:ReplayOptions")(
         versions=versions, recorded=recorded, anyway=anyway, layout=layout, dump=dump
     )
     raise typer.Exit(entry("millrace.consumers.replay.command:prove")(settings, options, as_json=as_json))

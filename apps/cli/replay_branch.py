@@ -92,5 +92,5 @@ def branch(
         options["selection"] = f"places of {places.name}"
     elif sql:
         options["selection"] = entry("millrace.consumers.replay.asked:one")(sql)
-    made = entry("millrace.consumers.replay.branch.job:Options")(**options)
+    made = entry("millrace.consumers.replay.branch.job:BranchOptions")(**options)
     entry("millrace.consumers.replay.branch.command:branch")(call(context).settings(), made, places=named, sql=sql)

@@ -45,7 +45,7 @@ def reward(
     settings = call(context).settings()
     rule = entry("millrace.consumers.export.select:from_flags")
     wanted = rule(version, "", task or [], tenant or [], split, bound or [], [], best=False)
-    asked = entry("millrace.consumers.replay.again:Asked")(
+    asked = entry("millrace.consumers.replay.again:RejudgeRequest")(
         name=name or rubric,
         verifier=verifier,
         rubric=rubric,

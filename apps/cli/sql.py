@@ -31,7 +31,7 @@ NULL = "ᴺᵁᴸᴸ"
 NUMBERS = ("UInt", "Int", "Float", "Decimal", "Nullable(UInt", "Nullable(Int", "Nullable(Float", "Nullable(Decimal")
 
 
-class Form(StrEnum):
+class AnswerFormat(StrEnum):
     """How an answer is written."""
 
     TABLE = "table"
@@ -41,10 +41,15 @@ class Form(StrEnum):
     PARQUET = "parquet"
 
 
-FORMATS = {Form.CSV: "CSVWithNames", Form.JSON: "JSONEachRow", Form.JSONL: "JSONEachRow", Form.PARQUET: "Parquet"}
+FORMATS = {
+    AnswerFormat.CSV: "CSVWithNames",
+    AnswerFormat.JSON: "JSONEachRow",
+    AnswerFormat.JSONL: "JSONEachRow",
+    AnswerFormat.PARQUET: "Parquet",
+}
 SETTINGS = {
-    Form.JSON: {"output_format_json_array_of_rows": "1", "output_format_json_quote_64bit_integers": "0"},
-    Form.JSONL: {"output_format_json_quote_64bit_integers": "0"},
+    AnswerFormat.JSON: {"output_format_json_array_of_rows": "1", "output_format_json_quote_64bit_integers": "0"},
+    AnswerFormat.JSONL: {"output_format_json_quote_64bit_integers": "0"},
 }
 
 
@@ -58,7 +63,8 @@ def sql(
         ),
     ] = None,
     form: Annotated[
-        Form | None, typer.Option("--format", "-f", help="default: by the name of -o, else table", show_default=False)
+        AnswerFormat | None,
+        typer.Option("--format", "-f", help="default: by the name of -o, else table", show_default=False),
     ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="file to write", dir_okay=False, show_default=False)
@@ -93,9 +99,9 @@ def sql(
             answer(asking, statement, chosen, out, given)
 
 
-def answer(asking: Asking, statement: str, form: Form, out: Path | None, params: dict[str, str]) -> None:
+def answer(asking: Asking, statement: str, form: AnswerFormat, out: Path | None, params: dict[str, str]) -> None:
     """One answer on standard output or in a file, which is there only when it is whole. Raises WarehouseError."""
-    if form is Form.TABLE:
+    if form is AnswerFormat.TABLE:
         settings = {"max_result_rows": str(SHOWN + 1), "result_overflow_mode": "break"}
         found, more = table(asking.ask(statement, AS_STRINGS, params, settings))
         console.print(found)
@@ -107,7 +113,7 @@ def answer(asking: Asking, statement: str, form: Form, out: Path | None, params:
         return
     pieces = asking.ask(statement, FORMATS[form], params, SETTINGS.get(form, {}))
     if out is None:
-        put_bytes(pieces, as_json=form in (Form.JSON, Form.JSONL))
+        put_bytes(pieces, as_json=form in (AnswerFormat.JSON, AnswerFormat.JSONL))
         return
     draft = out.with_name(f".{out.name}.part")
     try:
@@ -167,22 +173,22 @@ def prompt(asking: Asking, settings: Settings, params: dict[str, str]) -> None:
             if statement.lower() in ("exit", "quit"):
                 return
             try:
-                answer(asking, statement, Form.TABLE, None, params)
+                answer(asking, statement, AnswerFormat.TABLE, None, params)
             except WarehouseError as error:
                 complain.print(Text(f"error: {error}", "red"), soft_wrap=True)
 
 
-def form_of(form: Form | None, out: Path | None) -> Form:
+def form_of(form: AnswerFormat | None, out: Path | None) -> AnswerFormat:
     """What is written: as asked, else by the file's name. Raises ConfigError where neither says it, or for a table in a
     file. Pure."""
     named = out.suffix.removeprefix(".").lower() if out else ""
     named = {"ndjson": "jsonl", "pq": "parquet"}.get(named, named)
-    chosen = form or next((one for one in Form if one.value == named), None)
+    chosen = form or next((one for one in AnswerFormat if one.value == named), None)
     if chosen is None and out is None:
-        return Form.TABLE
-    if chosen is None or (chosen is Form.TABLE and out is not None):
+        return AnswerFormat.TABLE
+    if chosen is None or (chosen is AnswerFormat.TABLE and out is not None):
         raise ConfigError("-o FILE needs --format csv, json, jsonl or parquet, or a name that ends with one of them")
-    if chosen is Form.PARQUET and out is None and sys.stdout.isatty():
+    if chosen is AnswerFormat.PARQUET and out is None and sys.stdout.isatty():
         raise ConfigError("Parquet is for files: add -o FILE.parquet")
     return chosen
 

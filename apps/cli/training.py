@@ -16,7 +16,7 @@ from millrace.infra import telemetry
 from millrace.trainers.checkpoint import Checkpoint
 from millrace.trainers.lora import Lora
 from millrace.trainers.offline.job import Job, run
-from millrace.trainers.offline.run import Listener
+from millrace.trainers.offline.run import RunListener
 from millrace.trainers.tracking.jsonl import JsonlTracker
 from millrace.trainers.tracking.line import line
 from millrace.trainers.tracking.registry import open_trackers
@@ -48,7 +48,7 @@ def train(
     console.print(f"wrote {written.path}", highlight=False, soft_wrap=True)
 
 
-class TrainingScreen(Listener):
+class TrainingScreen(RunListener):
     """Shows a training. Use it as a context."""
 
     def __init__(self, algorithm: str, console: Console, complain: Console) -> None:

@@ -11,7 +11,7 @@ from rich.panel import Panel
 from rich.text import Text
 
 from millrace.consumers.status.tables import learning, processes
-from millrace.consumers.status.watch import Watch
+from millrace.consumers.status.watch import StatusWatch
 from millrace.infra.machine.supervisor import ProgramState
 from millrace.schemas.records import LedgerEntry
 
@@ -58,12 +58,12 @@ class DemoScreen:
         if not self._live:
             self._console.print(f"        {line(entry, rate)}", highlight=False, soft_wrap=True)
 
-    def show(self, watch: Watch, programs: Callable[[], Sequence[ProgramState]]) -> None:
+    def show(self, watch: StatusWatch, programs: Callable[[], Sequence[ProgramState]]) -> None:
         """Redraw; `programs` is asked only when somebody looks."""
         if self._live:
             self._live.update(self._draw(watch, programs()))
 
-    def _draw(self, watch: Watch, programs: Sequence[ProgramState]) -> RenderableType:
+    def _draw(self, watch: StatusWatch, programs: Sequence[ProgramState]) -> RenderableType:
         story = Text("\n".join(self._story[-10:]))
         return Group(
             Panel(learning(watch, self._target), title="learning"),

@@ -26,7 +26,7 @@ from millrace.apps.demo.live import DemoScreen
 from millrace.apps.demo.plan import FULL, NAMESPACE, SHORT, DemoPlan, PlannedFault, flags, gain
 from millrace.apps.demo.usage import CpuUsage
 from millrace.consumers.status.tables import duration
-from millrace.consumers.status.watch import Watch
+from millrace.consumers.status.watch import StatusWatch
 from millrace.infra import durable
 from millrace.infra.config import FILE, Settings, load
 from millrace.infra.connect import connect
@@ -54,7 +54,7 @@ def run(home: Path, *, seed: int = 0, short: bool = False, console: Console | No
         with DemoScreen(console, plan.versions) as screen:
             screen.tell("starting Kafka; warming up a 228k-parameter Qwen2 by SFT on 'sort six digits'")
             _prepare(settings, fleet, seed, screen)
-            watch = Watch(connect(settings), settings.namespace, settings.policy.name)
+            watch = StatusWatch(connect(settings), settings.namespace, settings.policy.name)
             usage = CpuUsage(fleet.deployment)
             screen.tell("starting vLLM, gateway, stages, learners, reloader and rollout workers")
             fleet.up()
@@ -119,7 +119,7 @@ def _drive(
     settings: Settings,
     plan: DemoPlan,
     fleet: DemoFleet,
-    watch: Watch,
+    watch: StatusWatch,
     usage: CpuUsage,
     screen: DemoScreen,
     started: float,
@@ -150,7 +150,7 @@ def _drive(
             return False
 
 
-def _strike(fault: PlannedFault, fleet: DemoFleet, watch: Watch, screen: DemoScreen) -> Callable[[], bool]:
+def _strike(fault: PlannedFault, fleet: DemoFleet, watch: StatusWatch, screen: DemoScreen) -> Callable[[], bool]:
     """Do it; returns what tells, once, that its consequence is over."""
     at = time.monotonic()
     version, resolutions = watch.version, sum(watch.resolved.values())
@@ -202,7 +202,7 @@ def _since(at: float) -> str:
     return f"{time.monotonic() - at:.1f} s"
 
 
-def summary(settings: Settings, watch: Watch, seconds: float, page: Path) -> list[str]:
+def summary(settings: Settings, watch: StatusWatch, seconds: float, page: Path) -> list[str]:
     """What happened, and where to go from here. `seconds` are those of the whole run, its start included; the rate is
     that of the page: the samples behind the first version over the time that they took."""
     samples = sum(entry["metrics"].get("samples", 0.0) for entry in watch.versions)
@@ -222,7 +222,13 @@ def summary(settings: Settings, watch: Watch, seconds: float, page: Path) -> lis
 
 
 def _finish(
-    settings: Settings, plan: DemoPlan, watch: Watch, usage: CpuUsage, console: Console, reached: bool, seconds: float
+    settings: Settings,
+    plan: DemoPlan,
+    watch: StatusWatch,
+    usage: CpuUsage,
+    console: Console,
+    reached: bool,
+    seconds: float,
 ) -> int:
     from millrace.consumers import report
     from millrace.consumers.audit.command import render

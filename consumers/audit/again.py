@@ -16,7 +16,7 @@ from millrace.consumers.audit.differs import differing
 from millrace.consumers.audit.envelopes import REPLACED
 from millrace.consumers.audit.facts import Facts
 from millrace.consumers.audit.walk import Walk
-from millrace.consumers.audit.written import Output, Where, Written, digest
+from millrace.consumers.audit.written import Output, TurnOutputs, Where, digest
 from millrace.infra.errors import ClaimError
 from millrace.infra.log.base import Outgoing, Place, Record
 from millrace.infra.log.topics import partition_of
@@ -34,11 +34,11 @@ Known = Mapping[tuple[int, str], Place]
 UNREADABLE = "it cannot be read"
 
 
-class Stop(Exception):
+class StopFolding(Exception):
     """This slot is not folded further; the message is a note."""
 
 
-class Pair(NamedTuple):
+class EmitPair(NamedTuple):
     """A record that a turn gives beside the one that lies there; one of both may be missing. `forgotten`: it is of the
     beginning of a topic that retention has taken."""
 
@@ -49,7 +49,7 @@ class Pair(NamedTuple):
     forgotten: bool = False
 
 
-class Again:
+class Refold:
     """Pairs and compares for one walk. `written`: where outputs lie; `rules`: events by the rules and detectors that
     governed them; `count`: partitions of a kind of topic, for one that may be gone."""
 
@@ -57,7 +57,7 @@ class Again:
         self._facts, self._walk, self._bus = facts, walk, walk.bus
         self._outbox = Outbox(walk.namespace, largest=1 << 62)
         self._count = count or (lambda kind: len(facts.starts.get(kind, {})))
-        self.written = Written()
+        self.written = TurnOutputs()
         self.rules: Counter[tuple[str, str]] = Counter()
 
     def governed(self, event: Event) -> None:
@@ -71,7 +71,7 @@ class Again:
 
     # -- pairs
 
-    def pairs(self, slot: str, turn: int, emits: Sequence[tuple[int, Emit]]) -> list[Pair]:
+    def pairs(self, slot: str, turn: int, emits: Sequence[tuple[int, Emit]]) -> list[EmitPair]:
         """What a turn of a slot (`stage/slot`) gives beside what lies there. Call it with rising turns."""
         wanted: dict[Where, list[tuple[int, Emit]]] = {}
         for scope, emit in emits:
@@ -80,7 +80,7 @@ class Again:
         lost = {where for where in wanted if self._is_lost(slot.encode(), where)}
         found = self.written.take(slot.encode(), turn)
         header = f"{slot}/{turn}".encode()
-        pairs: list[Pair] = []
+        pairs: list[EmitPair] = []
         places: dict[tuple[int, str], Place] = {}
 
         def names_others(where: Where) -> bool:
@@ -90,7 +90,7 @@ class Again:
             gives, there = wanted.get(where, []), found.get(where, [])
             if len(there) < len(gives) and where in lost:
                 older = len(gives) - len(there)
-                pairs += (Pair(where, scope, emit, None, forgotten=True) for scope, emit in gives[:older])
+                pairs += (EmitPair(where, scope, emit, None, forgotten=True) for scope, emit in gives[:older])
                 gives = gives[older:]
             aligned = list(self._aligned(where, gives, there, places, header))
             places |= {
@@ -111,7 +111,7 @@ class Again:
 
     def _aligned(
         self, where: Where, gives: Sequence[tuple[int, Emit]], there: Sequence[Output], places: Known, header: bytes
-    ) -> Iterator[Pair]:
+    ) -> Iterator[EmitPair]:
         """Each emit with the output in its place. Where they are not as many, equal ones keep together, so that what is
         missing or additional is that and no other."""
         anchors = [] if len(gives) == len(there) else _common([self._digest(*e, places, header) for e in gives], there)
@@ -119,9 +119,9 @@ class Again:
         for here, yonder in [*anchors, (len(gives), len(there))]:
             for n in range(max(here - at, yonder - other)):
                 scope, emit = gives[at + n] if at + n < here else (-1, None)
-                yield Pair(where, scope, emit, there[other + n] if other + n < yonder else None)
+                yield EmitPair(where, scope, emit, there[other + n] if other + n < yonder else None)
             if here < len(gives):
-                yield Pair(where, *gives[here], there[yonder])
+                yield EmitPair(where, *gives[here], there[yonder])
             at, other = here + 1, yonder + 1
 
     def _digest(self, scope: int, emit: Emit, places: Known, header: bytes) -> int | None:
@@ -178,16 +178,20 @@ class Again:
             rules = (theirs["policy_version"], theirs["redaction_version"])
             # Rules that were in force governed more than one event: one that stands alone was altered.
             if rules != (mine["policy_version"], mine["redaction_version"]) and self.rules[rules] > 1:
-                raise Stop("is folded again up to where other detectors or rules governed it than are configured here")
+                raise StopFolding(
+                    "is folded again up to where other detectors or rules governed it than are configured here"
+                )
             # Where a detector fails, the text goes: a body with all of it had none that failed.
             gone = expected["body"] != actual["body"] or theirs["eligibility"] == "denied"
             if (mine["redaction"] == "failed") != (theirs["redaction"] == "failed") and gone:
-                raise Stop("is folded again up to where a detector failed, which no fold repeats")
+                raise StopFolding("is folded again up to where a detector failed, which no fold repeats")
         if emit.name in ("Event", "DeadLetter") and any(
             REPLACED.fullmatch(str(value)) and REPLACED.fullmatch(str(actual[name])) and value != actual[name]
             for name, value in expected.items()
         ):
-            raise Stop("is folded again up to where names were replaced under another key than the one given here")
+            raise StopFolding(
+                "is folded again up to where names were replaced under another key than the one given here"
+            )
         other = set(differing(expected, actual))
         if emit.name == "Grant" and other and other <= {"awaits", "reward_deadline_ms"}:
             facts = self._facts
@@ -197,7 +201,7 @@ class Again:
             named = actual["prompt_id"] in facts.asking
             awaited = list(awaits) == expected["awaits"] or (not named and len(facts.awaited[awaits]) > 1)
             if waited and awaited:
-                raise Stop("is folded again up to where [policy] awaits or reward_deadline_s were changed")
+                raise StopFolding("is folded again up to where [policy] awaits or reward_deadline_s were changed")
 
 
 def _common(gives: Sequence[int | None], there: Sequence[Output]) -> list[tuple[int, int]]:

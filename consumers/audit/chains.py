@@ -8,7 +8,7 @@ from millrace.consumers.audit.envelopes import kept, redacted
 from millrace.consumers.audit.facts import Facts
 from millrace.consumers.audit.law import Law
 from millrace.consumers.audit.rows import Mark, Row
-from millrace.consumers.audit.rules import Rules
+from millrace.consumers.audit.rules import RulesBySlot
 from millrace.consumers.audit.samples import BARRED
 from millrace.infra.log.topics import partition_of
 from millrace.schemas.chain import START, event_hash
@@ -25,7 +25,7 @@ class EventsChain(Law):
     def __init__(self, facts: Facts) -> None:
         super().__init__(facts)
         self._last: tuple[bytes, Mark] | None = None
-        self._rules = Rules()
+        self._rules = RulesBySlot()
 
     def event(self, row: Row[Event]) -> None:
         if row.name != "Event":

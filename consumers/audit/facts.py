@@ -24,7 +24,7 @@ HARD = frozenset({"reserve", "reject", "mask-head"})
 """release policies that promise a staleness bound"""
 
 
-class Trained(NamedTuple):
+class CommittedGroup(NamedTuple):
     """A group inside a committed version."""
 
     version: int
@@ -107,7 +107,7 @@ class Facts:
         self.release.set(0, release)
         self.batch: Timeline[int] = Timeline()
         self.eta: Timeline[int] = Timeline()
-        self.trained: list[Trained] = []
+        self.trained: list[CommittedGroup] = []
         self.trained_at = PlaceIndex()
         self.ready: dict[int, tuple[int, int]] = {}
         """(min_version, deadline) by seq"""
@@ -145,7 +145,7 @@ class Facts:
         """Whether retention has taken this place."""
         return place.offset < self.starts[kind].get(place.partition, 0)
 
-    def trained_in(self, place: Place) -> list[Trained]:
+    def trained_in(self, place: Place) -> list[CommittedGroup]:
         """The trained groups that name this trajectory."""
         if place.topic != self.topics["trajectories"]:
             return []
@@ -175,7 +175,9 @@ class Facts:
         if row["version"] in self.selected:
             return  # it took nothing of this policy's own order
         for group in row["groups"]:
-            entry = Trained(row["version"], group["seq"], group["ticket"], group["group"], row.mark, group["lost"])
+            entry = CommittedGroup(
+                row["version"], group["seq"], group["ticket"], group["group"], row.mark, group["lost"]
+            )
             at = len(self.trained)
             self.trained.append(entry)
             for place in group["trajectories"]:

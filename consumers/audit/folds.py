@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from millrace.consumers.audit.again import UNREADABLE, Again, Pair, Stop
+from millrace.consumers.audit.again import UNREADABLE, EmitPair, Refold, StopFolding
 from millrace.consumers.audit.facts import Facts
 from millrace.consumers.audit.law import Law
 from millrace.consumers.audit.rows import Mark, Row
@@ -24,7 +24,7 @@ from millrace.infra.log.topics import changelog_of, full_name, stages_of, turns_
 from millrace.infra.reading import readable
 from millrace.infra.stages.base import Stage
 from millrace.infra.stages.replay import Refolded, refold
-from millrace.infra.stages.state import State
+from millrace.infra.stages.state import SlotState
 from millrace.schemas.records import Event, Turn
 
 Makers = Mapping[str, Callable[[Facts], Stage]]
@@ -43,7 +43,7 @@ class Folds(Law):
     def __init__(self, facts: Facts, walk: Walk, makers: Makers) -> None:
         super().__init__(facts)
         self._walk, self._bus, self._makers = walk, walk.bus, makers
-        self._again = Again(facts, walk)
+        self._again = Refold(facts, walk)
         self._names = stages_of(facts.policy)
         self._turns = 0
 
@@ -79,9 +79,11 @@ class Folds(Law):
                 self._walk.watch(f"folding {role}[{slot}] again", last.record.offset + 1, end)
                 self._turn(role, slot, last)
                 if self.finding.broken - before > ENOUGH:
-                    raise Stop(f"differs in more than {ENOUGH} places: the rest of its turns was not folded again")
+                    raise StopFolding(
+                        f"differs in more than {ENOUGH} places: the rest of its turns was not folded again"
+                    )
             self.folded(role, stage, slot, last if self.finding.broken == before else None)
-        except Stop as stop:
+        except StopFolding as stop:
             self.note(f"{role}[{slot}] {stop}")
         except InputGone as error:
             self._gone(role, slot, last, error)
@@ -121,7 +123,7 @@ class Folds(Law):
         name = f"{self._names[role]}/{slot}"
         self.judge(name, again, self._again.pairs(name, turn["number"], folded.emits), ids)
 
-    def judge(self, name: str, again: Refolded, pairs: Sequence[Pair], ids: Mapping[str, str | int]) -> None:
+    def judge(self, name: str, again: Refolded, pairs: Sequence[EmitPair], ids: Mapping[str, str | int]) -> None:
         """All that a turn gives and all that lies there. Raises Stop."""
         mark, header = Mark(again.record.place, again.record.timestamp), f"{name}/{again.turn['number']}".encode()
         missing: Counter[Where] = Counter()
@@ -157,7 +159,7 @@ class Folds(Law):
         if last is None:
             return
         end, log = self._walk.ends[turns_of(role)][slot], full_name(self._walk.namespace, changelog_of(stage.name))
-        kept = State.restore(slot, self._bus.read(log, slot)).snapshot()
+        kept = SlotState.restore(slot, self._bus.read(log, slot)).snapshot()
         if self._bus.written(self._walk.full[turns_of(role)])[slot] != end:
             self.note(f"{role}[{slot}] goes on writing: its changelog was not compared")
             return

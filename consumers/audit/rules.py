@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from itertools import combinations
 
 
-class Rules:
+class RulesBySlot:
     """Rules are known by their digest (`Governance.policy_version`), times are log times."""
 
     def __init__(self) -> None:

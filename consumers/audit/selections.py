@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from millrace.schemas.records import Place, TrainedGroup
 from millrace.trainers.errors import BadConfiguration
-from millrace.trainers.offline.order import Order
+from millrace.trainers.offline.order import ItemOrder
 
 Item = tuple[tuple[str, int, int], ...]
 """places of a group, in their order"""
@@ -37,7 +37,7 @@ def digest(trained: Sequence[Item], batch: int, seed: int) -> str | None:
     """sha256 hex over the places of a selection in its own order. trained: its items in the order of the first epoch;
     None for an order that cannot be."""
     try:
-        order = Order(len(trained), batch, seed)
+        order = ItemOrder(len(trained), batch, seed)
         places = [index for step in range(order.steps) for index in order.items(step)]
     except (BadConfiguration, ValueError):
         return None

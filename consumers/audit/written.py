@@ -42,7 +42,7 @@ class _Lane:
         self.at = 0
 
 
-class Written:
+class TurnOutputs:
     """Outputs by slot (`stage/slot`), partition and turn."""
 
     def __init__(self) -> None:

@@ -9,6 +9,6 @@ sinks     a file or a directory, whole or not at all
 run       all of it, with the manifest
 """
 
-from millrace.consumers.export.run import Summary, export, export_from
+from millrace.consumers.export.run import ExportSummary, export, export_from
 
-__all__ = ["Summary", "export", "export_from"]
+__all__ = ["ExportSummary", "export", "export_from"]

@@ -14,9 +14,9 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from millrace.consumers.clearance import Allowed
-from millrace.consumers.export.sample import Sample
+from millrace.consumers.export.sample import ExportedSample
 from millrace.consumers.export.select import Selection
-from millrace.consumers.export.trained import Trained
+from millrace.consumers.export.trained import TrainingVersions
 from millrace.consumers.history.dialogue import Unsayable
 from millrace.consumers.history.kinds import EVALUATIONS, EVENTS, LEDGER, TRAJECTORIES, Kind
 from millrace.consumers.history.nowhere import lost
@@ -34,7 +34,7 @@ Watch = Callable[[int, int], None]
 """hears how many records are read, and of how many"""
 
 
-class Refusal(NamedTuple):
+class NotExported(NamedTuple):
     """A trajectory that was wanted and is not exported."""
 
     trajectory: str
@@ -44,7 +44,7 @@ class Refusal(NamedTuple):
 
 
 @dataclass(slots=True)
-class Tally:
+class ExportTally:
     """What became of every trajectory that was read."""
 
     read: int = 0
@@ -55,14 +55,14 @@ class Tally:
     exported: int = 0
 
 
-Refuse = Callable[[Refusal], None]
+Refuse = Callable[[NotExported], None]
 
 
 class Gatherer:
     """Reads the samples of one policy. owner: the tenant that the policy belongs to; allowed: today's rules."""
 
     def __init__(
-        self, history: History, selection: Selection, owner: str, allowed: Allowed, tally: Tally, refuse: Refuse
+        self, history: History, selection: Selection, owner: str, allowed: Allowed, tally: ExportTally, refuse: Refuse
     ) -> None:
         self._history = history
         self._selection = selection
@@ -71,7 +71,7 @@ class Gatherer:
         self._tally = tally
         self._refuse = refuse
         entries = (row.record for row in history.rows(LEDGER))
-        self._trained = Trained(history.names[TRAJECTORIES], entries)
+        self._trained = TrainingVersions(history.names[TRAJECTORIES], entries)
         kinds = [*([TRAJECTORIES] if selection.train else []), *([EVALUATIONS] if selection.evaluation else [])]
         self._ends = {kind: history.ends(kind) for kind in kinds}
         self.gone = lost(history, *kinds)
@@ -81,7 +81,7 @@ class Gatherer:
             end - starts[kind].get(partition, 0) for kind, ends in self._ends.items() for partition, end in ends.items()
         )
 
-    def groups(self, watch: Watch = lambda done, total: None) -> Iterator[list[Sample]]:
+    def groups(self, watch: Watch = lambda done, total: None) -> Iterator[list[ExportedSample]]:
         """The samples of every group that has any, in log order of the groups' ends. Raises StorageError where claimed
         bytes cannot be had now."""
         done = 0
@@ -119,12 +119,12 @@ class Gatherer:
 
     # -- choosing
 
-    def _samples(self, groups: Sequence[Sequence[Row[Trajectory]]]) -> Iterator[list[Sample]]:
+    def _samples(self, groups: Sequence[Sequence[Row[Trajectory]]]) -> Iterator[list[ExportedSample]]:
         wanted = [[row for row in rows if self._is_wanted(row)] for rows in groups]
         places = [place for rows in wanted for row in rows for place in row.places("events")]
         calls = iter(self._history.fetch(EVENTS, places) if places else [])
         for rows in wanted:
-            made: dict[str, list[Sample]] = {}
+            made: dict[str, list[ExportedSample]] = {}
             for row in rows:
                 own = [next(calls) for _ in row["events"]]
                 if (sample := self._made(row, own)) is not None:
@@ -139,7 +139,7 @@ class Gatherer:
             self._tally.left_out[rule] += 1
         return rule is None
 
-    def _made(self, row: Row[Trajectory], calls: Sequence[Row[Event] | None]) -> Sample | None:
+    def _made(self, row: Row[Trajectory], calls: Sequence[Row[Event] | None]) -> ExportedSample | None:
         try:
             if (why := self._allowed(row["tenant"], row["split"])) is not None:
                 raise Unsayable("ineligible", why)
@@ -149,14 +149,14 @@ class Gatherer:
                     "events_gone",
                     "its calls are neither in the topic nor in the archive, so nothing says what may leave",
                 )
-            return Sample(row, there, self._trained.version(row.place), self._owner)
+            return ExportedSample(row, there, self._trained.version(row.place), self._owner)
         except Unsayable as error:
             self._turn_down(row["id"], error.code, str(error), row.place)
         except SchemaError as error:
             self._turn_down(row["id"], "unreadable", type(error).__name__, row.place)
         return None
 
-    def _finished(self, samples: list[Sample]) -> list[Sample]:
+    def _finished(self, samples: list[ExportedSample]) -> list[ExportedSample]:
         """The samples of one group, with its mean reward; only the best where the selection says so."""
         samples.sort(key=lambda sample: sample.record["sample"])
         rewards = [reward for sample in samples if (reward := sample.record["reward"]) is not None and reward == reward]
@@ -170,7 +170,7 @@ class Gatherer:
 
     def _turn_down(self, trajectory: str, reason: str, detail: str, place: Place) -> None:
         self._tally.refused[reason] += 1
-        self._refuse(Refusal(trajectory, reason, detail, place))
+        self._refuse(NotExported(trajectory, reason, detail, place))
 
 
 class _Group:

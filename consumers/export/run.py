@@ -15,10 +15,10 @@ from typing import Any, Self
 import orjson
 
 from millrace.consumers.clearance import Allowed, anyone, today
-from millrace.consumers.export.gather import Gatherer, Refusal, Tally, Watch
+from millrace.consumers.export.gather import ExportTally, Gatherer, NotExported, Watch
 from millrace.consumers.export.layouts import LAYOUTS
-from millrace.consumers.export.layouts.base import Layout
-from millrace.consumers.export.sample import Sample
+from millrace.consumers.export.layouts.base import ExportLayout
+from millrace.consumers.export.sample import ExportedSample
 from millrace.consumers.export.select import Selection
 from millrace.consumers.export.sinks import JsonLines, digest, sink
 from millrace.consumers.history.dialogue import Unsayable
@@ -34,7 +34,7 @@ EXAMPLES = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
+class ExportSummary:
     """What became of every trajectory that was read; as the manifest has it."""
 
     format: int
@@ -77,7 +77,7 @@ def export(
     watch: Watch = lambda done, total: None,
     *,
     what_is_left: bool = False,
-) -> Summary:
+) -> ExportSummary:
     """Export trajectories of the configured policy. Raises ExportError for a layout that is none, a place that is
     taken, or trajectories that nobody has any more, unless `what_is_left`; BusError when the log cannot be read."""
     with history(settings) as bus:
@@ -97,7 +97,7 @@ def export_from(
     watch: Watch = lambda done, total: None,
     *,
     what_is_left: bool = False,
-) -> Summary:
+) -> ExportSummary:
     """The same for any history. owner: the tenant whose the policy is; allowed: what tenants' rules say today."""
     made = _layout(layout)
     if out.exists():
@@ -116,11 +116,11 @@ def export_from(
 class _Run:
     """One export under way."""
 
-    def __init__(self, history: History, layout: Layout, selection: Selection, refusals: _Refusals) -> None:
+    def __init__(self, history: History, layout: ExportLayout, selection: Selection, refusals: _Refusals) -> None:
         self._history = history
         self._layout = layout
         self._selection = selection
-        self._tally = Tally()
+        self._tally = ExportTally()
         self._refusals = refusals
         self._rows = self._tokens = self._trainable = 0
         self._tokenizers: set[str] = set()
@@ -142,7 +142,7 @@ class _Run:
         finally:
             target.close()
 
-    def _count(self, samples: Sequence[Sample], rows: int) -> None:
+    def _count(self, samples: Sequence[ExportedSample], rows: int) -> None:
         self._rows += rows
         for sample in samples:
             self._tally.exported += 1
@@ -150,14 +150,14 @@ class _Run:
             self._trainable += sum(int((trace.mask != 0).sum()) for trace in sample.traces)
             self._tokenizers |= sample.tokenizers
 
-    def _turn_down(self, sample: Sample, error: Unsayable) -> None:
+    def _turn_down(self, sample: ExportedSample, error: Unsayable) -> None:
         self._tally.refused[error.code] += 1
-        self._refusals(Refusal(sample.id, error.code, str(error), sample.place))
+        self._refusals(NotExported(sample.id, error.code, str(error), sample.place))
 
-    def summary(self, out: Path, sha256: str) -> Summary:
+    def summary(self, out: Path, sha256: str) -> ExportSummary:
         """What the manifest says."""
         tally = self._tally
-        return Summary(
+        return ExportSummary(
             FORMAT,
             self._layout.name,
             out.name,
@@ -194,7 +194,7 @@ class _Refusals:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._held.__exit__(kind, error, at)
 
-    def __call__(self, refusal: Refusal) -> None:
+    def __call__(self, refusal: NotExported) -> None:
         if self._lines is None:
             self._lines = JsonLines(self._held.enter_context(durable.drafted(self._path)))
             self._held.callback(self._lines.close)
@@ -204,7 +204,7 @@ class _Refusals:
             some.append(f"{refusal.trajectory}: {refusal.detail}")
 
 
-def _layout(name: str) -> Layout:
+def _layout(name: str) -> ExportLayout:
     made = LAYOUTS.get(name)
     if made is None:
         raise ExportError(f"there is no layout {name!r}: choose one of {', '.join(LAYOUTS)}")

@@ -44,7 +44,7 @@ class Trace:
         return [int(version) for version in np.unique(self.versions[self.mask != 0])]
 
 
-class Sample:
+class ExportedSample:
     """One exported trajectory. `record` is the sealed one; `version` the one that trained on it; `traces` its lineages;
     `calls` its usable calls by lineage, in order; `group_reward` the mean reward of its group's exported samples."""
 

@@ -29,7 +29,7 @@ _RANGE = re.compile(r"(\d+)?(\.\.)?(\d+)?")
 
 
 @dataclass(frozen=True, slots=True)
-class Versions:
+class VersionRange:
     """Versions `first` to `last`, both included; None is no bound."""
 
     first: int | None
@@ -45,7 +45,7 @@ class Versions:
 
 
 @dataclass(frozen=True, slots=True)
-class Bound:
+class RewardBound:
     """What a reward must be, `sign` and `value`; a missing or non-finite one never is."""
 
     sign: str
@@ -62,12 +62,12 @@ class Selection:
     evaluation: evaluation traffic too, which is otherwise left out whatever else is asked; best: of each group, only
     the sample with the highest reward of those that are left."""
 
-    sampled: Versions | None = None
-    trained: Versions | None = None
+    sampled: VersionRange | None = None
+    trained: VersionRange | None = None
     tasks: frozenset[str] = frozenset()
     tenants: frozenset[str] = frozenset()
     statuses: frozenset[str] = frozenset()
-    rewards: tuple[Bound, ...] = ()
+    rewards: tuple[RewardBound, ...] = ()
     evaluation: bool = False
     train: bool = True
     best: bool = False
@@ -103,7 +103,7 @@ class Selection:
         }
 
 
-def versions(text: str) -> Versions:
+def versions(text: str) -> VersionRange:
     """`7`, `3..7`, `3..` or `..7`. Raises ExportError for anything else."""
     found = _RANGE.fullmatch(text.strip())
     if not found or not text.strip().strip("."):
@@ -115,15 +115,15 @@ def versions(text: str) -> Versions:
         raise ExportError(f"{text!r} is no range of versions: write 7, 3..7, 3.. or ..7")
     if low is not None and high is not None and high < low:
         raise ExportError(f"the versions {text} end before they begin: write {high}..{low}")
-    return Versions(low, high)
+    return VersionRange(low, high)
 
 
-def reward(text: str) -> Bound:
+def reward(text: str) -> RewardBound:
     """`>=0.5`, `<1`, `==1`, or a number, which is `==`. Raises ExportError for anything else."""
     found = _REWARD.fullmatch(text)
     if not found:
         raise ExportError(f"{text!r} is no bound of a reward: write for instance '>=0.5', with quotes for the shell")
-    return Bound(found[1] or "==", float(found[2]))
+    return RewardBound(found[1] or "==", float(found[2]))
 
 
 def from_flags(

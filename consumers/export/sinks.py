@@ -18,7 +18,7 @@ import orjson
 import pyarrow as pa
 from pyarrow import parquet
 
-from millrace.consumers.export.layouts.base import Layout
+from millrace.consumers.export.layouts.base import ExportLayout
 
 ROWS = 1024
 """rows of a batch"""
@@ -117,7 +117,7 @@ class Dataset(Sink):
                 self._aside.unlink()
 
 
-def sink(layout: Layout, path: Path) -> Sink:
+def sink(layout: ExportLayout, path: Path) -> Sink:
     """The sink of a layout, at a path where nothing lies."""
     if layout.form == "jsonl":
         return JsonLines(path)

@@ -12,7 +12,7 @@ from millrace.infra.log.base import Place
 from millrace.schemas.records import LedgerEntry
 
 
-class Trained:
+class TrainingVersions:
     """Versions by the places that the ledger names, lost groups left out."""
 
     def __init__(self, topic: str, entries: Iterable[LedgerEntry]) -> None:

@@ -15,7 +15,7 @@ from millrace.consumers.history.rows import Row
 from millrace.infra.log.base import EARLIEST, Record
 
 
-class Cursor(Generic[R]):
+class PartitionCursor(Generic[R]):
     """What is new in one partition each time it is asked."""
 
     def __init__(

@@ -18,7 +18,7 @@ from millrace.consumers.learner.identity import identify
 from millrace.consumers.learner.membership import Membership
 from millrace.consumers.learner.parts import Parts
 from millrace.consumers.learner.rendezvous import STORE_TIMEOUT_S
-from millrace.consumers.learner.sender import Sender
+from millrace.consumers.learner.sender import WeightSender
 from millrace.infra import config
 from millrace.infra.config import Settings
 from millrace.infra.errors import ConfigError, PolicyError
@@ -103,7 +103,9 @@ def build(
         said=said or _nobody,
         holds=_nobody,
         waits=_nobody,
-        sender=Sender(host, settings.learner.collective_timeout_s) if settings.engine.weights == "broadcast" else None,
+        sender=WeightSender(host, settings.learner.collective_timeout_s)
+        if settings.engine.weights == "broadcast"
+        else None,
     )
 
 

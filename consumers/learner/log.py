@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from millrace.consumers.history.follow import Cursor
+from millrace.consumers.history.follow import PartitionCursor
 from millrace.consumers.history.kinds import COMPLETIONS, RESOLUTIONS, WEIGHTS, deployment_of
 from millrace.consumers.history.reader import History, named
 from millrace.consumers.history.rows import Row, as_stored
 from millrace.consumers.learner.frontier import Frontier
-from millrace.consumers.learner.order import Order
+from millrace.consumers.learner.order import LearningOrder
 from millrace.infra.errors import ClaimError, LearnerError, LedgerError
 from millrace.infra.log.base import Bus, Record
 from millrace.infra.log.blobs import ClaimStore
@@ -33,16 +33,16 @@ class PolicyLog:
         self._topics = topics
         resolve = as_stored if claims is None else claims.resolve
         history = History(bus, *deployment_of(topics["weights"]), resolve, bounded=True)
-        self._events = Cursor(history, WEIGHTS)
-        self._completions = Cursor(history, COMPLETIONS)
-        self._resolutions = Cursor(history, RESOLUTIONS, unreadable=_seq_kept)
+        self._events = PartitionCursor(history, WEIGHTS)
+        self._completions = PartitionCursor(history, COMPLETIONS)
+        self._resolutions = PartitionCursor(history, RESOLUTIONS, unreadable=_seq_kept)
         self.digests: dict[int, str] = {}
         """digest by committed version"""
         self.deltas: set[int] = set()
         """committed versions that engines read as changes to their parent"""
         self._first: WeightVersion | None = None
         first = self._weights()
-        self.order = Order(batch=first["batch"] or 1, eta=first["eta"] or 0, release=release)
+        self.order = LearningOrder(batch=first["batch"] or 1, eta=first["eta"] or 0, release=release)
         self.frontier = Frontier()
 
     def catch_up(self) -> None:

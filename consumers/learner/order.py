@@ -51,7 +51,7 @@ class Steps(Generic[Value]):
 
 
 @dataclass(slots=True)
-class Order:
+class LearningOrder:
     """State of the fold. `batch`, `eta` and `release` are the policy's first settings, as version 0 carries them."""
 
     batch: int

@@ -12,7 +12,7 @@ from millrace.consumers.history.places import PlaceReader
 from millrace.consumers.learner.identity import Identity
 from millrace.consumers.learner.log import PolicyLog
 from millrace.consumers.learner.membership import Membership
-from millrace.consumers.learner.sender import Sender
+from millrace.consumers.learner.sender import WeightSender
 from millrace.infra.config import Settings
 from millrace.infra.log.base import Bus
 from millrace.schemas.records import LedgerEntry
@@ -49,7 +49,7 @@ class Parts:
     holds: Callable[[int], None]
     waits: Callable[[str], None]
     log: PolicyLog | None = None
-    sender: Sender | None = None
+    sender: WeightSender | None = None
 
     @property
     def backend(self) -> Backend:

@@ -12,7 +12,7 @@ import numpy as np
 
 from millrace.consumers.history.places import CLAIM, CORRUPT, GONE, Lost, PlaceReader
 from millrace.consumers.learner.entry import AGES
-from millrace.consumers.learner.verdict import Part
+from millrace.consumers.learner.verdict import PlacedGroup
 from millrace.infra import telemetry
 from millrace.infra.log.base import Place
 from millrace.trainers.batches.sample import Sample, check, samples_of
@@ -33,7 +33,7 @@ class RankBatch:
     details: list[str] = field(default_factory=list)
 
 
-def read(reader: PlaceReader, parts: Sequence[Part], *, vocabulary: int, longest: int) -> RankBatch:
+def read(reader: PlaceReader, parts: Sequence[PlacedGroup], *, vocabulary: int, longest: int) -> RankBatch:
     """Fetch and check the groups of one rank. Raises UnreachableError when the log does not answer."""
     found = iter(reader.trajectories([Place(*place) for part in parts for place in part.places]))
     share = RankBatch()

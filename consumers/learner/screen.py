@@ -16,7 +16,7 @@ from millrace.consumers.learner.measure import line
 from millrace.schemas.records import LedgerEntry
 
 
-class Screen:
+class LearnerScreen:
     """Shows versions of `policy` as they are committed. `versions`: how many there will be, 0 where nobody knows. Use
     it as a context."""
 

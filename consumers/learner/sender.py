@@ -39,7 +39,7 @@ PATIENCE_S = 10.0
 log = logging.getLogger(__name__)
 
 
-class Sender:
+class WeightSender:
     """Listens on a free port of `host` until `close`."""
 
     def __init__(self, host: str, timeout_s: float) -> None:

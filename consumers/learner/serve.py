@@ -12,10 +12,10 @@ from functools import partial
 from millrace.consumers.learner import layouts
 from millrace.consumers.learner.entrance import check_peers, let_commit
 from millrace.consumers.learner.measure import measure
-from millrace.consumers.learner.screen import Screen
+from millrace.consumers.learner.screen import LearnerScreen
 from millrace.infra.config import Settings, is_local
 from millrace.infra.connect import connect
-from millrace.infra.heartbeat import Heartbeat, Pace, Standing
+from millrace.infra.heartbeat import BeatPace, Heartbeat, Standing
 from millrace.infra.log.base import Bus
 from millrace.infra.terminal import Terminal
 from millrace.schemas.records import LedgerEntry
@@ -23,7 +23,7 @@ from millrace.trainers.tracking import installed
 
 log = logging.getLogger(__name__)
 
-PACE = Pace(beat_s=5.0, lives_s=15.0, quiet_s=1.0, farewell_s=15.0)
+PACE = BeatPace(beat_s=5.0, lives_s=15.0, quiet_s=1.0, farewell_s=15.0)
 """of the status in `workers`: versions may follow each other fast"""
 PATIENCE_S = 30.0
 """longest that a learner waits at its end for the log to take its last status"""
@@ -77,7 +77,7 @@ def _serve(settings: Settings, bus: Bus, stop: _Stop, at: Callable[[str], None] 
     heartbeat.start()
     watchdog = Watchdog(bus, parts.group, parts.backend.abort)
     tracking = Tracking.of(settings, bus, parts.topics["ledger"])
-    screen = Screen(settings.policy.name, settings.learner.max_versions, Terminal())
+    screen = LearnerScreen(settings.policy.name, settings.learner.max_versions, Terminal())
 
     def said(entry: LedgerEntry) -> None:
         measure(entry)

@@ -17,7 +17,7 @@ from millrace.schemas.records import Resolution
 from millrace.trainers.batches.allocation import ReadyGroup, plan
 
 
-class Part(msgspec.Struct, frozen=True, array_like=True):
+class PlacedGroup(msgspec.Struct, frozen=True, array_like=True):
     """A ready group to train on: its seq, its id and the places (topic, partition, offset) of its samples."""
 
     seq: int
@@ -34,7 +34,7 @@ class Train(msgspec.Struct, frozen=True, tag=True):
     seq_lo: int
     seq_hi: int
     minibatches: list[list[int]]
-    shares: list[list[Part]]
+    shares: list[list[PlacedGroup]]
     oldest: int | None
 
 
@@ -104,7 +104,7 @@ def manifest(
         for resolution in batch.groups
     ]
     parts = {
-        _seq(resolution["seq"]): Part(
+        _seq(resolution["seq"]): PlacedGroup(
             _seq(resolution["seq"]),
             resolution["group"],
             [(place["topic"], place["partition"], place["offset"]) for place in resolution["trajectories"]],

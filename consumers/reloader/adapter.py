@@ -20,14 +20,14 @@ from millrace.trainers.errors import CorruptCheckpoint
 
 
 @dataclass(frozen=True, slots=True)
-class Base:
+class AdapterBase:
     """The directory of full weights under an adapter, and their label in an engine."""
 
     folder: Path
     label: str
 
 
-def base_of(folder: Path) -> Base:
+def base_of(folder: Path) -> AdapterBase:
     """The base of the adapter in `folder`, checked. Raises ReloadError when it is gone or changed."""
     try:
         about = json.loads((folder / "training.json").read_bytes())["lora"]
@@ -37,15 +37,15 @@ def base_of(folder: Path) -> Base:
         raise ReloadError(f"the base of {folder} cannot be had ({error}); restore it") from error
     if found != digest:
         raise ReloadError(f"{base} is not the base that {folder} was trained on: restore it")
-    return Base(base, base_label(digest))
+    return AdapterBase(base, base_label(digest))
 
 
-def carries(state: EngineState, base: Base) -> bool:
+def carries(state: EngineState, base: AdapterBase) -> bool:
     """Whether an engine serves these very weights, and nobody was interrupted while loading them."""
     return state.base == base.label and not state.paused
 
 
-async def lay(control: EngineControl, base: Base) -> None:
+async def lay(control: EngineControl, base: AdapterBase) -> None:
     """Replace the weights of an engine by a base, under its label. Adapters on other weights go first."""
     await clear(control)
     await swap(control, lambda: control.load(base.folder), base.label, _nobody)

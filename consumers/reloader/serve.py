@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from millrace.consumers.reloader.broadcast import FromLearner
 from millrace.consumers.reloader.restart import end_engine
 from millrace.consumers.reloader.shell import Reloader
-from millrace.consumers.reloader.transport import Directory, WeightTransport
+from millrace.consumers.reloader.transport import SharedDirectory, WeightTransport
 from millrace.infra.config import Settings
 from millrace.infra.connect import connect
 from millrace.infra.engines.vllm.control import VllmControl
@@ -32,7 +32,7 @@ def worker_name(url: str) -> str:
 
 def transport_of(settings: Settings, url: str) -> WeightTransport:
     """How versions reach the engine at `url`."""
-    directory = Directory(cache_of(settings, url))
+    directory = SharedDirectory(cache_of(settings, url))
     return FromLearner(directory) if settings.engine.weights == "broadcast" else directory
 
 

@@ -20,7 +20,7 @@ from millrace.consumers.reloader.core import Condemn, Idle, ReloaderState, Swap,
 from millrace.consumers.reloader.directory import Signature, check
 from millrace.consumers.reloader.status import ADAPTER, Status
 from millrace.consumers.reloader.swap import freeze, swap
-from millrace.consumers.reloader.transport import Directory, WeightTransport
+from millrace.consumers.reloader.transport import SharedDirectory, WeightTransport
 from millrace.infra import faults
 from millrace.infra.engines.control import EngineControl, EngineState, PauseMode
 from millrace.infra.errors import EngineError, EngineUnavailable, ReloadError, UnreachableError
@@ -64,7 +64,7 @@ class Reloader:
         self._control = control
         self._worker = worker
         self._restart = restart
-        self._transport = transport or Directory()
+        self._transport = transport or SharedDirectory()
         self._keep = keep
         self._interrupt: PauseMode = interrupt
         self._adapters: Signature | None = None

@@ -44,7 +44,7 @@ class WeightTransport(ABC):
         return None
 
 
-class Directory(WeightTransport):
+class SharedDirectory(WeightTransport):
     """Through a disk that the engine sees: the version's own directory, or one composed of deltas in `cache`."""
 
     def __init__(self, cache: Path | None = None) -> None:

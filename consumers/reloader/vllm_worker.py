@@ -43,7 +43,7 @@ class Announced(WeightTransferUpdateInfo):
     digest: str
 
 
-class Receiver(WeightTransferEngine[TransferGroup, Announced]):
+class WeightReceiver(WeightTransferEngine[TransferGroup, Announced]):
     """Joins the group that was named last, once for each update."""
 
     init_info_cls = TransferGroup
@@ -87,4 +87,4 @@ class Extension:
 
 
 if BACKEND not in WeightTransferEngineFactory._registry:
-    WeightTransferEngineFactory.register_engine(BACKEND, Receiver)
+    WeightTransferEngineFactory.register_engine(BACKEND, WeightReceiver)

@@ -12,7 +12,7 @@ from millrace.consumers.history.kinds import EVALUATIONS, TRAJECTORIES
 from millrace.consumers.history.nowhere import whole
 from millrace.consumers.history.reader import History
 from millrace.consumers.replay.asked import question
-from millrace.consumers.replay.reward import Again, Replay, sealed
+from millrace.consumers.replay.reward import Replay, RewardComparison, sealed
 from millrace.consumers.replay.selection import Selector
 from millrace.infra.config import Settings
 from millrace.infra.connect import claims, history
@@ -21,7 +21,7 @@ from millrace.streams.reward.choose import choose, independent
 from millrace.streams.reward.judge import Evaluator, Judge
 
 
-class Asked(NamedTuple):
+class RejudgeRequest(NamedTuple):
     """Who judges again. name: of the replay; one that was killed goes on under its name; what_is_left: a
     history that has lost a part is judged as far as it is there."""
 
@@ -35,8 +35,8 @@ class Asked(NamedTuple):
 
 
 def run(
-    settings: Settings, asked: Asked, selection: Selection, told: Callable[[int, int], None], sql: str = ""
-) -> Again:
+    settings: Settings, asked: RejudgeRequest, selection: Selection, told: Callable[[int, int], None], sql: str = ""
+) -> RewardComparison:
     """Judge what is selected of the configured policy's history, and by a query too where one is given. Raises
     RewardError where there is no such verifier, HistoryGone where a part of the history is nowhere, FencedError
     when another process runs the same replay, WarehouseError where the query cannot be asked."""
@@ -68,7 +68,7 @@ def run(
         chosen.close()
 
 
-def lines(report: Again) -> list[str]:
+def lines(report: RewardComparison) -> list[str]:
     """What a replay came to, a sentence a line."""
     said = [f"{report.judged} of {report.wanted} trajectories judged"]
     said += [f"without {gone}" for gone in report.missing]

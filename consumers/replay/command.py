@@ -19,8 +19,8 @@ from millrace.consumers.replay.dump import Dump
 from millrace.consumers.replay.load import Loaded, load
 from millrace.consumers.replay.plan import Plan, asked, named, plan, spans
 from millrace.consumers.replay.private import private_folder
-from millrace.consumers.replay.prove import Other, Outcome, Prover, ranks
-from millrace.consumers.replay.recorded import Recorded, Version
+from millrace.consumers.replay.prove import OtherLayout, Outcome, Prover, ranks
+from millrace.consumers.replay.recorded import RecordedVersion, RecordedVersions
 from millrace.infra.config import Settings
 from millrace.infra.connect import claims, history
 from millrace.infra.errors import ConfigError, ProofError
@@ -31,7 +31,7 @@ COLOURS = {"equal": "green", "close": "yellow", "differs": "bold red", "unknown"
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class ReplayOptions:
     """Of one call. versions: 12, 10..20 or all; recorded: the configuration comes from the ledger; anyway: what differs
     is no reason not to train; layout: another one to compare over one step; dump: where exact tensors go."""
 
@@ -44,11 +44,11 @@ class Options:
 
 @contextmanager
 def proving(
-    settings: Settings, bus: Bus, options: Options, context: BaseContext | None = None
+    settings: Settings, bus: Bus, options: ReplayOptions, context: BaseContext | None = None
 ) -> Iterator[tuple[Plan, Iterator[Outcome]]]:
     """The plan, and the outcomes as they come. Raises ProofError before anything is trained where versions cannot be
     trained again, or differ in what decides their bytes."""
-    recorded = Recorded(History(bus, settings.namespace, settings.policy.name, claims(settings).resolve))
+    recorded = RecordedVersions(History(bus, settings.namespace, settings.policy.name, claims(settings).resolve))
     kept = recorded.kept(policy.weights_root(settings))
     first, last = asked(options.versions, recorded.newest)
     _refuse_branch(recorded, settings.policy.name, range(first, last + 1))
@@ -77,7 +77,9 @@ def proving(
         yield chosen, prover.run(chosen)
 
 
-def _settings_of(settings: Settings, recorded: Recorded, options: Options) -> Callable[[Version], Settings]:
+def _settings_of(
+    settings: Settings, recorded: RecordedVersions, options: ReplayOptions
+) -> Callable[[RecordedVersion], Settings]:
     """What trains a version: these settings, with the group size and shards that the policy began with."""
     first = recorded.first
     size = first["group_size"] or settings.policy.group_size
@@ -90,7 +92,7 @@ def _settings_of(settings: Settings, recorded: Recorded, options: Options) -> Ca
     )
     made: dict[str, Settings] = {}
 
-    def of(version: Version) -> Settings:
+    def of(version: RecordedVersion) -> Settings:
         if not options.recorded:
             return base
         name = version.entry["config_hash"]
@@ -101,7 +103,7 @@ def _settings_of(settings: Settings, recorded: Recorded, options: Options) -> Ca
     return of
 
 
-def _refuse_branch(recorded: Recorded, policy: str, versions: range) -> None:
+def _refuse_branch(recorded: RecordedVersions, policy: str, versions: range) -> None:
     """Raises ProofError for versions that no learner trained."""
     theirs = [number for number in versions if recorded.versions[number].weights["selection"] is not None]
     if theirs:
@@ -113,7 +115,9 @@ def _refuse_branch(recorded: Recorded, policy: str, versions: range) -> None:
         )
 
 
-def _refuse(recorded: Recorded, chosen: Plan, settings_of: Callable[[Version], Settings], *, anyway: bool) -> bool:
+def _refuse(
+    recorded: RecordedVersions, chosen: Plan, settings_of: Callable[[RecordedVersion], Settings], *, anyway: bool
+) -> bool:
     """Whether every bit can be expected. Raises ProofError where not, unless `anyway`."""
     known: dict[int, same.Here] = {}
     found = []
@@ -129,19 +133,19 @@ def _refuse(recorded: Recorded, chosen: Plan, settings_of: Callable[[Version], S
     return not found
 
 
-def _other(settings: Settings, layout: str) -> Other | None:
+def _other(settings: Settings, layout: str) -> OtherLayout | None:
     if not layout:
         return None
     chosen = settings.model_copy(update={"learner": settings.learner.model_copy(update={"backend": layout})})
     if ":" not in layout:
         raise ConfigError(f"--layout {layout}: write it with its ranks, such as torch:d2")
-    return Other(chosen, ranks(chosen))
+    return OtherLayout(chosen, ranks(chosen))
 
 
 # -- what is printed
 
 
-def prove(settings: Settings, options: Options, *, as_json: bool = False) -> int:
+def prove(settings: Settings, options: ReplayOptions, *, as_json: bool = False) -> int:
     """Prove versions of the configured policy. 0: all are equal, or as near as was asked for; 1: one is not."""
     console = Terminal()
     found: list[Outcome] = []

@@ -17,7 +17,18 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
 
-from millrace.consumers.replay.orders import Answer, Done, Failed, Form, Formed, Leave, Order, Prepare, Train, Trained
+from millrace.consumers.replay.orders import (
+    Answer,
+    Done,
+    Failed,
+    Formed,
+    FormGroup,
+    Leave,
+    Order,
+    Prepare,
+    TrainedStep,
+    TrainStep,
+)
 from millrace.consumers.replay.process import serve
 from millrace.infra.config import Settings
 from millrace.infra.errors import ProofError
@@ -28,7 +39,7 @@ PATIENCE_S = 30.0
 """of the store that ranks meet in"""
 END_S = 5.0
 
-Kind = TypeVar("Kind", Formed, Trained, Done)
+Kind = TypeVar("Kind", Formed, TrainedStep, Done)
 
 
 class Crew:
@@ -61,14 +72,14 @@ class Crew:
             self._settings = settings
             self._ask(Done, [Prepare(settings)] * len(self._pipes))
         key = f"stretch-{next(self._keys)}"
-        orders = [Form(rank, world, self._store.port, key, start, digest) for rank in range(world)]
+        orders = [FormGroup(rank, world, self._store.port, key, start, digest) for rank in range(world)]
         formed = self._ask(Formed, orders)
         self._formed = world
         return formed[0]
 
-    def train(self, material: Path, root: Path, packed: Path | None = None) -> Trained:
+    def train(self, material: Path, root: Path, packed: Path | None = None) -> TrainedStep:
         """One step of the ranks that are formed; rank 0's answer. Raises ProofError."""
-        return self._ask(Trained, [Train(material, root, packed)] * self._formed)[0]
+        return self._ask(TrainedStep, [TrainStep(material, root, packed)] * self._formed)[0]
 
     def _leave(self) -> None:
         formed, self._formed = self._formed, 0

@@ -20,8 +20,8 @@ from typing import Any, cast
 from millrace.consumers.learner.collect import base_of
 from millrace.consumers.replay import material
 from millrace.consumers.replay.material import Material
-from millrace.consumers.replay.orders import Trained
-from millrace.consumers.replay.recorded import Version
+from millrace.consumers.replay.orders import TrainedStep
+from millrace.consumers.replay.recorded import RecordedVersion
 from millrace.infra.errors import ProofError
 from millrace.schemas.records import LedgerEntry
 
@@ -53,7 +53,7 @@ class Dump:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def begin(self, version: Version, step: Material, base: Path) -> Path:
+    def begin(self, version: RecordedVersion, step: Material, base: Path) -> Path:
         """Write down what the step trains on, from the weights in `base`; gives its folder."""
         folder = self._folder / f"v{version.number}"
         try:
@@ -72,7 +72,7 @@ class Dump:
             shutil.copytree(path, folder / VERSIONS / path.name, dirs_exist_ok=True)
         return folder
 
-    def end(self, folder: Path, trained: Trained) -> None:
+    def end(self, folder: Path, trained: TrainedStep) -> None:
         """Write down what came of it."""
         result = {
             "digest": trained.digest,

@@ -10,7 +10,7 @@ from pathlib import Path
 from millrace.consumers.replay import compare, same
 from millrace.consumers.replay.crew import Crew
 from millrace.consumers.replay.dump import on_record
-from millrace.consumers.replay.orders import Trained
+from millrace.consumers.replay.orders import TrainedStep
 from millrace.consumers.replay.prove import linked
 from millrace.infra.config import Settings
 from millrace.infra.errors import ProofError
@@ -24,7 +24,7 @@ class Loaded:
     first file that differs, empty where none does."""
 
     entry: LedgerEntry
-    trained: Trained
+    trained: TrainedStep
     layout: str
     seconds: float
     differences: list[str]

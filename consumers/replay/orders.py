@@ -18,7 +18,7 @@ class Prepare:
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class FormGroup:
     """Be `rank` of `world` ranks that meet under `key` in the store at `port`, and load the version in `start`."""
 
     rank: int
@@ -30,7 +30,7 @@ class Form:
 
 
 @dataclass(frozen=True, slots=True)
-class Train:
+class TrainStep:
     """Train the step in the folder `material`; rank 0 writes the version under `root`. packed: a folder for the
     micro-batches as they trained, where they are wanted."""
 
@@ -44,7 +44,7 @@ class Leave:
     """Tear the group down."""
 
 
-Order: TypeAlias = Prepare | Form | Train | Leave
+Order: TypeAlias = Prepare | FormGroup | TrainStep | Leave
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Formed:
 
 
 @dataclass(frozen=True, slots=True)
-class Trained:
+class TrainedStep:
     """A step's outcome; of rank 0 with the directory that it wrote. files: name -> sha256 hex."""
 
     metrics: Mapping[str, float]
@@ -79,4 +79,4 @@ class Failed:
     meant: bool
 
 
-Answer: TypeAlias = Formed | Trained | Done | Failed
+Answer: TypeAlias = Formed | TrainedStep | Done | Failed

@@ -21,7 +21,7 @@ from millrace.trainers.batches.packing import Packed
 FIELDS = ("tokens", "positions", "at", "labels", "behaviour", "versions", "owners", "ends", "groups")
 
 
-class Seen:
+class StepRecorder:
     """Hears the optimizer steps of a rank, and writes them down."""
 
     def __init__(self) -> None:

@@ -23,9 +23,9 @@ def serve(pipe: Connection, settings: Settings) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal: who started this process ends it
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     prepare_process(settings)
-    from millrace.consumers.replay.work import Worker
+    from millrace.consumers.replay.work import RankWorker
 
-    worker = Worker()
+    worker = RankWorker()
     pipe.send(Done())
     while True:
         try:

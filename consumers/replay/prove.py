@@ -21,14 +21,14 @@ from millrace.consumers.history.places import PlaceReader
 from millrace.consumers.learner import layouts
 from millrace.consumers.learner.collect import base_of
 from millrace.consumers.learner.reading import read
-from millrace.consumers.learner.verdict import Part
+from millrace.consumers.learner.verdict import PlacedGroup
 from millrace.consumers.replay import compare, shares
 from millrace.consumers.replay.crew import Crew
 from millrace.consumers.replay.dump import Dump
 from millrace.consumers.replay.material import Material
-from millrace.consumers.replay.orders import Trained
+from millrace.consumers.replay.orders import TrainedStep
 from millrace.consumers.replay.plan import Plan
-from millrace.consumers.replay.recorded import Recorded, Version
+from millrace.consumers.replay.recorded import RecordedVersion, RecordedVersions
 from millrace.infra.config import Settings
 from millrace.infra.errors import ProofError
 from millrace.trainers import manifest
@@ -59,7 +59,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Other:
+class OtherLayout:
     """Another layout to compare over one step: its settings, and with how many ranks."""
 
     settings: Settings
@@ -67,7 +67,7 @@ class Other:
 
 
 @dataclass(frozen=True, slots=True)
-class Base:
+class RecordedBase:
     """A directory with the recorded bytes of a version."""
 
     path: Path
@@ -83,15 +83,15 @@ class Prover:
 
     def __init__(
         self,
-        recorded: Recorded,
+        recorded: RecordedVersions,
         kept: Mapping[int, Path],
         reader: PlaceReader,
         crew: Crew,
         folder: Path,
-        settings: Callable[[Version], Settings],
+        settings: Callable[[RecordedVersion], Settings],
         *,
         exact: bool = True,
-        other: Other | None = None,
+        other: OtherLayout | None = None,
         dump: Dump | None = None,
     ) -> None:
         self._recorded = recorded
@@ -130,7 +130,7 @@ class Prover:
 
     # -- one step
 
-    def material(self, version: Version, settings: Settings, world: int | None = None) -> Material:
+    def material(self, version: RecordedVersion, settings: Settings, world: int | None = None) -> Material:
         """What the learner read for a version. Raises ProofError where samples that it trained on cannot be read any
         more, or are others."""
         entry, cells = version.entry, shares.cells_of(version.entry)
@@ -141,7 +141,7 @@ class Prover:
         )
         lost = {group["seq"]: why for group in entry["groups"] if (why := group["lost"]) is not None}
         parts = [
-            Part(
+            PlacedGroup(
                 group["seq"],
                 group["group"],
                 [(place["topic"], place["partition"], place["offset"]) for place in group["trajectories"]],
@@ -160,7 +160,9 @@ class Prover:
         oldest = self._recorded.oldest(version, settings.policy.release)
         return Material(version.number - 1, minibatches, by_seq, oldest, lost, found.samples)
 
-    def _step(self, version: Version, material: Material, base: Base, dump: Dump | None) -> tuple[Trained, str]:
+    def _step(
+        self, version: RecordedVersion, material: Material, base: RecordedBase, dump: Dump | None
+    ) -> tuple[TrainedStep, str]:
         settings, entry = self._settings(version), version.entry
         here = (entry["generation"], entry["leader"], version.world, entry["layout"], settings, base.digest)
         if self._held != here:
@@ -183,7 +185,9 @@ class Prover:
         self._held = (*here[:-1], trained.digest)
         return trained, self._layout
 
-    def _judged(self, version: Version, trained: Trained, layout: str, *, asked: bool, begun: float) -> Outcome:
+    def _judged(
+        self, version: RecordedVersion, trained: TrainedStep, layout: str, *, asked: bool, begun: float
+    ) -> Outcome:
         event = version.weights
         equal = trained.digest == event["digest"]
         outcome = Outcome(
@@ -215,16 +219,18 @@ class Prover:
             detail=compare.first_tensor(kept, trained.path) or detail,
         )
 
-    def _after(self, version: Version, outcome: Outcome, trained: Trained) -> Base | None:
+    def _after(self, version: RecordedVersion, outcome: Outcome, trained: TrainedStep) -> RecordedBase | None:
         """Where the next step begins: recorded bytes, proven or kept."""
         if outcome.word == "equal":
             assert trained.path is not None, "rank 0 writes"
-            return Base(trained.path, trained.digest)
+            return RecordedBase(trained.path, trained.digest)
         if version.number in self._kept:
             return self._placed(version.number)
         return None
 
-    def _elsewhere(self, version: Version, base: Base, whole: Base, other: Other) -> Outcome:
+    def _elsewhere(
+        self, version: RecordedVersion, base: RecordedBase, whole: RecordedBase, other: OtherLayout
+    ) -> Outcome:
         """The same step in another layout, from the same parent."""
         begun = time.monotonic()
         formed = self._crew.form(other.settings, other.world, base.path, base.digest)
@@ -248,7 +254,7 @@ class Prover:
 
     # -- folders
 
-    def _placed(self, number: int) -> Base:
+    def _placed(self, number: int) -> RecordedBase:
         """A kept version under its own name beside those that are trained, and the base of its adapter, which is found
         there."""
         version = self._recorded.versions[number]
@@ -257,9 +263,9 @@ class Prover:
         manifest.verify(path, digest)
         if beside := base_of(path):
             linked(path.parent / beside, self._root)
-        return Base(linked(path, self._root), digest)
+        return RecordedBase(linked(path, self._root), digest)
 
-    def _forget(self, base: Base, after: Base) -> None:
+    def _forget(self, base: RecordedBase, after: RecordedBase) -> None:
         """A version that nobody begins with any more; version 0 may be the base of an adapter."""
         if base.path != after.path and not base.path.name.startswith("v0-"):
             shutil.rmtree(base.path, ignore_errors=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 from millrace.consumers.history.kinds import LEDGER, RESOLUTIONS, TRAJECTORIES, WEIGHTS
 from millrace.consumers.history.ledger import entries
 from millrace.consumers.history.reader import History, left_out
-from millrace.consumers.learner.order import Order
+from millrace.consumers.learner.order import LearningOrder
 from millrace.infra import versions
 from millrace.infra.errors import LearnerError, PolicyError, ProofError
 from millrace.schemas.records import LedgerEntry, Resolution, WeightVersion
@@ -22,7 +22,7 @@ from millrace.trainers.errors import CheckpointError
 
 
 @dataclass(frozen=True, slots=True)
-class Version:
+class RecordedVersion:
     """A version, and what trained it."""
 
     weights: WeightVersion
@@ -38,7 +38,7 @@ class Version:
         return len(self.entry["ranks"])
 
 
-class Recorded:
+class RecordedVersions:
     """The versions of a policy, by number. Raises PolicyError without one, LedgerError for a ledger that was changed,
     UnreachableError."""
 
@@ -47,7 +47,7 @@ class Recorded:
         events: dict[tuple[int, str], WeightVersion] = {}
         for row in history.rows(WEIGHTS, unreadable=left_out):
             events[row.record["version"], row.record["digest"]] = row.record
-        self.versions: dict[int, Version] = {}
+        self.versions: dict[int, RecordedVersion] = {}
         for entry in entries(history.records(LEDGER)):
             event = events.get((entry["version"], entry["digest"]))
             if event is None:
@@ -55,7 +55,7 @@ class Recorded:
                     f"the ledger names version {entry['version']}, and no weight event does with its digest "
                     f"{entry['digest'][:12]}: run `millrace audit`"
                 )
-            self.versions[entry["version"]] = Version(event, entry)
+            self.versions[entry["version"]] = RecordedVersion(event, entry)
         if 0 not in self.versions:
             raise PolicyError(
                 f"policy {history.policy} does not exist: `millrace policy create --model DIR` writes version 0"
@@ -81,10 +81,10 @@ class Recorded:
         """The weight event of version 0, which carries what the policy began with."""
         return self.versions[0].weights
 
-    def oldest(self, version: Version, release: str) -> int | None:
+    def oldest(self, version: RecordedVersion, release: str) -> int | None:
         """The version below which tokens were masked, where the release policy in force (`release`, until a setting
         said otherwise) says so."""
-        order = Order(batch=self.first["batch"] or 1, eta=self.first["eta"] or 0, release=release)
+        order = LearningOrder(batch=self.first["batch"] or 1, eta=self.first["eta"] or 0, release=release)
         for setting in self._settings:
             try:
                 order.fold(setting)

@@ -36,7 +36,7 @@ Sealed = Mapping[tuple[str, str], float | None]
 
 
 @dataclass(slots=True)
-class Again:
+class RewardComparison:
     """What a replay came to. old, new: sums of the sealed rewards and of the new ones over the trajectories that have
     both; changed: of those, how many differ; left_out: what was asked for and may not be judged, by reason; missing:
     ranges that nobody has any more, so that nothing of them was asked for."""
@@ -90,9 +90,9 @@ class Replay:
         self._judge = judge
         self._told = told
 
-    async def run(self, bus: Bus, sealed: Sealed) -> Again:
+    async def run(self, bus: Bus, sealed: Sealed) -> RewardComparison:
         """Judge what of these is not yet judged. Raises FencedError when another run of this replay begins."""
-        report = Again()
+        report = RewardComparison()
         report.wanted = len(sealed)
         with bus.transactor(self._owner()) as transactor:
             done = self._done()

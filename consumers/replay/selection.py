@@ -40,7 +40,7 @@ Wanted = Callable[[Trajectory], bool]
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ModelLimits:
     """What a model takes: token ids below vocabulary, at most `longest` tokens a sample."""
 
     vocabulary: int
@@ -48,7 +48,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class BranchCandidate:
     """A trajectory that may be learned from. tokens: of all its lineages and texts; reward: as it was sealed, until
     another is chosen; texts: its replies that are learned from as text; written: the digest of what these are written
     as, empty where there are none."""
@@ -70,7 +70,7 @@ class Selected:
     """What a question came to. left_out: how many, by reason; unsaid: replies of candidates that are passed over, by
     reason; gone: ranges that nobody has any more, so that nothing of them could be looked at."""
 
-    candidates: list[Candidate] = field(default_factory=list)
+    candidates: list[BranchCandidate] = field(default_factory=list)
     left_out: Counter[str] = field(default_factory=Counter)
     unsaid: Counter[str] = field(default_factory=Counter)
     gone: list[str] = field(default_factory=list)
@@ -90,7 +90,7 @@ class Selector:
         history: History,
         allowed: Allowed,
         owner: str,
-        limits: Limits | None,
+        limits: ModelLimits | None,
         writer: Writer | None = None,
         *,
         what_is_left: bool = False,
@@ -173,7 +173,7 @@ class Selector:
 
     def _looked_at(
         self, row: Row[Trajectory], calls: Sequence[Row[Event] | None], wanted: Wanted
-    ) -> tuple[Candidate, Counter[str]] | str:
+    ) -> tuple[BranchCandidate, Counter[str]] | str:
         """A candidate and its replies that are passed over, or why it is none."""
         record = row.record
         found = problem(record, calls, self._allowed, self._owner)
@@ -192,7 +192,7 @@ class Selector:
         return exact or (_candidate(row, texts), texts.refused)
 
 
-def _unlearnable(record: Trajectory, limits: Limits) -> str | None:
+def _unlearnable(record: Trajectory, limits: ModelLimits) -> str | None:
     """Why no step can learn from its tokens."""
     try:
         samples = samples_of(record, 0)
@@ -207,8 +207,8 @@ def _unlearnable(record: Trajectory, limits: Limits) -> str | None:
     return None
 
 
-def _candidate(row: Row[Trajectory], texts: Texts) -> Candidate:
+def _candidate(row: Row[Trajectory], texts: Texts) -> BranchCandidate:
     place, record = row.place, row.record
     key = record["id"], record["attempt"], record["tenant"], record["group"], record["sample"]
     tokens = record["length"] + sum(sample.length for sample in texts.samples)
-    return Candidate(place, *key, tokens, record["reward"], texts.replies, texts.digest)
+    return BranchCandidate(place, *key, tokens, record["reward"], texts.replies, texts.digest)

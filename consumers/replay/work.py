@@ -16,14 +16,24 @@ from millrace.consumers.learner import channel
 from millrace.consumers.learner.build import build_trainer
 from millrace.consumers.learner.rendezvous import STORE_TIMEOUT_S
 from millrace.consumers.replay import material, packed
-from millrace.consumers.replay.orders import Answer, Done, Form, Formed, Leave, Order, Prepare, Train, Trained
+from millrace.consumers.replay.orders import (
+    Answer,
+    Done,
+    Formed,
+    FormGroup,
+    Leave,
+    Order,
+    Prepare,
+    TrainedStep,
+    TrainStep,
+)
 from millrace.trainers import checkpoint
 from millrace.trainers.learning import Trainer
 
 HERE = "127.0.0.1"
 
 
-class Worker:
+class RankWorker:
     """One rank; `obey` raises what learning raises."""
 
     def __init__(self) -> None:
@@ -37,9 +47,9 @@ class Worker:
         match order:
             case Prepare():
                 return self._prepare(order)
-            case Form():
+            case FormGroup():
                 return self._form(order)
-            case Train():
+            case TrainStep():
                 return self._train(order)
             case Leave():
                 self._built.backend.tear_down()
@@ -58,7 +68,7 @@ class Worker:
         self._timeout_s = order.settings.learner.collective_timeout_s
         return Done()
 
-    def _form(self, order: Form) -> Formed:
+    def _form(self, order: FormGroup) -> Formed:
         backend = self._built.backend
         store: Store | None = None
         if order.world > 1:
@@ -76,18 +86,18 @@ class Worker:
         self._built.load(checkpoint.read(order.start, digest=order.digest))
         return Formed(backend.layout, self._cells)
 
-    def _train(self, order: Train) -> Trained:
+    def _train(self, order: TrainStep) -> TrainedStep:
         trainer = self._built
         backend = trainer.backend
         step = material.read(order.material)
         samples = step.share(self._cells[self._rank]) if backend.acts else []
-        seen = packed.Seen() if order.packed is not None else None
+        seen = packed.StepRecorder() if order.packed is not None else None
         trainer.stepped = seen
         report = trainer.train(samples, minibatches=step.minibatches, version=step.parent, oldest=step.oldest)
         state = backend.gather()
         if seen is not None and order.packed is not None:
             seen.write(order.packed, self._rank)
         if state is None:
-            return Trained(report.metrics, report.unchanged)
+            return TrainedStep(report.metrics, report.unchanged)
         written = checkpoint.write(order.root, step.version, state)
-        return Trained(report.metrics, report.unchanged, written.path, written.digest, written.files)
+        return TrainedStep(report.metrics, report.unchanged, written.path, written.digest, written.files)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from millrace.consumers.status.watch import Watch
+from millrace.consumers.status.watch import StatusWatch
 from millrace.infra.machine.programs import BROKER
 from millrace.infra.machine.supervisor import ProgramState
 
@@ -15,7 +15,7 @@ GOOD = ("RUNNING", "STARTING", "EXITED")
 """states of programs in which nothing is wrong"""
 
 
-def awaited(watch: Watch | str, states: Sequence[ProgramState]) -> list[str]:
+def awaited(watch: StatusWatch | str, states: Sequence[ProgramState]) -> list[str]:
     """What is still to come before the policy can learn, in the order in which it comes; `watch` may be why there is
     none. Empty where nothing runs here."""
     if not states:
@@ -27,7 +27,7 @@ def awaited(watch: Watch | str, states: Sequence[ProgramState]) -> list[str]:
     return out if watch.began else [*out, "version 0 (`millrace policy create --model DIR` writes it)"]
 
 
-def wrong(watch: Watch | str, states: Sequence[ProgramState], silent: Mapping[str, float]) -> bool:
+def wrong(watch: StatusWatch | str, states: Sequence[ProgramState], silent: Mapping[str, float]) -> bool:
     """Whether nothing runs here, a process does not run, keeps ending or is silent, or the log has no such policy
     although its broker had the time to start."""
     if not states or silent or any(one.failing or one.state not in GOOD for one in states):

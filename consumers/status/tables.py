@@ -11,7 +11,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from millrace.consumers.status.watch import Watch
+from millrace.consumers.status.watch import StatusWatch
 from millrace.infra.machine.supervisor import ProgramState
 from millrace.schemas.ids import Micros
 from millrace.schemas.records import LedgerEntry
@@ -34,7 +34,7 @@ def processes(states: Sequence[ProgramState]) -> Table:
     return table
 
 
-def learning(watch: Watch, target: int | None = None, asked: Mapping[str, Any] = NOTHING) -> Table:
+def learning(watch: StatusWatch, target: int | None = None, asked: Mapping[str, Any] = NOTHING) -> Table:
     """How the policy does; `target` is the version that it is to reach, if there is one; `asked` what the settings file
     asks for, by the name of the setting."""
     table = Table(box=None, show_header=False, pad_edge=False)
@@ -58,7 +58,7 @@ def learning(watch: Watch, target: int | None = None, asked: Mapping[str, Any] =
     return table
 
 
-def _version(watch: Watch, target: int | None) -> str:
+def _version(watch: StatusWatch, target: int | None) -> str:
     if not watch.began:
         return "none yet: `millrace policy create --model DIR` writes version 0"
     return str(watch.version) if target is None else f"{watch.version} of {target}"
@@ -79,7 +79,7 @@ def _learners(entry: LedgerEntry) -> str:
     return f"{len(ranks)}{layout} ({shares} samples)" + (f", {spares:.0f} spare" if spares else "")
 
 
-def silent(watch: Watch, now: Micros, states: Sequence[ProgramState]) -> dict[str, float]:
+def silent(watch: StatusWatch, now: Micros, states: Sequence[ProgramState]) -> dict[str, float]:
     """Workers whose word has lapsed although their process runs on this machine, and for how many seconds: their
     client of the log hears nothing, or they are frozen."""
     running = {one.pid: one.up_s for one in states if one.pid and one.state == "RUNNING"}
@@ -93,7 +93,7 @@ def silent(watch: Watch, now: Micros, states: Sequence[ProgramState]) -> dict[st
     }
 
 
-def workers(watch: Watch, now: Micros, states: Sequence[ProgramState] = ()) -> Table:
+def workers(watch: StatusWatch, now: Micros, states: Sequence[ProgramState] = ()) -> Table:
     """One row a worker, on any machine, whose word still holds at `now`, or whose process runs here without a word."""
     table = Table("worker", "state", "version", "host", "pid", "url", box=None, pad_edge=False)
     lapsed = silent(watch, now, states)

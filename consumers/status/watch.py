@@ -20,7 +20,7 @@ from millrace.schemas.records import LedgerEntry, Resolution, WeightVersion, Wor
 
 
 @dataclass
-class Watch:
+class StatusWatch:
     """`poll` reads what is new. Versions are the ledger's entries beyond version 0, in order."""
 
     bus: Bus

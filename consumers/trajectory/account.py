@@ -51,7 +51,7 @@ class TraceAccount:
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class AccountedReward:
     """One reward and what became of it: counted, or the reason why not."""
 
     source: str
@@ -100,7 +100,7 @@ class Account:
     place: str | None
     """where it was sealed"""
     branches: tuple[TraceAccount, ...]
-    rewards: tuple[Judged, ...]
+    rewards: tuple[AccountedReward, ...]
     lineages: tuple[Traced, ...]
     trained: tuple[TrainedIn, ...]
 
@@ -186,10 +186,10 @@ def _turn(passage: Passage, row: Row[Event]) -> EventAccount:
     )
 
 
-def _rewards(story: Story, own: list[Passage], sealed: Row[Trajectory] | None) -> tuple[Judged, ...]:
+def _rewards(story: Story, own: list[Passage], sealed: Row[Trajectory] | None) -> tuple[AccountedReward, ...]:
     """Rewards of this trajectory, and those of the whole group."""
     counted = {(one["source"], one["reward_id"]) for one in sealed["rewards"]} if sealed is not None else set()
-    out: list[Judged] = []
+    out: list[AccountedReward] = []
     shared = [p for p in story.passages if p not in own and p.row is not None and p.row["kind"] == "reward"]
     for passage in [*own, *shared]:
         row = passage.row
@@ -203,7 +203,7 @@ def _rewards(story: Story, own: list[Passage], sealed: Row[Trajectory] | None) -
             continue
         fate, detail = _fate(passage, body, counted, sealed=sealed is not None)
         out.append(
-            Judged(
+            AccountedReward(
                 body["source"],
                 f"{body['target_kind']} {body['target']}",
                 body["value"],

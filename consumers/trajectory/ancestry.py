@@ -13,7 +13,7 @@ from typing import Any
 
 from millrace.consumers.history.kinds import EVALUATIONS, EVENTS, GRANTS, RESOLUTIONS, TRAJECTORIES
 from millrace.consumers.history.rows import Row, place_of
-from millrace.consumers.trajectory.family import Family, Version
+from millrace.consumers.trajectory.family import Family, FamilyVersion
 from millrace.consumers.trajectory.find import FoundTrajectory
 from millrace.consumers.why.read import PolicyTopics
 from millrace.infra.log.base import Place
@@ -26,7 +26,7 @@ CHUNK = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class LineageMember:
     """One trajectory in a lineage. policy: the one that it was sampled from; sampled: trainable tokens by its version;
     trained: the versions that trained on it, of this policy and of branches."""
 
@@ -39,7 +39,7 @@ class Member:
     reward: float | None
     sampled: dict[int, int]
     engines: tuple[str, ...]
-    trained: tuple[Version, ...]
+    trained: tuple[FamilyVersion, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class LineageGroup:
     ticket: int | None
     id: str
     lost: str | None
-    members: tuple[Member, ...]
+    members: tuple[LineageMember, ...]
     gone: int
 
 
@@ -72,15 +72,15 @@ class VersionLineage:
     policy: str
     version: int
     digest: str
-    parents: tuple[Version, ...]
+    parents: tuple[FamilyVersion, ...]
     groups: tuple[LineageGroup, ...]
-    children: tuple[Version, ...]
+    children: tuple[FamilyVersion, ...]
     reached: tuple[Reached, ...]
     waiting: int
     """such groups that trained nothing yet"""
 
     @property
-    def members(self) -> list[Member]:
+    def members(self) -> list[LineageMember]:
         """Every trajectory that it trained on."""
         return [member for group in self.groups for member in group.members]
 
@@ -89,10 +89,10 @@ class VersionLineage:
 class TrajectoryLineage:
     """Backward: which versions and engines sampled it. Forward: which versions trained on it, and what came of them."""
 
-    member: Member
-    parents: tuple[Version, ...]
+    member: LineageMember
+    parents: tuple[FamilyVersion, ...]
     """of the version that sampled its newest token"""
-    children: tuple[Version, ...]
+    children: tuple[FamilyVersion, ...]
     """versions that descend from those that trained on it"""
 
 
@@ -102,7 +102,7 @@ class TaskLineage:
 
     task: str
     tickets: tuple[int, ...]
-    members: tuple[Member, ...]
+    members: tuple[LineageMember, ...]
     unfinished: dict[str, int]
     """resolutions of its tickets that are not ready, by kind"""
 
@@ -117,14 +117,14 @@ def of_version(topics: PolicyTopics, version: int) -> VersionLineage | None:
         digest = event["digest"]
     else:
         return None
-    this = Version(topics.policy, version)
+    this = FamilyVersion(topics.policy, version)
     groups = tuple(_group(topics, group, this) for group in (entry["groups"] if entry is not None else ()))
     reached, waiting = _reached(topics, family, version)
     parents, children = family.parents(this), family.children(this)
     return VersionLineage(topics.policy, version, digest, parents, groups, children, reached, waiting)
 
 
-def _group(topics: PolicyTopics, group: TrainedGroup, into: Version) -> LineageGroup:
+def _group(topics: PolicyTopics, group: TrainedGroup, into: FamilyVersion) -> LineageGroup:
     """A group of the ledger entry of a version, with what can be read of it."""
     places = [place_of(place) for place in group["trajectories"]]
     rows = _fetched(topics, places)
@@ -151,7 +151,7 @@ def _fetched(topics: PolicyTopics, places: Sequence[Place]) -> list[Row[Trajecto
 def _reached(topics: PolicyTopics, family: Family, version: int) -> tuple[tuple[Reached, ...], int]:
     """What the groups from around a version trained, and how many of them trained nothing."""
     by_seq, by_place = _into(family)
-    reached: Counter[Version] = Counter()
+    reached: Counter[FamilyVersion] = Counter()
     waiting = 0
     for row in topics.rows(RESOLUTIONS):
         if row["kind"] == "ready" and 0 <= row["v_head"] <= version <= row["v_tail"]:
@@ -162,19 +162,19 @@ def _reached(topics: PolicyTopics, family: Family, version: int) -> tuple[tuple[
     return tuple(Reached(one.policy, one.version, reached[one]) for one in family.ordered(reached)), waiting
 
 
-def _into(family: Family) -> tuple[dict[int, Version], dict[Place, set[Version]]]:
+def _into(family: Family) -> tuple[dict[int, FamilyVersion], dict[Place, set[FamilyVersion]]]:
     """The version that each group of the order of learning trained, and those of branches by the places that they took:
     a group's id is its tenant's choice, so it names none."""
-    by_seq: dict[int, Version] = {}
-    by_place: dict[Place, set[Version]] = defaultdict(set)
+    by_seq: dict[int, FamilyVersion] = {}
+    by_place: dict[Place, set[FamilyVersion]] = defaultdict(set)
     for policy, records in family.records.items():
         for number, entry in records.ledger.items():
             for group in entry["groups"]:
                 if policy == family.policy and group["seq"] >= 0:
-                    by_seq[group["seq"]] = Version(policy, number)
+                    by_seq[group["seq"]] = FamilyVersion(policy, number)
                     continue
                 for place in group["trajectories"]:
-                    by_place[place_of(place)].add(Version(policy, number))
+                    by_place[place_of(place)].add(FamilyVersion(policy, number))
     return by_seq, by_place
 
 
@@ -186,7 +186,7 @@ def of_trajectory(topics: PolicyTopics, found: FoundTrajectory) -> TrajectoryLin
                 family = Family(topics)
                 (member,) = _members(topics, [row], family.trained())
                 newest = max(member.sampled, default=None)
-                parents = family.parents(Version(member.policy, newest)) if newest is not None else ()
+                parents = family.parents(FamilyVersion(member.policy, newest)) if newest is not None else ()
                 return TrajectoryLineage(member, parents, family.descendants(member.trained))
     return None
 
@@ -196,7 +196,7 @@ def of_task(topics: PolicyTopics, task: str) -> TaskLineage | None:
     tickets = {row["ticket"] for row in topics.rows(GRANTS) if row["prompt_id"] == task}
     family = Family(topics)
     trained = family.trained()
-    members: list[Member] = []
+    members: list[LineageMember] = []
     for kind in (TRAJECTORIES, EVALUATIONS):
         wanted: list[Row[Trajectory]] = []
         for row in topics.rows(kind):
@@ -215,8 +215,8 @@ def of_task(topics: PolicyTopics, task: str) -> TaskLineage | None:
 
 
 def _members(
-    topics: PolicyTopics, rows: Sequence[Row[Trajectory]], trained: Mapping[Place, tuple[Version, ...]]
-) -> Iterator[Member]:
+    topics: PolicyTopics, rows: Sequence[Row[Trajectory]], trained: Mapping[Place, tuple[FamilyVersion, ...]]
+) -> Iterator[LineageMember]:
     """Sealed trajectories with the engines of their calls, which are fetched together."""
     by_policy: dict[str, list[Place]] = defaultdict(list)
     for row in rows:
@@ -224,7 +224,7 @@ def _members(
     calls = {policy: iter(topics.of(policy).fetch(EVENTS, places)) for policy, places in by_policy.items()}
     for row in rows:
         own = [next(calls[row["policy"]]) for _ in row["events"]]
-        yield Member(
+        yield LineageMember(
             row["id"],
             row["policy"],
             row["group"],
@@ -263,13 +263,13 @@ def _engine(call: Row[Event]) -> Iterable[str]:
     yield f"{body['engine']} {body['engine_version']}{start}"
 
 
-def summed(members: Iterable[Member]) -> dict[str, Any]:
+def summed(members: Iterable[LineageMember]) -> dict[str, Any]:
     """What some trajectories have together, counted: tasks, tenants, engines, sampling and trained versions."""
     out: dict[str, Counter[Any]] = {name: Counter() for name in ("tasks", "tenants", "engines", "sampled", "trained")}
     for member in members:
         out["tasks"][member.task] += 1
         out["tenants"][member.tenant] += 1
         out["engines"].update(member.engines)
-        out["sampled"].update({Version(member.policy, number): many for number, many in member.sampled.items()})
+        out["sampled"].update({FamilyVersion(member.policy, number): many for number, many in member.sampled.items()})
         out["trained"].update(member.trained)
     return {name: dict(sorted(found.items())) for name, found in out.items()}

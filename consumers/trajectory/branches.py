@@ -14,13 +14,13 @@ from rich.tree import Tree
 from millrace.consumers.report.page import spans
 from millrace.consumers.trajectory.ancestry import (
     LineageGroup,
-    Member,
+    LineageMember,
     TaskLineage,
     TrajectoryLineage,
     VersionLineage,
     summed,
 )
-from millrace.consumers.trajectory.family import Version
+from millrace.consumers.trajectory.family import FamilyVersion
 
 SHOWN = 20
 """members of one list that are named"""
@@ -47,7 +47,7 @@ def version_tree(found: VersionLineage) -> Tree:
     children = f"trained on by versions {_versions(found.children, own)}" if found.children else "no later version"
     ahead.add(Text(children))
     for into in found.reached:
-        name = _version(Version(into.policy, into.version), own)
+        name = _version(FamilyVersion(into.policy, into.version), own)
         ahead.add(Text(f"version {name} trained on {into.groups} group{'s' * (into.groups != 1)} sampled around it"))
     if found.waiting:
         ahead.add(Text(f"{found.waiting} group{'s' * (found.waiting != 1)} sampled around it, waiting for a batch"))
@@ -70,7 +70,7 @@ def trajectory_tree(found: TrajectoryLineage, own: str) -> Tree:
     member = found.member
     root = Tree(Text(f"trajectory {member.id} of task {member.task}, group {member.group}", "bold"))
     back = root.add(Text("from", "bold cyan"))
-    sampled = {_version(Version(member.policy, number), own): many for number, many in member.sampled.items()}
+    sampled = {_version(FamilyVersion(member.policy, number), own): many for number, many in member.sampled.items()}
     back.add(Text(f"sampled by versions: {_counted(sampled, 'tokens') or 'none'}"))
     if found.parents:
         back.add(Text(f"which descend from versions {_versions(found.parents, own)}"))
@@ -103,17 +103,17 @@ def task_tree(found: TaskLineage, own: str) -> Tree:
     return root
 
 
-def _members(parent: Tree, members: Sequence[Member], own: str) -> None:
+def _members(parent: Tree, members: Sequence[LineageMember], own: str) -> None:
     for member in members[:SHOWN]:
         reward = "no reward" if member.reward is None else f"reward {member.reward:.4g}"
         into = f", {_trained(member, own)}" if member.trained else ""
-        versions = [Version(member.policy, number) for number in member.sampled]
+        versions = [FamilyVersion(member.policy, number) for number in member.sampled]
         sampled = f", sampled by {_versions(versions, own)}" if versions else ""
         parent.add(Text(f"{member.id}: {member.split}, task {member.task}, {reward}{sampled}{into}"))
     _more(parent, len(members))
 
 
-def _trained(member: Member, own: str) -> str:
+def _trained(member: LineageMember, own: str) -> str:
     """The versions that trained on it; nothing where there is none."""
     many = "s" * (len(member.trained) != 1)
     return f"trained version{many} {_versions(member.trained, own)}" if member.trained else ""
@@ -124,11 +124,11 @@ def _more(parent: Tree, many: int) -> None:
         parent.add(Text(f"and {many - SHOWN} more: --json names them all", "dim"))
 
 
-def _version(version: Version, own: str) -> str:
+def _version(version: FamilyVersion, own: str) -> str:
     return str(version.version) if version.policy == own else f"{version.policy}@{version.version}"
 
 
-def _versions(versions: Iterable[Version], own: str) -> str:
+def _versions(versions: Iterable[FamilyVersion], own: str) -> str:
     """Spans of versions, the policy's own first: `0–2, dev@0–30`."""
     ordered = sorted(versions, key=lambda one: (one.policy != own, one))
     return ", ".join(
@@ -137,7 +137,7 @@ def _versions(versions: Iterable[Version], own: str) -> str:
     )
 
 
-def _named(found: Mapping[Version, int], own: str) -> dict[str, int]:
+def _named(found: Mapping[FamilyVersion, int], own: str) -> dict[str, int]:
     return {_version(version, own): count for version, count in found.items()}
 
 

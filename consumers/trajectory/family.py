@@ -18,7 +18,7 @@ from millrace.schemas.records import LedgerEntry, WeightVersion
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Version:
+class FamilyVersion:
     """A version of a policy."""
 
     policy: str
@@ -48,10 +48,10 @@ class Family:
         self.policy = topics.policy
         names = dict.fromkeys([topics.policy, *topics.policies()])
         self.records = {name: PolicyRecords.read(topics.of(name)) for name in names}
-        self._born: dict[Version, list[Version]] = defaultdict(list)
+        self._born: dict[FamilyVersion, list[FamilyVersion]] = defaultdict(list)
         for policy, records in self.records.items():
             for number in sorted(records.weights):
-                child = Version(policy, number)
+                child = FamilyVersion(policy, number)
                 if (parent := self.parent(child)) is not None:
                     self._born[parent].append(child)
 
@@ -60,31 +60,31 @@ class Family:
         """Those of the policy that is asked about."""
         return self.records[self.policy]
 
-    def parent(self, of: Version) -> Version | None:
+    def parent(self, of: FamilyVersion) -> FamilyVersion | None:
         """The version that one was trained from, or a branch begins at; None before the first, and where the log does
         not say."""
         records = self.records.get(of.policy)
         event = records.weights.get(of.version) if records is not None else None
         if event is None or event["parent"] is None:
             return None
-        return Version(event["parent_policy"] or of.policy, event["parent"])
+        return FamilyVersion(event["parent_policy"] or of.policy, event["parent"])
 
-    def parents(self, of: Version) -> tuple[Version, ...]:
+    def parents(self, of: FamilyVersion) -> tuple[FamilyVersion, ...]:
         """The versions before one, the nearest first."""
-        out: dict[Version, None] = {}
+        out: dict[FamilyVersion, None] = {}
         at = self.parent(of)
         while at is not None and at != of and at not in out:
             out[at] = None
             at = self.parent(at)
         return tuple(out)
 
-    def children(self, of: Version) -> tuple[Version, ...]:
+    def children(self, of: FamilyVersion) -> tuple[FamilyVersion, ...]:
         """The versions that were trained from one or begin at it."""
         return tuple(self._born.get(of, ()))
 
-    def descendants(self, of: Sequence[Version]) -> tuple[Version, ...]:
+    def descendants(self, of: Sequence[FamilyVersion]) -> tuple[FamilyVersion, ...]:
         """Every version that descends from one of these."""
-        found: set[Version] = set()
+        found: set[FamilyVersion] = set()
         ahead = list(of)
         while ahead:
             new = [child for child in self.children(ahead.pop()) if child not in found]
@@ -92,16 +92,16 @@ class Family:
             ahead += new
         return self.ordered(found)
 
-    def ordered(self, versions: Iterable[Version]) -> tuple[Version, ...]:
+    def ordered(self, versions: Iterable[FamilyVersion]) -> tuple[FamilyVersion, ...]:
         """By policy and number."""
         return tuple(sorted(versions, key=lambda one: (one.policy != self.policy, one)))
 
-    def trained(self) -> dict[Place, tuple[Version, ...]]:
+    def trained(self) -> dict[Place, tuple[FamilyVersion, ...]]:
         """The versions, of any policy, that trained on the trajectory at each place."""
-        found: dict[Place, dict[Version, None]] = defaultdict(dict)
+        found: dict[Place, dict[FamilyVersion, None]] = defaultdict(dict)
         for policy, records in self.records.items():
             for number, entry in sorted(records.ledger.items()):
                 for group in entry["groups"]:
                     for place in group["trajectories"] if group["lost"] is None else ():
-                        found[place_of(place)][Version(policy, number)] = None
+                        found[place_of(place)][FamilyVersion(policy, number)] = None
         return {place: tuple(versions) for place, versions in found.items()}

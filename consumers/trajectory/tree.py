@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 from rich.tree import Tree
 
-from millrace.consumers.trajectory.account import Account, EventAccount, Judged, TraceAccount
+from millrace.consumers.trajectory.account import Account, AccountedReward, EventAccount, TraceAccount
 from millrace.consumers.trajectory.tokens import Spell, TokenRun, Traced, spelled
 
 COLOURS = ("cyan", "yellow", "green", "magenta", "blue", "bright_red")
@@ -95,7 +95,7 @@ def _turn(parent: Tree, turn: EventAccount) -> None:
         node.add(Text(note, "yellow"))
 
 
-def _reward(one: Judged) -> Text:
+def _reward(one: AccountedReward) -> Text:
     value = f"{one.value:.4g}" if one.value is not None else f"missing ({one.failure})"
     text = Text(f"{value} from {one.source} (rubric {one.rubric}) for {one.target}: ")
     text.append(one.fate, "green" if one.fate == "counted" else "yellow")

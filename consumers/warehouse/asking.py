@@ -19,10 +19,10 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 import httpx
 import pyarrow as pa
 
-from millrace.consumers.warehouse.directory import Directory, holder
+from millrace.consumers.warehouse.directory import TableDirectory, holder
 from millrace.consumers.warehouse.endpoint.faults import UNKNOWN_TABLE, QueryError, brief, of_engine
 from millrace.consumers.warehouse.endpoint.guard import Functions, Guard
-from millrace.consumers.warehouse.endpoint.reading import Asked, Limits, Reader
+from millrace.consumers.warehouse.endpoint.reading import Query, QueryLimits, QueryRunner
 from millrace.infra.config import Settings
 from millrace.infra.errors import WarehouseError
 from millrace.infra.local_keys import USER, warehouse_key
@@ -137,13 +137,15 @@ class OfServer(OverHttp):
 class InDirectory(Asking):
     """The directory of a warehouse that does not run. Raises WarehouseHeld when another process has it."""
 
-    def __init__(self, directory: Directory, limits: Limits, overdue: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self, directory: TableDirectory, limits: QueryLimits, overdue: Callable[[], None] | None = None
+    ) -> None:
         self._held = ExitStack()
         self._held.callback(directory.close)
-        self._reader = Reader(directory.handle, limits, overdue=overdue)
+        self._reader = QueryRunner(directory.handle, limits, overdue=overdue)
 
     def pieces(self, sql: str, form: str, params: Mapping[str, str], settings: Mapping[str, str]) -> Iterator[bytes]:
-        return self._reader.ask(Asked(sql, params, settings, form=form, whole=True)).pieces()
+        return self._reader.ask(Query(sql, params, settings, form=form, whole=True)).pieces()
 
     def close(self) -> None:
         self._held.close()
@@ -161,7 +163,7 @@ def open_asking(settings: Settings, overdue: Callable[[], None] | None = None) -
     does not end a query; a command gives `leave`, and without it such a query hangs. Raises WarehouseError where nobody
     can answer."""
     asked = settings.warehouse
-    limits = Limits(asked.query_seconds, asked.query_memory_mb << 20, asked.query_rows)
+    limits = QueryLimits(asked.query_seconds, asked.query_memory_mb << 20, asked.query_rows)
     patience = asked.query_seconds + 30
     if url := asked.read_url.get_secret_value() or asked.url.get_secret_value():
         parts = urlsplit(url)
@@ -174,7 +176,7 @@ def open_asking(settings: Settings, overdue: Callable[[], None] | None = None) -
         return OverHttp(held[1], USER, warehouse_key(settings), patience, {})
     if not (home / "data").is_dir():
         raise WarehouseError(f"there is no warehouse in {home} yet: `millrace up` fills one from the log")
-    return InDirectory(Directory(home, memory_mb=asked.memory_mb), limits, overdue)
+    return InDirectory(TableDirectory(home, memory_mb=asked.memory_mb), limits, overdue)
 
 
 def value_text(value: Value) -> str:

@@ -41,7 +41,7 @@ LITTLE = MB
 """bytes that an engine needs to start"""
 
 
-class Directory(Store):
+class TableDirectory(Store):
     """Tables in `path`. memory_mb: what queries and inserts may take together; url: where this process will answer
     queries, for who comes second. Raises WarehouseHeld when another process has it, WarehouseError when it cannot be
     opened."""

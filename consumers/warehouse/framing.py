@@ -20,7 +20,7 @@ from typing import Any
 
 from millrace.consumers.warehouse.columns import quoted, schema_of, text
 from millrace.consumers.warehouse.store import Insertion
-from millrace.consumers.warehouse.tables import PLACE, Table
+from millrace.consumers.warehouse.tables import PLACE, RecordTable
 from millrace.schemas import codec
 from millrace.schemas.registry import BODIES, NAMESPACE, current
 
@@ -50,7 +50,7 @@ class Frame:
     pieces: Sequence[bytes]
 
 
-def framed(table: Table, topic: str, part: int, rows: Sequence[bytes], *, dry: bool = False) -> Frame:
+def framed(table: RecordTable, topic: str, part: int, rows: Sequence[bytes], *, dry: bool = False) -> Frame:
     """The file of `rows`, each as `placed` and the record's Avro behind it. dry: for nowhere, to see whether it can be
     read."""
     check = os.urandom(CHECK)
@@ -59,7 +59,7 @@ def framed(table: Table, topic: str, part: int, rows: Sequence[bytes], *, dry: b
     return Frame(_insertion(table, topic, part, check, dry), (_head(table.record), *block))
 
 
-def _insertion(table: Table, topic: str, part: int, check: bytes, dry: bool) -> Insertion:
+def _insertion(table: RecordTable, topic: str, part: int, check: bytes, dry: bool) -> Insertion:
     names, values, structure = _reading(table.record)
     known = {
         "topic": text(topic),
@@ -78,7 +78,7 @@ def _insertion(table: Table, topic: str, part: int, check: bytes, dry: bool) -> 
 @cache
 def _reading(record: str) -> tuple[tuple[str, ...], tuple[str, ...], str]:
     """Names of all columns, values of those behind the place, and what is read."""
-    columns = Table("", record, (), "").columns
+    columns = RecordTable("", record, (), "").columns
     reads = dict.fromkeys(read for column in columns for read in column.reads)
     fixed = [("_off", "FixedString(8)"), ("_logged", "FixedString(8)"), ("_check", f"FixedString({CHECK})")]
     structure = ", ".join(f"{quoted(path)} {kind}" for path, kind in (*fixed, *reads))

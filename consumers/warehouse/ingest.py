@@ -31,7 +31,7 @@ from millrace.consumers.warehouse.sharing import Everything, Shares
 from millrace.consumers.warehouse.sorting import Behind, Sorter, kind_of
 from millrace.consumers.warehouse.sound import unsound
 from millrace.consumers.warehouse.store import Insertion, Store
-from millrace.consumers.warehouse.tables import LOG, TABLES, Table, position_of
+from millrace.consumers.warehouse.tables import LOG, TABLES, RecordTable, position_of
 from millrace.infra import faults
 from millrace.infra.errors import BusError, StorageError, WarehouseError, WarehouseTaken
 from millrace.infra.log.base import Bus, Record
@@ -250,7 +250,7 @@ class Ingest:
 
     def _take(
         self,
-        table: Table,
+        table: RecordTable,
         block: Block,
         rows: Sequence[tuple[int, bytes]],
         told: Callable[[list[tuple[Record, str]]], None] | None,
@@ -283,7 +283,7 @@ class Ingest:
         self.rows += len(rows)
         return bad
 
-    def _insert(self, table: Table, block: Block, rows: Sequence[tuple[int, bytes]]) -> None:
+    def _insert(self, table: RecordTable, block: Block, rows: Sequence[tuple[int, bytes]]) -> None:
         frame = framed(table, block.topic, block.part, [row for _, row in rows])
         self._send((block.topic, block.part), frame.into, frame.pieces, f"{table.name}-{rows[0][0]}")
 
@@ -295,7 +295,7 @@ class Ingest:
         self._store.insert(into, pieces, f"{named(where)}{what}-{self._id}")
         self._doubtful.discard(where)
 
-    def _bad(self, table: Table, block: Block, rows: Sequence[tuple[int, bytes]]) -> list[tuple[Record, str]]:
+    def _bad(self, table: RecordTable, block: Block, rows: Sequence[tuple[int, bytes]]) -> list[tuple[Record, str]]:
         """Which of these rows no table can take, found without writing any."""
 
         def attempt(some: Sequence[tuple[int, bytes]]) -> None:
@@ -332,6 +332,6 @@ class Ingest:
         assert kind is not None, topic
         return kind
 
-    def _main(self, topic: str) -> Table:
+    def _main(self, topic: str) -> RecordTable:
         """The table that says how far a topic is."""
         return position_of(self._kind(topic))

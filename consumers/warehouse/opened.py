@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from contextlib import ExitStack
 
-from millrace.consumers.warehouse.directory import Directory
+from millrace.consumers.warehouse.directory import TableDirectory
 from millrace.consumers.warehouse.migrations import migrate
 from millrace.consumers.warehouse.owner import claim, take
 from millrace.consumers.warehouse.questions import views
@@ -22,7 +22,7 @@ def open_store(settings: Settings, answers_at: str = "") -> Store:
     where a server has another namespace's tables."""
     url = settings.warehouse.url.get_secret_value()
     if not url:
-        return Directory(settings.warehouse_home, memory_mb=settings.warehouse.memory_mb, url=answers_at)
+        return TableDirectory(settings.warehouse_home, memory_mb=settings.warehouse.memory_mb, url=answers_at)
     with ExitStack() as held:
         server = held.enter_context(Server(url))
         claim(server, settings.namespace)

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
-from millrace.consumers.warehouse.directory import Directory
+from millrace.consumers.warehouse.directory import TableDirectory
 from millrace.consumers.warehouse.endpoint.serve import open_endpoint
 from millrace.consumers.warehouse.ingest import Ingest
 from millrace.consumers.warehouse.opened import open_for_rows
@@ -59,7 +59,7 @@ def run(settings: Settings) -> None:
         )
         ending = threading.Event()
         overdue = partial(begin_anew, ending)
-        endpoint = open_endpoint(store.handle, settings, overdue) if isinstance(store, Directory) else None
+        endpoint = open_endpoint(store.handle, settings, overdue) if isinstance(store, TableDirectory) else None
         try:
             beat.start()
             attended(ingest.follow)

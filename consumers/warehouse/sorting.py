@@ -12,7 +12,7 @@ from functools import cache
 
 from millrace.consumers.history.kinds import HOLDS, TURNS, WORKERS
 from millrace.consumers.warehouse.framing import BRANCH, NO_BODY, opened, placed
-from millrace.consumers.warehouse.tables import Table, table_of
+from millrace.consumers.warehouse.tables import RecordTable, table_of
 from millrace.infra.errors import ClaimError, StorageError
 from millrace.infra.log.base import Record
 from millrace.schemas import codec
@@ -27,7 +27,7 @@ Behind = Callable[[bytes], bytes]
 class Sorted:
     """What became of some records: rows by table, each with its offset, and what cannot be read, with the reason."""
 
-    rows: dict[Table, list[tuple[int, bytes]]] = field(default_factory=dict)
+    rows: dict[RecordTable, list[tuple[int, bytes]]] = field(default_factory=dict)
     unreadable: list[tuple[Record, str]] = field(default_factory=list)
 
 
@@ -62,7 +62,7 @@ class Sorter:
                 found.rows.setdefault(table, []).append((record.offset, row))
         return found
 
-    def _row(self, record: Record, value: bytes) -> tuple[Table, bytes]:
+    def _row(self, record: Record, value: bytes) -> tuple[RecordTable, bytes]:
         table = self._heads.get(value[: codec.HEAD])
         if table is None:
             value = self._behind(value)

@@ -35,7 +35,7 @@ DURABLE = {
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class RecordTable:
     """A table of records: `record` names their schema, `order` its sorting key."""
 
     name: str
@@ -79,22 +79,22 @@ def _columns(record: str) -> tuple[Column, ...]:
 _EVENT = ("tenant", "policy", "root_trajectory", "trajectory", "step", "off")
 _SAMPLE = ("policy", "v_tail", "group", "sample", "off")
 TABLES = (
-    Table("raw", "Event", _EVENT, "events as captured, before governance: restricted"),
-    Table("events", "Event", _EVENT, "events after governance: the history"),
-    Table("trajectories", "Trajectory", _SAMPLE, "sealed, rewarded samples: what learners read"),
-    Table("evaluations", "Trajectory", _SAMPLE, "sealed evaluation samples, which never train"),
-    Table("completions", "Completion", ("policy", "off"), "what seal said about each group"),
-    Table("grants", "Grant", ("policy", "ticket", "round", "off"), "permissions to start a group"),
-    Table("prompts", "Prompt", ("policy", "number", "off"), "tasks to roll out"),
-    Table("resolutions", "Resolution", ("policy", "off"), "what became of every group and ticket"),
-    Table("weights", "WeightVersion", ("policy", "version", "off"), "one row a weight version"),
-    Table("ledger", "LedgerEntry", ("policy", "version", "off"), "what trained each version"),
-    Table("scores", "Evaluation", ("policy", "tasks", "off"), "what versions came to on held-out tasks"),
-    Table("dead_letters", "DeadLetter", ("stage", "reason", "off"), "what could not be processed, and why"),
-    Table("decisions", "Decision", ("name", "off"), "what was asked for or decided"),
-    Table("workers", "WorkerStatus", ("worker", "off"), "statuses of workers, as far as the log still has them"),
-    Table("turns", "Turn", ("stage", "slot", "number", "off"), "what each turn of a stage folded"),
-    Table("progress", "Progress", ("stage", "slot", "off"), "how far the time of seal's slots has come"),
+    RecordTable("raw", "Event", _EVENT, "events as captured, before governance: restricted"),
+    RecordTable("events", "Event", _EVENT, "events after governance: the history"),
+    RecordTable("trajectories", "Trajectory", _SAMPLE, "sealed, rewarded samples: what learners read"),
+    RecordTable("evaluations", "Trajectory", _SAMPLE, "sealed evaluation samples, which never train"),
+    RecordTable("completions", "Completion", ("policy", "off"), "what seal said about each group"),
+    RecordTable("grants", "Grant", ("policy", "ticket", "round", "off"), "permissions to start a group"),
+    RecordTable("prompts", "Prompt", ("policy", "number", "off"), "tasks to roll out"),
+    RecordTable("resolutions", "Resolution", ("policy", "off"), "what became of every group and ticket"),
+    RecordTable("weights", "WeightVersion", ("policy", "version", "off"), "one row a weight version"),
+    RecordTable("ledger", "LedgerEntry", ("policy", "version", "off"), "what trained each version"),
+    RecordTable("scores", "Evaluation", ("policy", "tasks", "off"), "what versions came to on held-out tasks"),
+    RecordTable("dead_letters", "DeadLetter", ("stage", "reason", "off"), "what could not be processed, and why"),
+    RecordTable("decisions", "Decision", ("name", "off"), "what was asked for or decided"),
+    RecordTable("workers", "WorkerStatus", ("worker", "off"), "statuses of workers, as far as the log still has them"),
+    RecordTable("turns", "Turn", ("stage", "slot", "number", "off"), "what each turn of a stage folded"),
+    RecordTable("progress", "Progress", ("stage", "slot", "off"), "how far the time of seal's slots has come"),
 )
 BY_NAME = {table.name: table for table in TABLES}
 
@@ -137,7 +137,7 @@ def own_tables() -> tuple[str, ...]:
     )
 
 
-def table_of(kind: str, record: str) -> Table | None:
+def table_of(kind: str, record: str) -> RecordTable | None:
     """The table for a record of this name in this kind of topic (`consumers.history.kinds`); None where it is none of
     what the topic holds."""
     if record not in HOLDS.get(kind, ()):
@@ -147,7 +147,7 @@ def table_of(kind: str, record: str) -> Table | None:
     return BY_NAME["turns" if kind in TURNS else kind.replace("-", "_")]
 
 
-def position_of(kind: str) -> Table:
+def position_of(kind: str) -> RecordTable:
     """The table whose rows say how far a topic of this kind is in: those of its first record."""
     table = table_of(kind, HOLDS[kind][0])
     assert table is not None, kind

@@ -9,14 +9,14 @@ from millrace.infra.config.serving import Gateway
 from millrace.infra.config.upstreams import GatewayPrices
 
 
-class Prices(NamedTuple):
+class PricedModels(NamedTuple):
     """Models, as the settings name them: those that have prices, and those that have none."""
 
     priced: list[str]
     unpriced: list[str]
 
 
-def prices(gateway: Gateway, policy: str, own: GatewayPrices | None) -> Prices:
+def prices(gateway: Gateway, policy: str, own: GatewayPrices | None) -> PricedModels:
     """Of everything that a gateway serves; `own` are those of its own `policy`, which it serves where no upstream
     stands in place of the engines."""
     found: dict[str, GatewayPrices | None] = {}
@@ -26,7 +26,7 @@ def prices(gateway: Gateway, policy: str, own: GatewayPrices | None) -> Prices:
     found |= {f"{one.model} ([[gateway.routes]] {at} prices)": one.prices for at, one in enumerate(gateway.routes)}
     if gateway.upstream_url:
         found["every other model ([gateway] upstream_url, which has no prices: name it by [[gateway.routes]])"] = None
-    return Prices(_those(found, priced=True), _those(found, priced=False))
+    return PricedModels(_those(found, priced=True), _those(found, priced=False))
 
 
 def _those(found: Mapping[str, GatewayPrices | None], *, priced: bool) -> list[str]:

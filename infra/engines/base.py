@@ -27,7 +27,7 @@ from millrace.infra.errors import EngineRejected
 from millrace.schemas.labels import parse_label
 
 
-class Span(NamedTuple):
+class LabelSpan(NamedTuple):
     """Output tokens [start, end) of a choice were sampled by the weights labelled `label`."""
 
     label: str
@@ -135,7 +135,7 @@ class Chunk:
     logprobs: list[float]
     finish_reason: str | None = None
     stop_reason: str | int | None = None
-    spans: tuple[Span, ...] = ()
+    spans: tuple[LabelSpan, ...] = ()
     usage: Usage | None = None
     tops: Sequence[Sequence[tuple[int, float]]] = ()
 
@@ -179,7 +179,7 @@ class Engine(ABC):
         """Let go of every resource. Idempotent."""
 
 
-def token_versions(spans: Sequence[Span], length: int, policy: str) -> NDArray[np.int32]:
+def token_versions(spans: Sequence[LabelSpan], length: int, policy: str) -> NDArray[np.int32]:
     """Version of each of `length` output tokens, int32 [length]; -1 where the label is not one of `policy`'s."""
     versions = np.full(length, -1, np.int32)
     for span in spans:

@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
-from millrace.infra.engines.base import Chunk, Engine, Sampling, Span, Usage
+from millrace.infra.engines.base import Chunk, Engine, LabelSpan, Sampling, Usage
 
 ABORT = "abort"
 FRUITLESS = 8
@@ -130,7 +130,7 @@ class _Choice:
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     tops: list[Sequence[tuple[int, float]]] = field(default_factory=list)
-    spans: list[Span] = field(default_factory=list)
+    spans: list[LabelSpan] = field(default_factory=list)
     last: Chunk = field(default_factory=lambda: Chunk(0, [], []))
     begun: int = 0
     """tokens before the part that runs"""
@@ -167,7 +167,7 @@ class _Choice:
         if self.spans and self.spans[-1].label == label and self.spans[-1].end == start:
             start = self.spans.pop().start
         if end > start:
-            self.spans.append(Span(label, start, end))
+            self.spans.append(LabelSpan(label, start, end))
 
 
 def _sum(first: Usage | None, later: Usage) -> Usage:

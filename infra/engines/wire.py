@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import orjson
 
-from millrace.infra.engines.base import Chunk, Sampling, Span, Usage
+from millrace.infra.engines.base import Chunk, LabelSpan, Sampling, Usage
 from millrace.schemas.bounds import NAME_BYTES
 from millrace.schemas.labels import MIXED, is_base
 
@@ -53,7 +53,7 @@ class VersionSpan(msgspec.Struct, gc=False):
     end: int
 
 
-class Choice(msgspec.Struct, gc=False):
+class WireChoice(msgspec.Struct, gc=False):
     index: int
     finish_reason: str | None = None
     stop_reason: int | str | None = None
@@ -89,7 +89,7 @@ class ErrorBody(msgspec.Struct, gc=False):
 class Message(msgspec.Struct, gc=False):
     """A whole answer, or one server-sent event of a stream."""
 
-    choices: list[Choice] = []
+    choices: list[WireChoice] = []
     usage: WireUsage | None = None
     error: ErrorBody | None = None
 
@@ -155,7 +155,7 @@ def request_body(
     return orjson.dumps(body)
 
 
-def to_chunk(choice: Choice | ChoiceWithTop, top: int, n: int) -> Chunk:
+def to_chunk(choice: WireChoice | ChoiceWithTop, top: int, n: int) -> Chunk:
     """The chunk of one of `n` choices; `top` is how many rivals were asked for.
 
     Raises ValueError for what must never pass for an answer: tokens without their log-probabilities, numbers that are
@@ -169,9 +169,9 @@ def to_chunk(choice: Choice | ChoiceWithTop, top: int, n: int) -> Chunk:
     if len(content) != len(ids):
         raise ValueError(f"{len(ids)} tokens came with {len(content)} log-probabilities")
     if choice.finish_reason is None and choice.stop_reason is None and choice.weight_versions is None:
-        spans: tuple[Span, ...] = ()  # as in all events of a stream but the last
+        spans: tuple[LabelSpan, ...] = ()  # as in all events of a stream but the last
     else:
-        spans = tuple(Span(span.version, span.start, span.end) for span in choice.weight_versions or ())
+        spans = tuple(LabelSpan(span.version, span.start, span.end) for span in choice.weight_versions or ())
         names = [choice.finish_reason, choice.stop_reason, *(span.label for span in spans)]
         longest = max((len(name.encode()) for name in names if isinstance(name, str)), default=0)
         if longest > NAME_BYTES:
@@ -191,11 +191,11 @@ def to_chunk(choice: Choice | ChoiceWithTop, top: int, n: int) -> Chunk:
     )
 
 
-def adapter_spans(spans: Sequence[Span], adapter: str) -> tuple[Span, ...]:
+def adapter_spans(spans: Sequence[LabelSpan], adapter: str) -> tuple[LabelSpan, ...]:
     """The spans of what an adapter sampled, from those of the weights under it, which must have been one base."""
     labels = {span.label for span in spans}
     sure = len(labels) == 1 and is_base(*labels)
-    return tuple(Span(adapter if sure else MIXED, span.start, span.end) for span in spans)
+    return tuple(LabelSpan(adapter if sure else MIXED, span.start, span.end) for span in spans)
 
 
 def to_usage(usage: WireUsage) -> Usage:

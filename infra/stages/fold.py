@@ -19,9 +19,9 @@ from millrace.infra.log.base import Record
 from millrace.infra.log.topics import changelog_of, full_name, logical_name
 from millrace.infra.stages.base import TICK, Append, Clear, Emit, Op, Put, Stage, Wake
 from millrace.infra.stages.letters import UNFOLDABLE, dead_letter, place_of, refuses
-from millrace.infra.stages.marks import Marks
+from millrace.infra.stages.marks import SourceMarks
 from millrace.infra.stages.outbox import arranged, ready
-from millrace.infra.stages.state import OWN, State
+from millrace.infra.stages.state import OWN, SlotState
 from millrace.schemas import bounds
 from millrace.schemas.ids import Micros
 from millrace.schemas.records import Place, Range
@@ -35,7 +35,7 @@ ENVIRONMENT = (StorageError, OSError, MemoryError)
 _SLOT = f"{OWN}slot"
 
 
-class Failure(NamedTuple):
+class FoldFailure(NamedTuple):
     """What could not be folded: a line for the log of the process, without content."""
 
     what: str
@@ -58,7 +58,7 @@ class Folded:
     ranges: list[Range] = field(default_factory=list)
     records: int = 0
     duplicates: int = 0
-    failures: list[Failure] = field(default_factory=list)
+    failures: list[FoldFailure] = field(default_factory=list)
 
 
 class _Done(NamedTuple):
@@ -75,7 +75,7 @@ class Fold:
     def __init__(
         self,
         stage: Stage,
-        state: State,
+        state: SlotState,
         *,
         namespace: str = "",
         skip_duplicates: bool = True,
@@ -88,7 +88,7 @@ class Fold:
         self._isolate = isolate
         changelog = changelog_of(stage.name)
         self._timers = full_name(namespace, changelog) if namespace else changelog
-        self._marks = Marks(state, stage.kept_name)
+        self._marks = SourceMarks(state, stage.kept_name)
         self._skip = skip_duplicates
         own = state.own(_SLOT)
         known: dict[str, Any] = next((value for _, value in own), {"now": 0, "turns": 0, "sides": {}})
@@ -231,7 +231,9 @@ class Fold:
 
         if self._whole(lambda: letter(known), out).error is not None:  # what the stage says of it is odd, too
             self._whole(lambda: letter({}), out)
-        out.failures.append(Failure(f"{place['topic']}[{place['partition']}]@{place['offset']}", kind, _where(error)))
+        out.failures.append(
+            FoldFailure(f"{place['topic']}[{place['partition']}]@{place['offset']}", kind, _where(error))
+        )
 
     def _whole(self, produce: Callable[[], Iterable[Op]], out: Folded) -> _Done:
         """Apply all operations of one record or wake, or none."""

@@ -10,17 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from millrace.infra.stages.state import OWN, State
+from millrace.infra.stages.state import OWN, SlotState
 from millrace.schemas import bounds
 
 PREFIX = f"{OWN}source/"
 _NONE = (-1, -1)
 
 
-class Marks:
+class SourceMarks:
     """The marks of one slot, kept in its state. `kept` gives the name under which a source may be remembered."""
 
-    def __init__(self, state: State, kept: Callable[[str], str]) -> None:
+    def __init__(self, state: SlotState, kept: Callable[[str], str]) -> None:
         self._state = state
         self._kept = kept
         self._seen: dict[str, tuple[int, int]] = {

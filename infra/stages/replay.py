@@ -19,7 +19,7 @@ from millrace.infra.log.topics import changelog_of, full_name, partition_of, tur
 from millrace.infra.stages.base import Emit, Stage
 from millrace.infra.stages.fold import Fold, Folded
 from millrace.infra.stages.outbox import filled, refs_in
-from millrace.infra.stages.state import State
+from millrace.infra.stages.state import SlotState
 from millrace.schemas import codec
 from millrace.schemas.records import Range, Turn
 
@@ -34,7 +34,7 @@ class Refolded:
     record: Record
     turn: Turn
     folded: Folded
-    state: State
+    state: SlotState
 
     def differences(self) -> list[tuple[str, Any, Any]]:
         """(field, as recorded, as folded) of the turn's own figures that differ."""
@@ -59,7 +59,7 @@ def refold(bus: Bus, stage: Stage, namespace: str, slot: int, end: int | None = 
 
     Raises InputGone when a turn or what it folded is not there any more, ReplayError for a turn that names what no turn
     of this slot can have folded, and whatever the stage raises."""
-    fold = Fold(stage, State(slot), namespace=namespace)
+    fold = Fold(stage, SlotState(slot), namespace=namespace)
     readers: dict[tuple[str, int], Iterator[Record]] = {}
     for number, (record, turn) in enumerate(turns(bus, stage.name, namespace, slot, end)):
         what = f"turn {turn['number']} of {stage.name}[{slot}]"
@@ -92,7 +92,7 @@ def verify(bus: Bus, stage: Stage, namespace: str, slot: int, claims: ClaimStore
 
     The stage must be at rest. Raises ReplayError naming the first turn that differs."""
     written = _written(bus, stage, namespace, slot, claims)
-    count, state = 0, State(slot)
+    count, state = 0, SlotState(slot)
     for again in refold(bus, stage, namespace, slot):
         for field, was, now in again.differences():
             raise ReplayError(
@@ -103,7 +103,7 @@ def verify(bus: Bus, stage: Stage, namespace: str, slot: int, claims: ClaimStore
         count, state = count + 1, again.state
     if written:
         raise ReplayError(f"{stage.name}[{slot}] wrote records in turns {sorted(written)}, which were never recorded")
-    kept = State.restore(slot, bus.read(full_name(namespace, changelog_of(stage.name)), slot), claims=claims)
+    kept = SlotState.restore(slot, bus.read(full_name(namespace, changelog_of(stage.name)), slot), claims=claims)
     if count and kept.snapshot() != state.snapshot():
         raise ReplayError(f"{stage.name}[{slot}]: the changelog differs from the state after {count} replayed turns")
     return count

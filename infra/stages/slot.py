@@ -26,7 +26,7 @@ from millrace.infra.log.topics import changelog_of, full_name, turns_of
 from millrace.infra.stages.base import Stage
 from millrace.infra.stages.fold import Fold, Folded
 from millrace.infra.stages.outbox import Outbox
-from millrace.infra.stages.state import State
+from millrace.infra.stages.state import SlotState
 from millrace.infra.stages.telemetry import RunnerHooks, Silent, TurnReport
 from millrace.schemas import codec
 from millrace.schemas.ids import now_micros
@@ -89,7 +89,7 @@ class Slot:
             )
         changelog = list(self._bus.read(self._changelog, self.number))
         settings = self._settings
-        state = State.restore(self.number, changelog, claims=settings.claims, strict=settings.strict)
+        state = SlotState.restore(self.number, changelog, claims=settings.claims, strict=settings.strict)
         self._fold = Fold(
             self._stage,
             state,
@@ -116,7 +116,7 @@ class Slot:
         return records, ends
 
     @property
-    def state(self) -> State:
+    def state(self) -> SlotState:
         """What the slot knows; read-only for everyone else."""
         return self._fold.state
 

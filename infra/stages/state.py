@@ -55,7 +55,7 @@ class _Items:
         """how many item keys the changelog has that may have to go"""
 
 
-class State:
+class SlotState:
     """One slot's state. It is the `View` that stages read; the runner alone writes."""
 
     def __init__(self, slot: int, *, strict: bool = False) -> None:
@@ -316,7 +316,7 @@ class State:
     @classmethod
     def restore(
         cls, slot: int, changelog: Iterable[Record], *, claims: ClaimStore | None = None, strict: bool = False
-    ) -> State:
+    ) -> SlotState:
         """The state that a changelog partition describes. Raises StageError when items are missing from it, ClaimError
         when the bytes behind a claim are."""
         latest: dict[bytes, bytes | None] = {}

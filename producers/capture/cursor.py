@@ -14,13 +14,13 @@ from typing import BinaryIO
 import msgspec
 
 from millrace.infra.errors import GatewayError
-from millrace.producers.capture.entry import Kept, decode
+from millrace.producers.capture.entry import StoredEntry, decode
 from millrace.producers.capture.segments import BLOCK, HEAD, SegmentFile, segments, sound
 
 logger = logging.getLogger(__name__)
 
 
-class Cursor:
+class CaptureCursor:
     """`seq` is the next number to take, `end` tells how far the log goes. One thread may take while another appends."""
 
     def __init__(self, folder: Path, seq: int, end: Callable[[], int]) -> None:
@@ -32,9 +32,9 @@ class Cursor:
         self._file: BinaryIO | None = None
         self._position = 0
 
-    def take(self, limit: int) -> list[Kept]:
+    def take(self, limit: int) -> list[StoredEntry]:
         """At most `limit` entries; [] at the end of the log."""
-        out: list[Kept] = []
+        out: list[StoredEntry] = []
         end = self._end()
         while self.seq < end and len(out) < limit:
             payload = self._next()
@@ -42,7 +42,7 @@ class Cursor:
                 self._open_next()
                 continue
             try:
-                out.append(Kept(self.seq, decode(payload), HEAD.size + len(payload)))
+                out.append(StoredEntry(self.seq, decode(payload), HEAD.size + len(payload)))
             except msgspec.MsgspecError as error:
                 logger.error("entry %d of %s is no record of this log: %s", self.seq, self.folder, error)
                 self.skipped += 1

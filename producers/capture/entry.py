@@ -22,7 +22,7 @@ class Entry(msgspec.Struct, array_like=True, frozen=True):
     value: bytes
 
 
-class Kept(NamedTuple):
+class StoredEntry(NamedTuple):
     """An entry as read back: its number and its bytes on disk."""
 
     seq: int

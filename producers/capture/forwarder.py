@@ -22,8 +22,8 @@ from millrace.infra import faults
 from millrace.infra.errors import BadRecordError, BusError, ClaimError, GatewayError, TooLargeError
 from millrace.infra.log.base import Bus, Outgoing, Place, Publisher
 from millrace.infra.log.blobs import LARGEST, ClaimStore
-from millrace.producers.capture.cursor import Cursor
-from millrace.producers.capture.entry import Kept
+from millrace.producers.capture.cursor import CaptureCursor
+from millrace.producers.capture.entry import StoredEntry
 from millrace.producers.capture.log import CaptureLog
 from millrace.producers.capture.refused import Refused
 
@@ -128,7 +128,7 @@ class Forwarder:
 
     def _forward(self, publisher: Publisher) -> None:
         source = _Source(self.log)
-        window: deque[tuple[Kept, Future[Place]]] = deque()
+        window: deque[tuple[StoredEntry, Future[Place]]] = deque()
         released, forgot = time.monotonic(), 0.0
         acked, size = self.log.acked, 0
         try:
@@ -167,7 +167,7 @@ class Forwarder:
         """How many entries may be handed over from number `seq` on."""
         return min(BATCH, WINDOW - waiting) if seq > self._single else int(not waiting)
 
-    def _judge(self, kept: Kept, error: BusError, others: list[Future[Place]], last: int) -> None:
+    def _judge(self, kept: StoredEntry, error: BusError, others: list[Future[Place]], last: int) -> None:
         """What the next round does about an entry that failed first, of those up to number `last` that were handed
         over."""
         if kept.seq > self._single:
@@ -183,7 +183,7 @@ class Forwarder:
                 self._claimed = -1  # no claim was taken in its place, which would tell how much the topic takes
                 faults.point("forwarder.refused")
 
-    def _may_be_claimed(self, kept: Kept) -> bool:
+    def _may_be_claimed(self, kept: StoredEntry) -> bool:
         """Whether the entry was sent whole."""
         return kept.seq != self._claimed and len(kept.entry.value) <= self.max_record and kept not in self.refused
 
@@ -205,7 +205,7 @@ class Forwarder:
                 logger.warning("the position of %s cannot be written, sending on: %s", self.log.folder, error)
             self._unnoted = True
 
-    def _rest(self, window: deque[tuple[Kept, Future[Place]]], idle_s: float) -> None:
+    def _rest(self, window: deque[tuple[StoredEntry, Future[Place]]], idle_s: float) -> None:
         """Wait for the next answer, else for the next entry, up to `idle_s`."""
         if not window:
             if self._wake.wait(idle_s):
@@ -216,7 +216,7 @@ class Forwarder:
         except Unanswered:
             return
 
-    def _outgoing(self, kept: Kept) -> Outgoing:
+    def _outgoing(self, kept: StoredEntry) -> Outgoing:
         entry = self.refused.sent_for(kept)
         largest = 0 if kept.seq == self._claimed else self.max_record
         value = self.claims.fitting("Event", entry.value, largest) if entry is kept.entry else entry.value
@@ -230,11 +230,11 @@ class _Source:
     def __init__(self, log: CaptureLog) -> None:
         self._log = log
         self.seq = log.acked
-        self._cursor: Cursor | None = None
+        self._cursor: CaptureCursor | None = None
 
-    def take(self, most: int) -> list[Kept]:
+    def take(self, most: int) -> list[StoredEntry]:
         """At most so many entries; [] at the end of the log."""
-        taken: list[Kept] = []
+        taken: list[StoredEntry] = []
         if self._cursor is None:
             taken = self._log.recent.take(self.seq, most)
         if not taken and self.seq < self._log.end:

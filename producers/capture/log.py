@@ -32,8 +32,8 @@ import msgspec
 
 from millrace.infra import durable, faults
 from millrace.infra.errors import GatewayError
-from millrace.producers.capture.cursor import Cursor
-from millrace.producers.capture.entry import LONG, Entry, Kept, encode_into, head_into
+from millrace.producers.capture.cursor import CaptureCursor
+from millrace.producers.capture.entry import LONG, Entry, StoredEntry, encode_into, head_into
 from millrace.producers.capture.recent import Recent
 from millrace.producers.capture.segments import HEAD, SegmentFile, cut, path_of, scan, seal, segments
 from millrace.schemas.ids import new_id
@@ -53,7 +53,7 @@ class LogFull(GatewayError):
     """The capture log cannot take this entry: the disk is full or fails, or too much of it waits to be sent."""
 
 
-class Identity(msgspec.Struct):
+class LogIdentity(msgspec.Struct):
     """Who numbers the entries of a folder, and under which boot of the machine it last did."""
 
     source: str
@@ -151,7 +151,7 @@ class CaptureLog:
             raise self._unwritten(error) from error
         faults.point("capture.appended")
         # Handed over before it counts, so that the forwarder need not look for it in the files.
-        self.recent.put(Kept(self.end, entry, size))
+        self.recent.put(StoredEntry(self.end, entry, size))
         seq, self.end = self.end, self.end + 1
         self._appended += size
         if not reserved and self._reserved < self.reserve_bytes:
@@ -191,7 +191,7 @@ class CaptureLog:
                 self._syncing = asyncio.create_task(self._sync())
             await asyncio.shield(self._syncing)
 
-    def read(self, seq: int = 0) -> Iterator[Kept]:
+    def read(self, seq: int = 0) -> Iterator[StoredEntry]:
         """What is kept from number `seq` on, up to the end at the time of the call."""
         cursor, end = self.cursor(seq), self.end
         while found := cursor.take(512):
@@ -200,9 +200,9 @@ class CaptureLog:
                     return
                 yield kept
 
-    def cursor(self, seq: int) -> Cursor:
+    def cursor(self, seq: int) -> CaptureCursor:
         """A reader from number `seq` on (or the oldest kept) that follows what is appended."""
-        return Cursor(self.folder, seq, lambda: self.end)
+        return CaptureCursor(self.folder, seq, lambda: self.end)
 
     def release(self, acked: int, size: int) -> None:
         """Everything before number `acked` reached `raw`; `size` bytes less wait. Written so that a crash repeats."""
@@ -250,15 +250,15 @@ class CaptureLog:
             ) from None
         return descriptor
 
-    def _identify(self, name: str) -> Identity:
+    def _identify(self, name: str) -> LogIdentity:
         path, boot = self.folder / "source.json", BOOT.read_text().strip() if BOOT.exists() else ""
-        identity = Identity(f"{name}-{new_id()}", -1, "")
+        identity = LogIdentity(f"{name}-{new_id()}", -1, "")
         with suppress(FileNotFoundError, msgspec.DecodeError):  # what a power cut left no name in gets another
-            identity = msgspec.json.decode(path.read_bytes(), type=Identity)
+            identity = msgspec.json.decode(path.read_bytes(), type=LogIdentity)
             if self.acked <= self.end and (self.fsync or identity.boot == boot):
                 return identity
         # The epoch first: dying before the position is written raises it once more, which does no harm.
-        identity = Identity(identity.source, identity.epoch + 1, boot)
+        identity = LogIdentity(identity.source, identity.epoch + 1, boot)
         durable.write(path, msgspec.json.encode(identity), sync=True)
         if self.acked > self.end:
             self.release(self.end, 0)

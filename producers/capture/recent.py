@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 
-from millrace.producers.capture.entry import Kept
+from millrace.producers.capture.entry import StoredEntry
 
 LIMIT = 16 << 20
 
@@ -19,19 +19,19 @@ class Recent:
     def __init__(self, limit: int = LIMIT) -> None:
         self._limit = limit
         self._lock = threading.Lock()
-        self._kept: deque[Kept] = deque()
+        self._kept: deque[StoredEntry] = deque()
         self._size = 0
 
-    def put(self, kept: Kept) -> None:
+    def put(self, kept: StoredEntry) -> None:
         """An entry was appended. It is left out while too much waits here already."""
         with self._lock:
             if self._size + kept.size <= self._limit:
                 self._kept.append(kept)
                 self._size += kept.size
 
-    def take(self, seq: int, most: int) -> list[Kept]:
+    def take(self, seq: int, most: int) -> list[StoredEntry]:
         """At most so many entries from number `seq` on; none when that one is not here. Forgets what is older."""
-        out: list[Kept] = []
+        out: list[StoredEntry] = []
         with self._lock:
             kept = self._kept
             while kept and len(out) < most and kept[0].seq <= seq:

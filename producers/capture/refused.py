@@ -15,7 +15,7 @@ import msgspec
 
 from millrace.infra import durable, telemetry
 from millrace.infra.stages.letters import made_id
-from millrace.producers.capture.entry import Entry, Kept
+from millrace.producers.capture.entry import Entry, StoredEntry
 from millrace.producers.capture.log import CaptureLog
 from millrace.schemas import codec
 from millrace.schemas.chain import event_hash
@@ -48,12 +48,12 @@ class Refused:
             found = msgspec.json.decode(self._path.read_bytes(), type=list[Note])
         self._notes = {note.seq: note for note in found}
 
-    def __contains__(self, kept: Kept) -> bool:
+    def __contains__(self, kept: StoredEntry) -> bool:
         note = self._notes.get(kept.seq)
         # A number is given again, under another name of the source, where a power cut took the entry that it was of.
         return note is not None and note.digest == _digest(kept.entry)
 
-    def add(self, kept: Kept, error: Exception) -> None:
+    def add(self, kept: StoredEntry, error: Exception) -> None:
         """From now on this entry is replaced. Raises OSError, and then it is not."""
         note = Note(kept.seq, _digest(kept.entry), type(error).__name__)
         waiting = {seq: known for seq, known in self._notes.items() if seq >= self._log.acked}
@@ -69,7 +69,7 @@ class Refused:
             error,
         )
 
-    def sent_for(self, kept: Kept) -> Entry:
+    def sent_for(self, kept: StoredEntry) -> Entry:
         """What is sent for an entry: itself, or what takes its place."""
         return _instead(kept.entry, self._notes[kept.seq].error) if kept in self else kept.entry
 

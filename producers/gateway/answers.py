@@ -18,7 +18,7 @@ THOUGHTS = ("reasoning_content", "reasoning")
 """names of a message's thoughts"""
 
 
-class Said(NamedTuple):
+class AnswerChoice(NamedTuple):
     """One choice: its number, what it says, and why it ended."""
 
     choice: int
@@ -30,7 +30,7 @@ class WholeAnswer(NamedTuple):
     """A whole response: its id, its choices, and its tokens as the server counted them (prompt, completion, cached)."""
 
     id: str
-    choices: list[Said]
+    choices: list[AnswerChoice]
     usage: tuple[int, int, int]
 
 
@@ -38,7 +38,7 @@ def understood(found: Mapping[str, Any]) -> WholeAnswer:
     """The answer in a response's fields."""
     choices = [choice for choice in listed(found.get("choices")) if isinstance(choice, dict)][: bounds.CHOICES]
     said = [
-        Said(at, reply(mapping(choice.get("message"))), name(choice.get("finish_reason")))
+        AnswerChoice(at, reply(mapping(choice.get("message"))), name(choice.get("finish_reason")))
         for at, choice in zip(_numbers(choices), choices, strict=True)
     ]
     return WholeAnswer(name(found.get("id")) or new_id(), said, counts(found))

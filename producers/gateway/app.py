@@ -31,7 +31,7 @@ from millrace.producers.gateway.gateway import SERVED, Gateway
 from millrace.producers.gateway.intake import Intake, Visit, check_origin
 from millrace.producers.gateway.named_path import plain
 from millrace.producers.gateway.protocols import all as dialects
-from millrace.producers.gateway.protocols.base import Asking, Beside, Dialect
+from millrace.producers.gateway.protocols.base import Beside, Dialect, SideRequest
 from millrace.producers.gateway.socket import TRY_AGAIN, Sockets
 from millrace.producers.gateway.upstreams import embeddings
 from millrace.producers.gateway.upstreams.door import Door
@@ -109,7 +109,7 @@ def make_app(gateway: Gateway, upstream: TextUpstream | Upstreams | None = None,
             body = await visit.body(request)
             if route.method == "POST" and door is not None and (routed := await door.routed(dialect, body)) is not None:
                 return await door.uncaptured(caller, request, body, routed, route.below)
-            asking = Asking(gateway, caller, request.headers, request.path_params.get("id", ""), body)
+            asking = SideRequest(gateway, caller, request.headers, request.path_params.get("id", ""), body)
             return Response(await route.answer(asking), media_type=JSON)
 
         return handler

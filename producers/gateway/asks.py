@@ -25,7 +25,7 @@ SEPARATORS = ("__", ".", "/", ":")
 
 
 @dataclass(slots=True, eq=False)
-class Ask:
+class ToolAsk:
     """A tool call of a reply. `since` and `until` are micros; `until`: when its result was first echoed."""
 
     id: str
@@ -41,10 +41,10 @@ class Joined(NamedTuple):
 
     join: ToolJoin
     response: str | None = None
-    ask: Ask | None = None
+    ask: ToolAsk | None = None
 
 
-def joined(asks: Iterable[Ask], name: str, arguments: str, at: int) -> Joined:
+def joined(asks: Iterable[ToolAsk], name: str, arguments: str, at: int) -> Joined:
     """The ask that a call of `name` at `at` (micros) carries out. An agent may have put its server's name before the
     tool's; one that fits without counts first."""
     wanted = keys.canonical_json(arguments)
@@ -71,7 +71,7 @@ class Asks:
     """Those of one session that were not joined yet."""
 
     def __init__(self) -> None:
-        self.waiting: list[Ask] = []
+        self.waiting: list[ToolAsk] = []
 
     def called(self, messages: Sequence[Mapping[str, Any]], at: int, supersedes: str | None = None) -> None:
         """The model was called with these messages: results that they echo are settled, and what a superseded reply
@@ -91,7 +91,7 @@ class Asks:
         """The model asked for the tool calls of a reply."""
         for call in reply.get("tool_calls") or ():
             said = call["function"]
-            self.waiting.append(Ask(call["id"], response, said["name"], keys.canonical_json(said["arguments"]), at))
+            self.waiting.append(ToolAsk(call["id"], response, said["name"], keys.canonical_json(said["arguments"]), at))
         del self.waiting[:-MOST]
 
     def join(self, name: str, arguments: str, at: int) -> Joined:
@@ -102,7 +102,7 @@ class Asks:
         """The log says that a call was joined to the oldest ask of this id."""
         self.settled(next((ask for ask in self.waiting if ask.id == id), None))
 
-    def settled(self, ask: Ask | None) -> None:
+    def settled(self, ask: ToolAsk | None) -> None:
         """An ask is joined."""
         if ask is not None:
             self.waiting.remove(ask)

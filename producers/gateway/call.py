@@ -13,14 +13,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from millrace.infra.engines.base import Chunk, Sampling, Span, Usage, token_versions
+from millrace.infra.engines.base import Chunk, LabelSpan, Sampling, Usage, token_versions
 from millrace.producers.gateway.conversation import Ask, Part, Text, Thinking, ToolUse
 from millrace.producers.gateway.errors import RETRY_AFTER_S, ApiError
-from millrace.producers.gateway.fleet import Target
+from millrace.producers.gateway.fleet import EngineTarget
 from millrace.producers.gateway.lineage import ABORT, CallStart
 from millrace.producers.gateway.rendering.base import Parser, ReplyDelta, Tools
 from millrace.producers.gateway.served import Served
-from millrace.producers.gateway.session import Session
+from millrace.producers.gateway.session import GatewaySession
 from millrace.producers.gateway.spending import Spent, spent
 from millrace.schemas.arrays import pack
 from millrace.schemas.ids import new_id, now_micros
@@ -65,7 +65,7 @@ class Choice:
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     tops: list[Any] = field(default_factory=list)
-    spans: tuple[Span, ...] = ()
+    spans: tuple[LabelSpan, ...] = ()
     finish: str | None = None
     stop: str | int | None = None
     calls: list[dict[str, Any]] = field(default_factory=list)
@@ -135,14 +135,14 @@ class Choice:
 class Call:
     """One request being served."""
 
-    session: Session
+    session: GatewaySession
     dialect: Dialect
     request: Ask
     body: bytes
     plan: CallStart
     sampling: Sampling
     served: Served
-    target: Target
+    target: EngineTarget
     response_id: str
     identified_by: str
     """what put it into its session"""

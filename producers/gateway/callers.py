@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from millrace.producers.gateway.errors import ApiError
 from millrace.producers.gateway.options import GatewayOptions
-from millrace.producers.gateway.session import Session
+from millrace.producers.gateway.session import GatewaySession
 from millrace.producers.gateway.sessions import KEY_PREFIX, Sessions
 
 
@@ -22,7 +22,7 @@ class Caller:
     for every verifier, and else for which; `key` is the name of the static key that bears what it spends."""
 
     tenant: str
-    session: Session | None
+    session: GatewaySession | None
     granted: bool = False
     judges: frozenset[str] = frozenset()
     key: str = ""
@@ -31,12 +31,12 @@ class Caller:
         """Those of the reserved sources that it may not speak for."""
         return frozenset() if self.granted else reserved - self.judges
 
-    def speaks_in(self, session: Session) -> bool:
+    def speaks_in(self, session: GatewaySession) -> bool:
         """Whether it may add to a session of its tenant and end it: where a grant asked for one, whoever takes grants
         and the session's own key alone."""
         return self.granted or self.session is session or not session.granted
 
-    def check_speaks_in(self, session: Session) -> None:
+    def check_speaks_in(self, session: GatewaySession) -> None:
         """Raises ApiError 403 for a caller that may not."""
         if not self.speaks_in(session):
             said = "A grant asked for this session: only its own key and the rollout workers' speak in it and end it"

@@ -16,7 +16,7 @@ from typing import Any
 from millrace.infra.engines.base import Grammar
 from millrace.producers.gateway.conversation import Ask, Forced, unsupported
 from millrace.producers.gateway.errors import bad_request
-from millrace.producers.gateway.rendering.base import Marks
+from millrace.producers.gateway.rendering.base import FormMarks
 from millrace.schemas import bounds
 
 NO_CALLS = "calls are held to a shape in Hermes form alone, which this model does not write"
@@ -24,7 +24,7 @@ ANY: dict[str, Any] = {"type": "object"}
 """the schema of any JSON object"""
 
 
-def grammar_of(ask: Ask, marks: Marks | None) -> Grammar | None:
+def grammar_of(ask: Ask, marks: FormMarks | None) -> Grammar | None:
     """What the reply to a request is held to, None where it is free. `marks` are the tokens of the model's form at this
     prompt. Raises ApiError 400 for what cannot be held to."""
     forced = ask.choice if isinstance(ask.choice, Forced) else None
@@ -74,7 +74,7 @@ def _offered(ask: Ask) -> dict[str, Any]:
     return found
 
 
-def _calls(marks: Marks, offered: Mapping[str, Any], *, several: bool) -> dict[str, Any] | None:
+def _calls(marks: FormMarks, offered: Mapping[str, Any], *, several: bool) -> dict[str, Any] | None:
     if marks.call is None or marks.call_end is None:
         return None
     tags = [_call(marks.call, name, schema, marks.call_end) for name, schema in offered.items()]
@@ -99,7 +99,7 @@ def _call(begin: int, name: str, schema: Any, end: int) -> dict[str, Any]:
     }
 
 
-def _thoughts(marks: Marks) -> list[dict[str, Any]]:
+def _thoughts(marks: FormMarks) -> list[dict[str, Any]]:
     """What may, or where the prompt opened them must, come before the reply itself."""
     if marks.think is None or marks.think_end is None or marks.thoughts == "closed":
         return []

@@ -67,13 +67,13 @@ def media(kinds: Mapping[Any, Kind], type: Any, at: str, url: str | None = None)
     return Media(kinds.get(type, "unknown") if known else "unknown", type if known else None, at, url or "")
 
 
-class Refusal(msgspec.Struct, frozen=True, gc=False):
+class ModelRefusal(msgspec.Struct, frozen=True, gc=False):
     """The model's own words that it will not answer."""
 
     text: str
 
 
-Part: TypeAlias = Text | Thinking | ToolUse | ToolResult | Media | Refusal
+Part: TypeAlias = Text | Thinking | ToolUse | ToolResult | Media | ModelRefusal
 
 
 class Turn(msgspec.Struct, frozen=True):
@@ -90,7 +90,7 @@ class Forced(msgspec.Struct, frozen=True, gc=False):
     names: tuple[str, ...] = ()
 
 
-class Shape(msgspec.Struct, frozen=True, gc=False):
+class ReplyShape(msgspec.Struct, frozen=True, gc=False):
     """The reply must be a JSON object, or JSON of a `schema` where there is one. `param` is the field that asks for
     it. `strict`: its client takes it for granted; engines of ours always hold to it."""
 
@@ -109,7 +109,7 @@ class Ask(msgspec.Struct, kw_only=True):
     turns: list[Turn]
     tools: Tools = None
     choice: Literal["auto", "none"] | Forced = "auto"
-    output: Shape | None = None
+    output: ReplyShape | None = None
     parallel: bool = True
     """whether several calls at once are wanted, where calls are forced"""
     stream: bool = False
@@ -175,7 +175,7 @@ def _say(turn: Turn, strict: bool, out: list[Message]) -> None:
     answered = False
     for part in turn.parts:
         match part:
-            case Text() | Refusal():
+            case Text() | ModelRefusal():
                 texts.append(part.text)
             case Thinking():
                 thoughts.append(part.text)

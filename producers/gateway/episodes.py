@@ -16,7 +16,7 @@ import orjson
 
 from millrace.producers.gateway import shape
 from millrace.producers.gateway.aside import Step, aside, by_turns
-from millrace.producers.gateway.asks import Ask
+from millrace.producers.gateway.asks import ToolAsk
 from millrace.producers.gateway.bodies import ACTORS, EndIn, EventsIn, FeedbackIn, RewardIn, StartIn, ToolCallIn
 from millrace.producers.gateway.callers import Caller
 from millrace.producers.gateway.errors import ApiError, bad_request
@@ -24,7 +24,7 @@ from millrace.producers.gateway.gateway import Gateway
 from millrace.producers.gateway.judges import SELF, check_room, check_source
 from millrace.producers.gateway.recorder import log_full
 from millrace.producers.gateway.replies import SeveralReplies
-from millrace.producers.gateway.session import RewardKey, Session
+from millrace.producers.gateway.session import GatewaySession, RewardKey
 from millrace.producers.gateway.sessions import REPORT
 from millrace.producers.gateway.whose import USER, Hints, hints
 from millrace.schemas import bounds
@@ -75,7 +75,7 @@ class Episodes:
     def __init__(self, gateway: Gateway) -> None:
         self.gateway = gateway
 
-    def find(self, caller: Caller, id: str) -> Session:
+    def find(self, caller: Caller, id: str) -> GatewaySession:
         """The session that a caller may reward."""
         session = self.gateway.sessions.get(id)
         if caller.session is not None and caller.session.id != id:
@@ -86,7 +86,7 @@ class Episodes:
             session.touch()
         return session
 
-    def judged(self, caller: Caller, name: str, headers: Mapping[str, str]) -> Session:
+    def judged(self, caller: Caller, name: str, headers: Mapping[str, str]) -> GatewaySession:
         """The session that a caller may reward, by its id or by the name that its calls gave it: the newest of that
         name and of the end user that the headers name. The name of another tenant's session is one that nobody gave."""
         said = hints({USER: headers.get(USER, "")}, name=name)
@@ -100,7 +100,7 @@ class Episodes:
             session = sessions.newest(caller.tenant, said)
         return name if session is None else session.id
 
-    def own(self, caller: Caller, id: str) -> Session:
+    def own(self, caller: Caller, id: str) -> GatewaySession:
         """The session that a caller may add to and end."""
         session = self.find(caller, id)
         caller.check_speaks_in(session)
@@ -126,7 +126,7 @@ class Episodes:
             await self.gateway.recorder.durable(session)
         return {"session": session.id, "api_key": self.gateway.sessions.key_of(session), "base_url": base_url}
 
-    async def reward(self, caller: Caller, session: Session, body: bytes) -> dict[str, str]:
+    async def reward(self, caller: Caller, session: GatewaySession, body: bytes) -> dict[str, str]:
         """Record a reward; returns its id."""
         return await self._judged(caller, session, await _read(RewardIn, body))
 
@@ -140,7 +140,7 @@ class Episodes:
         session = self._of(caller, given)
         return {**await self._judged(caller, session, reward), "session": session.id}
 
-    def _of(self, caller: Caller, given: FeedbackIn) -> Session:
+    def _of(self, caller: Caller, given: FeedbackIn) -> GatewaySession:
         """The session that feedback is about."""
         sessions = self.gateway.sessions
         if given.session is not None:
@@ -160,7 +160,7 @@ class Episodes:
             raise ApiError(404, f"There is no reply {given.response_id} here", code="reply_not_found")
         return self.find(caller, id)
 
-    async def _judged(self, caller: Caller, session: Session, given: RewardIn) -> dict[str, str]:
+    async def _judged(self, caller: Caller, session: GatewaySession, given: RewardIn) -> dict[str, str]:
         if given.span_start is not None and given.span_end is not None and given.span_end < given.span_start:
             raise bad_request("span_end is before span_start", param="span_end")
         own_key = caller.session is not None
@@ -203,7 +203,7 @@ class Episodes:
         await self.gateway.recorder.durable(session)
         return {"reward_id": id}
 
-    async def events(self, session: Session, body: bytes) -> dict[str, list[str | None]]:
+    async def events(self, session: GatewaySession, body: bytes) -> dict[str, list[str | None]]:
         """Record what the agent did and saw; returns the ids of the events: null for a repetition, and where the log
         was full. A report with a source may be sent again, so a full log refuses the rest of it (503)."""
         report = await _read(EventsIn, body)
@@ -217,7 +217,7 @@ class Episodes:
         await self.gateway.recorder.durable(session)
         return {"ids": ids}
 
-    def _events(self, session: Session, report: EventsIn, ids: list[str | None]) -> Iterator[Step]:
+    def _events(self, session: GatewaySession, report: EventsIn, ids: list[str | None]) -> Iterator[Step]:
         """Record events, a few at a time; nothing happens between the last of them and the end. Raises ApiError 503."""
         recorder = self.gateway.recorder
         for at, event in enumerate(report.events):
@@ -243,7 +243,7 @@ class Episodes:
             if ids[-1] is not None:
                 session.asks.settled(ask)
 
-    async def end(self, session: Session, body: bytes) -> dict[str, str | bool]:
+    async def end(self, session: GatewaySession, body: bytes) -> dict[str, str | bool]:
         """End a session."""
         given = await _read(EndIn, body)
         await self.gateway.end(
@@ -255,7 +255,7 @@ class Episodes:
         )
         return {"session": session.id, "ended": True}
 
-    def _running(self, caller: Caller, wanted: StartIn) -> Session | None:
+    def _running(self, caller: Caller, wanted: StartIn) -> GatewaySession | None:
         """The live session of the same attempt: its start was answered, but the answer was lost."""
         if wanted.attempt is None:
             return None
@@ -264,7 +264,7 @@ class Episodes:
             return found
         return None
 
-    def _made(self, caller: Caller, wanted: StartIn) -> Session:
+    def _made(self, caller: Caller, wanted: StartIn) -> GatewaySession:
         id = new_id()
         parent = None if wanted.parent is None else self.own(caller, wanted.parent)
         group = _group(wanted) or id
@@ -293,7 +293,7 @@ class Episodes:
             "replay": wanted.replay,
             "budget": {str(name): most for name, most in wanted.budget.items()},
         }
-        return Session(
+        return GatewaySession(
             id=id,
             tenant=caller.tenant,
             policy=policy,
@@ -319,7 +319,7 @@ class Episodes:
         return named
 
 
-def _check_numbers(session: Session, report: EventsIn) -> None:
+def _check_numbers(session: GatewaySession, report: EventsIn) -> None:
     """Raises ApiError 400 for events whose numbers do not say what is a repetition."""
     seqs, source = [event.seq for event in report.events], report.source
     if source is None:
@@ -332,7 +332,7 @@ def _check_numbers(session: Session, report: EventsIn) -> None:
         raise bad_request(f"source: a session has at most {bounds.NAMES} sources of reports", param="source")
 
 
-def _joined(session: Session, call: ToolCallIn, at: int) -> tuple[dict[str, str | None], Ask | None]:
+def _joined(session: GatewaySession, call: ToolCallIn, at: int) -> tuple[dict[str, str | None], ToolAsk | None]:
     """What is known of the model's call behind one that was seen on its way to the tool, and its ask."""
     found = session.asks.join(call.name, call.arguments, at)
     asked = found.ask.id or None if found.ask else None

@@ -26,7 +26,7 @@ GONE = ("failed", "stopped", "starting")
 
 
 @dataclass(slots=True, eq=False)
-class Target:
+class EngineTarget:
     """One engine. `version` is the newest that `incarnation` acknowledged, None before."""
 
     url: str
@@ -56,7 +56,7 @@ class Fleet:
     def __init__(self, policy: str, make: Make, urls: tuple[str, ...] = ()) -> None:
         self.policy = policy
         self._make = make
-        self.targets = {url: Target(url, make(url), static=True) for url in urls}
+        self.targets = {url: EngineTarget(url, make(url), static=True) for url in urls}
         self._changed = asyncio.Event()
 
     def observe(self, status: Mapping[str, Any]) -> None:
@@ -68,7 +68,7 @@ class Fleet:
         if target is None:
             if status["state"] in GONE:
                 return
-            target = self.targets[url] = Target(url, self._make(url))
+            target = self.targets[url] = EngineTarget(url, self._make(url))
         if status["time"] < target.seen_at:
             return
         if status["incarnation"] != target.incarnation or status["version"] is None or status["state"] in GONE:
@@ -81,7 +81,7 @@ class Fleet:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
-    def doubt(self, target: Target) -> None:
+    def doubt(self, target: EngineTarget) -> None:
         """It broke off or mislabelled its tokens: nothing said of it before counts any more."""
         target.version, target.seen_at = None, now_micros()
 
@@ -102,7 +102,7 @@ class Fleet:
         affinity: str | None,
         patience_s: float,
         version: int | None = None,
-    ) -> Target:
+    ) -> EngineTarget:
         """The engine for a call: the session's former one, else the least loaded; where a `version` is named, one at
         exactly that. Waits for one to be ready.
 

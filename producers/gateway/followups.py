@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from millrace.producers.gateway.session import RewardKey, Session
+from millrace.producers.gateway.session import GatewaySession, RewardKey
 from millrace.schemas import bounds
 from millrace.schemas.ids import now_micros
 from millrace.schemas.records import Reward
@@ -54,7 +54,7 @@ def weigh(messages: Sequence[Mapping[str, Any]]) -> Weak | None:
     return None
 
 
-def followup(session: Session, messages: Sequence[Mapping[str, Any]], digests: Sequence[bytes]) -> Reward | None:
+def followup(session: GatewaySession, messages: Sequence[Mapping[str, Any]], digests: Sequence[bytes]) -> Reward | None:
     """The reward that the last message of a call is to the newest reply of its session, None where it says nothing,
     follows another reply, or was recorded before.
 
@@ -91,7 +91,7 @@ def followup(session: Session, messages: Sequence[Mapping[str, Any]], digests: S
     }
 
 
-def _full(session: Session) -> bool:
+def _full(session: GatewaySession) -> bool:
     """Whether an episode has as many rewards of sources that it does not await as it keeps."""
     awaits = session.start["awaits"]
     return sum(key.source not in awaits for key in session.rewards) >= bounds.REWARDS

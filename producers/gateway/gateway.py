@@ -36,10 +36,10 @@ from millrace.producers.gateway.recorder import LARGE, Recorder
 from millrace.producers.gateway.rendering.base import Message, PromptTooLong, Renderer, RenderError
 from millrace.producers.gateway.sampling import to_sampling, too_long
 from millrace.producers.gateway.served import Awaited, Served
-from millrace.producers.gateway.session import RewardKey, Session, to_reply
+from millrace.producers.gateway.session import GatewaySession, RewardKey, to_reply
 from millrace.producers.gateway.sessions import Sessions
 from millrace.producers.gateway.shape import HEAVY
-from millrace.producers.gateway.stored import Kept, Recall, named, nameless, owner_of
+from millrace.producers.gateway.stored import Recall, StoredResponse, named, nameless, owner_of
 from millrace.producers.gateway.template_options import template_options
 from millrace.producers.gateway.understanding import understand
 from millrace.producers.gateway.whose import Found, Hints, hints
@@ -129,7 +129,7 @@ class Gateway:
         hints: Hints,
         messages: Sequence[Message],
         digests: Sequence[bytes],
-        used: Sequence[Kept] = (),
+        used: Sequence[StoredResponse] = (),
         policy: str | None = None,
     ) -> Found:
         """The session of a call, an unsolicited one of this policy, not begun yet, where it belongs to none. `used`:
@@ -152,7 +152,7 @@ class Gateway:
         session.touch()
         return Found(session, proven, by)
 
-    def _named(self, caller: Caller, hints: Hints) -> Session | None:
+    def _named(self, caller: Caller, hints: Hints) -> GatewaySession | None:
         """The caller's live session that goes by the id or the name that a call gives. The id of another tenant's is a
         name like any other: nobody learns from it whether there is such a session."""
         session = self.sessions.live.get(hints.name or "")
@@ -181,7 +181,7 @@ class Gateway:
         hints: Hints,
         messages: Sequence[Message],
         digests: Sequence[bytes],
-        used: Sequence[Kept] = (),
+        used: Sequence[StoredResponse] = (),
         policy: str | None = None,
     ) -> Found:
         """`session_of`, where calls that come meanwhile find it too. It begins with its first record."""
@@ -386,7 +386,7 @@ class Gateway:
             call.lost = not self.begun(call.session)
 
     @contextmanager
-    def calling(self, session: Session, name: str) -> Iterator[None]:
+    def calling(self, session: GatewaySession, name: str) -> Iterator[None]:
         """The current task is a call of the session: it keeps the session from being idle, and ends with it."""
         task = asyncio.current_task()
         assert task is not None
@@ -536,7 +536,7 @@ class Gateway:
             _tokens.add(len(choice.ids))
         underway.done(call.response_id)
 
-    def followed_up(self, session: Session, messages: Sequence[Message], digests: Sequence[bytes]) -> None:
+    def followed_up(self, session: GatewaySession, messages: Sequence[Message], digests: Sequence[bytes]) -> None:
         """Record what a call's messages say of the session's newest reply, before the call's own is the newest."""
         if self.options.followups:
             reward = followup(session, messages, digests)
@@ -545,24 +545,24 @@ class Gateway:
 
     # ------------------------------------------------------------------ sessions
 
-    def begin(self, session: Session) -> bool:
+    def begin(self, session: GatewaySession) -> bool:
         """A session starts: its first event, and its place among the live ones. False: the event is lost."""
         id = self.recorder.record(session, "episode_started", session.start, actor="agent")
         self.sessions.add(session)
         return id is not None
 
-    def begun(self, session: Session) -> bool:
+    def begun(self, session: GatewaySession) -> bool:
         """An episode that nobody asked for begins with the first record of a call. False: its start is lost."""
         return session.step > 0 or self.begin(session)
 
-    def unbegun(self, session: Session) -> None:
+    def unbegun(self, session: GatewaySession) -> None:
         """A call failed: an episode that has nothing else is gone."""
         if session.step == 0 and not session.busy and not session.gap_open:
             self.sessions.discard(session)
 
     async def end(
         self,
-        session: Session,
+        session: GatewaySession,
         *,
         status: EpisodeStatus,
         stop_condition: str,
@@ -623,7 +623,7 @@ class Gateway:
                     await self.end(session, status=status, stop_condition="idle")
 
 
-def _ended(session: Session) -> ApiError:
+def _ended(session: GatewaySession) -> ApiError:
     return ApiError(403, f"Session {session.id} has ended: start a new one", code="session_ended")
 
 

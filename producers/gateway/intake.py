@@ -23,7 +23,7 @@ from millrace.producers.gateway.errors import ApiError
 from millrace.producers.gateway.options import GatewayOptions
 
 
-class Bound(NamedTuple):
+class RequestBound(NamedTuple):
     """A tenant or a key, and how many of its requests there may be. `max_rate`: in a second; 0: any."""
 
     of: str
@@ -39,18 +39,20 @@ class Intake:
         self.options = options
         self.held = 0
         """bytes of bodies"""
-        self.in_flight: Counter[Bound] = Counter()
+        self.in_flight: Counter[RequestBound] = Counter()
         """requests of each tenant, and of each key that has a bound of its own"""
-        self._rates: dict[Bound, tuple[float, float]] = {}
+        self._rates: dict[RequestBound, tuple[float, float]] = {}
 
-    def enter(self, caller: Caller) -> list[Bound]:
+    def enter(self, caller: Caller) -> list[RequestBound]:
         """One request more: what it counts for. Raises ApiError 429 where one of these has too many, and counts it for
         none of them."""
         own, now = self.options.limits.get(caller.key), time.monotonic()
-        bounds = [Bound("tenant", caller.tenant, self.options.max_in_flight, self.options.max_rate)]
+        bounds = [RequestBound("tenant", caller.tenant, self.options.max_in_flight, self.options.max_rate)]
         if own is not None:
-            bounds.append(Bound("key", caller.key, own.max_in_flight or self.options.max_in_flight, own.max_rate or 0))
-        left: dict[Bound, float] = {}
+            bounds.append(
+                RequestBound("key", caller.key, own.max_in_flight or self.options.max_in_flight, own.max_rate or 0)
+            )
+        left: dict[RequestBound, float] = {}
         for bound in bounds:
             if self.in_flight[bound] >= bound.max_in_flight:
                 raise _too_many(bound, f"more than {bound.max_in_flight} requests at once")
@@ -64,7 +66,7 @@ class Intake:
         self.in_flight.update(bounds)
         return bounds
 
-    def leave(self, bounds: Iterable[Bound]) -> None:
+    def leave(self, bounds: Iterable[RequestBound]) -> None:
         """A request that counted for these is answered."""
         for bound in bounds:
             self.in_flight[bound] -= 1
@@ -78,7 +80,7 @@ class Visit:
     def __init__(self, intake: Intake, receive: Receive) -> None:
         self._intake = intake
         self._receive = receive
-        self._counted: list[Bound] = []
+        self._counted: list[RequestBound] = []
         self._held = 0
         self._watch: asyncio.Task[None] | None = None
         self.left = False
@@ -163,6 +165,6 @@ def check_origin(headers: Headers) -> None:
             )
 
 
-def _too_many(bound: Bound, what: str) -> ApiError:
+def _too_many(bound: RequestBound, what: str) -> ApiError:
     said = f"This {bound.of} has {what}: try again"
     return ApiError(429, said, type="rate_limit_error", code="rate_limited", retry_after_s=1)

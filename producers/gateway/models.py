@@ -12,7 +12,7 @@ from millrace.producers.gateway.errors import ApiError
 from millrace.schemas.labels import make_label, parse_label
 
 
-class Wanted(NamedTuple):
+class WantedModel(NamedTuple):
     """A policy, None: that of the session; and the one version of it that may answer, None: any."""
 
     policy: str | None
@@ -26,16 +26,16 @@ def named(policies: Collection[str], model: str) -> str | None:
     return max((policy for policy in policies if model.startswith(f"{policy}@")), key=len, default=None)
 
 
-def wanted(policies: Collection[str], model: str) -> Wanted:
+def wanted(policies: Collection[str], model: str) -> WantedModel:
     """What a call of `model` asks of a gateway that serves these policies. Raises ApiError 404 for a version that is
     none."""
     policy = named(policies, model)
     if policy is None or policy == model:
-        return Wanted(policy, None)
+        return WantedModel(policy, None)
     label = parse_label(model)
     if label is None or label[0] != policy:
         raise not_found(f"The model {model!r} names no version: write {policy} for any, or {make_label(policy, 17)}")
-    return Wanted(*label)
+    return WantedModel(*label)
 
 
 def away(policy: str, version: int, served: Iterable[int]) -> ApiError:

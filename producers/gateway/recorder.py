@@ -20,7 +20,7 @@ from millrace.infra import proof, telemetry
 from millrace.producers.capture.entry import Entry
 from millrace.producers.capture.log import CaptureLog, LogFull
 from millrace.producers.gateway.errors import RETRY_AFTER_S, ApiError
-from millrace.producers.gateway.session import Session
+from millrace.producers.gateway.session import GatewaySession
 from millrace.producers.gateway.spending import Spending
 from millrace.producers.gateway.underway import REPLY, Underway
 from millrace.schemas import codec
@@ -35,12 +35,12 @@ FULL = "capture log full"
 CUT_OFF = "cut off: the gateway died during this reply, of which its client has a part"
 NO_NOTES: Mapping[str, str] = {}
 LARGE = 256 << 10
-"""bytes of an event from which on a `Draft` of it is worth its while"""
+"""bytes of an event from which on an `EventDraft` of it is worth its while"""
 _events = telemetry.counter("millrace.gateway.events", "{event}", "events captured, by kind")
 _lost = telemetry.counter("millrace.gateway.lost_events", "{event}", "events that could not be captured")
 
 
-class Draft:
+class EventDraft:
     """The long part of an event that is about to be recorded: its body's bytes, and the link up to their end.
 
     Make it where the event is recorded, call `write` in any thread, and give it to `Recorder.record` with the same
@@ -82,14 +82,14 @@ class Recorder:
 
     def record(
         self,
-        session: Session,
+        session: GatewaySession,
         kind: str,
         body: Body,
         *,
         actor: str,
         event_time: int | None = None,
         parent_event: str | None = None,
-        draft: Draft | None = None,
+        draft: EventDraft | None = None,
         notes: Mapping[str, str] = NO_NOTES,
         policy: str | None = None,
     ) -> str | None:
@@ -107,7 +107,7 @@ class Recorder:
 
     def accept(
         self,
-        session: Session,
+        session: GatewaySession,
         kind: str,
         body: Body,
         *,
@@ -124,13 +124,13 @@ class Recorder:
 
     def _written(
         self,
-        session: Session,
+        session: GatewaySession,
         kind: str,
         body: Body,
         actor: str,
         event_time: int | None,
         parent_event: str | None,
-        draft: Draft | None,
+        draft: EventDraft | None,
         notes: Mapping[str, str],
         policy: str | None = None,
     ) -> str | None:
@@ -147,11 +147,13 @@ class Recorder:
             self.missed(session, kind, f"not recordable: {type(error).__name__}", notes)
         return None
 
-    def draft(self, session: Session, kind: str, body: Body, *, actor: str, policy: str | None = None) -> Draft:
+    def draft(
+        self, session: GatewaySession, kind: str, body: Body, *, actor: str, policy: str | None = None
+    ) -> EventDraft:
         """What may be done of an event before its place in the chain is known."""
-        return Draft(self._event(session, kind, actor, None, None, policy), body)
+        return EventDraft(self._event(session, kind, actor, None, None, policy), body)
 
-    def missed(self, session: Session, kind: str, reason: str, notes: Mapping[str, str] = NO_NOTES) -> None:
+    def missed(self, session: GatewaySession, kind: str, reason: str, notes: Mapping[str, str] = NO_NOTES) -> None:
         """Say in the log that an event is missing; if even that cannot be written, before the next event. `notes`: the
         headers that the event would have had; what they say was spent counts until the gateway stops, where nothing of
         it can be written."""
@@ -169,7 +171,7 @@ class Recorder:
         session.gap_open = True
         self.spending.fold(notes, now_micros())
 
-    def label_cut(self, sessions: Mapping[str, Session]) -> None:
+    def label_cut(self, sessions: Mapping[str, GatewaySession]) -> None:
         """A start: replies that the former process left half told are missing from their live `sessions`. One whose
         session is not live has nobody who could go on from it, and no end that could still say so."""
         for name, trajectory in list(self.underway.left.items()):
@@ -180,7 +182,7 @@ class Recorder:
             if session is None or not session.gap_open:
                 self.underway.done(name)
 
-    async def durable(self, session: Session) -> bool:
+    async def durable(self, session: GatewaySession) -> bool:
         """Return once everything appended so far survives what it should survive, or cannot be made to: False."""
         try:
             await self.log.durable()
@@ -191,7 +193,7 @@ class Recorder:
             return False
         return True
 
-    async def kept(self, session: Session, *, lost: bool) -> None:
+    async def kept(self, session: GatewaySession, *, lost: bool) -> None:
         """`durable`, before a reply is told. Raises ApiError 503 where capture is required and its record is `lost`, or
         may yet be."""
         synced = await self.durable(session)
@@ -217,13 +219,13 @@ class Recorder:
 
     def _append(
         self,
-        session: Session,
+        session: GatewaySession,
         kind: str,
         body: Body,
         actor: str,
         event_time: int | None,
         parent_event: str | None,
-        draft: Draft | None = None,
+        draft: EventDraft | None = None,
         notes: Mapping[str, str] = NO_NOTES,
         policy: str | None = None,
     ) -> str:
@@ -257,7 +259,7 @@ class Recorder:
 
     def _event(
         self,
-        session: Session,
+        session: GatewaySession,
         kind: str,
         actor: str,
         event_time: int | None,

@@ -27,7 +27,7 @@ class RewardKey(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class Session:
+class GatewaySession:
     """One trajectory. `id` is its trajectory id; `start` is the body of its episode_started."""
 
     id: str
@@ -144,9 +144,9 @@ class Session:
         self.said = self.answered = None
 
 
-def begun(event: Event, body: EpisodeStarted, headers: Mapping[str, str]) -> Session:
+def begun(event: Event, body: EpisodeStarted, headers: Mapping[str, str]) -> GatewaySession:
     """The session that an episode_started event begins; `headers` are those of its entry."""
-    return Session(
+    return GatewaySession(
         id=event["trajectory"],
         tenant=event["tenant"],
         policy=event["policy"],

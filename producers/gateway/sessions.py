@@ -27,12 +27,12 @@ from millrace.producers.gateway.lineage import ABORT
 from millrace.producers.gateway.protocols.all import read
 from millrace.producers.gateway.rendering.base import Message
 from millrace.producers.gateway.replies import Replies
-from millrace.producers.gateway.session import RewardKey, Session, begun
+from millrace.producers.gateway.session import GatewaySession, RewardKey, begun
 from millrace.producers.gateway.spending import Spending
-from millrace.producers.gateway.stored import Stored
+from millrace.producers.gateway.stored import ResponseStore
 from millrace.producers.gateway.template_options import template_options
 from millrace.producers.gateway.underway import Underway
-from millrace.producers.gateway.whose import Conversations, Hints
+from millrace.producers.gateway.whose import Hints, ReplyOwners
 from millrace.schemas import codec
 from millrace.schemas.errors import SchemaError
 from millrace.schemas.ids import new_id, now_micros
@@ -63,25 +63,25 @@ class Sessions:
     def __init__(self, folder: Path, policy: str, secret: str = "", *, named_s: float = NAMED_S) -> None:
         self.policy = policy
         self.named_s = named_s
-        self.live: dict[str, Session] = {}
-        self.ended: OrderedDict[str, Session] = OrderedDict()
+        self.live: dict[str, GatewaySession] = {}
+        self.ended: OrderedDict[str, GatewaySession] = OrderedDict()
         self.count: Counter[str] = Counter()
         """live sessions by tenant"""
         self.unreadable: set[str] = set()
         """trajectories of the capture log that could not be rebuilt whole"""
         self._broken: set[str] = set()
         self._secret = secret.encode() or durable.once(folder / "secret", os.urandom(32))
-        self.conversations = Conversations()
+        self.conversations = ReplyOwners()
         self.replies = Replies()
-        self.stored = Stored(named_s)
-        self._aliases: dict[tuple[str, str, str], Session] = {}
-        self._former: dict[tuple[str, str, str], Session] = {}
+        self.stored = ResponseStore(named_s)
+        self._aliases: dict[tuple[str, str, str], GatewaySession] = {}
+        self._former: dict[tuple[str, str, str], GatewaySession] = {}
         """the newest ended session of each name"""
-        self._attempts: dict[tuple[str, str], Session] = {}
+        self._attempts: dict[tuple[str, str], GatewaySession] = {}
 
     # ------------------------------------------------------------------ keys
 
-    def key_of(self, session: Session) -> str:
+    def key_of(self, session: GatewaySession) -> str:
         """The API key of one session."""
         return f"{KEY_PREFIX}{session.id}.{self._sign(session.id)}"
 
@@ -97,11 +97,11 @@ class Sessions:
 
     # ------------------------------------------------------------------ life
 
-    def get(self, id: str) -> Session | None:
+    def get(self, id: str) -> GatewaySession | None:
         """A session, live or ended."""
         return self.live.get(id) or self.ended.get(id)
 
-    def add(self, session: Session) -> None:
+    def add(self, session: GatewaySession) -> None:
         """A session begins."""
         if session.id not in self.live:
             self.count[session.tenant] += 1
@@ -111,7 +111,7 @@ class Sessions:
         if session.alias is not None:
             self._aliases[(session.tenant, session.subject, session.alias)] = session
 
-    def retire(self, session: Session) -> None:
+    def retire(self, session: GatewaySession) -> None:
         """A session ended: keep what a late reward needs."""
         self.discard(session)
         session.shrink()
@@ -126,7 +126,7 @@ class Sessions:
             if self._former.get(name) is oldest:
                 del self._former[name]
 
-    def discard(self, session: Session) -> None:
+    def discard(self, session: GatewaySession) -> None:
         """Nothing continues this session any more, as if its call had never come."""
         if self.live.pop(session.id, None) is not None:
             self.count[session.tenant] -= 1
@@ -137,45 +137,45 @@ class Sessions:
         if self._attempts.get((session.tenant, session.attempt)) is session:
             del self._attempts[(session.tenant, session.attempt)]
 
-    def attempted(self, tenant: str, attempt: str) -> Session | None:
+    def attempted(self, tenant: str, attempt: str) -> GatewaySession | None:
         """The live session of an attempt."""
         return self._attempts.get((tenant, attempt))
 
-    def idle(self, timeout_s: float) -> list[Session]:
+    def idle(self, timeout_s: float) -> list[GatewaySession]:
         """Live sessions that nothing happened in for so long."""
         return [session for session in self.live.values() if session.silent(timeout_s)]
 
     # ------------------------------------------------------------------ unsolicited calls
 
-    def named(self, tenant: str, hints: Hints) -> Session | None:
+    def named(self, tenant: str, hints: Hints) -> GatewaySession | None:
         """The unsolicited session that a client gave a name of its own."""
         found = self._aliases.get((tenant, hints.subject, hints.name or ""))
         return None if found is not None and self._worn(found) else found
 
-    def newest(self, tenant: str, hints: Hints) -> Session | None:
+    def newest(self, tenant: str, hints: Hints) -> GatewaySession | None:
         """The newest unsolicited session of a name, live or ended, which a reward may name so."""
         name = (tenant, hints.subject, hints.name or "")
         return self._aliases.get(name) or self._former.get(name)
 
-    def _worn(self, session: Session) -> bool:
+    def _worn(self, session: GatewaySession) -> bool:
         """Whether a name that is in use all the time has used this episode up: silence will end it."""
         return session.turns >= NAMED_CALLS or now_micros() - session.began >= self.named_s * 1e6
 
-    def replied(self, session: Session, digest: bytes, minted: Message | None = None) -> None:
+    def replied(self, session: GatewaySession, digest: bytes, minted: Message | None = None) -> None:
         """A reply was recorded under this digest; its calls have ids that were `minted` here."""
         if not session.granted:
             self.conversations.replied(session, digest)
         if minted is not None and session.nameless:
             self.conversations.minted(session, minted)
 
-    def answered(self, session: Session, response: str, digest: bytes) -> None:
+    def answered(self, session: GatewaySession, response: str, digest: bytes) -> None:
         """A reply of this id was recorded; `digest` is of the conversation with it."""
         session.answered = response, digest
         self.replies.add(session.tenant, response, session.id)
 
     def unsolicited(
         self, tenant: str, hints: Hints, awaits: Sequence[str], reward_deadline_ms: int, policy: str | None = None
-    ) -> Session:
+    ) -> GatewaySession:
         """A new episode that nobody asked for. Its group is its own root trajectory. `policy`: whose it is, unless it
         is the gateway's own."""
         id = new_id()
@@ -202,7 +202,7 @@ class Sessions:
             "replay": None,
             "budget": {},
         }
-        return Session(
+        return GatewaySession(
             id,
             tenant,
             policy or self.policy,
@@ -281,7 +281,7 @@ class Sessions:
             reward = cast(Reward, body)
             session.rewards.add(RewardKey(reward["source"], reward["reward_id"]))
 
-    def _recall(self, session: Session, event: Event, call: ModelCall) -> None:
+    def _recall(self, session: GatewaySession, event: Event, call: ModelCall) -> None:
         messages, tools, replies, stored = read(call["request"], call["response"])
         message = replies[call["choice"]]
         ours = call["untrainable_reason"] != UNTRAINABLE

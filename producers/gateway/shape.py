@@ -25,14 +25,14 @@ LOWER = 0x20
 """the bit that makes a brace of a bracket"""
 
 
-class Shape(NamedTuple):
+class JsonShape(NamedTuple):
     """Levels of maps and lists, and values: maps, lists, their entries, names in maps."""
 
     depth: int
     values: int
 
 
-def measure(text: bytes) -> Shape:
+def measure(text: bytes) -> JsonShape:
     """The shape of JSON text."""
     # Without escapes every quote opens or closes a string.
     if b"\\" in text:
@@ -44,7 +44,7 @@ def measure(text: bytes) -> Shape:
     separators = outside & ((data == COMMA) | (data == COLON))
     steps = (opening.view(np.int8) - closing.view(np.int8))[opening | closing]
     depth = int(np.cumsum(steps, dtype=np.int32).max(initial=0))
-    return Shape(depth, int(np.count_nonzero(separators)) + int(np.count_nonzero(opening)) + 1)
+    return JsonShape(depth, int(np.count_nonzero(separators)) + int(np.count_nonzero(opening)) + 1)
 
 
 def unwieldy(text: str | bytes) -> bool:

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, TypeAlias
 import msgspec
 
 from millrace.producers.gateway.errors import bad_request
-from millrace.producers.gateway.session import Session
+from millrace.producers.gateway.session import GatewaySession
 from millrace.schemas.ids import now_micros
 
 STORED_BYTES = 64 << 20
@@ -33,7 +33,7 @@ Owner: TypeAlias = tuple[str, ...]
 """whose conversation it is"""
 
 
-def owner_of(session: Session) -> Owner:
+def owner_of(session: GatewaySession) -> Owner:
     """Whose the conversation of a session is. An episode that its caller named, or that nobody named, may be followed
     by another of the same caller; one that was started is its own."""
     if session.alias is not None:
@@ -60,14 +60,14 @@ class Given(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class Kept:
+class StoredResponse:
     """A response. `said`: the items that its request added to what `before` was asked, and answered where it `follows`,
     and the response itself; None once that is forgotten."""
 
     id: str
     owner: Owner
     session: str
-    before: Kept | None
+    before: StoredResponse | None
     follows: bool
     said: tuple[list[bytes], bytes] | None
     size: int
@@ -79,7 +79,7 @@ class Kept:
     def conversation(self) -> list[bytes] | None:
         """The items that the next turn goes on from; None where a part of them is forgotten."""
         line: list[tuple[bool, list[bytes], bytes]] = []
-        at: Kept | None = self
+        at: StoredResponse | None = self
         while at is not None:
             # In this order: whoever forgets it meanwhile takes `said` first.
             before, said = at.before, at.said
@@ -96,21 +96,21 @@ class Kept:
 
 
 @dataclass(slots=True)
-class Tenant:
+class TenantResponses:
     """What one tenant holds, what was not used for longest first, and its bytes."""
 
-    kept: OrderedDict[str, Kept] = field(default_factory=OrderedDict)
+    kept: OrderedDict[str, StoredResponse] = field(default_factory=OrderedDict)
     size: int = 0
 
     @property
-    def oldest(self) -> Kept:
+    def oldest(self) -> StoredResponse:
         return next(iter(self.kept.values()))
 
 
-class Line(NamedTuple):
+class NewestConversation(NamedTuple):
     """The newest conversation of a session: the items of its last request, and the response to it."""
 
-    kept: Kept
+    kept: StoredResponse
     asked: list[bytes]
     answered: list[bytes]
 
@@ -126,38 +126,38 @@ def output_of(response: bytes) -> list[bytes]:
     return [msgspec.json.encode(item) for item in items_of(response)]
 
 
-class Stored:
+class ResponseStore:
     """The responses of one gateway. Those that nobody used for `idle_s` are forgotten."""
 
     def __init__(self, idle_s: float, most: int = STORED_BYTES) -> None:
         self._idle_us, self._most = int(idle_s * 1e6), most
-        self._kept: dict[str, Kept] = {}
-        self._of: dict[str, Tenant] = {}
-        self._newest: dict[str, Line] = {}
+        self._kept: dict[str, StoredResponse] = {}
+        self._of: dict[str, TenantResponses] = {}
+        self._newest: dict[str, NewestConversation] = {}
         self._items: dict[str, str] = {}
         """item -> response, of items whose ids do not say it"""
         self.size = 0
         """bytes, roughly"""
 
-    def keep(self, id: str, session: Session, given: Given, response: bytes, at: int | None = None) -> None:
+    def keep(self, id: str, session: GatewaySession, given: Given, response: bytes, at: int | None = None) -> None:
         """A caller was told this response (JSON) at `at` (micros; now where None)."""
         owned = tuple(item["id"] for item in items_of(response) if item["type"] == "function_call")
         known, before, follows = self._known(session, given)
         new = given.items[len(known) :]
         size = OVERHEAD * (2 + len(new) + len(owned)) + sum(map(sys.getsizeof, new)) + 2 * len(response)
-        kept = Kept(id, owner_of(session), session.id, before, follows, (new, response), size, owned)
+        kept = StoredResponse(id, owner_of(session), session.id, before, follows, (new, response), size, owned)
         self._drop(id)
         self._kept[id] = kept
-        tenant = self._of.setdefault(session.tenant, Tenant())
+        tenant = self._of.setdefault(session.tenant, TenantResponses())
         tenant.kept[id] = kept
         tenant.size += size
-        self._newest[session.id] = Line(kept, known + new, output_of(response))
+        self._newest[session.id] = NewestConversation(kept, known + new, output_of(response))
         self._items.update(dict.fromkeys(owned, id))
         self.size += size
         self.touch([kept], at)
         self.sweep(kept.used)
 
-    def _known(self, session: Session, given: Given) -> tuple[list[bytes], Kept | None, bool]:
+    def _known(self, session: GatewaySession, given: Given) -> tuple[list[bytes], StoredResponse | None, bool]:
         """The items with which a request begins that are kept already; the response behind which what is new in it
         stands, and whether it goes on from what that answered."""
         previous, newest = self._kept.get(given.previous or ""), self._newest.get(session.id)
@@ -169,14 +169,14 @@ class Stored:
             return newest.asked, newest.kept, False
         return [], None, False
 
-    def conversation(self, kept: Kept) -> list[bytes] | None:
+    def conversation(self, kept: StoredResponse) -> list[bytes] | None:
         """The items up to the end of a response; None where a part of them is forgotten."""
         newest = self._newest.get(kept.session)
         if newest is not None and newest.kept is kept:
             return newest.asked + newest.answered
         return kept.conversation()
 
-    def find(self, owner: Owner, id: str) -> Kept | None:
+    def find(self, owner: Owner, id: str) -> StoredResponse | None:
         """The response of an id; None for one that is not known, or that is not the owner's."""
         kept = self._kept.get(id)
         return kept if kept is not None and kept.owner == owner else None
@@ -185,12 +185,12 @@ class Stored:
         """The id of the response whose item this would be."""
         return self._items.get(item) or f"resp_{item.partition('_')[2].rpartition('_')[0]}"
 
-    def touch(self, used: Iterable[Kept], at: int | None = None) -> None:
+    def touch(self, used: Iterable[StoredResponse], at: int | None = None) -> None:
         """Responses were used, and with them those that they go on from."""
         now = at or now_micros()
         for kept in used:
-            line: list[Kept] = []
-            here: Kept | None = kept
+            line: list[StoredResponse] = []
+            here: StoredResponse | None = kept
             while here is not None and here.used < now:
                 line.append(here)
                 here = here.before
@@ -227,11 +227,11 @@ class Recall:
     """What one caller may name in one call, `most` bytes of items. `used`: the responses that it named and that are
     known."""
 
-    def __init__(self, stored: Stored, owner: Owner, most: int) -> None:
+    def __init__(self, stored: ResponseStore, owner: Owner, most: int) -> None:
         self._stored, self._owner, self._room = stored, owner, most
         self._read: dict[str, dict[str, bytes]] = {}
         """response -> its items by their ids, each response read once"""
-        self.used: list[Kept] = []
+        self.used: list[StoredResponse] = []
 
     def conversation(self, id: str) -> list[bytes] | None:
         """The items up to the end of a response; None where it is not known. Raises ApiError 400 beyond `most`."""
@@ -274,4 +274,4 @@ Recalled: TypeAlias = Callable[[Sequence[Any]], Recall]
 
 def nobody(users: Sequence[Any]) -> Recall:
     """Of a caller who was never told anything."""
-    return Recall(Stored(0.0), (), 0)
+    return Recall(ResponseStore(0.0), (), 0)

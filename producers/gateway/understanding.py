@@ -16,7 +16,7 @@ from millrace.producers.gateway.options import GatewayOptions
 from millrace.producers.gateway.protocols.base import Dialect
 from millrace.producers.gateway.rendering.base import Message, Options
 from millrace.producers.gateway.sampling import too_long
-from millrace.producers.gateway.stored import Kept, Recalled
+from millrace.producers.gateway.stored import Recalled, StoredResponse
 from millrace.producers.gateway.template_options import template_options
 
 
@@ -29,7 +29,7 @@ class Understood(NamedTuple):
     hash: bytes
     body: bytes
     """whole in itself"""
-    used: Sequence[Kept]
+    used: Sequence[StoredResponse]
     """the responses that it named"""
     options: Options
     """what it says to the chat template"""

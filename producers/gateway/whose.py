@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from millrace.producers.gateway.errors import bad_request
 from millrace.producers.gateway.rendering.base import Message
-from millrace.producers.gateway.session import Session
+from millrace.producers.gateway.session import GatewaySession
 from millrace.schemas.bounds import NAME_BYTES
 
 SPENT = 200_000
@@ -38,7 +38,7 @@ class Found(NamedTuple):
     """The episode of a call. `proven`: the call shows that it is its own; a nameless one by an id that only this
     conversation was told. `by`: what it was found by."""
 
-    session: Session
+    session: GatewaySession
     proven: bool
     by: str
 
@@ -90,29 +90,29 @@ def _utf8(value: str) -> str:
         return value
 
 
-class Conversations:
+class ReplyOwners:
     """Which live episode was given which reply, over all tenants."""
 
     def __init__(self) -> None:
-        self._owners: dict[Key, list[Session]] = {}
-        self._told: dict[tuple[str, str, str], Session] = {}
+        self._owners: dict[Key, list[GatewaySession]] = {}
+        self._told: dict[tuple[str, str, str], GatewaySession] = {}
         """by the ids of tool calls that were minted here"""
         self._spent: OrderedDict[Key, None] = OrderedDict()
 
-    def replied(self, session: Session, digest: bytes) -> None:
+    def replied(self, session: GatewaySession, digest: bytes) -> None:
         """A caller was given this reply in this episode."""
         owners = self._owners.setdefault((session.tenant, session.subject, digest), [])
         if session not in owners:
             owners.append(session)
             session.digests.append(digest)
 
-    def minted(self, session: Session, reply: Message) -> None:
+    def minted(self, session: GatewaySession, reply: Message) -> None:
         """The caller of this nameless episode was told the ids of a reply's calls, which nobody else knows."""
         for id in _ids(reply):
             self._told[session.tenant, session.subject, id] = session
             session.told.append(id)
 
-    def retire(self, session: Session) -> None:
+    def retire(self, session: GatewaySession) -> None:
         """The episode is over. Its caller may still come back, so its replies identify nobody else."""
         for id in session.told:
             self._told.pop((session.tenant, session.subject, id), None)
@@ -139,7 +139,7 @@ class Conversations:
         }
         if len(told) == 1:
             return Found(told.popitem()[1], proven=True, by="call_id")
-        found: Session | None = None
+        found: GatewaySession | None = None
         for count in range(len(messages), 0, -1):
             if messages[count - 1]["role"] != "assistant":
                 continue

@@ -13,6 +13,6 @@ send     what was checked, in transactions
 run      all of it
 """
 
-from millrace.producers.imports.run import Options, Summary, import_files, import_into
+from millrace.producers.imports.run import ImportOptions, ImportSummary, import_files, import_into
 
-__all__ = ["Options", "Summary", "import_files", "import_into"]
+__all__ = ["ImportOptions", "ImportSummary", "import_files", "import_into"]

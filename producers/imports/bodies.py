@@ -12,7 +12,14 @@ from typing import Any, cast
 
 from millrace.infra.stages.letters import made_id
 from millrace.producers.gateway.shape import unwieldy
-from millrace.producers.imports.episode import Answer, Episode, Judged, Reply, Seen, ToolUse
+from millrace.producers.imports.episode import (
+    ClaimedReward,
+    Episode,
+    ReplyStep,
+    ToolAnswerStep,
+    ToolUseStep,
+    UnansweredStep,
+)
 from millrace.producers.imports.messages import plain
 from millrace.producers.imports.rows import BadRow, Content, json_text
 from millrace.schemas import arrays, bounds
@@ -39,7 +46,7 @@ IMPORT = Origin("import", "imported", "file")
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
+class BareEvent:
     """An event without its envelope."""
 
     kind: EventKind
@@ -64,7 +71,7 @@ class Bodies:
         self._lineages: list[tuple[str, Sequence[Content], int]] = []
         self._output = ""
 
-    def drafts(self) -> Iterator[Draft]:
+    def drafts(self) -> Iterator[BareEvent]:
         """All of them, in order. Raises BadRow."""
         for draft in self._drafts():
             found = beyond_body(draft.kind, cast(Any, draft.body))
@@ -73,7 +80,7 @@ class Bodies:
             self._step += 1
             yield draft
 
-    def _drafts(self) -> Iterator[Draft]:
+    def _drafts(self) -> Iterator[BareEvent]:
         episode = self._episode
         task_id = self._task or episode.task_id or self._task_id()
         self._at = episode.at or next((step.at for step in episode.steps if step.at), UNKNOWN)
@@ -81,17 +88,17 @@ class Bodies:
         for step in episode.steps:
             self._at = step.at or self._at
             match step:
-                case Reply():
+                case ReplyStep():
                     yield self._draft("model_call", self._call(step), "policy", step.span)
                     response = self.replies[-1]
                     for call in step.message.get("tool_calls", ()):
                         asked = call["function"]
                         yield self._tool(call["id"], asked["name"], asked["arguments"], response)
-                case ToolUse():
+                case ToolUseStep():
                     yield self._tool(step.call_id, step.name, step.arguments, None, step.span)
-                case Answer():
+                case ToolAnswerStep():
                     yield self._answer(step)
-                case Seen():
+                case UnansweredStep():
                     seen: Any = {"content": step.content, "media_type": "text/plain", "origin": step.origin}
                     yield self._draft("observation", seen, "environment")
         for number, judged in enumerate(episode.rewards):
@@ -112,12 +119,12 @@ class Bodies:
         }
         yield self._draft("episode_ended", ended, "agent")
 
-    def _draft(self, kind: EventKind, body: Body, actor: str, span: str | None = None) -> Draft:
-        return Draft(kind, body, actor, self._at, span)
+    def _draft(self, kind: EventKind, body: Body, actor: str, span: str | None = None) -> BareEvent:
+        return BareEvent(kind, body, actor, self._at, span)
 
     def _task_id(self) -> str:
         """Episodes that were asked the same have one task."""
-        first = next(step for step in self._episode.steps if isinstance(step, Reply))
+        first = next(step for step in self._episode.steps if isinstance(step, ReplyStep))
         return made_id(self._origin.label, "task", json_text(list(first.messages[: first.upto])))
 
     def _start(self, task_id: str) -> EpisodeStarted:
@@ -146,7 +153,7 @@ class Bodies:
             "budget": {},
         }
 
-    def _call(self, step: Reply) -> ModelCall:
+    def _call(self, step: ReplyStep) -> ModelCall:
         response = made_id(self._origin.label, self._id, "reply", len(self.replies))
         asked = list(step.messages[: step.upto])
         lineage, opened = self._lineage(step, response)
@@ -202,7 +209,7 @@ class Bodies:
             "identified_by": None,
         }
 
-    def _lineage(self, step: Reply, response: str) -> tuple[str, str | None]:
+    def _lineage(self, step: ReplyStep, response: str) -> tuple[str, str | None]:
         """(the conversation that a reply goes on with, why it begins one)."""
         for at, (name, messages, said) in enumerate(self._lineages):
             same = messages is step.messages or list(messages[:said]) == list(step.messages[:said])
@@ -213,11 +220,13 @@ class Bodies:
         self._lineages.append((name, step.messages, step.upto))
         return name, self._origin.reason
 
-    def _tool(self, call_id: str, name: str, arguments: str, response: str | None, span: str | None = None) -> Draft:
+    def _tool(
+        self, call_id: str, name: str, arguments: str, response: str | None, span: str | None = None
+    ) -> BareEvent:
         body: Any = {"call_id": call_id, "name": name, "arguments": arguments, "response_id": response}
         return self._draft("tool_call", body, "agent", span)
 
-    def _answer(self, step: Answer) -> Draft:
+    def _answer(self, step: ToolAnswerStep) -> BareEvent:
         body: Any = {
             "call_id": step.call_id,
             "name": step.name,
@@ -230,7 +239,7 @@ class Bodies:
         return self._draft("tool_result", body, "tool", step.span)
 
 
-def reward(origin: Origin, trajectory: str, id: str, target: str | None, judged: Judged, at: Micros) -> Reward:
+def reward(origin: Origin, trajectory: str, id: str, target: str | None, judged: ClaimedReward, at: Micros) -> Reward:
     """A judgement as a reward. target: the reply that it is about; None: the whole trajectory."""
     return {
         "reward_id": id,

@@ -15,10 +15,10 @@ from millrace.infra.errors import ImportRefused
 from millrace.infra.log.base import Outgoing
 from millrace.infra.stages.letters import made_id
 from millrace.producers.imports.episode import Group
-from millrace.producers.imports.events import Maker, Terms, content
+from millrace.producers.imports.events import ImportTerms, Maker, content
 from millrace.producers.imports.layouts import LAYOUTS, OTHER_NAMES
-from millrace.producers.imports.layouts.base import Layout
-from millrace.producers.imports.readers import Reader, Refuse, Watch, fingerprint, reader
+from millrace.producers.imports.layouts.base import ImportLayout
+from millrace.producers.imports.readers import Refuse, RowReader, Watch, fingerprint, reader
 from millrace.producers.imports.rows import BadRow
 
 Make = Callable[[Group], list[Outgoing]]
@@ -30,7 +30,7 @@ class Checked:
     """What a file comes to."""
 
     path: Path
-    layout: type[Layout]
+    layout: type[ImportLayout]
     seen: list[tuple[str, int, int]]
     """what the file was, so that it is known whether it is still that"""
     name: str = ""
@@ -47,7 +47,7 @@ class Checked:
     """rows, by code"""
 
 
-def check(path: Path, layout: str, terms: Terms, refuse: Refuse, watch: Watch) -> Checked:
+def check(path: Path, layout: str, terms: ImportTerms, refuse: Refuse, watch: Watch) -> Checked:
     """Read a file. Raises ImportRefused where it cannot be read, or nothing says what it is."""
     source, seen = reader(path), fingerprint(path)
     found = Checked(path, chosen(source, layout), seen)
@@ -71,7 +71,7 @@ def check(path: Path, layout: str, terms: Terms, refuse: Refuse, watch: Watch) -
 
 
 def events(
-    layout: Layout, source: Reader, make: Make, refuse: Refuse, watch: Watch
+    layout: ImportLayout, source: RowReader, make: Make, refuse: Refuse, watch: Watch
 ) -> Iterator[tuple[Group, list[Outgoing]]]:
     """Every group of a file that can be imported, with its records, as `make` gives them."""
     for group in layout.groups(source, refuse, watch):
@@ -81,7 +81,7 @@ def events(
             refuse(group.row, error)
 
 
-def chosen(source: Reader, name: str) -> type[Layout]:
+def chosen(source: RowReader, name: str) -> type[ImportLayout]:
     """The layout that was asked for, else the one of the first row. Raises ImportRefused."""
     if name:
         found = LAYOUTS.get(OTHER_NAMES.get(name, name))

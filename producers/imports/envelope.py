@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from millrace.infra import proof
-from millrace.producers.imports.bodies import Draft
+from millrace.producers.imports.bodies import BareEvent
 from millrace.producers.imports.rows import BadRow
 from millrace.schemas import codec
 from millrace.schemas.chain import START, VERSION, event_hash
@@ -39,7 +39,7 @@ class Sealer:
         self.step, self.link = step, link
         self._policy, self._tenant, self._kin, self._split, self._trace = policy, tenant, kin, split, trace
 
-    def sealed(self, draft: Draft, id: str, source: str, epoch: int, number: int) -> Event:
+    def sealed(self, draft: BareEvent, id: str, source: str, epoch: int, number: int) -> Event:
         """The next event. Raises BadRow."""
         kin = self._kin
         event: Event = {

@@ -14,7 +14,7 @@ from millrace.schemas.records import EpisodeStatus, Split, ToolStatus
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class ReplyStep:
     """A model call. The model read `messages` up to `upto`; replies of one conversation share the list."""
 
     messages: Sequence[Content]
@@ -38,7 +38,7 @@ class Reply:
 
 
 @dataclass(frozen=True, slots=True)
-class ToolUse:
+class ToolUseStep:
     """A tool was asked, where no reply says so. The calls inside of replies need none."""
 
     call_id: str
@@ -49,7 +49,7 @@ class ToolUse:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ToolAnswerStep:
     """A tool answered."""
 
     call_id: str
@@ -62,7 +62,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class UnansweredStep:
     """Something was said that no reply followed."""
 
     content: str
@@ -70,11 +70,11 @@ class Seen:
     at: Micros | None = None
 
 
-Step = Reply | ToolUse | Answer | Seen
+Step = ReplyStep | ToolUseStep | ToolAnswerStep | UnansweredStep
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class ClaimedReward:
     """A judgement that a row claims. reply: of which reply, by its number; None: of the whole episode."""
 
     value: float
@@ -95,7 +95,7 @@ class Episode:
     steps: Sequence[Step]
     task_id: str = ""
     task: str = ""
-    rewards: Sequence[Judged] = ()
+    rewards: Sequence[ClaimedReward] = ()
     status: EpisodeStatus = "completed"
     split: Split = "train"
     agent: str = ""

@@ -26,7 +26,7 @@ DRAFT = f"import-{made_id('import', 'draft')}"
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class ImportTerms:
     """What a command says of all its rows. split: that of rows which claim none; evaluation always stays."""
 
     topic: str
@@ -40,7 +40,7 @@ class Terms:
 class Maker:
     """Makes the events of what one command imports, group after group. Remembers a digest of each."""
 
-    def __init__(self, terms: Terms) -> None:
+    def __init__(self, terms: ImportTerms) -> None:
         self._terms = terms
         self._equal = Counter[bytes]()
 

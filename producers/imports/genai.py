@@ -21,7 +21,7 @@ import orjson
 
 from millrace.producers.imports.messages import message
 from millrace.producers.imports.rows import BadRow, Content, json_text, text_of
-from millrace.producers.imports.spans import Said, Span
+from millrace.producers.imports.spans import Span, SpanEvent
 from millrace.schemas import bounds
 
 CALLS = frozenset({"chat", "generate_content", "text_completion"})
@@ -71,7 +71,7 @@ def matters(span: Span) -> bool:
     return bool(operation(span))
 
 
-def talk(span: Span, beside: Iterable[Said]) -> Talk:
+def talk(span: Span, beside: Iterable[SpanEvent]) -> Talk:
     """The messages of a call. beside: events of log records with its id. Raises BadRow for messages that are none."""
     events = [*span.events, *beside]
     details = [one.attributes for one in events if one.name == DETAILS]
@@ -136,7 +136,7 @@ def _message(one: Mapping[str, Any]) -> list[Content]:
     return [*own, *answers]
 
 
-def _told(events: Sequence[Said]) -> Talk:
+def _told(events: Sequence[SpanEvent]) -> Talk:
     """Messages that are an event each."""
     out = Talk()
     for one in sorted(events, key=lambda said: said.at or 0):

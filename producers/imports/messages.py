@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from millrace.producers.imports.episode import Answer, Reply, Seen, Step
+from millrace.producers.imports.episode import ReplyStep, Step, ToolAnswerStep, UnansweredStep
 from millrace.producers.imports.rows import BadRow, Content, json_text, text_of, time_of
 from millrace.schemas.ids import Micros
 
@@ -76,14 +76,14 @@ def conversation(messages: Sequence[Content], tools: Sequence[Content], at: Micr
             for call in one.get("tool_calls", ()):
                 names[call["id"]] = call["function"]["name"]
             if number >= own and number > 0:
-                steps.append(Reply(messages, number, one, tools, when))
+                steps.append(ReplyStep(messages, number, one, tools, when))
         elif role in ("tool", "function") and number >= own:
             call_id = text_of(one, "tool_call_id")
             name = text_of(one, "name") or names.get(call_id, "")
-            steps.append(Answer(call_id, name, plain(one), at=when))
+            steps.append(ToolAnswerStep(call_id, name, plain(one), at=when))
         elif number > last:
-            steps.append(Seen(plain(one), role, when))
-    if not any(isinstance(step, Reply) for step in steps):
+            steps.append(UnansweredStep(plain(one), role, when))
+    if not any(isinstance(step, ReplyStep) for step in steps):
         raise BadRow("no_reply", "no message of the assistant follows another: there is nothing that a policy did")
     return steps
 

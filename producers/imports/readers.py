@@ -17,7 +17,7 @@ import orjson
 
 from millrace.infra.errors import ImportRefused
 from millrace.producers.gateway.shape import measure
-from millrace.producers.imports.rows import BadRow, Row, without_nulls
+from millrace.producers.imports.rows import BadRow, ImportRow, without_nulls
 from millrace.schemas import bounds
 
 BATCH = 64
@@ -32,21 +32,21 @@ Watch = Callable[[int, int], None]
 """hears how far the reading is, and of how much"""
 
 
-class Reader(ABC):
+class RowReader(ABC):
     """The rows of one file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     @abstractmethod
-    def rows(self, refuse: Refuse, watch: Watch) -> Iterator[Row]:
+    def rows(self, refuse: Refuse, watch: Watch) -> Iterator[ImportRow]:
         """Every row that can be read, in order. Raises ImportRefused where the file cannot be read on."""
 
 
-class JsonLines(Reader):
+class JsonLines(RowReader):
     """One object a line, UTF-8; empty lines are passed over."""
 
-    def rows(self, refuse: Refuse, watch: Watch) -> Iterator[Row]:
+    def rows(self, refuse: Refuse, watch: Watch) -> Iterator[ImportRow]:
         total = self.path.stat().st_size
         with ExitStack() as stack:
             raw = stack.enter_context(self.path.open("rb"))
@@ -70,7 +70,7 @@ class JsonLines(Reader):
                     if not whole:
                         raise BadRow("row_too_large", f"the line has more than {bounds.ROW_BYTES:,} bytes (ROW_BYTES)")
                     if line.strip():
-                        yield Row(number, parsed(line))
+                        yield ImportRow(number, parsed(line))
                 except BadRow as error:
                     refuse(number, error)
 
@@ -89,10 +89,10 @@ def parsed(line: bytes) -> dict[str, Any]:
     return row
 
 
-class Parquet(Reader):
+class Parquet(RowReader):
     """A row a row."""
 
-    def rows(self, refuse: Refuse, watch: Watch) -> Iterator[Row]:
+    def rows(self, refuse: Refuse, watch: Watch) -> Iterator[ImportRow]:
         import pyarrow as pa
         from pyarrow import parquet
 
@@ -103,15 +103,15 @@ class Parquet(Reader):
                     for content in batch.to_pylist():
                         number += 1
                         watch(number, total)
-                        yield Row(number, without_nulls(content))
+                        yield ImportRow(number, without_nulls(content))
         except (pa.ArrowException, OSError) as error:
             raise ImportRefused(f"{self.path} cannot be read as Parquet: {error}") from None
 
 
-class Dataset(Reader):
+class Dataset(RowReader):
     """A directory that `datasets` saved, mapped into memory."""
 
-    def rows(self, refuse: Refuse, watch: Watch) -> Iterator[Row]:
+    def rows(self, refuse: Refuse, watch: Watch) -> Iterator[ImportRow]:
         import datasets
         import pyarrow as pa
 
@@ -126,14 +126,14 @@ class Dataset(Reader):
                 for content in table.to_pylist():
                     number += 1
                     watch(number, total)
-                    yield Row(number, without_nulls(content))
+                    yield ImportRow(number, without_nulls(content))
         except (pa.ArrowException, OSError, ValueError, KeyError) as error:
             raise ImportRefused(
                 f"{self.path} is no dataset of Dataset.save_to_disk: {error}. Name a file of rows or such a directory"
             ) from None
 
 
-def reader(path: Path) -> Reader:
+def reader(path: Path) -> RowReader:
     """The reader of a file, by what lies there. Raises ImportRefused."""
     try:
         if path.is_dir():

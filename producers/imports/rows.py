@@ -33,7 +33,7 @@ class BadRow(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ImportRow:
     """A row. number: its line in a file of lines, else its place, from 1; content: the object without nulls."""
 
     number: int

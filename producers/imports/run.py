@@ -23,7 +23,7 @@ from millrace.infra.log.base import Bus, Outgoing
 from millrace.infra.log.blobs import ClaimStore
 from millrace.infra.log.topics import NAME, full_name
 from millrace.producers.imports.check import Checked, check, events
-from millrace.producers.imports.events import Maker, Terms
+from millrace.producers.imports.events import ImportTerms, Maker
 from millrace.producers.imports.readers import fingerprint, reader
 from millrace.producers.imports.rows import BadRow
 from millrace.producers.imports.send import send
@@ -42,7 +42,7 @@ def _silent(what: str, path: Path, done: int, total: int) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class ImportOptions:
     """What a user says. layout: empty to tell from the rows; task: the task of every row, empty for their own; skip:
     import the rest where rows are refused; refused: a file for their names."""
 
@@ -57,17 +57,17 @@ class Options:
 
 def from_flags(
     layout: str, tenant: str, split: str, task: str, on_error: str, refused: Path | None, *, dry_run: bool
-) -> Options:
+) -> ImportOptions:
     """The options that flags ask for. Raises ImportRefused for those that make no sense."""
     if split not in SPLITS:
         raise ImportRefused(f"there is no split {split!r}: choose one of {', '.join(SPLITS)}")
     if on_error not in ON_ERROR:
         raise ImportRefused(f"--on-error is {' or '.join(ON_ERROR)}, not {on_error!r}")
-    return Options(layout, tenant, cast(Split, split), task, on_error == "skip", dry_run, refused)
+    return ImportOptions(layout, tenant, cast(Split, split), task, on_error == "skip", dry_run, refused)
 
 
 @dataclass(slots=True)
-class Summary:
+class ImportSummary:
     """What became of one file."""
 
     file: str
@@ -95,10 +95,10 @@ class Summary:
 def import_files(
     settings: Settings,
     paths: Sequence[Path],
-    options: Options,
+    options: ImportOptions,
     ready: Callable[[Settings, Bus], None],
     told: Told = _silent,
-) -> list[Summary]:
+) -> list[ImportSummary]:
     """Import files for the configured policy. `ready` raises where the deployment would take none of it. Raises
     ImportRefused for what cannot be imported, BusError for a log that does not answer or lacks a topic."""
     if options.dry_run:
@@ -123,16 +123,16 @@ def import_into(
     namespace: str,
     policy: str,
     paths: Sequence[Path],
-    options: Options,
+    options: ImportOptions,
     *,
     reward_key: str = "",
     claims: ClaimStore | None = None,
     told: Told = _silent,
-) -> list[Summary]:
+) -> list[ImportSummary]:
     """The same for any bus; without one everything is read and nothing sent."""
     if not NAME.fullmatch(options.tenant):
         raise ImportRefused(f"{options.tenant!r} is no name of a tenant: use letters, digits, '-' and '_'")
-    terms = Terms(full_name(namespace, "raw"), policy, options.tenant, options.split, options.task, reward_key)
+    terms = ImportTerms(full_name(namespace, "raw"), policy, options.tenant, options.split, options.task, reward_key)
     with _Refusals(options.refused) as refusals:
         checked = [_checked(path, options, terms, refusals, told) for path in paths]
     summaries = [_summary(one, refusals) for one in checked]
@@ -148,7 +148,7 @@ def import_into(
     return summaries
 
 
-def _checked(path: Path, options: Options, terms: Terms, refusals: _Refusals, told: Told) -> Checked:
+def _checked(path: Path, options: ImportOptions, terms: ImportTerms, refusals: _Refusals, told: Told) -> Checked:
     return check(
         path,
         options.layout,
@@ -181,8 +181,8 @@ def _send(bus: Bus, namespace: str, one: Checked, maker: Maker, claims: ClaimSto
         )
 
 
-def _summary(one: Checked, refusals: _Refusals) -> Summary:
-    return Summary(
+def _summary(one: Checked, refusals: _Refusals) -> ImportSummary:
+    return ImportSummary(
         str(one.path),
         one.layout.name,
         one.name,

@@ -17,7 +17,7 @@ KEYS = ("resourceSpans", "resourceLogs")
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class SpanEvent:
     """A named event with attributes: of a span, or a log record beside one."""
 
     name: str
@@ -37,7 +37,7 @@ class Span:
     end: Micros | None
     failed: bool
     attributes: Content
-    events: Sequence[Said]
+    events: Sequence[SpanEvent]
     resource: Content
     log: bool = False
 
@@ -76,7 +76,7 @@ def said_beside(
     """A log record as what is said beside the span that it names; its body, where it is a map, among its
     attributes."""
     name = name or str(known.get("event.name") or "")
-    said = Said(name, {**known, **(body if isinstance(body, dict) else {})}, at)
+    said = SpanEvent(name, {**known, **(body if isinstance(body, dict) else {})}, at)
     return Span(trace, span, "", name, at, at, False, known, [said], resource, log=True)
 
 
@@ -115,8 +115,8 @@ def _items(content: Mapping[str, Any], outer: str, middle: str, inner: str) -> I
                 yield known, item
 
 
-def _event(given: Content) -> Said:
-    return Said(str(given.get("name", "")), attributes(given.get("attributes")), micros(given.get("timeUnixNano")))
+def _event(given: Content) -> SpanEvent:
+    return SpanEvent(str(given.get("name", "")), attributes(given.get("attributes")), micros(given.get("timeUnixNano")))
 
 
 def _failed(status: Any) -> bool:

@@ -10,11 +10,11 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from millrace.producers.imports.episode import Answer, Episode, Judged, Reply, Step, ToolUse
+from millrace.producers.imports.episode import ClaimedReward, Episode, ReplyStep, Step, ToolAnswerStep, ToolUseStep
 from millrace.producers.imports.genai import AGENTS, CALLS, EVALUATION, RESPONSE, TOOLS, Talk, operation, talk
 from millrace.producers.imports.messages import plain
 from millrace.producers.imports.rows import BadRow, json_text, number_of, text_of
-from millrace.producers.imports.spans import Said, Span, tokens
+from millrace.producers.imports.spans import Span, SpanEvent, tokens
 from millrace.schemas import bounds
 
 Ours = Callable[[str], bool]
@@ -27,12 +27,16 @@ class Told:
     this id of its provider is in the log already; beside: evaluations that name their reply."""
 
     def __init__(
-        self, found: Sequence[Span], passed: Counter[str], ours: Ours = lambda id: False, beside: Sequence[Said] = ()
+        self,
+        found: Sequence[Span],
+        passed: Counter[str],
+        ours: Ours = lambda id: False,
+        beside: Sequence[SpanEvent] = (),
     ) -> None:
         self._passed = passed
         self._ours = ours
         self._beside = beside
-        self._logs: dict[Where, list[Said]] = {}
+        self._logs: dict[Where, list[SpanEvent]] = {}
         for one in found:
             if one.log:
                 self._logs.setdefault(_where(one), []).extend(one.events)
@@ -107,7 +111,7 @@ class Told:
             call = text_of(one, "tool_call_id")
             if one["role"] == "tool" and call in self._asked and call not in self._answered:
                 self._answered.add(call)
-                self._steps.append(Answer(call, self._asked[call], plain(one), at=span.start))
+                self._steps.append(ToolAnswerStep(call, self._asked[call], plain(one), at=span.start))
         known = span.attributes
         provider = text_of(known, RESPONSE)
         number = len(self.spoken)
@@ -120,7 +124,7 @@ class Told:
         for call in reply.get("tool_calls", ()):
             self._asked[call["id"]] = call["function"]["name"]
         self._steps.append(
-            Reply(
+            ReplyStep(
                 said.asked,
                 len(said.asked),
                 reply,
@@ -147,16 +151,16 @@ class Told:
         if not call or call not in self._asked:
             call = call or span.id
             self._steps.append(
-                ToolUse(call, name, _written(known.get("gen_ai.tool.call.arguments")), span.start, _span(span))
+                ToolUseStep(call, name, _written(known.get("gen_ai.tool.call.arguments")), span.start, _span(span))
             )
         self._answered.add(call)
         result = _written(known.get("gen_ai.tool.call.result"))
         self._steps.append(
-            Answer(call, name, result, "error" if span.failed else "ok", span.end, _lasted(span), _span(span))
+            ToolAnswerStep(call, name, result, "error" if span.failed else "ok", span.end, _lasted(span), _span(span))
         )
 
-    def _rewards(self) -> list[Judged]:
-        out: list[Judged] = []
+    def _rewards(self) -> list[ClaimedReward]:
+        out: list[ClaimedReward] = []
         for span in self._spans:
             for said in (*span.events, *_in_time(self._logs.pop(_where(span), ()))):
                 out += self._judged(said, self.spoken.get(_where(span)))
@@ -168,7 +172,7 @@ class Told:
             out += self._judged(said, None)
         return out
 
-    def _judged(self, said: Said, reply: int | None) -> list[Judged]:
+    def _judged(self, said: SpanEvent, reply: int | None) -> list[ClaimedReward]:
         """An evaluation of the reply that it names, else of `reply`; nothing for any other event."""
         if said.name != EVALUATION:
             return []
@@ -181,14 +185,14 @@ class Told:
             self._passed[what] += count
 
 
-def judged(said: Said, reply: int | None) -> Judged | None:
+def judged(said: SpanEvent, reply: int | None) -> ClaimedReward | None:
     """An evaluation as a judgement of reply number `reply`, None: of all; None for one without a score. Raises
     BadRow."""
     known = said.attributes
     score = known.get("gen_ai.evaluation.score.value")
     if score is None:
         return None
-    return Judged(
+    return ClaimedReward(
         number_of(score, "gen_ai.evaluation.score.value"),
         text_of(known, "gen_ai.evaluation.name"),
         label=text_of(known, "gen_ai.evaluation.score.label") or None,
@@ -222,5 +226,5 @@ def _where(span: Span) -> Where:
     return span.trace, span.id
 
 
-def _in_time(found: Sequence[Said]) -> list[Said]:
+def _in_time(found: Sequence[SpanEvent]) -> list[SpanEvent]:
     return sorted(found, key=lambda said: (said.at or 0, json_text(said.attributes)))

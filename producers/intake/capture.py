@@ -12,9 +12,9 @@ from functools import partial
 from typing import NamedTuple
 
 from millrace.producers.intake import jsonrpc
-from millrace.producers.intake.jsonrpc import Events, Lines, TooLong
+from millrace.producers.intake.jsonrpc import EventCutter, Lines, TooLong
 from millrace.producers.intake.mcp import Conversation, Event
-from millrace.producers.intake.sender import Sender
+from millrace.producers.intake.sender import ReportSender
 from millrace.producers.intake.spool import Spool
 from millrace.schemas.ids import now_micros
 
@@ -40,7 +40,7 @@ class Capture:
     def __init__(self, spool: Spool, tell: Tell) -> None:
         self._spool = spool
         self._tell = tell
-        self._sender = Sender(spool, tell)
+        self._sender = ReportSender(spool, tell)
         self._turn = threading.Lock()
         self.unread = 0
         self._sender.start()
@@ -50,7 +50,7 @@ class Capture:
         """Events that the gateway will never take."""
         return self._sender.refused
 
-    def side(self, owner: Owner, conversation: Conversation, cutter: Lines | Events, *, client: bool) -> Side:
+    def side(self, owner: Owner, conversation: Conversation, cutter: Lines | EventCutter, *, client: bool) -> Side:
         """One direction of a conversation: what the client says, or what the server says."""
         return Side(self, owner, conversation, cutter, client)
 
@@ -89,7 +89,7 @@ class Side:
     """Bytes of one direction."""
 
     def __init__(
-        self, capture: Capture, owner: Owner, conversation: Conversation, cutter: Lines | Events, client: bool
+        self, capture: Capture, owner: Owner, conversation: Conversation, cutter: Lines | EventCutter, client: bool
     ) -> None:
         self._capture = capture
         self._owner = owner

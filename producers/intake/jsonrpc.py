@@ -59,7 +59,7 @@ class Lines:
         return found
 
 
-class Whole(Lines):
+class WholeMessage(Lines):
     """One message, whatever lines it has."""
 
     def feed(self, data: bytes) -> Iterator[bytes | TooLong]:
@@ -68,7 +68,7 @@ class Whole(Lines):
         return iter(())
 
 
-class Events:
+class EventCutter:
     """Cuts a stream into the data of server-sent events, whose lines end in CR, LF or both."""
 
     def __init__(self, limit: int = LIMIT) -> None:

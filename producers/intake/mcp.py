@@ -25,7 +25,7 @@ Event = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class PendingToolCall:
     """A tool call that is on its way. `at`: micros."""
 
     call_id: str
@@ -38,14 +38,14 @@ class Call:
 class Parked:
     """Calls whose answer was not the result yet: by what their next request names them."""
 
-    calls: OrderedDict[Hashable, Call] = field(default_factory=OrderedDict)
+    calls: OrderedDict[Hashable, PendingToolCall] = field(default_factory=OrderedDict)
 
-    def put(self, name: Hashable, call: Call) -> None:
+    def put(self, name: Hashable, call: PendingToolCall) -> None:
         self.calls[name] = call
         while len(self.calls) > MOST:
             self.calls.popitem(last=False)
 
-    def take(self, name: Hashable) -> Call | None:
+    def take(self, name: Hashable) -> PendingToolCall | None:
         return self.calls.pop(name, None)
 
 
@@ -57,7 +57,7 @@ class Conversation:
         self._server = server
         self._new_id = new_id
         self._parked = parked or Parked()
-        self._waiting: OrderedDict[Hashable, deque[Call | None]] = OrderedDict()
+        self._waiting: OrderedDict[Hashable, deque[PendingToolCall | None]] = OrderedDict()
 
     def sent(self, message: Message, now: int, traceparent: str | None = None) -> Iterator[Event]:
         """The client said this at `now` (micros)."""
@@ -101,7 +101,7 @@ class Conversation:
             if call is not None:
                 yield _result(call, status, why, now)
 
-    def _asked(self, method: str, params: Message, now: int) -> tuple[Call | None, bool]:
+    def _asked(self, method: str, params: Message, now: int) -> tuple[PendingToolCall | None, bool]:
         """The tool call that a request makes or goes on with, and whether it begins it."""
         if method == "tasks/result":
             return self._parked.take(("task", jsonrpc.member(params, "taskId"))), False
@@ -114,9 +114,9 @@ class Conversation:
             found = self._parked.take(("state", state) if isinstance(state, str) else ("call", name, arguments))
             if found is not None:
                 return found, False
-        return Call(self._new_id(), name, arguments, now), True
+        return PendingToolCall(self._new_id(), name, arguments, now), True
 
-    def _answered(self, id: Hashable | None) -> Call | None:
+    def _answered(self, id: Hashable | None) -> PendingToolCall | None:
         queue = self._waiting.get(id) if id is not None else None
         if not queue:
             return None
@@ -126,7 +126,7 @@ class Conversation:
         return call
 
 
-def _parked(call: Call, result: Message) -> Hashable | None:
+def _parked(call: PendingToolCall, result: Message) -> Hashable | None:
     """What the next request of a call is known by, where this answer is not its result."""
     if jsonrpc.member(result, "resultType") == "input_required":
         state = jsonrpc.member(result, "requestState")
@@ -140,7 +140,7 @@ def _traceparent(params: Message) -> str | None:
     return found if isinstance(found, str) and len(found.encode()) <= bounds.NAME_BYTES else None
 
 
-def _call(call: Call, server: str, traceparent: str | None) -> Event:
+def _call(call: PendingToolCall, server: str, traceparent: str | None) -> Event:
     return {
         "kind": "tool_call",
         "call_id": call.call_id,
@@ -153,7 +153,7 @@ def _call(call: Call, server: str, traceparent: str | None) -> Event:
     }
 
 
-def _result(call: Call, status: str, content: str, now: int) -> Event:
+def _result(call: PendingToolCall, status: str, content: str, now: int) -> Event:
     return {
         "kind": "tool_result",
         "call_id": call.call_id,

@@ -26,7 +26,7 @@ from yarl import URL
 from millrace.infra.config import is_local
 from millrace.infra.errors import GatewayError
 from millrace.producers.intake.capture import Capture, Owner, Side
-from millrace.producers.intake.jsonrpc import Events, Whole
+from millrace.producers.intake.jsonrpc import EventCutter, WholeMessage
 from millrace.producers.intake.mcp import Conversation, Parked
 from millrace.producers.session_keys import session_id
 from millrace.schemas import bounds
@@ -58,7 +58,7 @@ LEFT = '{"cancelled":"the client left before the result"}'
 UNANSWERED = '{"error":"the answer ended without a result"}'
 
 
-class Conversations:
+class ServerConversations:
     """Those of one server, by the session they are captured for. The oldest is forgotten."""
 
     def __init__(self, server: str) -> None:
@@ -111,7 +111,7 @@ class Proxy:
         self._base_url = base_url
         self._owner = owner
         self._tell = tell
-        self._conversations = Conversations(server)
+        self._conversations = ServerConversations(server)
         self._local = is_local(host)
         self._http: aiohttp.ClientSession | None = None
 
@@ -210,14 +210,16 @@ class Proxy:
 class _Exchange:
     """One request and its answer, as they are captured."""
 
-    def __init__(self, capture: Capture, conversations: Conversations, owner: Owner, request: web.BaseRequest) -> None:
+    def __init__(
+        self, capture: Capture, conversations: ServerConversations, owner: Owner, request: web.BaseRequest
+    ) -> None:
         self._capture, self._owner = capture, owner
         name = request.headers.get(SESSION_HEADER)
         self._alone = name is None
         self._conversation = conversations.find(owner.key, name)
         if request.method == "DELETE":
             conversations.forget(owner.key, name)
-        self.asked = capture.side(owner, self._conversation, Whole(), client=True)
+        self.asked = capture.side(owner, self._conversation, WholeMessage(), client=True)
         self.asked.keeps_ids = True
         beside = request.headers.get("traceparent", "")
         self.asked.traceparent = beside if beside.isascii() and 0 < len(beside) <= bounds.NAME_BYTES else None
@@ -229,9 +231,9 @@ class _Exchange:
             return None
         match answer.content_type:
             case "application/json":
-                return self._capture.side(self._owner, self._conversation, Whole(), client=False)
+                return self._capture.side(self._owner, self._conversation, WholeMessage(), client=False)
             case "text/event-stream":
-                return self._capture.side(self._owner, self._conversation, Events(), client=False)
+                return self._capture.side(self._owner, self._conversation, EventCutter(), client=False)
         return None
 
     def failed(self, status: int) -> None:

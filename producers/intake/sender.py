@@ -16,8 +16,8 @@ from contextlib import suppress
 from itertools import groupby
 from urllib.parse import urlsplit
 
-from millrace.producers.capture.cursor import Cursor
-from millrace.producers.capture.entry import Kept
+from millrace.producers.capture.cursor import CaptureCursor
+from millrace.producers.capture.entry import StoredEntry
 from millrace.producers.capture.log import CaptureLog
 from millrace.producers.intake.spool import LARGEST, Spool, outdated, remove
 from millrace.producers.session_keys import session_id
@@ -40,7 +40,7 @@ class Unanswered(Exception):
     """The gateway has not answered for a report."""
 
 
-class Sender:
+class ReportSender:
     """Runs from `start` to `close`. `tell` hears, in words, what is lost and what is waited for."""
 
     def __init__(self, spool: Spool, tell: Tell) -> None:
@@ -131,7 +131,7 @@ class Sender:
             self._lose(log.end - log.acked, f"{log.folder} is older than a day")
         return old
 
-    def _drain(self, log: CaptureLog, cursor: Cursor) -> None:
+    def _drain(self, log: CaptureLog, cursor: CaptureCursor) -> None:
         """Send everything of a log. Raises Unanswered."""
         skipped = cursor.skipped
         while found := cursor.take(AT_ONCE):
@@ -141,7 +141,7 @@ class Sender:
         if cursor.skipped > skipped:
             self._lose(cursor.skipped - skipped, f"{log.folder} is damaged")
 
-    def _send(self, report: Sequence[Kept]) -> None:
+    def _send(self, report: Sequence[StoredEntry]) -> None:
         status, code, said = self._post(report)
         if status < 300:
             self._trouble = ""
@@ -158,7 +158,7 @@ class Sender:
             self.refused += count
             self._tell(f"{count} captured events are lost: {why}")
 
-    def _post(self, report: Sequence[Kept]) -> tuple[int, str, str]:
+    def _post(self, report: Sequence[StoredEntry]) -> tuple[int, str, str]:
         """(status, code, message) of the gateway's answer. Raises Unanswered."""
         url, entry = _url(report), report[0].entry
         headers = {"content-type": "application/json", "authorization": f"Bearer {entry.key}"}
@@ -177,10 +177,10 @@ class Sender:
         return status, *_error(content)
 
 
-def reports(found: Sequence[Kept]) -> Iterator[list[Kept]]:
+def reports(found: Sequence[StoredEntry]) -> Iterator[list[StoredEntry]]:
     """Entries in their order, in reports of one source, session and gateway each that a gateway takes."""
     for _, group in groupby(found, lambda kept: (kept.entry.key, kept.entry.headers)):
-        report: list[Kept] = []
+        report: list[StoredEntry] = []
         size = 0
         for kept in group:
             if report and size + kept.size > LARGEST:
@@ -191,13 +191,13 @@ def reports(found: Sequence[Kept]) -> Iterator[list[Kept]]:
         yield report
 
 
-def body_of(report: Sequence[Kept]) -> bytes:
+def body_of(report: Sequence[StoredEntry]) -> bytes:
     """The body of `POST /v1/sessions/{id}/events`."""
     events = b",".join(b'{"seq":%d,' % kept.seq + kept.entry.value[1:] for kept in report)
     return b'{"source":%s,"events":[%s]}' % (json.dumps(report[0].entry.headers["source"]).encode(), events)
 
 
-def _url(report: Sequence[Kept]) -> str:
+def _url(report: Sequence[StoredEntry]) -> str:
     return report[0].entry.headers["url"]
 
 

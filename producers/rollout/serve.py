@@ -19,7 +19,7 @@ from millrace.infra.log.base import Bus
 from millrace.infra.log.blobs import ClaimStore
 from millrace.producers.rollout.agents import load_agent
 from millrace.producers.rollout.episodes import Runner
-from millrace.producers.rollout.worker import Names, Worker
+from millrace.producers.rollout.worker import Names, RolloutWorker
 from millrace.producers.tasks.loader import Loader, LoaderThread
 from millrace.producers.tasks.source import open_tasks
 
@@ -64,7 +64,7 @@ async def _run(settings: Settings, bus: Bus) -> None:
         sampling=rollout.sampling,
     )
     names = Names(settings.namespace, settings.policy.name, worker_name())
-    worker = Worker(bus, names, runner, make_loader(settings, bus), ClaimStore(settings.claims))
+    worker = RolloutWorker(bus, names, runner, make_loader(settings, bus), ClaimStore(settings.claims))
     beat = Heartbeat(
         bus,
         names.namespace,

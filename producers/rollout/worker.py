@@ -84,7 +84,7 @@ class ResolvedTickets:
         return at < len(self._bits) and bool(self._bits[at] >> (ticket & 7) & 1)
 
 
-class Worker:
+class RolloutWorker:
     """One rollout worker. `loader` runs while this worker owns partition 0 of the grants."""
 
     def __init__(

@@ -18,7 +18,7 @@ from millrace.infra.log.base import EARLIEST, Bus, Outgoing, Tail, Transactor
 from millrace.infra.log.blobs import ClaimStore
 from millrace.infra.log.topics import full_name
 from millrace.infra.reading import readable
-from millrace.producers.tasks.source import Source
+from millrace.producers.tasks.source import TaskSource
 from millrace.schemas import codec
 from millrace.schemas.limits import beyond
 from millrace.schemas.records import Prompt, Resolution
@@ -37,7 +37,7 @@ class Loader:
         bus: Bus,
         namespace: str,
         policy: str,
-        source: Source,
+        source: TaskSource,
         *,
         ahead: int,
         epochs: int = 0,

@@ -17,7 +17,7 @@ from millrace.infra.errors import ConfigError
 Task = dict[str, Any]
 
 
-class Source(ABC):
+class TaskSource(ABC):
     """A fixed sequence of tasks."""
 
     @abstractmethod
@@ -34,7 +34,7 @@ class Source(ABC):
         return f"{own}@{epoch}" if epoch else str(own)
 
 
-class JsonLines(Source):
+class JsonLines(TaskSource):
     """One or more files of JSON objects, one a line; empty lines are skipped."""
 
     def __init__(self, paths: list[Path]) -> None:
@@ -73,7 +73,7 @@ def _parse(line: bytes, where: str) -> Task:
     return task
 
 
-class Columns(Source):
+class Columns(TaskSource):
     """Parquet or Arrow files, by pyarrow."""
 
     def __init__(self, paths: list[Path]) -> None:
@@ -101,7 +101,7 @@ def _table(path: Path) -> Any:
         raise ConfigError(f"{path} is no whole {path.suffix} file: {error}") from None
 
 
-def open_tasks(path: Path) -> Source:
+def open_tasks(path: Path) -> TaskSource:
     """The tasks at a path: a .jsonl file, or a dataset directory (its train split where it names one).
 
     Raises ConfigError when there is nothing that can be read."""

@@ -15,8 +15,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from millrace.streams.dispatch.schedule import Schedule
-from millrace.streams.dispatch.state import Book, Rules
+from millrace.streams.dispatch.schedule import BatchSchedule
+from millrace.streams.dispatch.state import Book, SettingsInForce
 
 EVEN = "dynamic sampling: its rewards are all equal"
 """why a group that teaches nothing gets no seq"""
@@ -28,7 +28,7 @@ def even(rewards: Sequence[float]) -> bool:
     return len(known) > 1 and min(known) == max(known)
 
 
-def kept_free(book: Book, rules: Rules, schedule: Schedule) -> int:
+def kept_free(book: Book, rules: SettingsInForce, schedule: BatchSchedule) -> int:
     """U: the share of unsolicited groups less what they have, and nothing of the batch that trains next: production
     traffic that never comes must not stop training."""
     end = schedule.end(book.version + rules.eta)
@@ -36,7 +36,7 @@ def kept_free(book: Book, rules: Rules, schedule: Schedule) -> int:
     return max(0, min(share, end - schedule.end(book.version)))
 
 
-def may_grant(book: Book, rules: Rules, schedule: Schedule) -> bool:
+def may_grant(book: Book, rules: SettingsInForce, schedule: BatchSchedule) -> bool:
     """Whether one more group may start."""
     if rules.next_release is not None or (rules.max_running and book.running >= rules.max_running):
         return False
@@ -48,7 +48,7 @@ def may_grant(book: Book, rules: Rules, schedule: Schedule) -> bool:
     return all(book.seq + book.urgent(k) + 1 <= schedule.end(k) for k in {deadline, *book.deadlines()} if k >= deadline)
 
 
-def may_admit(book: Book, rules: Rules, schedule: Schedule, v_head: int, v_tail: int) -> str | None:
+def may_admit(book: Book, rules: SettingsInForce, schedule: BatchSchedule, v_head: int, v_tail: int) -> str | None:
     """Why an unsolicited group may not be given the next ticket and the next seq at once; None when it may.
 
     It never waits: either every outstanding guarantee, and its own, holds with the seq taken, or it is declined."""

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Literal, NamedTuple
 
-from millrace.streams.dispatch.schedule import Schedule
+from millrace.streams.dispatch.schedule import BatchSchedule
 from millrace.streams.dispatch.state import Book
 
 Answer = Literal["ready", "hold", "stale"]
 
 
-class Candidate(NamedTuple):
+class ReleaseCandidate(NamedTuple):
     """What a policy needs to know of a complete group."""
 
     deadline: int
@@ -32,28 +32,28 @@ def binding(book: Book, deadline: int) -> Iterable[int]:
     return (k for k in book.deadlines() if k < deadline)
 
 
-def reserve(group: Candidate, book: Book, schedule: Schedule) -> Answer:
+def reserve(group: ReleaseCandidate, book: Book, schedule: BatchSchedule) -> Answer:
     """Room is kept for every unresolved ticket with an earlier deadline: exact bound, nothing dropped."""
     fits = all(book.seq + 1 + book.urgent(k) <= schedule.end(k) for k in binding(book, group.deadline))
     return "ready" if fits else "hold"
 
 
-def soft(group: Candidate, book: Book, schedule: Schedule) -> Answer:
+def soft(group: ReleaseCandidate, book: Book, schedule: BatchSchedule) -> Answer:
     """At once. The bound is exact for eta = 0 only; stragglers are overtaken."""
     return "ready"
 
 
-def reject(group: Candidate, book: Book, schedule: Schedule) -> Answer:
+def reject(group: ReleaseCandidate, book: Book, schedule: BatchSchedule) -> Answer:
     """At once, unless its oldest token would be too old: hard, but it selects against long answers."""
     return "ready" if schedule.batch_of(book.seq) - group.v_head <= group.eta else "stale"
 
 
-def mask_head(group: Candidate, book: Book, schedule: Schedule) -> Answer:
+def mask_head(group: ReleaseCandidate, book: Book, schedule: BatchSchedule) -> Answer:
     """At once, unless even its newest token would be too old; the learner masks the older ones."""
     return "ready" if schedule.batch_of(book.seq) - group.v_tail <= group.eta else "stale"
 
 
-POLICIES: dict[str, Callable[[Candidate, Book, Schedule], Answer]] = {
+POLICIES: dict[str, Callable[[ReleaseCandidate, Book, BatchSchedule], Answer]] = {
     "reserve": reserve,
     "soft": soft,
     "reject": reject,

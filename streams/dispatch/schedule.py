@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Schedule:
+class BatchSchedule:
     """Batch `version` begins at seq `seq_hi`; `sizes` are (first seq, B) with rising seqs."""
 
     version: int

@@ -13,7 +13,7 @@ from typing import Any
 
 from millrace.schemas import bounds
 from millrace.streams.dispatch.release import POLICIES
-from millrace.streams.dispatch.state import Book, Rules
+from millrace.streams.dispatch.state import Book, SettingsInForce
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ def parse(name: str, text: str) -> tuple[Any, str | None]:
     return value, None if _VALID[name](value) else f"{name} cannot have this value"
 
 
-def asked(name: str, value: Any, book: Book, rules: Rules) -> tuple[Rules, Change | None]:
+def asked(name: str, value: Any, book: Book, rules: SettingsInForce) -> tuple[SettingsInForce, Change | None]:
     """The rules after a valid setting was asked for, and the change if it is in force already."""
     match name:
         case "batch":
@@ -83,7 +83,7 @@ def asked(name: str, value: Any, book: Book, rules: Rules) -> tuple[Rules, Chang
             return replace(rules, max_running=value), Change(name, value, None, book.granted)
 
 
-def settled(book: Book, rules: Rules) -> tuple[Rules, Change | None]:
+def settled(book: Book, rules: SettingsInForce) -> tuple[SettingsInForce, Change | None]:
     """Put a waiting release policy in force once nothing is outstanding."""
     if rules.next_release is None or book.outstanding:
         return rules, None
@@ -91,7 +91,7 @@ def settled(book: Book, rules: Rules) -> tuple[Rules, Change | None]:
     return replace(rules, release=rules.next_release, next_release=None), change
 
 
-def first(rules: Rules) -> list[Change]:
+def first(rules: SettingsInForce) -> list[Change]:
     """Every setting as a policy begins, so that the topics alone tell what was in force. The group size is no part of
     it, since version 0 tells it: what a policy wrote as it began folds again to the same records."""
     return [

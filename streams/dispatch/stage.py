@@ -34,7 +34,7 @@ from millrace.schemas.records import (
 )
 from millrace.streams.dispatch import records, settings
 from millrace.streams.dispatch.admission import EVEN, even, may_admit, may_grant
-from millrace.streams.dispatch.release import POLICIES, Candidate
+from millrace.streams.dispatch.release import POLICIES, ReleaseCandidate
 from millrace.streams.dispatch.settings import Change
 from millrace.streams.dispatch.state import (
     ASKED,
@@ -53,7 +53,7 @@ from millrace.streams.dispatch.state import (
     Advance,
     Book,
     Queued,
-    Rules,
+    SettingsInForce,
     Ticket,
     held_key,
     line_key,
@@ -201,7 +201,7 @@ class Dispatch(Stage):
         if found["version"] != 0 or view.get(BOOK) is not None:
             return
         terms = self._terms
-        rules = Rules(
+        rules = SettingsInForce(
             sizes=[[0, found["batch"] or 1]],
             eta=found["eta"] or 0,
             release=terms.release,
@@ -339,7 +339,7 @@ class Dispatch(Stage):
             book = self._book(view)
             ticket = required(view, ticket_key(required(view, key)))
             done = cast(Completion, ticket["done"])
-            group = Candidate(ticket["deadline"], ticket["eta"], done["v_head"], done["v_tail"])
+            group = ReleaseCandidate(ticket["deadline"], ticket["eta"], done["v_head"], done["v_tail"])
             answer = policy(group, book, rules.schedule(book))
             if answer == "hold":
                 return
@@ -399,9 +399,9 @@ class Dispatch(Stage):
         written = required(view, BOOK)
         return Book.read(written)
 
-    def _rules(self, view: View) -> Rules:
+    def _rules(self, view: View) -> SettingsInForce:
         written = required(view, RULES)
-        return Rules.read(written)
+        return SettingsInForce.read(written)
 
     def _times(self, view: View, found: Completion) -> list[int]:
         """The newest time of each slot of seal, this record's included; 0 for one that has not spoken."""

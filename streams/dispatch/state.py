@@ -15,10 +15,10 @@ from typing import Any, Self, TypeAlias, TypedDict
 
 from millrace.infra.stages.base import Key, Table
 from millrace.schemas.records import Completion, Decision, Prompt
-from millrace.streams.dispatch.schedule import Schedule
+from millrace.streams.dispatch.schedule import BatchSchedule
 
 Written: TypeAlias = dict[str, Any]
-"""the fields of a `Book` or of `Rules`, which alone read and write them"""
+"""the fields of a `Book` or of `SettingsInForce`, which alone read and write them"""
 
 
 class Queued(TypedDict):
@@ -143,7 +143,7 @@ class Book:
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class SettingsInForce:
     """The settings in force."""
 
     sizes: Sequence[Sequence[int]]
@@ -168,9 +168,9 @@ class Rules:
     def written(self) -> Written:
         return _written(self)
 
-    def schedule(self, book: Book) -> Schedule:
+    def schedule(self, book: Book) -> BatchSchedule:
         """The batches from the newest known version on."""
-        return Schedule(book.version, book.seq_hi, self.sizes)
+        return BatchSchedule(book.version, book.seq_hi, self.sizes)
 
 
 def ticket_key(ticket: int) -> Key[Ticket]:
@@ -185,7 +185,7 @@ def line_key(number: int) -> Key[Queued]:
     return LINE.key(f"{number:015d}")
 
 
-def _written(of: Book | Rules) -> Written:
+def _written(of: Book | SettingsInForce) -> Written:
     return {field.name: getattr(of, field.name) for field in fields(of)}
 
 

@@ -41,7 +41,7 @@ BROKEN = 70
 """exit code of a process whose agent failed: the supervisor starts another"""
 
 
-class Answer(Protocol):
+class Answering(Protocol):
     """What answers an event."""
 
     async def __call__(self, record: Record) -> Outgoing | None:
@@ -100,7 +100,7 @@ class _Transport(driver.Transport):
 def make_app(
     group: str,
     topic: str,
-    answer: Answer,
+    answer: Answering,
     bus: Bus,
     *,
     bootstrap: str,
@@ -151,7 +151,7 @@ def make_app(
     return app
 
 
-async def _deliver(publisher: Publisher, answer: Answer, record: Record, out: Outgoing) -> None:
+async def _deliver(publisher: Publisher, answer: Answering, record: Record, out: Outgoing) -> None:
     """Publish an answer. One that the log will never take is replaced by its failure; what is refused even then is a
     line here, and its trajectory says that the reward is missing."""
     try:

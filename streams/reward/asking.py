@@ -43,7 +43,7 @@ class AskedJudge:
             raise RewardError(f"[reward.judge] rubric {options.rubric} is empty")
         self._options = options
         self._timeout_s = timeout_s
-        self._prices = rubric.Prices(options.price_prompt, options.price_completion)
+        self._prices = rubric.JudgePrices(options.price_prompt, options.price_completion)
 
     @property
     def version(self) -> str:

@@ -16,7 +16,7 @@ SETTLED = (JUDGE, TESTS)
 """verifiers whose work is described in the settings"""
 
 
-class Chosen(Protocol):
+class ChosenVerifier(Protocol):
     """A verifier at work."""
 
     @property
@@ -30,7 +30,9 @@ class Chosen(Protocol):
         """Let go of what it holds."""
 
 
-def choose(reward: Reward, verifier: str = "", *, workers: int | None = None, timeout_s: float | None = None) -> Chosen:
+def choose(
+    reward: Reward, verifier: str = "", *, workers: int | None = None, timeout_s: float | None = None
+) -> ChosenVerifier:
     """The verifier of these settings, or another of that name. Raises RewardError when there is none, or when what it
     needs is not set."""
     name, seconds = verifier or reward.verifier, timeout_s or reward.timeout_s

@@ -1,7 +1,7 @@
 """Runs a command under limits: `python limited.py OPTIONS COMMAND...`. A script of the standard library alone, started
 by `running`, since nothing of Python's may run between fork and exec of a process that has threads.
 
-OPTIONS is JSON, see `Options`. With `isolated` the command runs in namespaces of its own: it sees no process but its
+OPTIONS is JSON, see `RunLimits`. With `isolated` the command runs in namespaces of its own: it sees no process but its
 own, no network but a loopback of its own, and may write nowhere but in memory, where its directory is copied to; its
 first process is this script, which has rights that the command lacks, watches it, and ends all that it started.
 
@@ -42,7 +42,7 @@ INODES = 65_536
 LIBC = ctypes.CDLL(None, use_errno=True)
 
 
-class Options(TypedDict):
+class RunLimits(TypedDict):
     """What a run may do."""
 
     cpu_s: int
@@ -67,7 +67,7 @@ class Options(TypedDict):
     report_bytes: int
 
 
-def main(options: Options, command: list[str]) -> int:
+def main(options: RunLimits, command: list[str]) -> int:
     """Become the command, or wait for it. Returns only where it could not be started."""
     for mine in (options["status"], options["report_fd"]) if options["isolated"] else (options["status"],):
         os.set_inheritable(mine, False)
@@ -86,19 +86,19 @@ def main(options: Options, command: list[str]) -> int:
     return 127
 
 
-def say(options: Options, words: str) -> None:
+def say(options: RunLimits, words: str) -> None:
     """Tell whoever started this."""
     os.write(options["status"], f"{options['token']} {words}\n".encode(errors="replace"))
 
 
-def mortal(options: Options) -> None:
+def mortal(options: RunLimits) -> None:
     """Die with whoever started this."""
     call("prctl", DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != options["parent"]:
         os._exit(1)
 
 
-def become(options: Options, command: list[str]) -> NoReturn:
+def become(options: RunLimits, command: list[str]) -> NoReturn:
     """Take on the limits and the command."""
     call("prctl", NO_NEW_PRIVILEGES, 1, 0, 0, 0)
     limits = [
@@ -130,7 +130,7 @@ def enter() -> None:
             file.write(text)
 
 
-def first(options: Options, command: list[str]) -> NoReturn:
+def first(options: RunLimits, command: list[str]) -> NoReturn:
     """Be the first process of the namespaces: with its end the kernel ends all others."""
     said = ""
     try:
@@ -173,7 +173,7 @@ def in_memory(place: str, space_bytes: int) -> None:
     call("mount", b"tmpfs", place.encode(), b"tmpfs", NO_SETUID | NO_DEVICES, told.encode())
 
 
-def begin(options: Options, command: list[str]) -> int:
+def begin(options: RunLimits, command: list[str]) -> int:
     """Start the command; its process id."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
     child = os.fork()
@@ -189,7 +189,7 @@ def begin(options: Options, command: list[str]) -> int:
         os._exit(127)
 
 
-def watch(options: Options, child: int) -> str:
+def watch(options: RunLimits, child: int) -> str:
     """Wait for the command's end or end it, then all others. What is to be said of it."""
     end = time.monotonic() + options["timeout_s"]
     said, looked = "", 0.0
@@ -239,7 +239,7 @@ def used() -> tuple[int, int]:
     return pages * resource.getpagesize(), processes
 
 
-def copy_report(options: Options) -> None:
+def copy_report(options: RunLimits) -> None:
     """Anything may lie in its place: only a file of its length is copied, and nothing is waited for."""
     try:
         handle = os.open(options["report"], os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)

@@ -43,14 +43,14 @@ The rubric:
 """
 
 
-class Prices(NamedTuple):
+class JudgePrices(NamedTuple):
     """What a million tokens cost, in any one currency."""
 
     prompt: float = 0.0
     completion: float = 0.0
 
 
-FREE = Prices()
+FREE = JudgePrices()
 
 
 def version(model: str, rubric: str) -> str:
@@ -83,7 +83,7 @@ def request(rubric: str, model: str, task: str, output: str, max_tokens: int) ->
     return json.dumps(body).encode()
 
 
-def verdict(body: bytes, case: str, prices: Prices = FREE) -> Verdict:
+def verdict(body: bytes, case: str, prices: JudgePrices = FREE) -> Verdict:
     """What a chat completion says of a case; a failure `unreadable` where that is no verdict. Never raises."""
     spent: dict[str, float] = {}
     try:
@@ -94,7 +94,7 @@ def verdict(body: bytes, case: str, prices: Prices = FREE) -> Verdict:
         return Verdict(None, spent, None, None, UNREADABLE)
 
 
-def cost(usage: Any, prices: Prices) -> dict[str, float]:
+def cost(usage: Any, prices: JudgePrices) -> dict[str, float]:
     """`judge.prompt_tokens`, `judge.completion_tokens`, with prices `judge.cost`; empty where a reply counts none."""
     given = usage if isinstance(usage, dict) else {}
     counts = [given.get(name) for name in ("prompt_tokens", "completion_tokens")]

@@ -152,7 +152,7 @@ def run(
     token = secrets.token_hex(8)
     with tempfile.TemporaryFile() as printed, tempfile.TemporaryFile() as reported, os.fdopen(status, "rb") as said:
         os.set_blocking(status, False)  # a program may hold the other end for as long as it likes
-        options: limited.Options = {
+        options: limited.RunLimits = {
             "cpu_s": max(1, round(timeout_s) + 1),
             "memory_bytes": memory_bytes,
             "file_bytes": OUTPUT_BYTES,

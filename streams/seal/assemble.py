@@ -76,7 +76,7 @@ class _Trace:
 
 
 @dataclass(frozen=True, slots=True)
-class Assembled:
+class AssembledSample:
     """The lineages of one sample that hold a trainable token."""
 
     lineages: list[Lineage]
@@ -92,7 +92,7 @@ class Assembled:
     """tokens in all lineages"""
 
 
-def assemble(calls: Sequence[TracedCall]) -> Assembled:
+def assemble(calls: Sequence[TracedCall]) -> AssembledSample:
     """The traces of one sample's calls, in the order of the log."""
     superseded = {call["supersedes"] for call in calls if call["supersedes"]}
     traces: dict[str, _Trace] = {}
@@ -126,7 +126,7 @@ def assemble(calls: Sequence[TracedCall]) -> Assembled:
                 "calls": trace.calls,
             }
         )
-    return Assembled(lineages, excluded, min(heads, default=-1), max(tails, default=-1), trainable, length)
+    return AssembledSample(lineages, excluded, min(heads, default=-1), max(tails, default=-1), trainable, length)
 
 
 def _add(trace: _Trace, call: TracedCall, superseded: bool) -> str | None:

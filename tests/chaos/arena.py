@@ -19,7 +19,7 @@ from typing import Any
 import tomlkit
 
 from millrace.apps.demo.fleet import DemoFleet
-from millrace.consumers.status.watch import Watch
+from millrace.consumers.status.watch import StatusWatch
 from millrace.infra import durable
 from millrace.infra.config import Settings, load
 from millrace.infra.connect import connect
@@ -61,7 +61,7 @@ class Arena:
         self.fleet = fleet_of(home)
         self.settings: Settings = load(home / "millrace.toml")
         self.bus: Bus = connect(self.settings)
-        self.watch = Watch(self.bus, self.settings.namespace, self.settings.policy.name)
+        self.watch = StatusWatch(self.bus, self.settings.namespace, self.settings.policy.name)
         self.random = random.Random(seed)
         self.faults: Counter[str] = Counter()
         self.slowest: dict[str, float] = {}

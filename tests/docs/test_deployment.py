@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from millrace.apps.cli.roles import ROLES
-from millrace.consumers.status.watch import Watch
+from millrace.consumers.status.watch import StatusWatch
 from millrace.infra.local_keys import login
 from millrace.infra.log.kafka.bus import KafkaBus
 from millrace.infra.log.topics import full_name
@@ -179,7 +179,7 @@ class Walk:
         key = self.newcomer.home / ".millrace" / "keys" / "broker"
         options = login(key.read_text() if self.namespace == LOCAL else "")
         with KafkaBus(self.newcomer.environment["MILLRACE_KAFKA__BOOTSTRAP"], options) as bus:
-            watch = Watch(bus, self.namespace, name)
+            watch = StatusWatch(bus, self.namespace, name)
             try:
                 if self.namespace == LOCAL:
                     wait_for(watch, _two_learners, "a version of two learners", self.newcomer.roles_run)
@@ -193,7 +193,7 @@ class Walk:
         assert set(codes.values()) <= {0, 143}, codes
 
 
-def _two_learners(watch: Watch) -> bool:
+def _two_learners(watch: StatusWatch) -> bool:
     return bool(watch.versions) and len(watch.versions[-1]["ranks"]) == 2
 
 

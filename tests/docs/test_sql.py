@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from millrace.apps.cli.context import console
 from millrace.apps.cli.main import app
-from millrace.consumers.warehouse.directory import Directory
+from millrace.consumers.warehouse.directory import TableDirectory
 from millrace.consumers.warehouse.endpoint.serve import open_endpoint
 from millrace.consumers.warehouse.questions import asked, views
 from millrace.infra.config import Settings, load
@@ -55,7 +55,7 @@ def port(home: Path) -> Iterator[int]:
     config = load()
     port = free_ports(1)[0]
     config = config.model_copy(update={"warehouse": config.warehouse.model_copy(update={"port": port})})
-    with Directory(config.warehouse_home) as directory:
+    with TableDirectory(config.warehouse_home) as directory:
         serving = open_endpoint(directory.handle, config)
         yield port
         serving.close()

@@ -79,20 +79,20 @@ def _trusting(body: bytes) -> CountRequest:
     return msgspec.json.decode(body, type=CountRequest)
 
 
-def _skipping(body: bytes) -> head.Head:
+def _skipping(body: bytes) -> head.RequestHead:
     """`read_head`, which trusts what a parser skipped."""
     members = head._members.decode(body)
-    return head.Head(**{name: head._value(getattr(members, name)) for name in head.FIELDS})
+    return head.RequestHead(**{name: head._value(getattr(members, name)) for name in head.FIELDS})
 
 
-def _anybody(self: stored.Stored, owner: stored.Owner, id: str) -> stored.Kept | None:
-    """`Stored.find` for whoever asks."""
+def _anybody(self: stored.ResponseStore, owner: stored.Owner, id: str) -> stored.StoredResponse | None:
+    """`ResponseStore.find` for whoever asks."""
     return self._kept.get(id)
 
 
-def _any_version(policies: Any, model: str) -> models.Wanted:
+def _any_version(policies: Any, model: str) -> models.WantedModel:
     """`wanted` without versions."""
-    return models.Wanted(models.named(policies, model), None)
+    return models.WantedModel(models.named(policies, model), None)
 
 
 ENGINES: dict[str, Mutant] = {
@@ -119,7 +119,7 @@ EVERY: dict[str, Mutant] = {
     "text that a parser skips": (door, "read_head", _skipping),
     "prompts that are counted": (messages_dialect, "parse_count", _trusting),
     "frames that are no JSON": (socket, "request_of", lambda frame: orjson.dumps({**orjson.loads(frame)})),
-    "responses of another tenant": (stored.Stored, "find", _anybody),
+    "responses of another tenant": (stored.ResponseStore, "find", _anybody),
     "versions that are named": (gateway, "wanted", _any_version),
     "options of completions": (completions, "_check", lambda request: None),
     "feedback that says nothing": (bodies.FeedbackIn, "reward", lambda self: self.nothing),

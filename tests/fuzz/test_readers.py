@@ -19,7 +19,7 @@ from millrace.consumers.history.kinds import HOLDS, topics_of
 from millrace.consumers.report.page import render
 from millrace.consumers.report.summary import summary
 from millrace.consumers.status import tables
-from millrace.consumers.status.watch import Watch
+from millrace.consumers.status.watch import StatusWatch
 from millrace.consumers.why.command import explain_in
 from millrace.infra.errors import AuditError
 from millrace.infra.log.base import Outgoing, TopicSpec
@@ -71,7 +71,7 @@ def log_of(written: Written) -> MemoryBus:
 
 
 def watched(bus: MemoryBus) -> None:
-    watch = Watch(bus, NAMESPACE, POLICY)
+    watch = StatusWatch(bus, NAMESPACE, POLICY)
     watch.catch_up()
     tables.learning(watch)
     tables.workers(watch, 1)

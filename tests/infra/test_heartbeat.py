@@ -10,14 +10,14 @@ from functools import partial
 from itertools import groupby
 
 from millrace.infra.errors import UnreachableError
-from millrace.infra.heartbeat import Heartbeat, Pace, Standing, unless_in
+from millrace.infra.heartbeat import BeatPace, Heartbeat, Standing, unless_in
 from millrace.infra.log.base import Outgoing, Place, Publisher
 from millrace.infra.log.memory.bus import MemoryBus
 from millrace.infra.log.memory.write import MemoryPublisher
 from millrace.schemas import codec
 
-FAST = Pace(beat_s=0.01, lives_s=8.0)
-SLOW = Pace(beat_s=3600.0, lives_s=8.0, farewell_s=15.0)
+FAST = BeatPace(beat_s=0.01, lives_s=8.0)
+SLOW = BeatPace(beat_s=3600.0, lives_s=8.0, farewell_s=15.0)
 
 
 def poll_until(holds: Callable[[], bool]) -> None:
@@ -42,7 +42,7 @@ def starting() -> Standing:
     return Standing("starting")
 
 
-def beat(bus: MemoryBus, pace: Pace = FAST, standing: Callable[[], Standing] = starting) -> Heartbeat:
+def beat(bus: MemoryBus, pace: BeatPace = FAST, standing: Callable[[], Standing] = starting) -> Heartbeat:
     made = Heartbeat(bus, "t", worker="w", role="learner", policy="p", standing=standing, pace=pace)
     made.start()
     return made

@@ -13,8 +13,8 @@ from millrace.infra.config import Governance
 from millrace.infra.log.base import Outgoing
 from millrace.infra.log.topics import full_name
 from millrace.streams.dispatch.admission import may_grant
-from millrace.streams.dispatch.release import Candidate, reserve
-from millrace.streams.dispatch.state import Book, Rules
+from millrace.streams.dispatch.release import ReleaseCandidate, reserve
+from millrace.streams.dispatch.state import Book, SettingsInForce
 from millrace.streams.refine.stage import Refine
 from millrace.streams.seal.stage import Seal
 from millrace.testing.events import Episode
@@ -93,7 +93,7 @@ def test_holes_in_every_topic_change_nothing():
 def test_views_that_lag_never_grant_too_much(batch, eta, choices):
     """P13: dispatch's view of the version trails the truth by any number; (I1), (J) and the bound hold all the same.
     A byte is an action and what it picks: lists of pairs would take longer to draw than to try."""
-    rules = Rules([[0, batch]], eta, "reserve", None, 0.0, 1, 0, 1)
+    rules = SettingsInForce([[0, batch]], eta, "reserve", None, 0.0, 1, 0, 1)
     book, truth, running, held = Book(0, 0), 0, [], []
     for choice in choices:
         pick, action = divmod(choice, 6)
@@ -111,7 +111,7 @@ def test_views_that_lag_never_grant_too_much(batch, eta, choices):
                 book = book.completing().resolving(deadline, ready=False)
             case "r" if held:
                 deadline, head = held[0]
-                group = Candidate(deadline, eta, head, head)
+                group = ReleaseCandidate(deadline, eta, head, head)
                 if reserve(group, book, rules.schedule(book)) == "ready":
                     held.pop(0)
                     assert book.seq // batch - head <= eta, "a token older than eta"

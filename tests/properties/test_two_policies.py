@@ -12,7 +12,7 @@ import pytest
 
 from millrace.consumers.audit.run import audit
 from millrace.consumers.report.summary import summary
-from millrace.consumers.status.watch import Watch
+from millrace.consumers.status.watch import StatusWatch
 from millrace.consumers.why import explain_in
 from millrace.infra.errors import TopicError
 from millrace.streams.seal.policies import policy_key
@@ -114,7 +114,7 @@ def test_what_is_asked_about_one_tells_nothing_of_the_other() -> None:
         letters = [row for row in world.decoded("dead-letters") if row["policy"] in (None, plan.policy)]
         assert sum(count for _, _, count in found.refused) == len(letters)
         assert len(found.workers) == 1
-        watch = Watch(world.bus, NAMESPACE, plan.policy)
+        watch = StatusWatch(world.bus, NAMESPACE, plan.policy)
         while watch.poll(0):
             pass
         assert [worker["policy"] for worker in watch.workers.values()] == [plan.policy]

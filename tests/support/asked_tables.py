@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from millrace.consumers.warehouse.directory import Directory
-from millrace.consumers.warehouse.endpoint.app import Endpoint
-from millrace.consumers.warehouse.endpoint.reading import Limits, Reader
+from millrace.consumers.warehouse.directory import TableDirectory
+from millrace.consumers.warehouse.endpoint.app import QueryEndpoint
+from millrace.consumers.warehouse.endpoint.reading import QueryLimits, QueryRunner
 from millrace.consumers.warehouse.endpoint.serve import Serving
 from millrace.consumers.warehouse.store import Store
 from millrace.infra.process.net import free_ports
@@ -33,10 +33,10 @@ def fill(store: Store) -> None:
 
 
 @contextmanager
-def asked_tables(folder: Path, url: str = "") -> Iterator[Directory]:
+def asked_tables(folder: Path, url: str = "") -> Iterator[TableDirectory]:
     """The warehouse, open, and `folder/canary` beside it."""
     (folder / "canary").write_text(CANARY)
-    with Directory(folder / "tables", url=url) as directory:
+    with TableDirectory(folder / "tables", url=url) as directory:
         fill(directory)
         yield directory
 
@@ -45,7 +45,7 @@ def asked_tables(folder: Path, url: str = "") -> Iterator[Directory]:
 def answering(folder: Path) -> Iterator[str]:
     """The endpoint over it, for the user `millrace` with KEY; gives its URL."""
     with asked_tables(folder) as directory:
-        serving = Serving(Endpoint(Reader(directory.handle, Limits(seconds=30)), KEY), free_ports(1)[0])
+        serving = Serving(QueryEndpoint(QueryRunner(directory.handle, QueryLimits(seconds=30)), KEY), free_ports(1)[0])
         try:
             yield serving.url
         finally:

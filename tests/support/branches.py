@@ -19,10 +19,10 @@ from millrace.consumers.history import newest
 from millrace.consumers.learner.entry import Machine
 from millrace.consumers.learner.identity import Identity
 from millrace.consumers.replay.branch.guard import Reach
-from millrace.consumers.replay.branch.items import Made
-from millrace.consumers.replay.branch.job import Options
-from millrace.consumers.replay.branch.records import Choice, ledger_entry, weight_event
-from millrace.consumers.replay.branch.run import Brancher, Watcher
+from millrace.consumers.replay.branch.items import BranchItems
+from millrace.consumers.replay.branch.job import BranchOptions
+from millrace.consumers.replay.branch.records import BranchChoice, ledger_entry, weight_event
+from millrace.consumers.replay.branch.run import Brancher, BranchListener
 from millrace.consumers.replay.selection import Question
 from millrace.infra.config import Settings
 from millrace.infra.log.base import Bus, Outgoing
@@ -93,7 +93,7 @@ def play(
     return math.fsum(earned) / len(earned)
 
 
-class Heard(Watcher):
+class Heard(BranchListener):
     """Keeps what it hears."""
 
     def __init__(self) -> None:
@@ -104,7 +104,7 @@ class Heard(Watcher):
         self.versions: list[Checkpoint] = []
         self.went_on: list[int] = []
 
-    def selected(self, candidates: int, made: Made, left_out: Any) -> None:
+    def selected(self, candidates: int, made: BranchItems, left_out: Any) -> None:
         self.left_out, self.items = dict(left_out), len(made.items)
 
     def scored(self, reach: Reach) -> None:
@@ -135,7 +135,7 @@ def branch(
 ) -> tuple[WeightVersion, Heard]:
     """Make or go on with a branch; its last event and what was heard."""
     heard = heard or Heard()
-    options = Options(name, **{"lr": 1e-3, "batch": 16, "device": "cpu", **more})
+    options = BranchOptions(name, **{"lr": 1e-3, "batch": 16, "device": "cpu", **more})
     event = Brancher(settings, bus, ClaimStore(settings.claims)).run(options, question, watcher=heard)
     return event, heard
 
@@ -153,7 +153,7 @@ def train_on(bus: Bus, settings: Settings, noise: float = 0.0) -> WeightVersion:
         for name, weight in sorted(state.weights.items())
     }
     written = checkpoint.write(root, head.version + 1, replace(state, weights=moved))
-    event = weight_event(head, written, Choice("", "", 0, None, None), 1, head.weights["time"] + 1)
+    event = weight_event(head, written, BranchChoice("", "", 0, None, None), 1, head.weights["time"] + 1)
     event |= dict.fromkeys(("selection", "selection_digest", "selection_places"))
     identity = Identity("", "", {}, "", "", {})
     entry = ledger_entry(head, event, [], {}, "learner", identity, Machine("cpu", 1), 0)
@@ -167,7 +167,7 @@ def train_on(bus: Bus, settings: Settings, noise: float = 0.0) -> WeightVersion:
 
 def events(bus: Bus, settings: Settings, name: str = "b") -> list[WeightVersion]:
     """Every weight event of a branch."""
-    names = policy.topics(Options(name).settings(settings))
+    names = policy.topics(BranchOptions(name).settings(settings))
     head = newest.head(bus, names["weights"], names["ledger"])
     found: Iterable[Any] = range(head.version + 1 if head else 0)
     heads = [newest.older(bus, names["weights"], names["ledger"], number) for number in found]

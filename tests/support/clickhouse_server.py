@@ -15,11 +15,11 @@ import cramjam
 from starlette.requests import Request
 from starlette.responses import Response
 
-from millrace.consumers.warehouse.directory import Directory
-from millrace.consumers.warehouse.endpoint.app import Endpoint
+from millrace.consumers.warehouse.directory import TableDirectory
+from millrace.consumers.warehouse.endpoint.app import QueryEndpoint
 from millrace.consumers.warehouse.endpoint.guard import Guard, Statement, canonical
 from millrace.consumers.warehouse.endpoint.handles import Handle, OpenHandle, handle
-from millrace.consumers.warehouse.endpoint.reading import Limits, Reader
+from millrace.consumers.warehouse.endpoint.reading import QueryLimits, QueryRunner
 from millrace.consumers.warehouse.endpoint.serve import Serving
 from millrace.consumers.warehouse.endpoint.words import identifier, literal
 from millrace.infra.process.net import free_ports
@@ -48,13 +48,13 @@ class Unguarded(Guard):
         return Statement(_FORMAT.sub("", written), found[1] if found else "", streams=False)
 
 
-class Writable(Reader):
+class Writable(QueryRunner):
     """A reader that may do everything."""
 
     databases = frozenset(("default", "millrace", "millrace_log", "system"))
 
     def __init__(self, opens: OpenHandle) -> None:
-        super().__init__(opens, Limits(), database="default")
+        super().__init__(opens, QueryLimits(), database="default")
         self._guard = Unguarded(self._guard._functions)
 
     def _bind(self, engine: Handle, bounds: Mapping[str, str]) -> None:
@@ -119,9 +119,9 @@ class Writes:
 @contextmanager
 def clickhouse_server(folder: Path, password: str = PASSWORD) -> Iterator[str]:
     """A server with tables in `folder`; gives its URL, user and password in it."""
-    with Directory(folder) as directory:
+    with TableDirectory(folder) as directory:
         port = free_ports(1)[0]
-        endpoint: Any = Endpoint(Writable(directory.handle), password, takes=Writes(directory.handle))
+        endpoint: Any = QueryEndpoint(Writable(directory.handle), password, takes=Writes(directory.handle))
         serving = Serving(endpoint, port)
         try:
             yield f"http://default:{quote(password, safe='')}@127.0.0.1:{port}"

@@ -18,7 +18,7 @@ from millrace.producers.gateway.prices import Prices
 from millrace.producers.gateway.protocols.all import COMPLETIONS, MESSAGES, RESPONSES
 from millrace.producers.gateway.rendering.template import TemplateRenderer
 from millrace.producers.gateway.spending import KeyLimits
-from millrace.producers.gateway.upstreams.routes import Rule
+from millrace.producers.gateway.upstreams.routes import RouteRule
 from millrace.producers.gateway.upstreams.upstreams import ONE
 from millrace.schemas import codec
 from millrace.schemas.records import Event, ModelCall
@@ -39,7 +39,7 @@ MODELS = (
     *(f"{POLICY}@0", f"{OTHER}@3", f"{POLICY}@3", f"{OTHER}@0"),
     *(f"{OTHER}@", f"{POLICY}@x", f"{OTHER}@{'9' * 40}", "@"),
 )
-RULES = (Rule("far", ONE, prices=Prices(1.0, 2.0, 0.5)), Rule("far-*", ONE, send_as="near"))
+RULES = (RouteRule("far", ONE, prices=Prices(1.0, 2.0, 0.5)), RouteRule("far-*", ONE, send_as="near"))
 KEY_NAMES = {key: f"key-{tenant}" for key, tenant in KEYS.items()}
 LIMITS = {name: KeyLimits(tokens_per_minute=10**15, budget=1e15) for name in KEY_NAMES.values()}
 """that nobody reaches: what is spent is counted"""

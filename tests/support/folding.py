@@ -9,7 +9,7 @@ from typing import Any
 from millrace.infra.log.base import Record
 from millrace.infra.stages.base import Emit, Stage
 from millrace.infra.stages.fold import Fold
-from millrace.infra.stages.state import State
+from millrace.infra.stages.state import SlotState
 from millrace.schemas import codec
 
 
@@ -23,7 +23,7 @@ class Bench:
     emits: list[Emit] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.state = State(self.slot, strict=True)
+        self.state = SlotState(self.slot, strict=True)
         self.fold = Fold(self.stage, self.state, skip_duplicates=False, isolate=False)
         self.offset = 0
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 
-from millrace.infra.engines.base import Chunk, Engine, Sampling, Span, Usage
+from millrace.infra.engines.base import Chunk, Engine, LabelSpan, Sampling, Usage
 from millrace.infra.errors import EngineError
 from millrace.infra.log.base import TopicSpec
 from millrace.infra.log.blobs import ClaimStore
@@ -120,13 +120,13 @@ def logprob(id: int, at: int) -> float:
     return -float(id % 7) - at / 1000
 
 
-def spans(labels: Sequence[str]) -> tuple[Span, ...]:
-    out: list[Span] = []
+def spans(labels: Sequence[str]) -> tuple[LabelSpan, ...]:
+    out: list[LabelSpan] = []
     for at, label in enumerate(labels):
         if out and out[-1].label == label:
-            out[-1] = Span(label, out[-1].start, at + 1)
+            out[-1] = LabelSpan(label, out[-1].start, at + 1)
         else:
-            out.append(Span(label, at, at + 1))
+            out.append(LabelSpan(label, at, at + 1))
     return tuple(out)
 
 

@@ -12,8 +12,8 @@ from millrace.consumers.history.ledger import chained
 from millrace.consumers.history.newest import Head
 from millrace.consumers.learner.entry import Machine
 from millrace.consumers.learner.identity import Identity
-from millrace.consumers.replay.branch.items import Item
-from millrace.consumers.replay.branch.records import Choice, ledger_entry, weight_event
+from millrace.consumers.replay.branch.items import BranchItem
+from millrace.consumers.replay.branch.records import BranchChoice, ledger_entry, weight_event
 from millrace.infra.log.base import Outgoing, Place
 from millrace.infra.log.memory.bus import MemoryBus
 from millrace.infra.log.topics import TopicSizes, full_name
@@ -22,7 +22,7 @@ from millrace.schemas.records import LedgerEntry, WeightVersion
 from millrace.trainers.checkpoint import Checkpoint
 
 Group = tuple[str, Sequence[Place]]
-CHOICE = Choice("best", "d" * 64, 3, None, None)
+CHOICE = BranchChoice("best", "d" * 64, 3, None, None)
 
 
 def graft(
@@ -45,7 +45,7 @@ def graft(
         digest = f"{number:02x}" * 32
         files = dict(head.weights["files"])
         event = weight_event(head, Checkpoint(Path("/gone"), digest, files), CHOICE, 1, time + number)
-        items = [Item(group, tuple(places), (1.0,) * len(places), 1) for group, places in groups]
+        items = [BranchItem(group, tuple(places), (1.0,) * len(places), 1) for group, places in groups]
         heads.append(Head(event, ledger_entry(head, event, items, {}, "branch", NOBODY, Machine("cpu", 1), 1)))
     publisher = bus.publisher()
     for head in heads:

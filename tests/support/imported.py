@@ -11,12 +11,12 @@ import orjson
 from millrace.infra.log.base import Outgoing
 from millrace.producers.imports.check import chosen, events
 from millrace.producers.imports.episode import Group
-from millrace.producers.imports.events import Maker, Terms
+from millrace.producers.imports.events import ImportTerms, Maker
 from millrace.producers.imports.readers import reader
 from millrace.producers.imports.rows import BadRow
 from millrace.schemas import codec
 
-TERMS = Terms("ns.raw", "p", "local")
+TERMS = ImportTerms("ns.raw", "p", "local")
 ASKED = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is the weather?"}]
 CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"where":"out"}'}}
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
@@ -160,7 +160,7 @@ def write(path: Path, rows: Iterable[Any]) -> Path:
 
 
 def read(
-    path: Path, layout: str = "", terms: Terms = TERMS
+    path: Path, layout: str = "", terms: ImportTerms = TERMS
 ) -> tuple[list[tuple[Group, list[Outgoing]]], list[tuple[int, BadRow]]]:
     """(groups with their records, refused rows with their numbers) of a file."""
     refused: list[tuple[int, BadRow]] = []

@@ -30,7 +30,7 @@ from millrace.producers.gateway.sessions import Sessions
 from millrace.producers.gateway.spending import Spending
 from millrace.producers.gateway.underway import Underway
 from millrace.producers.gateway.upstreams import embeddings
-from millrace.producers.gateway.upstreams.routes import Rule
+from millrace.producers.gateway.upstreams.routes import RouteRule
 from millrace.producers.gateway.upstreams.upstreams import ONE, Upstream, Upstreams
 from tests.support.gateway_world import status
 
@@ -133,7 +133,7 @@ class Loud(logging.Handler):
 class Far(NamedTuple):
     """An upstream beside the engines, which speaks everything: which models it answers, and how."""
 
-    rules: Sequence[Rule]
+    rules: Sequence[RouteRule]
     answers: Answers
 
 

@@ -23,10 +23,10 @@ from millrace.producers.gateway.protocols.all import DIALECTS
 from millrace.producers.gateway.rendering.template import TemplateRenderer
 from millrace.producers.gateway.rendering.tokenizer import ChatTokenizer
 from millrace.producers.gateway.upstreams import embeddings
-from millrace.producers.gateway.upstreams.routes import Rule
+from millrace.producers.gateway.upstreams.routes import RouteRule
 from millrace.producers.gateway.upstreams.upstreams import Upstream, Upstreams
 from millrace.producers.intake.capture import Capture, Owner
-from millrace.producers.intake.otlp.app import Endpoint
+from millrace.producers.intake.otlp.app import OtlpEndpoint
 from millrace.producers.intake.otlp.serve import serve
 from millrace.producers.intake.proxy import Proxy
 from millrace.producers.intake.spool import Spool
@@ -62,7 +62,7 @@ async def main() -> None:
     engine = Unhurried(lambda *_: renderer.tokenizer.encode("The answer is 42. " * 4 + "<|im_end|>"))
     speaks = frozenset({*(dialect.name for dialect in DIALECTS), embeddings.NAME})
     upstream = Upstream("far", TextUpstream(far, "sk-far"), speaks)
-    upstreams = Upstreams([upstream], [Rule("*", "far", "")], whole=True)
+    upstreams = Upstreams([upstream], [RouteRule("*", "far", "")], whole=True)
     async with AsyncExitStack() as stack:
         stack.push_async_callback(upstreams.close)
         bounds = {"keys": KEYS, "rollout_key": "sk-one", "body_timeout_s": BODY_S}
@@ -82,7 +82,7 @@ async def main() -> None:
         await web.TCPSite(runner, LOCALHOST, 0).start()
 
         receiver, stop, (port,) = made(folder / "otlp", 3600), asyncio.Event(), free_ports(1)
-        receiving = asyncio.create_task(serve(Endpoint(receiver, options()), LOCALHOST, port, stop))
+        receiving = asyncio.create_task(serve(OtlpEndpoint(receiver, options()), LOCALHOST, port, stop))
         addresses = {
             "gateway": gateway.url,
             "door": door.url,

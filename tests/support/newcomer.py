@@ -20,7 +20,7 @@ from typing import Any
 import httpx
 import tomlkit
 
-from millrace.consumers.status.watch import Watch
+from millrace.consumers.status.watch import StatusWatch
 from millrace.infra.machine.jars import cache_dir
 from millrace.infra.process.net import LOCALHOST, free_ports
 from tests.support.documents import ROOT
@@ -164,7 +164,9 @@ def wait(
         time.sleep(0.1)
 
 
-def wait_for(watch: Watch, reached: Callable[[Watch], bool], what: str, meanwhile: Callable[[], Any]) -> None:
+def wait_for(
+    watch: StatusWatch, reached: Callable[[StatusWatch], bool], what: str, meanwhile: Callable[[], Any]
+) -> None:
     """Follow the topics until it is so."""
 
     def polled() -> bool:

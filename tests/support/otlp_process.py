@@ -13,20 +13,20 @@ from millrace.infra.process.net import LOCALHOST
 from millrace.producers.capture.log import CaptureLog
 from millrace.producers.gateway.options import GatewayOptions
 from millrace.producers.gateway.protocols.all import minted
-from millrace.producers.intake.otlp.app import Endpoint
+from millrace.producers.intake.otlp.app import OtlpEndpoint
 from millrace.producers.intake.otlp.assembler import SECOND, Assembler
-from millrace.producers.intake.otlp.receiver import Receiver
+from millrace.producers.intake.otlp.receiver import OtlpReceiver
 from millrace.producers.intake.otlp.serve import serve
 
 KEY = "k"
 TENANT = "acme"
 
 
-def made(folder: Path, quiet_s: float, max_waiting: int = 1 << 30) -> Receiver:
+def made(folder: Path, quiet_s: float, max_waiting: int = 1 << 30) -> OtlpReceiver:
     """The receiver over a folder."""
     spans = CaptureLog(folder / "spans", name="otlp", max_waiting=max_waiting)
     events = CaptureLog(folder / "events", name="otlp")
-    return Receiver(spans, events, Assembler("p", int(quiet_s * SECOND)), captured=minted)
+    return OtlpReceiver(spans, events, Assembler("p", int(quiet_s * SECOND)), captured=minted)
 
 
 def options(limit: int = 1 << 20) -> GatewayOptions:
@@ -38,7 +38,7 @@ async def main() -> None:
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     receiver = made(Path(folder), float(quiet_s))
-    await serve(Endpoint(receiver, options()), LOCALHOST, int(port), stop)
+    await serve(OtlpEndpoint(receiver, options()), LOCALHOST, int(port), stop)
     receiver.close()
 
 

@@ -10,10 +10,10 @@ import threading
 from functools import partial
 from pathlib import Path
 
-from millrace.consumers.warehouse.directory import Directory
+from millrace.consumers.warehouse.directory import TableDirectory
 from millrace.consumers.warehouse.endpoint import watch
-from millrace.consumers.warehouse.endpoint.app import Endpoint
-from millrace.consumers.warehouse.endpoint.reading import Limits, Reader
+from millrace.consumers.warehouse.endpoint.app import QueryEndpoint
+from millrace.consumers.warehouse.endpoint.reading import QueryLimits, QueryRunner
 from millrace.consumers.warehouse.endpoint.serve import Serving
 from millrace.consumers.warehouse.serve import begin_anew
 
@@ -23,7 +23,7 @@ def main(path: Path, port: int, key: str) -> None:
     logging.basicConfig()
     before = os.getpid()
     watch.LET_GO_S = 5.0
-    with Directory(path, memory_mb=512) as store:
+    with TableDirectory(path, memory_mb=512) as store:
         store.run(
             "CREATE TABLE IF NOT EXISTS millrace_log.starts (off UInt64, name String, pid UInt64)"
             " ENGINE = MergeTree ORDER BY off"
@@ -32,8 +32,8 @@ def main(path: Path, port: int, key: str) -> None:
         rows = store.rows("SELECT pid FROM millrace_log.starts")
         assert all(pid == before for (pid,) in rows), "it keeps its id"
         store.run(f"INSERT INTO millrace_log.starts VALUES ({len(rows)}, 'start {len(rows)}', {before})")
-        reader = Reader(store.handle, Limits(seconds=1), overdue=partial(begin_anew, threading.Event()))
-        serving = Serving(Endpoint(reader, key), port)
+        reader = QueryRunner(store.handle, QueryLimits(seconds=1), overdue=partial(begin_anew, threading.Event()))
+        serving = Serving(QueryEndpoint(reader, key), port)
         signal.sigwait({signal.SIGTERM})
         serving.close()
 

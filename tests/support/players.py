@@ -15,7 +15,7 @@ from typing import Any
 
 from millrace.consumers.history import ledger, newest
 from millrace.consumers.learner.commit import commit_version
-from millrace.consumers.learner.order import Batch, Order
+from millrace.consumers.learner.order import Batch, LearningOrder
 from millrace.infra.errors import BusError
 from millrace.infra.log.base import Member, MemberToken, Place, Transactor
 from millrace.infra.log.topics import full_name
@@ -249,7 +249,7 @@ class Life:
         self.member: Member | None = None
         self.token: MemberToken | None = None
         self.number = former.number + 1 if former else 0
-        self.order = Order(plan.batch, plan.eta, plan.release)
+        self.order = LearningOrder(plan.batch, plan.eta, plan.release)
         self.head: newest.Head | None = None
 
     def step(self, world: World) -> None:

@@ -1,6 +1,6 @@
 """Real clients of each API behind one face, so that one suite holds for every dialect.
 
-A talk is a list of what each side said: `user(text)`, a `Said` of the gateway, `results({id: text})`."""
+A talk is a list of what each side said: `user(text)`, an `AnswerChoice` of the gateway, `results({id: text})`."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from millrace.consumers.warehouse.directory import Directory
+from millrace.consumers.warehouse.directory import TableDirectory
 from millrace.consumers.warehouse.server import Server
 from millrace.consumers.warehouse.store import Store
 from millrace.consumers.warehouse.tables import LOG, VIEWS
@@ -39,7 +39,7 @@ def server_url(kind: str, path: Path) -> Iterator[str]:
 def empty_store(kind: str, path: Path) -> Iterator[Store]:
     """A store of a kind of KINDS, without tables, in `path` where it is of this machine."""
     if kind == "directory":
-        with Directory(path, memory_mb=512) as store:
+        with TableDirectory(path, memory_mb=512) as store:
             yield store
         return
     with server_url(kind, path) as url, Server(url) as server:

@@ -61,9 +61,9 @@ def opened(path: Path | str) -> Iterator[Store]:
             migrate(server)
             yield server
         return
-    from millrace.consumers.warehouse.directory import Directory  # no process that has loaded chdb may fork
+    from millrace.consumers.warehouse.directory import TableDirectory  # no process that has loaded chdb may fork
 
-    with Directory(path, memory_mb=512) as store:
+    with TableDirectory(path, memory_mb=512) as store:
         migrate(store)
         yield store
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import NamedTuple, TypeAlias
 
 
-class Line(NamedTuple):
+class EquationLine(NamedTuple):
     """term = text, in words: note. knobs: those that turn the term, or switch it to another form."""
 
     term: str
@@ -20,70 +20,70 @@ class Line(NamedTuple):
     note: str = ""
 
 
-Equation: TypeAlias = tuple[Line, ...]
+Equation: TypeAlias = tuple[EquationLine, ...]
 
 # ---- rewards
 
 _REWARD = ("reward_norm", "reward_bias", "reward_scale", "reward_clip")
 _KL = ("kl_coef", "kl_estimator", "recompute")
-UNEQUAL = Line(
+UNEQUAL = EquationLine(
     "batch",
     "the groups whose recorded r are not all equal",
     ("dynamic_sampling",),
     "it gets smaller; [policy] dynamic_sampling fills it",
 )
-OVERLONG = Line(
+OVERLONG = EquationLine(
     "r",
     "r + min(0, overlong_factor (max_new_tokens - overlong_tokens - n) / overlong_tokens)",
     ("overlong_tokens", "overlong_factor", "max_new_tokens"),
 )
-GROUP_NORM = Line("r", "(r - mean_G r) / (std_G r + eps)", _REWARD)
-GROUP_MEAN = Line("r", "r - mean_G r", _REWARD)
-GROUP_OTHERS = Line("r", "r - (sum_G r - r) / (n_G - 1)", _REWARD, "the mean of the others")
-GROUP_MEAN_BATCH_STD = Line("r", "(r - mean_G r) / (std_B r + eps)", _REWARD)
-KL_K1 = Line("r_t", "[t is last] r - keep_t kl_coef clip(behav_t - ref_t, -10, 10)", (*_REWARD, *_KL))
-KL_K2 = Line("r_t", "[t is last] r - keep_t kl_coef clip((behav_t - ref_t)^2 / 2, -10, 10)", _KL)
+GROUP_NORM = EquationLine("r", "(r - mean_G r) / (std_G r + eps)", _REWARD)
+GROUP_MEAN = EquationLine("r", "r - mean_G r", _REWARD)
+GROUP_OTHERS = EquationLine("r", "r - (sum_G r - r) / (n_G - 1)", _REWARD, "the mean of the others")
+GROUP_MEAN_BATCH_STD = EquationLine("r", "(r - mean_G r) / (std_B r + eps)", _REWARD)
+KL_K1 = EquationLine("r_t", "[t is last] r - keep_t kl_coef clip(behav_t - ref_t, -10, 10)", (*_REWARD, *_KL))
+KL_K2 = EquationLine("r_t", "[t is last] r - keep_t kl_coef clip((behav_t - ref_t)^2 / 2, -10, 10)", _KL)
 
 # ---- advantages
 
 _GAE = ("discount", "gae_lambda", "gae_lambda_by", "gae_unit")
-OUTCOME = Line("A_t", "r", (), "at every token alike")
-OUTCOME_NORM = Line("A_t", "(r - mean_T r) / (std_T r + eps)", ("advantage_norm",))
-TO_GO = Line("A_t", "r_t + discount gae_lambda A_{t+1}", _GAE, "0 after the last token")
-DELTA = Line(
+OUTCOME = EquationLine("A_t", "r", (), "at every token alike")
+OUTCOME_NORM = EquationLine("A_t", "(r - mean_T r) / (std_T r + eps)", ("advantage_norm",))
+TO_GO = EquationLine("A_t", "r_t + discount gae_lambda A_{t+1}", _GAE, "0 after the last token")
+DELTA = EquationLine(
     "delta_t",
     "[t is last] r + discount V_{t+1} - V_t",
     (*_REWARD, "critic", "discount", "bootstrap_truncated"),
     "V is 0 after the last token",
 )
-GAE = Line("A_t", "delta_t + discount gae_lambda A_{t+1}", _GAE)
-RETURNS = Line("R_t", "A_t + V_t")
-TOKEN_NORM = Line("A_t", "(A_t - mean_T A) / (std_T A + eps)", ("advantage_norm",))
-SAMPLE_ADVANTAGE = Line("A_i", "mean_i A_t", ("ratio_level",))
+GAE = EquationLine("A_t", "delta_t + discount gae_lambda A_{t+1}", _GAE)
+RETURNS = EquationLine("R_t", "A_t + V_t")
+TOKEN_NORM = EquationLine("A_t", "(A_t - mean_T A) / (std_T A + eps)", ("advantage_norm",))
+SAMPLE_ADVANTAGE = EquationLine("A_i", "mean_i A_t", ("ratio_level",))
 
 # ---- ratios, and the repair of samples that another policy drew
 
-RATIO = Line("u_t", "exp(logp_t - behav_t)", ("recompute",))
-SAMPLE_RATIO = Line("u_i", "exp(mean_i (logp_t - behav_t))", ("ratio_level", "recompute"))
-SHARE = Line(
+RATIO = EquationLine("u_t", "exp(logp_t - behav_t)", ("recompute",))
+SAMPLE_RATIO = EquationLine("u_i", "exp(mean_i (logp_t - behav_t))", ("ratio_level", "recompute"))
+SHARE = EquationLine(
     "alpha_t",
     "clip((v_prox - v_behav) / (v_theta - v_behav), 0, 1)",
     ("proximal", "proximal_lag"),
     "0 where v_theta <= v_behav",
 )
-INTERPOLATED = Line("prox_t", "behav_t + alpha_t (stopgrad(logp_t) - behav_t)", ("proximal",))
-PROXIMAL_RATIO = Line("u_t", "exp(logp_t - prox_t)", ("decoupled", "proximal"))
-WEIGHT = Line("w_t", "exp(prox_t - behav_t)", ("decoupled", "rejection"))
-WEIGHT_CLAMPED = Line("w_t", "min(exp(prox_t - behav_t), upper)", ("decoupled", "rejection"))
-INSIDE = Line("m_t", "1 where lower <= w_t <= upper, else 0", ("rejection",))
-BERNOULLI = Line("KL(p, q)", "p log(p / q) + (1 - p) log((1 - p) / (1 - q))")
-NEAR = Line(
+INTERPOLATED = EquationLine("prox_t", "behav_t + alpha_t (stopgrad(logp_t) - behav_t)", ("proximal",))
+PROXIMAL_RATIO = EquationLine("u_t", "exp(logp_t - prox_t)", ("decoupled", "proximal"))
+WEIGHT = EquationLine("w_t", "exp(prox_t - behav_t)", ("decoupled", "rejection"))
+WEIGHT_CLAMPED = EquationLine("w_t", "min(exp(prox_t - behav_t), upper)", ("decoupled", "rejection"))
+INSIDE = EquationLine("m_t", "1 where lower <= w_t <= upper, else 0", ("rejection",))
+BERNOULLI = EquationLine("KL(p, q)", "p log(p / q) + (1 - p) log((1 - p) / (1 - q))")
+NEAR = EquationLine(
     "m_t",
     "1 where max(KL(p_t, q_t), KL(q_t, p_t)) <= upper, else 0",
     ("rejection",),
     "p_t = exp(prox_t), q_t = exp(behav_t)",
 )
-SECOND_MOMENT = Line(
+SECOND_MOMENT = EquationLine(
     "m_t",
     "0 for the largest (prox_t - behav_t)^2 of the batch, else 1",
     ("m2_threshold",),
@@ -94,22 +94,24 @@ SECOND_MOMENT = Line(
 
 _CLIP = ("objective", "clip_low", "clip_high", "dual_clip")
 _SUM = ("aggregation", "minibatches", "kl_loss_coef")
-CLIP = Line("L_t", "-min(u_t A_t, clip(u_t, 1 - clip_low, 1 + clip_high) A_t)", _CLIP)
-SAMPLE_CLIP = Line("L_t", "-min(u_i A_i, clip(u_i, 1 - clip_low, 1 + clip_high) A_i)", _CLIP)
-GATE = Line("L_t", "-(4 / tau) sigmoid(tau (u_t - 1)) A_t", ("objective",))
-STEEPNESS = Line("tau", "sapo_tau_pos where A_t > 0, else sapo_tau_neg", ("sapo_tau_pos", "sapo_tau_neg"))
-BOUNDED = Line(
+CLIP = EquationLine("L_t", "-min(u_t A_t, clip(u_t, 1 - clip_low, 1 + clip_high) A_t)", _CLIP)
+SAMPLE_CLIP = EquationLine("L_t", "-min(u_i A_i, clip(u_i, 1 - clip_low, 1 + clip_high) A_i)", _CLIP)
+GATE = EquationLine("L_t", "-(4 / tau) sigmoid(tau (u_t - 1)) A_t", ("objective",))
+STEEPNESS = EquationLine("tau", "sapo_tau_pos where A_t > 0, else sapo_tau_neg", ("sapo_tau_pos", "sapo_tau_neg"))
+BOUNDED = EquationLine(
     "L_t",
     "-stopgrad(clip(u_t, 1 - clip_low, 1 + clip_high)) A_t logp_t",
     ("objective", "clip_low", "clip_high"),
 )
-TAUGHT = Line("T_t", "u_t (stopgrad(logp_t) - teacher_t)", ("teacher_coef",))
-LOSS = Line("loss", "sum_t keep_t L_t / N", _SUM)
+TAUGHT = EquationLine("T_t", "u_t (stopgrad(logp_t) - teacher_t)", ("teacher_coef",))
+LOSS = EquationLine("loss", "sum_t keep_t L_t / N", _SUM)
 SAMPLE_LOSS = LOSS._replace(note="long samples count by their tokens")
-WEIGHED_LOSS = Line("loss", "sum_t keep_t w_t L_t / N", _SUM)
-MASKED_LOSS = Line("loss", "sum_t keep_t m_t w_t L_t / N", _SUM)
-TAUGHT_LOSS = Line("loss", "sum_t keep_t (rl_coef L_t + teacher_coef T_t) / N", ("rl_coef", "teacher_coef", *_SUM))
-CRITIC_LOSS = Line(
+WEIGHED_LOSS = EquationLine("loss", "sum_t keep_t w_t L_t / N", _SUM)
+MASKED_LOSS = EquationLine("loss", "sum_t keep_t m_t w_t L_t / N", _SUM)
+TAUGHT_LOSS = EquationLine(
+    "loss", "sum_t keep_t (rl_coef L_t + teacher_coef T_t) / N", ("rl_coef", "teacher_coef", *_SUM)
+)
+CRITIC_LOSS = EquationLine(
     "critic",
     "sum_t keep_t max((v_t - R_t)^2, (clip(v_t, V_t - value_clip, V_t + value_clip) - R_t)^2) / (2 N)",
     ("value_clip", "value_huber", "minibatches"),

@@ -16,7 +16,7 @@ from millrace.trainers.algorithms.equations import SYMBOLS, Equation
 from millrace.trainers.algorithms.knobs import Knobs
 from millrace.trainers.algorithms.names import GONE, RENAMED, SWITCHES, VALUES
 from millrace.trainers.algorithms.normalisation import Norm
-from millrace.trainers.algorithms.others import OTHERS, Other
+from millrace.trainers.algorithms.others import OTHERS, OtherAlgorithm
 from millrace.trainers.algorithms.papers import sources
 from millrace.trainers.algorithms.presets import PRESETS, Preset
 from millrace.trainers.algorithms.repair import Rejection
@@ -104,12 +104,12 @@ def _index() -> str:
 
 
 def _rows(family: str) -> list[tuple[str, str, str]]:
-    told: dict[str, Preset | Other] = {**PRESETS, **OTHERS}
+    told: dict[str, Preset | OtherAlgorithm] = {**PRESETS, **OTHERS}
     return [(name, one.about, one.when) for name, one in told.items() if one.family == family]
 
 
 def _page(name: str) -> str:
-    told: Preset | Other
+    told: Preset | OtherAlgorithm
     if name in PRESETS:
         told = PRESETS[name]
         used, heading = modules(Knobs(**told.knobs)), "Sets, beyond [the defaults](knobs.md):"

@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 
-class Source(NamedTuple):
+class Publication(NamedTuple):
     """A paper, or the page of authors who wrote none."""
 
     title: str
     url: str
 
 
-def _arxiv(title: str, number: str) -> Source:
-    return Source(title, f"https://arxiv.org/abs/{number}")
+def _arxiv(title: str, number: str) -> Publication:
+    return Publication(title, f"https://arxiv.org/abs/{number}")
 
 
 GRPO = _arxiv("DeepSeekMath", "2402.03300")
@@ -25,7 +25,7 @@ DECOUPLED = _arxiv("Batch size-invariance for policy optimization", "2110.00641"
 AREAL = _arxiv("AReaL", "2505.24298")
 ON_POLICY = _arxiv("On-Policy Distillation of Language Models", "2306.13649")
 
-SOURCES: Mapping[str, tuple[Source, ...]] = {
+SOURCES: Mapping[str, tuple[Publication, ...]] = {
     "grpo": (GRPO,),
     "ppo": (PPO, GAE),
     "drgrpo": (_arxiv("Understanding R1-Zero-Like Training", "2503.20783"),),
@@ -41,12 +41,12 @@ SOURCES: Mapping[str, tuple[Source, ...]] = {
     "decoupled": (DECOUPLED, AREAL),
     "decoupled-loglinear": (_arxiv("A-3PO", "2512.06547"), DECOUPLED),
     "tis": (
-        Source(
+        Publication(
             "Your Efficient RL Framework Secretly Brings You Off-Policy", "https://fengyao.notion.site/off-policy-rl"
         ),
     ),
     "icepop": (_arxiv("Every Step Evolves", "2510.18855"),),
-    "kpop": (Source("KPop", "https://ringtech.notion.site/kpop"),),
+    "kpop": (Publication("KPop", "https://ringtech.notion.site/kpop"),),
     "sft": (_arxiv("Training language models to follow instructions with human feedback", "2203.02155"),),
     "awr": (_arxiv("Advantage-Weighted Regression", "1910.00177"),),
     "dpo": (_arxiv("Direct Preference Optimization", "2305.18290"),),

@@ -18,7 +18,7 @@ from millrace.trainers.sampling import sample
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ModelAnswer:
     """question: which one. finished: whether the model ended it by itself."""
 
     question: int
@@ -51,7 +51,7 @@ def answer(
     temperature: float = 1.0,
     seed: int = 0,
     at_once: int = 256,
-) -> list[Answer]:
+) -> list[ModelAnswer]:
     """n answers to each prompt, in order. temperature 0 takes the likeliest token each time. at_once: answers that are
     sampled together at most, or those of one prompt."""
     if n < 1 or max_tokens < 1 or temperature < 0:
@@ -75,5 +75,5 @@ def answer(
             generator=torch.Generator(model.device).manual_seed(int(word)) if temperature else None,
             temperature=temperature or 1.0,
         )
-        answers += [Answer(start + r.prompt, encoder.decode(r.tokens), r.finished) for r in replies]
+        answers += [ModelAnswer(start + r.prompt, encoder.decode(r.tokens), r.finished) for r in replies]
     return answers

@@ -36,7 +36,7 @@ class TokenSequence:
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class OfflineItem:
     """What one row became: one sequence, or the chosen and the rejected one of a pair."""
 
     where: str
@@ -63,7 +63,7 @@ class Item:
 class Data:
     """items, and how many rows were refused for which reason."""
 
-    items: list[Item] = field(default_factory=list)
+    items: list[OfflineItem] = field(default_factory=list)
     refused: Counter[str] = field(default_factory=Counter)
 
     @property
@@ -103,7 +103,7 @@ def load(
             data.refused[reason.partition(":")[0]] += 1
             refused(row.where, reason)
             continue
-        data.items.append(Item(row.where, readings))
+        data.items.append(OfflineItem(row.where, readings))
     if not data.items:
         reasons = "; ".join(f"{reason} ({count})" for reason, count in data.refused.most_common(3))
         raise BadData(f"no row to learn from{': ' + reasons if reasons else ', the data is empty'}")

@@ -27,10 +27,10 @@ from millrace.trainers.learning import Trainer
 from millrace.trainers.lora import Lora
 from millrace.trainers.offline import data as shapes
 from millrace.trainers.offline import rows
-from millrace.trainers.offline.data import Data, Item, Make
+from millrace.trainers.offline.data import Data, Make, OfflineItem
 from millrace.trainers.offline.onpolicy import Student
-from millrace.trainers.offline.order import Order
-from millrace.trainers.offline.run import Batch, Listener, Pace, train
+from millrace.trainers.offline.order import ItemOrder
+from millrace.trainers.offline.run import Batch, RunListener, RunPace, train
 from millrace.trainers.offline.text import Encoder
 from millrace.trainers.schedule import Decay, Schedule
 from millrace.trainers.state import State
@@ -93,11 +93,11 @@ def run(
     job: Job,
     *,
     trackers: Sequence[Tracker] = (),
-    listener: Listener | None = None,
+    listener: RunListener | None = None,
     fault: Fault = lambda name: None,
 ) -> Checkpoint:
     """Train as `job` says; gives the last version. Raises TrainerError for what cannot be done."""
-    heard = listener or Listener()
+    heard = listener or RunListener()
     learner = _algorithm(job)
     begin = partial(_start, job, learner)
     backend = TorchBackend(
@@ -109,8 +109,8 @@ def run(
     try:
         encoder = Encoder(job.model)
         data = _read(job, begin(), backend, encoder, heard)
-        order = Order(len(data.items), job.batch, job.seed, job.holdout)
-        pace = Pace(job.steps or job.epochs * order.steps, job.evaluate_every, job.save_every, job.keep)
+        order = ItemOrder(len(data.items), job.batch, job.seed, job.holdout)
+        pace = RunPace(job.steps or job.epochs * order.steps, job.evaluate_every, job.save_every, job.keep)
         total = 0 if job.decay == "constant" else pace.steps * learner.minibatches
         schedule = Schedule(job.lr, job.warmup, job.decay, total, job.floor)
         trainer = Trainer(backend, learner, schedule, budget=job.budget, held=_held(job), lora=job.lora)
@@ -161,7 +161,7 @@ def _start(job: Job, learner: Algorithm) -> State:
     return replace(scalar, assets={**state.assets, **scalar.assets})
 
 
-def _read(job: Job, state: State, backend: TorchBackend, encoder: Encoder, heard: Listener) -> Data:
+def _read(job: Job, state: State, backend: TorchBackend, encoder: Encoder, heard: RunListener) -> Data:
     backend.load(state)
     vocabulary, longest = backend.vocabulary, backend.longest
     if job.max_length:
@@ -179,7 +179,7 @@ def _read(job: Job, state: State, backend: TorchBackend, encoder: Encoder, heard
     )
 
 
-def _given(items: Sequence[Item], step: int, chosen: Sequence[int]) -> list[Sample]:
+def _given(items: Sequence[OfflineItem], step: int, chosen: Sequence[int]) -> list[Sample]:
     return [sample for seq, index in enumerate(chosen) for sample in items[index].samples(seq)]
 
 

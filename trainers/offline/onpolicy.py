@@ -9,7 +9,7 @@ import torch
 
 from millrace.trainers.backends.fsdp import TorchBackend
 from millrace.trainers.batches.sample import Sample
-from millrace.trainers.offline.data import Item
+from millrace.trainers.offline.data import OfflineItem
 from millrace.trainers.sampling import sample
 
 
@@ -17,7 +17,13 @@ class Student:
     """Answers with the weights as they are. The draws of a step depend on the seed and the step alone."""
 
     def __init__(
-        self, backend: TorchBackend, items: Sequence[Item], end: int, max_tokens: int, temperature: float, seed: int
+        self,
+        backend: TorchBackend,
+        items: Sequence[OfflineItem],
+        end: int,
+        max_tokens: int,
+        temperature: float,
+        seed: int,
     ) -> None:
         self._backend = backend
         self._items = items

@@ -15,7 +15,7 @@ from millrace.trainers.errors import BadConfiguration
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class ItemOrder:
     """Of `count` items in batches of `batch`; `holdout`: the share of them that is held out, at least one item where
     it is above 0."""
 

@@ -22,7 +22,7 @@ from millrace.trainers.checkpoint import Checkpoint, Fault
 from millrace.trainers.errors import BadConfiguration, CheckpointError, CorruptCheckpoint
 from millrace.trainers.learning import Trainer
 from millrace.trainers.offline.heldout import measure
-from millrace.trainers.offline.order import Order
+from millrace.trainers.offline.order import ItemOrder
 from millrace.trainers.state import State
 from millrace.trainers.tracking.base import Tracker
 
@@ -34,7 +34,7 @@ Batch = Callable[[int, Sequence[int]], list[Sample]]
 """Step and items -> their samples; seq is the place among the items. Step -1: of what is held out."""
 
 
-class Listener:
+class RunListener:
     """Hears how a run goes; by itself it says nothing."""
 
     def refused(self, where: str, reason: str) -> None:
@@ -54,7 +54,7 @@ class Listener:
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class RunPace:
     """steps: batches in all. evaluate_every: in batches; 0: at the end alone. save_every: in batches; 0: whenever
     save_after_s seconds have passed, so that a kill loses little. keep: newest versions whose files are kept. dense:
     versions are counted 1, 2, ... by saves, which needs a save_every, and not by batches."""
@@ -86,21 +86,21 @@ def train(
     backend: TorchBackend,
     begin: Callable[[], State],
     batch: Batch,
-    order: Order,
-    pace: Pace,
+    order: ItemOrder,
+    pace: RunPace,
     out: Path,
     *,
     about: Mapping[str, object],
     resume: bool = False,
     trackers: Sequence[Tracker] = (),
-    listener: Listener | None = None,
+    listener: RunListener | None = None,
     fault: Fault = lambda name: None,
 ) -> Checkpoint:
     """Train `trainer`, whose formed backend is `backend`, until `pace.steps`; gives the last version.
 
     about: what this run is, JSON; a directory of another run is refused. Raises BadConfiguration when `out` holds
     versions and `resume` is not set, or of a run that was another."""
-    heard = listener or Listener()
+    heard = listener or RunListener()
     begun, state = _beginning(out, about, resume, begin, heard)
     start = pace.after(begun)
     trainer.load(state)
@@ -138,7 +138,7 @@ def train(
     return written
 
 
-def _log(trackers: Sequence[Tracker], heard: Listener, step: int, metrics: Mapping[str, float]) -> None:
+def _log(trackers: Sequence[Tracker], heard: RunListener, step: int, metrics: Mapping[str, float]) -> None:
     for tracker in trackers:
         tracker.log(step, metrics)
     heard.trained(step, metrics)
@@ -174,7 +174,7 @@ def versions(out: Path) -> list[tuple[int, Path]]:
 
 
 def _beginning(
-    out: Path, about: Mapping[str, object], resume: bool, begin: Callable[[], State], heard: Listener
+    out: Path, about: Mapping[str, object], resume: bool, begin: Callable[[], State], heard: RunListener
 ) -> tuple[int, State]:
     existing = versions(out)
     path = out / ABOUT

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from millrace.consumers.export.layouts.atropos import Atropos
-from millrace.consumers.export.layouts.base import Layout
+from millrace.consumers.export.layouts.base import ExportLayout
 from millrace.consumers.export.layouts.exact import HuggingFace, Jsonl, Parquet
 from millrace.consumers.export.layouts.openai import OpenAI, OpenAIPreference
 from millrace.consumers.export.layouts.prime_rl import PrimeRl
@@ -13,7 +13,7 @@ from millrace.consumers.export.layouts.trl import Trl, TrlMessages, TrlPreferenc
 from millrace.consumers.export.layouts.verifiers import Verifiers
 from millrace.consumers.export.layouts.verl import Verl
 
-_ALL: tuple[type[Layout], ...] = (
+_ALL: tuple[type[ExportLayout], ...] = (
     Jsonl,
     Parquet,
     HuggingFace,
@@ -27,4 +27,4 @@ _ALL: tuple[type[Layout], ...] = (
     Atropos,
     Verifiers,
 )
-LAYOUTS: Mapping[str, type[Layout]] = {layout.name: layout for layout in _ALL}
+LAYOUTS: Mapping[str, type[ExportLayout]] = {layout.name: layout for layout in _ALL}

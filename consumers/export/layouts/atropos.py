@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from millrace.consumers.export.layouts.base import Content, Layout, Turn
-from millrace.consumers.export.sample import Sample, Trace
+from millrace.consumers.export.layouts.base import Content, ExportLayout, Turn
+from millrace.consumers.export.sample import ExportedSample, Trace
 from millrace.consumers.history.dialogue import Unsayable
 
 IGNORED = -100
@@ -16,20 +16,22 @@ NO_LOGPROB = 1.0
 """stands where no token was sampled; no log-probability is above 0"""
 
 
-class Atropos(Layout):
+class Atropos(ExportLayout):
     """tokens, masks (the token where it trains, else -100), scores, inference_logprobs, messages: a list a member."""
 
     name = "atropos"
     help = "Atropos ScoredDataGroup, a group a row: exact tokens, masks as labels, scores, inference_logprobs, messages"
     has_tokens = True
 
-    def rows(self, sample: Sample) -> list[Content]:
+    def rows(self, sample: ExportedSample) -> list[Content]:
         """None: a row is a group."""
         return []
 
-    def group(self, samples: Sequence[Sample], refuse: Turn) -> Iterator[tuple[Sequence[Sample], list[Content]]]:
+    def group(
+        self, samples: Sequence[ExportedSample], refuse: Turn
+    ) -> Iterator[tuple[Sequence[ExportedSample], list[Content]]]:
         """The group's row, of those samples that have one trace and a reward."""
-        members: list[tuple[Sample, Trace, float]] = []
+        members: list[tuple[ExportedSample, Trace, float]] = []
         for sample in samples:
             try:
                 members.append((sample, sample.only_trace(), sample.judged()))
@@ -51,7 +53,7 @@ class Atropos(Layout):
             yield [sample for sample, _, _ in members], [row]
 
 
-def _messages(samples: Sequence[Sample]) -> list[list[Content]] | None:
+def _messages(samples: Sequence[ExportedSample]) -> list[list[Content]] | None:
     """The conversation of every member, None where one has none of text."""
     try:
         return [next(iter(sample.conversations().values())).whole for sample in samples]

@@ -12,16 +12,16 @@ from typing import Any, ClassVar, Literal
 
 import pyarrow as pa
 
-from millrace.consumers.export.sample import Sample
+from millrace.consumers.export.sample import ExportedSample
 from millrace.consumers.history.dialogue import Unsayable
 
 Content = dict[str, Any]
-Turn = Callable[[Sample, Unsayable], None]
+Turn = Callable[[ExportedSample, Unsayable], None]
 """hears of a sample that cannot be said"""
 Form = Literal["jsonl", "parquet", "dataset"]
 
 
-class Layout(ABC):
+class ExportLayout(ABC):
     """One way of writing samples. A subclass says `rows`, or `pairs` of whole groups by overriding `group`."""
 
     name: ClassVar[str]
@@ -35,10 +35,12 @@ class Layout(ABC):
     """whether its rows hold the exact tokens"""
 
     @abstractmethod
-    def rows(self, sample: Sample) -> list[Content]:
+    def rows(self, sample: ExportedSample) -> list[Content]:
         """The rows of one sample. Raises Unsayable where the layout has no place for it."""
 
-    def group(self, samples: Sequence[Sample], refuse: Turn) -> Iterator[tuple[Sequence[Sample], list[Content]]]:
+    def group(
+        self, samples: Sequence[ExportedSample], refuse: Turn
+    ) -> Iterator[tuple[Sequence[ExportedSample], list[Content]]]:
         """(samples, their rows) of one group."""
         for sample in samples:
             try:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from millrace.consumers.export.layouts.base import Content, Layout
-from millrace.consumers.export.sample import Sample
+from millrace.consumers.export.layouts.base import Content, ExportLayout
+from millrace.consumers.export.sample import ExportedSample
 from millrace.consumers.history.dialogue import Unsayable
 
 _TEXT = pa.string()
@@ -75,14 +75,14 @@ SCHEMA = pa.schema(
 )
 
 
-class Jsonl(Layout):
+class Jsonl(ExportLayout):
     """One JSON object a line."""
 
     name = "jsonl"
     help = "JSON lines, a lineage a row: exact tokens, mask, logprobs, versions, rewards, messages"
     has_tokens = True
 
-    def rows(self, sample: Sample) -> list[Content]:
+    def rows(self, sample: ExportedSample) -> list[Content]:
         """A row a trace. Its messages are null where its calls were no chat of text."""
         record = sample.record
         messages = _messages(sample)
@@ -123,7 +123,7 @@ class HuggingFace(Jsonl):
     schema = SCHEMA
 
 
-def _messages(sample: Sample) -> dict[str, list[dict[str, Any]]]:
+def _messages(sample: ExportedSample) -> dict[str, list[dict[str, Any]]]:
     try:
         return {name: said.whole for name, said in sample.conversations().items()}
     except Unsayable:

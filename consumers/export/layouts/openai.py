@@ -5,34 +5,36 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from millrace.consumers.export.layouts.base import Content, Layout, Turn
+from millrace.consumers.export.layouts.base import Content, ExportLayout, Turn
 from millrace.consumers.export.layouts.pairs import paired
-from millrace.consumers.export.sample import Sample
+from millrace.consumers.export.sample import ExportedSample
 from millrace.consumers.history.dialogue import Unsayable
 
 
-class OpenAI(Layout):
+class OpenAI(ExportLayout):
     """One row a lineage: its conversation and the tools that were offered."""
 
     name = "openai"
     help = "OpenAI chat fine-tuning (messages, tools), a lineage a row"
 
-    def rows(self, sample: Sample) -> list[Content]:
+    def rows(self, sample: ExportedSample) -> list[Content]:
         """A row a lineage."""
         return [{"messages": _plain(said.whole), **_offered(said.tools)} for said in sample.conversations().values()]
 
 
-class OpenAIPreference(Layout):
+class OpenAIPreference(ExportLayout):
     """One row a group: input, preferred_output, non_preferred_output."""
 
     name = "openai-preference"
     help = "OpenAI preference fine-tuning, a group a row: best over worst; one reply each"
 
-    def rows(self, sample: Sample) -> list[Content]:
+    def rows(self, sample: ExportedSample) -> list[Content]:
         """None: a pair needs a group."""
         return []
 
-    def group(self, samples: Sequence[Sample], refuse: Turn) -> Iterator[tuple[Sequence[Sample], list[Content]]]:
+    def group(
+        self, samples: Sequence[ExportedSample], refuse: Turn
+    ) -> Iterator[tuple[Sequence[ExportedSample], list[Content]]]:
         """The group's pair, where both outputs are one message of the assistant, as the platform wants them."""
         pair = paired(samples, refuse)
         if pair is None:

@@ -9,26 +9,26 @@ from dataclasses import dataclass
 from typing import Any
 
 from millrace.consumers.export.layouts.base import Turn
-from millrace.consumers.export.sample import Sample
+from millrace.consumers.export.sample import ExportedSample
 from millrace.consumers.history.dialogue import Unsayable
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class PreferencePair:
     """What was asked, and the two ways in which it went on."""
 
-    best: Sample
-    worst: Sample
+    best: ExportedSample
+    worst: ExportedSample
     prompt: list[dict[str, Any]]
     chosen: list[dict[str, Any]]
     rejected: list[dict[str, Any]]
     tools: list[dict[str, Any]]
 
 
-def paired(samples: Sequence[Sample], refuse: Turn) -> Pair | None:
+def paired(samples: Sequence[ExportedSample], refuse: Turn) -> PreferencePair | None:
     """The pair of a group; None where there is none, and then every sample of it is refused. Those between the best and
     the worst are refused as `not_in_pair`."""
-    said: list[tuple[float, Sample, _Told]] = []
+    said: list[tuple[float, ExportedSample, _Told]] = []
     for sample in samples:
         try:
             said.append((sample.judged(), sample, _told(sample)))
@@ -44,7 +44,7 @@ def paired(samples: Sequence[Sample], refuse: Turn) -> Pair | None:
     for _, sample, _ in said:
         if sample is not best[1] and sample is not worst[1]:
             refuse(sample, Unsayable("not_in_pair", "it is neither the best nor the worst of its group"))
-    return Pair(best[1], worst[1], best[2].prompt, best[2].reply, worst[2].reply, best[2].tools)
+    return PreferencePair(best[1], worst[1], best[2].prompt, best[2].reply, worst[2].reply, best[2].tools)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +54,11 @@ class _Told:
     tools: list[dict[str, Any]]
 
 
-def _reward(one: tuple[float, Sample, _Told]) -> float:
+def _reward(one: tuple[float, ExportedSample, _Told]) -> float:
     return one[0]
 
 
-def _told(sample: Sample) -> _Told:
+def _told(sample: ExportedSample) -> _Told:
     """The one conversation of a sample, parted where the policy first spoke."""
     if len(sample.dialogues) > 1:
         raise Unsayable("several_lineages", f"it has {len(sample.dialogues)} lineages, and a pair compares one")
@@ -69,6 +69,6 @@ def _told(sample: Sample) -> _Told:
     return _Told(prompt, whole[len(prompt) :], calls[-1].tools)
 
 
-def _all(said: Sequence[tuple[float, Sample, _Told]], refuse: Turn, error: Unsayable) -> None:
+def _all(said: Sequence[tuple[float, ExportedSample, _Told]], refuse: Turn, error: Unsayable) -> None:
     for _, sample, _ in said:
         refuse(sample, error)

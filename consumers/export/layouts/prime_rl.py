@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from millrace.consumers.export.layouts.base import Content, Layout
-from millrace.consumers.export.sample import Sample
+from millrace.consumers.export.layouts.base import Content, ExportLayout
+from millrace.consumers.export.sample import ExportedSample
 
 
-class PrimeRl(Layout):
+class PrimeRl(ExportLayout):
     """The prompt ends where the policy first sampled; what came between its replies is masked in the completion. The
     advantage is the reward over the mean of its group's exported samples, as GRPO without a scale has it."""
 
@@ -14,7 +14,7 @@ class PrimeRl(Layout):
     help = "prime-rl TrainingSample fields, a lineage a row: exact tokens, logprobs, advantage within the group"
     has_tokens = True
 
-    def rows(self, sample: Sample) -> list[Content]:
+    def rows(self, sample: ExportedSample) -> list[Content]:
         """A row a trace."""
         advantage = sample.judged() - sample.group_reward
         return [

@@ -7,18 +7,18 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from millrace.consumers.export.layouts.base import Content, Layout, Turn
+from millrace.consumers.export.layouts.base import Content, ExportLayout, Turn
 from millrace.consumers.export.layouts.pairs import paired
-from millrace.consumers.export.sample import Sample
+from millrace.consumers.export.sample import ExportedSample
 
 
-class Trl(Layout):
+class Trl(ExportLayout):
     """One row a call: what it was asked, and its reply alone, so that no tool's answer is trained on."""
 
     name = "trl"
     help = "TRL prompt/completion in messages, a model call a row, for SFTTrainer"
 
-    def rows(self, sample: Sample) -> list[Content]:
+    def rows(self, sample: ExportedSample) -> list[Content]:
         """A row a usable call."""
         return [
             {"prompt": said.messages, "completion": [said.reply], "tools": offered(said.tools)}
@@ -27,28 +27,30 @@ class Trl(Layout):
         ]
 
 
-class TrlMessages(Layout):
+class TrlMessages(ExportLayout):
     """One row a lineage: the conversation as it stood at its end."""
 
     name = "trl-messages"
     help = "TRL conversations (messages, tools), a lineage a row, for SFTTrainer with assistant_only_loss"
 
-    def rows(self, sample: Sample) -> list[Content]:
+    def rows(self, sample: ExportedSample) -> list[Content]:
         """A row a lineage."""
         return [{"messages": said.whole, "tools": offered(said.tools)} for said in sample.conversations().values()]
 
 
-class TrlPreference(Layout):
+class TrlPreference(ExportLayout):
     """One row a group: the reply with the highest reward over the one with the lowest."""
 
     name = "trl-preference"
     help = "TRL preference (prompt, chosen, rejected), a group a row: best over worst, for DPOTrainer"
 
-    def rows(self, sample: Sample) -> list[Content]:
+    def rows(self, sample: ExportedSample) -> list[Content]:
         """None: a pair needs a group."""
         return []
 
-    def group(self, samples: Sequence[Sample], refuse: Turn) -> Iterator[tuple[Sequence[Sample], list[Content]]]:
+    def group(
+        self, samples: Sequence[ExportedSample], refuse: Turn
+    ) -> Iterator[tuple[Sequence[ExportedSample], list[Content]]]:
         """The group's pair."""
         pair = paired(samples, refuse)
         if pair is not None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from millrace.consumers.export.layouts.base import Content, Layout
-from millrace.consumers.export.sample import Sample
+from millrace.consumers.export.layouts.base import Content, ExportLayout
+from millrace.consumers.export.sample import ExportedSample
 from millrace.consumers.history.dialogue import Unsayable
 
 
-class Verifiers(Layout):
+class Verifiers(ExportLayout):
     """One row a rollout. `example_id` numbers tasks from 0 in the order in which they occur."""
 
     name = "verifiers"
@@ -16,7 +16,7 @@ class Verifiers(Layout):
     def __init__(self) -> None:
         self._examples: dict[str, int] = {}
 
-    def rows(self, sample: Sample) -> list[Content]:
+    def rows(self, sample: ExportedSample) -> list[Content]:
         """The sample's row."""
         if len(sample.dialogues) > 1:
             raise Unsayable("several_lineages", f"it has {len(sample.dialogues)} lineages, and a row here holds one")

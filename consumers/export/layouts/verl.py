@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from millrace.consumers.export.layouts.base import Content, Layout
+from millrace.consumers.export.layouts.base import Content, ExportLayout
 from millrace.consumers.export.layouts.exact import FACTS, MESSAGE
 from millrace.consumers.export.layouts.trl import offered
-from millrace.consumers.export.sample import Sample
+from millrace.consumers.export.sample import ExportedSample
 from millrace.consumers.history.dialogue import Unsayable
 
 
-class Verl(Layout):
+class Verl(ExportLayout):
     """One row a lineage: `messages` for its multi-turn SFT dataset; `data_source`, `prompt`, `ability`, `reward_model`
     and `extra_info` for its RL dataset, which asks the prompts again.
 
@@ -36,7 +36,7 @@ class Verl(Layout):
     def __init__(self) -> None:
         self._next = 0
 
-    def rows(self, sample: Sample) -> list[Content]:
+    def rows(self, sample: ExportedSample) -> list[Content]:
         """A row a lineage."""
         out: list[Content] = []
         for calls in sample.dialogues.values():

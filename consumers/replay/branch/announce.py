@@ -19,8 +19,8 @@ from millrace.consumers.history.newest import Head
 from millrace.consumers.learner.collect import collect, serving_versions
 from millrace.consumers.learner.entry import Machine
 from millrace.consumers.learner.identity import Identity
-from millrace.consumers.replay.branch.items import Item
-from millrace.consumers.replay.branch.records import Choice, joined, ledger_entry, weight_event
+from millrace.consumers.replay.branch.items import BranchItem
+from millrace.consumers.replay.branch.records import BranchChoice, joined, ledger_entry, weight_event
 from millrace.infra import faults
 from millrace.infra.config import Settings
 from millrace.infra.errors import BranchError
@@ -32,13 +32,13 @@ from millrace.schemas.ids import now_micros
 from millrace.schemas.records import WeightVersion
 from millrace.trainers import delta_files
 from millrace.trainers.checkpoint import Checkpoint
-from millrace.trainers.offline.run import Listener, versions
+from millrace.trainers.offline.run import RunListener, versions
 
-Trained = Callable[[int], Sequence[Item]]
+Trained = Callable[[int], Sequence[BranchItem]]
 """the items of a batch, by step"""
 
 
-class Announcer(Listener):
+class Announcer(RunListener):
     """Hears a training and announces what it saves. settings: of the branch; trained: the items of a step, counted from
     1; heard: who is told besides; keep: newest versions whose files are kept. Use as a context."""
 
@@ -46,10 +46,10 @@ class Announcer(Listener):
         self,
         settings: Settings,
         bus: Bus,
-        choice: Choice,
+        choice: BranchChoice,
         identity: Identity,
         trained: Trained,
-        heard: Listener,
+        heard: RunListener,
         keep: int,
     ) -> None:
         self._settings = settings
@@ -86,7 +86,7 @@ class Announcer(Listener):
                 f"v{self.head.version}-{self.head.weights['digest'][:12]}, or make another branch"
             )
 
-    def check(self, choice: Choice) -> None:
+    def check(self, choice: BranchChoice) -> None:
         """Raises BranchError where the versions so far were trained on another selection."""
         said = self.head.weights
         theirs = said["selection"], said["selection_digest"], said["selection_places"]

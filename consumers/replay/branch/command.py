@@ -9,9 +9,9 @@ from rich.text import Text
 
 from millrace.consumers.replay.asked import question
 from millrace.consumers.replay.branch.guard import WARN, Reach
-from millrace.consumers.replay.branch.items import Made
-from millrace.consumers.replay.branch.job import Options
-from millrace.consumers.replay.branch.run import Brancher, Watcher
+from millrace.consumers.replay.branch.items import BranchItems
+from millrace.consumers.replay.branch.job import BranchOptions
+from millrace.consumers.replay.branch.run import Brancher, BranchListener
 from millrace.consumers.replay.selection import Question, Selected, Selector, Wanted
 from millrace.infra.config import Settings
 from millrace.infra.connect import claims, history
@@ -22,7 +22,7 @@ from millrace.trainers.checkpoint import Checkpoint
 
 def branch(
     settings: Settings,
-    options: Options,
+    options: BranchOptions,
     wanted: Wanted = lambda _: True,
     places: Sequence[Place] | None = None,
     sql: str = "",
@@ -32,7 +32,7 @@ def branch(
     ask = question(settings, sql, wanted) if sql else _asking(wanted, places)
     console = Terminal()
     with history(settings) as bus:
-        last = Brancher(settings, bus, claims(settings)).run(options, ask, watcher=Screen(console, options))
+        last = Brancher(settings, bus, claims(settings)).run(options, ask, watcher=BranchScreen(console, options))
     console.print(
         f"{options.name} is at version {last['version']}: {last['uri']}\n"
         f"`millrace --set policy.name={options.name} evaluate` scores it, `audit` proves it",
@@ -56,14 +56,14 @@ def reach_in_words(found: Reach) -> str:
     )
 
 
-class Screen(Watcher):
+class BranchScreen(BranchListener):
     """Prints how a branch goes."""
 
-    def __init__(self, console: Terminal, options: Options) -> None:
+    def __init__(self, console: Terminal, options: BranchOptions) -> None:
         self._console = console
         self._options = options
 
-    def selected(self, candidates: int, made: Made, left_out: Counter[str]) -> None:
+    def selected(self, candidates: int, made: BranchItems, left_out: Counter[str]) -> None:
         self._say(
             f"{self._options.method}: {len(made.items)} items from {len(made.places)} of {candidates} trajectories"
         )

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from millrace.consumers.replay.selection import Candidate
+from millrace.consumers.replay.selection import BranchCandidate
 from millrace.infra.log.base import Place
 
 UNREWARDED = "it has no reward of those chosen"
@@ -28,7 +28,7 @@ UNPAIRED = "no other of its group is left to pair it with"
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class BranchItem:
     """Members that are learned from together. group: their id in the log; rewards: one a place, None where a method
     reads none; texts: replies of theirs that are learned from as text; written: one a place, the digest of what these
     are written as, empty where there are none, none at all where a former release kept none."""
@@ -42,10 +42,10 @@ class Item:
 
 
 @dataclass(slots=True)
-class Made:
+class BranchItems:
     """Items, and why candidates are in none."""
 
-    items: list[Item]
+    items: list[BranchItem]
     left_out: Counter[str]
 
     @property
@@ -53,7 +53,7 @@ class Made:
         return [place for item in self.items for place in item.places]
 
 
-Shape = Callable[[Sequence[Candidate]], Made]
+Shape = Callable[[Sequence[BranchCandidate]], BranchItems]
 
 
 def digest(places: Sequence[Place]) -> str:
@@ -64,12 +64,12 @@ def digest(places: Sequence[Place]) -> str:
     return out.hexdigest()
 
 
-def singles(candidates: Sequence[Candidate]) -> Made:
-    return Made([_item([one]) for one in candidates], Counter())
+def singles(candidates: Sequence[BranchCandidate]) -> BranchItems:
+    return BranchItems([_item([one]) for one in candidates], Counter())
 
 
-def best(candidates: Sequence[Candidate]) -> Made:
-    made = Made([], Counter())
+def best(candidates: Sequence[BranchCandidate]) -> BranchItems:
+    made = BranchItems([], Counter())
     found = _groups(candidates, made.left_out)
     rewards = [one.reward or 0.0 for members in found.values() for one in members]
     for members in found.values():
@@ -81,8 +81,8 @@ def best(candidates: Sequence[Candidate]) -> Made:
     return made
 
 
-def groups(candidates: Sequence[Candidate]) -> Made:
-    made = Made([], Counter())
+def groups(candidates: Sequence[BranchCandidate]) -> BranchItems:
+    made = BranchItems([], Counter())
     for members in _groups(candidates, made.left_out).values():
         if members[0].reward == members[-1].reward:
             _count(made.left_out, UNEQUALLED, len(members))
@@ -91,8 +91,8 @@ def groups(candidates: Sequence[Candidate]) -> Made:
     return made
 
 
-def pairs(candidates: Sequence[Candidate]) -> Made:
-    made = Made([], Counter())
+def pairs(candidates: Sequence[BranchCandidate]) -> BranchItems:
+    made = BranchItems([], Counter())
     for members in _groups(candidates, made.left_out).values():
         left = members
         while len(left) > 1 and left[0].reward != left[-1].reward:
@@ -102,9 +102,11 @@ def pairs(candidates: Sequence[Candidate]) -> Made:
     return made
 
 
-def _groups(candidates: Sequence[Candidate], left_out: Counter[str]) -> Mapping[tuple[str, str], list[Candidate]]:
+def _groups(
+    candidates: Sequence[BranchCandidate], left_out: Counter[str]
+) -> Mapping[tuple[str, str], list[BranchCandidate]]:
     """Members by tenant and group, best first; of equal ones the lower sample first."""
-    found: dict[tuple[str, str], list[Candidate]] = {}
+    found: dict[tuple[str, str], list[BranchCandidate]] = {}
     for one in candidates:
         if one.reward is None or not math.isfinite(one.reward):
             _count(left_out, UNREWARDED, 1)
@@ -113,14 +115,14 @@ def _groups(candidates: Sequence[Candidate], left_out: Counter[str]) -> Mapping[
     return {key: sorted(members, key=_rank) for key, members in found.items()}
 
 
-def _rank(one: Candidate) -> tuple[float, int, str, Place]:
+def _rank(one: BranchCandidate) -> tuple[float, int, str, Place]:
     return -(one.reward or 0.0), one.sample, one.id, one.place
 
 
-def _item(members: Sequence[Candidate]) -> Item:
+def _item(members: Sequence[BranchCandidate]) -> BranchItem:
     places, rewards = zip(*((one.place, one.reward) for one in members), strict=True)
     tokens, texts = sum(one.tokens for one in members), sum(one.texts for one in members)
-    return Item(members[0].group, places, rewards, tokens, texts, tuple(one.written for one in members))
+    return BranchItem(members[0].group, places, rewards, tokens, texts, tuple(one.written for one in members))
 
 
 def _count(left_out: Counter[str], reason: str, count: int) -> None:

@@ -26,7 +26,7 @@ from millrace.trainers.schedule import Decay
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class BranchOptions:
     """name: of the new policy; version: of the configured policy, where it begins, None: the newest; method: one of
     METHODS; selection: the text that chose; rewards: SOURCE[/RUBRIC] of a replay, with live: before it of what
     came live, empty: as sealed; batch:
@@ -91,7 +91,7 @@ class Options:
         return source.model_copy(update={"policy": source.policy.model_copy(update={"name": self.name})})
 
 
-def about(options: Options, source: str, version: int, digest: str, models: Mapping[str, str]) -> dict[str, Any]:
+def about(options: BranchOptions, source: str, version: int, digest: str, models: Mapping[str, str]) -> dict[str, Any]:
     """What must be equal for a branch to go on, as JSON holds it. version and digest: of the weights it begins with;
     models: content by role."""
     loose = {"name", "version", "teacher", "knobs", "keep", "anyway", "what_is_left", "device"}
@@ -101,7 +101,7 @@ def about(options: Options, source: str, version: int, digest: str, models: Mapp
     return {**found, "policy": source, "version": version, "digest": digest, "models": dict(models)}
 
 
-def identity(options: Options, settings: Settings, described: Mapping[str, Any]) -> Identity:
+def identity(options: BranchOptions, settings: Settings, described: Mapping[str, Any]) -> Identity:
     """What trains: configuration, code, libraries, models. settings: of the branch."""
     models: dict[str, str] = dict(described["models"])
     learner = {"algorithm": options.kind.algorithm, **{role: f"sha256:{digest}" for role, digest in models.items()}}

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import msgspec
 
-from millrace.consumers.replay.branch.items import Item, digest
+from millrace.consumers.replay.branch.items import BranchItem, digest
 from millrace.infra import durable
 from millrace.infra.errors import BranchError
 from millrace.infra.log.base import Place
@@ -46,11 +46,11 @@ class _File(msgspec.Struct):
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class KeptItems:
     """Items, digest of their places, and whose rewards they have: None where they are the sealed ones. as_of: the
     moment, in local time, of which forms that say the time write text; None where a former release kept none."""
 
-    items: list[Item]
+    items: list[BranchItem]
     digest: str
     source: str | None = None
     rubric: str | None = None
@@ -58,7 +58,7 @@ class Kept:
 
 
 def write(
-    root: Path, items: list[Item], as_of: datetime | None, source: str | None = None, rubric: str | None = None
+    root: Path, items: list[BranchItem], as_of: datetime | None, source: str | None = None, rubric: str | None = None
 ) -> str:
     """Keep the items; gives the digest of their places. as_of: when they were selected, in local time; source, rubric:
     of the rewards, where a replay gave them."""
@@ -98,7 +98,7 @@ def beginning(root: Path) -> Iterator[None]:
         yield
 
 
-def read(root: Path) -> Kept:
+def read(root: Path) -> KeptItems:
     """What was kept. Raises BranchError where it is gone or altered."""
     try:
         stored = msgspec.json.decode((root / FILE).read_bytes(), type=_File)
@@ -108,7 +108,7 @@ def read(root: Path) -> Kept:
             "or make another branch"
         ) from None
     items = [
-        Item(
+        BranchItem(
             one.group,
             tuple(Place(*place) for place in one.places),
             tuple(one.rewards),
@@ -120,4 +120,4 @@ def read(root: Path) -> Kept:
     ]
     if digest([place for item in items for place in item.places]) != stored.digest:
         raise BranchError(f"{root / FILE} was changed: restore it, or make another branch")
-    return Kept(items, stored.digest, stored.source, stored.rubric, stored.as_of)
+    return KeptItems(items, stored.digest, stored.source, stored.rubric, stored.as_of)

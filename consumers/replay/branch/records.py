@@ -14,7 +14,7 @@ from millrace.consumers.history.ledger import chained
 from millrace.consumers.history.newest import Head
 from millrace.consumers.learner.entry import Machine
 from millrace.consumers.learner.identity import Identity
-from millrace.consumers.replay.branch.items import Item
+from millrace.consumers.replay.branch.items import BranchItem
 from millrace.schemas.records import LedgerEntry, RankShare, TrainedGroup, WeightVersion
 from millrace.trainers.checkpoint import Checkpoint
 
@@ -34,7 +34,7 @@ ELSEWHERE = ("staleness_", "tokens_per_second")
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class BranchChoice:
     """What a branch is trained on: text, digest and number of places of the selection, and whose rewards; where it has
     replies without exact tokens, how many, and the form of the renderer that wrote them."""
 
@@ -58,7 +58,7 @@ def joined(batches: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return out
 
 
-def weight_event(head: Head, written: Checkpoint, choice: Choice, full: int, time: int) -> WeightVersion:
+def weight_event(head: Head, written: Checkpoint, choice: BranchChoice, full: int, time: int) -> WeightVersion:
     """The event that makes `written` the version after `head`. full: bytes of its weight files; time: micros."""
     seq = head.seq_hi
     return {
@@ -95,7 +95,7 @@ def weight_event(head: Head, written: Checkpoint, choice: Choice, full: int, tim
 def ledger_entry(
     head: Head,
     event: WeightVersion,
-    items: Sequence[Item],
+    items: Sequence[BranchItem],
     metrics: Mapping[str, float],
     member: str,
     identity: Identity,
@@ -145,7 +145,7 @@ def ledger_entry(
     )
 
 
-def _group(item: Item) -> TrainedGroup:
+def _group(item: BranchItem) -> TrainedGroup:
     places = [place._asdict() for place in item.places]
     return {
         "seq": NO_SEQ,

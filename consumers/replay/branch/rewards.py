@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from millrace.consumers.history.kinds import EVENTS
 from millrace.consumers.history.reader import History
-from millrace.consumers.replay.selection import Candidate
+from millrace.consumers.replay.selection import BranchCandidate
 from millrace.infra.errors import BranchError
 from millrace.schemas import bounds
 from millrace.schemas.errors import SchemaError
@@ -28,7 +28,7 @@ Rewards = Mapping[tuple[str, str], float]
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class ChosenRewards:
     """source, behind `LIVE` where its rewards came live, and rubric of the evaluator; and what it said where it did not
     fail."""
 
@@ -37,7 +37,7 @@ class Chosen:
     values: Rewards
 
 
-def chosen(history: History, text: str) -> Chosen:
+def chosen(history: History, text: str) -> ChosenRewards:
     """The rewards that a text names. Raises BranchError where there are none, or where the rubric is not said and there
     are several."""
     live = text.startswith(LIVE)
@@ -75,7 +75,7 @@ def chosen(history: History, text: str) -> Chosen:
             f"no replay gave rewards of {text}{other}: `millrace replay reward` judges history again, and "
             f"{LIVE}{source} takes the newest that came live"
         )
-    return Chosen(prefix + source, wanted[0], found[wanted[0]])
+    return ChosenRewards(prefix + source, wanted[0], found[wanted[0]])
 
 
 def _value(reward: Reward) -> float | None:
@@ -86,6 +86,6 @@ def _value(reward: Reward) -> float | None:
     return value
 
 
-def rewarded(candidates: Sequence[Candidate], rewards: Rewards) -> list[Candidate]:
+def rewarded(candidates: Sequence[BranchCandidate], rewards: Rewards) -> list[BranchCandidate]:
     """The candidates with these rewards in place of the sealed ones, None where there is none."""
     return [replace(one, reward=rewards.get((one.id, one.attempt))) for one in candidates]

@@ -25,14 +25,14 @@ from millrace.consumers.history.newest import Head
 from millrace.consumers.history.places import PlaceReader
 from millrace.consumers.history.reader import History
 from millrace.consumers.learner.reading import read as fetch
-from millrace.consumers.learner.verdict import Part
+from millrace.consumers.learner.verdict import PlacedGroup
 from millrace.consumers.replay.branch import guard, job, kept, rewards
 from millrace.consumers.replay.branch.announce import Announcer
-from millrace.consumers.replay.branch.items import Item, Made, singles
-from millrace.consumers.replay.branch.job import Options
-from millrace.consumers.replay.branch.records import Choice
+from millrace.consumers.replay.branch.items import BranchItem, BranchItems, singles
+from millrace.consumers.replay.branch.job import BranchOptions
+from millrace.consumers.replay.branch.records import BranchChoice
 from millrace.consumers.replay.recorded import directory_of
-from millrace.consumers.replay.selection import Limits, Question, Selector
+from millrace.consumers.replay.selection import ModelLimits, Question, Selector
 from millrace.consumers.replay.text import Texts, Writer
 from millrace.infra import faults
 from millrace.infra.config import Settings
@@ -48,8 +48,8 @@ from millrace.trainers.batches.packing import cut, pack
 from millrace.trainers.batches.sample import Sample
 from millrace.trainers.learning import Trainer
 from millrace.trainers.lora import merged
-from millrace.trainers.offline.order import Order
-from millrace.trainers.offline.run import ABOUT, Listener, Pace, train
+from millrace.trainers.offline.order import ItemOrder
+from millrace.trainers.offline.run import ABOUT, RunListener, RunPace, train
 from millrace.trainers.schedule import Schedule
 from millrace.trainers.state import State
 from millrace.trainers.tracking.base import Tracker
@@ -58,10 +58,10 @@ READ_AT_ONCE = 512
 """items whose samples are fetched together to be scored"""
 
 
-class Watcher(Listener):
+class BranchListener(RunListener):
     """Hears how a branch goes; by itself it says nothing."""
 
-    def selected(self, candidates: int, made: Made, left_out: Counter[str]) -> None:
+    def selected(self, candidates: int, made: BranchItems, left_out: Counter[str]) -> None:
         """What the question came to, before anything is trained."""
 
     def wrote(self, form: str, replies: int, unsaid: Counter[str]) -> None:
@@ -100,10 +100,10 @@ class Brancher:
 
     def run(
         self,
-        options: Options,
+        options: BranchOptions,
         question: Question,
         *,
-        watcher: Watcher | None = None,
+        watcher: BranchListener | None = None,
         trackers: Sequence[Tracker] = (),
     ) -> WeightVersion:
         """Make the branch, or go on with it; gives the event of its last version. Raises BranchError for what cannot be
@@ -117,13 +117,13 @@ class Brancher:
             if head is None:
                 held.enter_context(kept.beginning(policy.weights_root(own)))
                 head = self._head(own)  # whoever held it meanwhile may have begun it
-            return self._make(options, question, watcher or Watcher(), trackers, own, head, held.close)
+            return self._make(options, question, watcher or BranchListener(), trackers, own, head, held.close)
 
     def _make(
         self,
-        options: Options,
+        options: BranchOptions,
         question: Question,
-        heard: Watcher,
+        heard: BranchListener,
         trackers: Sequence[Tracker],
         own: Settings,
         head: Head | None,
@@ -146,7 +146,7 @@ class Brancher:
         try:
             begin = partial(_beginning, parent, options.seed)
             backend.load(begin())
-            limits = Limits(backend.vocabulary, backend.longest)
+            limits = ModelLimits(backend.vocabulary, backend.longest)
             as_of = self._clock() if head is None else kept.read(policy.weights_root(own)).as_of
             selector = self._selector(options, limits, self._writer(options, parent, limits, as_of))
             samples = partial(self._samples, selector, limits)
@@ -163,12 +163,12 @@ class Brancher:
                 self._still_allowed(items, selector)
                 heard.goes_on(head.version)
             count = sum(len(item.places) for item in items)
-            choice = Choice(options.selection, found.digest, count, found.source, found.rubric)
+            choice = BranchChoice(options.selection, found.digest, count, found.source, found.rubric)
             if texts := sum(item.texts for item in items):
                 choice = replace(choice, text_replies=texts, text_form=selector.form)
                 described = {**described, "texts": texts, "form": selector.form}
-            order = Order(len(items), options.batch, options.seed)
-            pace = Pace(
+            order = ItemOrder(len(items), options.batch, options.seed)
+            pace = RunPace(
                 options.steps or options.epochs * order.steps,
                 save_every=options.save_every,
                 keep=1 << 30,  # what may go is decided with the log, which the loop does not know
@@ -182,7 +182,7 @@ class Brancher:
             def batch(step: int, chosen: Sequence[int]) -> list[Sample]:
                 return samples([items[index] for index in chosen])
 
-            def trained(step: int) -> list[Item]:
+            def trained(step: int) -> list[BranchItem]:
                 return [items[index] for index in order.items(step - 1)]
 
             with Announcer(own, self._bus, choice, identity, trained, heard, options.keep) as announcer:
@@ -208,7 +208,7 @@ class Brancher:
 
     # -- where it begins
 
-    def _parent(self, options: Options, own: Settings, branch: Head | None) -> Parent:
+    def _parent(self, options: BranchOptions, own: Settings, branch: Head | None) -> Parent:
         """Where it begins: at the version that was asked for, else where it began, else at the newest. branch: what it
         came to so far. Raises BranchError for a policy of that name that is no branch of such a version."""
         names = policy.topics(self._settings)
@@ -260,8 +260,8 @@ class Brancher:
         own: Settings,
         parent: Parent,
         state: State,
-        items: list[Item],
-        chosen: rewards.Chosen | None,
+        items: list[BranchItem],
+        chosen: rewards.ChosenRewards | None,
         as_of: datetime | None,
     ) -> None:
         """Keep what decides, then announce version 0."""
@@ -275,7 +275,9 @@ class Brancher:
 
     # -- what it learns from
 
-    def _writer(self, options: Options, parent: Parent, limits: Limits, as_of: datetime | None) -> Writer | None:
+    def _writer(
+        self, options: BranchOptions, parent: Parent, limits: ModelLimits, as_of: datetime | None
+    ) -> Writer | None:
         """What writes text for the weights of the branch, as a gateway of theirs would at a moment."""
         if not options.kind.text:
             return None
@@ -283,19 +285,19 @@ class Brancher:
         renderer = partial(choose, parent.directory, self._settings.gateway.renderer, **hashes, as_of=as_of)
         return Writer(renderer, limits.vocabulary, limits.longest)
 
-    def _selector(self, options: Options, limits: Limits, writer: Writer | None) -> Selector:
+    def _selector(self, options: BranchOptions, limits: ModelLimits, writer: Writer | None) -> Selector:
         allowed = clearance.today(self._settings, options.name)
         tenant = self._settings.policy.tenant
         return Selector(self._history, allowed, tenant, limits, writer, what_is_left=options.what_is_left)
 
     def _select(
         self,
-        options: Options,
+        options: BranchOptions,
         question: Question,
-        chosen: rewards.Chosen | None,
+        chosen: rewards.ChosenRewards | None,
         selector: Selector,
-        heard: Watcher,
-    ) -> list[Item]:
+        heard: BranchListener,
+    ) -> list[BranchItem]:
         selected = question(selector)
         candidates = rewards.rewarded(selected.candidates, chosen.values) if chosen else selected.candidates
         unjudged = chosen is None and all(one.reward is None for one in candidates)
@@ -314,7 +316,7 @@ class Brancher:
             heard.wrote(selector.form, texts, selected.unsaid)
         return made.items
 
-    def _still_allowed(self, items: Sequence[Item], selector: Selector) -> None:
+    def _still_allowed(self, items: Sequence[BranchItem], selector: Selector) -> None:
         """Raises BranchError where something of the selection may not be learned from any more, or is gone."""
         again = selector.by_places(place for item in items for place in item.places)
         if lost := +again.left_out:
@@ -325,10 +327,12 @@ class Brancher:
             for place, written in zip(item.places, item.written, strict=False):
                 _same_text(place, written, now[place])
 
-    def _samples(self, selector: Selector, limits: Limits, items: Sequence[Item]) -> list[Sample]:
+    def _samples(self, selector: Selector, limits: ModelLimits, items: Sequence[BranchItem]) -> list[Sample]:
         """The samples of some items, with the rewards chosen for them; seq is the place of an item among them."""
         owners = [(seq, item, at) for seq, item in enumerate(items) for at in range(len(item.places))]
-        parts = [Part(number, item.group, [_triple(item.places[at])]) for number, (_, item, at) in enumerate(owners)]
+        parts = [
+            PlacedGroup(number, item.group, [_triple(item.places[at])]) for number, (_, item, at) in enumerate(owners)
+        ]
         reader = PlaceReader(self._bus, self._claims)
         share = fetch(reader, parts, vocabulary=limits.vocabulary, longest=limits.longest)
         if share.lost:
@@ -345,12 +349,12 @@ class Brancher:
 
     def _guard(
         self,
-        options: Options,
+        options: BranchOptions,
         backend: TorchBackend,
         algorithm: Algorithm,
-        items: Sequence[Item],
-        samples: Callable[[Sequence[Item]], list[Sample]],
-        heard: Watcher,
+        items: Sequence[BranchItem],
+        samples: Callable[[Sequence[BranchItem]], list[Sample]],
+        heard: BranchListener,
     ) -> None:
         """Score the selection with the starting weights. Raises BranchError where too little of it counts."""
         differences: list[guard.Floats] = []
@@ -372,7 +376,7 @@ def _beginning(parent: Parent, seed: int) -> State:
     return replace(state, moments={}, step=0, seed=seed, critic=None)
 
 
-def _texts(selector: Selector, owners: Sequence[tuple[int, Item, int]]) -> list[Sample]:
+def _texts(selector: Selector, owners: Sequence[tuple[int, BranchItem, int]]) -> list[Sample]:
     """The samples of text of the items that have any; seq is the number of an owner."""
     numbers = [number for number, (_, item, _) in enumerate(owners) if item.texts]
     places = [owners[number][1].places[owners[number][2]] for number in numbers]

@@ -14,8 +14,8 @@ from rich.text import Text
 
 from millrace.consumers.audit.command import progress, spot
 from millrace.consumers.audit.stages import production
-from millrace.consumers.replay.rebuild.law import DERIVED, Difference, Tally
-from millrace.consumers.replay.rebuild.run import Asked, Report, rebuild
+from millrace.consumers.replay.rebuild.law import DERIVED, Difference, TopicTally
+from millrace.consumers.replay.rebuild.run import RebuildReport, RebuildRequest, rebuild
 from millrace.infra.config import Settings
 from millrace.infra.connect import claims, history
 from millrace.infra.errors import ConfigError
@@ -32,7 +32,7 @@ def run(settings: Settings, topics: Sequence[str], out: Path | None = None, *, a
 
     Raises ConfigError for a topic that no stage writes, ReplayError for one whose sources are nowhere."""
     kinds = kinds_of(topics, settings.namespace, settings.policy.name)
-    asked = Asked(kinds, bool(topics), settings.topics.slots, settings.topics.shards, out)
+    asked = RebuildRequest(kinds, bool(topics), settings.topics.slots, settings.topics.shards, out)
     with ExitStack() as held:
         bus = held.enter_context(history(settings))
         watch = held.enter_context(progress(Terminal(stderr=True)))
@@ -68,7 +68,7 @@ def kinds_of(topics: Sequence[str], namespace: str, policy: str) -> tuple[str, .
     return tuple(dict.fromkeys(names[topic] for topic in topics)) or tuple(DERIVED)
 
 
-def as_values(report: Report) -> dict[str, Any]:
+def as_values(report: RebuildReport) -> dict[str, Any]:
     """For programs."""
     rows = {}
     for kind, tally in report.tallies.items():
@@ -87,7 +87,7 @@ def as_values(report: Report) -> dict[str, Any]:
     }
 
 
-def show(console: Terminal, report: Report, out: Path | None) -> None:
+def show(console: Terminal, report: RebuildReport, out: Path | None) -> None:
     """The table, what is refused, the first differences, and the verdict."""
     table = Table(
         box=box.SIMPLE_HEAD, pad_edge=False, title=f"{report.turns:,} turns folded again", title_justify="left"
@@ -127,7 +127,7 @@ def show(console: Terminal, report: Report, out: Path | None) -> None:
         say("not equal" if any(map(_count, report.tallies.values())) else "not all could be compared", "bold red")
 
 
-def _count(tally: Tally) -> int:
+def _count(tally: TopicTally) -> int:
     return tally.different + tally.missing + tally.additional
 
 

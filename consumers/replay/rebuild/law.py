@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from millrace.consumers.audit.again import UNREADABLE, Again, Pair, Stop
+from millrace.consumers.audit.again import UNREADABLE, EmitPair, Refold, StopFolding
 from millrace.consumers.audit.facts import Facts
 from millrace.consumers.audit.folds import Folds, Makers
 from millrace.consumers.audit.walk import Walk
 from millrace.consumers.audit.written import Where
-from millrace.consumers.replay.rebuild.spool import Spool
+from millrace.consumers.replay.rebuild.spool import RebuildSpool
 from millrace.infra.log.base import Place, Record
 from millrace.infra.log.topics import turns_of
 from millrace.infra.stages.base import Emit, Later, Stage
@@ -48,7 +48,7 @@ class Difference:
 
 
 @dataclass(slots=True)
-class Tally:
+class TopicTally:
     """What became of the records of one topic."""
 
     records: int = 0
@@ -86,12 +86,12 @@ class Rebuilt(Folds):
         makers: Makers,
         kinds: Sequence[str],
         count: Mapping[str, int],
-        spool: Spool | None = None,
+        spool: RebuildSpool | None = None,
     ) -> None:
         super().__init__(facts, walk, makers)
-        self._again = Again(facts, walk, count.__getitem__)
+        self._again = Refold(facts, walk, count.__getitem__)
         self._spool = spool
-        self.tallies = {kind: Tally() for kind in kinds}
+        self.tallies = {kind: TopicTally() for kind in kinds}
         self._writers = {kind: {self._names[role].encode() for role in DERIVED[kind]} for kind in kinds}
         self._folded: dict[str, int] = {}
         """the last turn that was folded, by slot (`stage/slot`)"""
@@ -131,7 +131,7 @@ class Rebuilt(Folds):
 
     # -- one turn
 
-    def judge(self, name: str, again: Refolded, pairs: Sequence[Pair], ids: Mapping[str, str | int]) -> None:
+    def judge(self, name: str, again: Refolded, pairs: Sequence[EmitPair], ids: Mapping[str, str | int]) -> None:
         number, at = again.turn["number"], again.record.timestamp
         places, numbers = self._places(pairs)
         for n, pair in enumerate(pairs):
@@ -157,7 +157,7 @@ class Rebuilt(Folds):
                 place = self._again.place(where, output.offset)
                 try:
                     said = self._again.difference(wanted, emit, place, output)
-                except Stop:
+                except StopFolding:
                     self._give_up(pairs[n:], name, number, at)
                     raise
                 if said is None:
@@ -182,14 +182,14 @@ class Rebuilt(Folds):
                 )
         self._folded[name] = number
 
-    def _give_up(self, pairs: Sequence[Pair], name: str, number: int, at: int) -> None:
+    def _give_up(self, pairs: Sequence[EmitPair], name: str, number: int, at: int) -> None:
         """What is left of a turn is not compared."""
         for where, _, _, output, _ in pairs:
             if output is not None and where[0] in self.tallies:
                 self.tallies[where[0]].untried += 1
                 self._keep(where, output.offset, at, name, number)
 
-    def _places(self, pairs: Sequence[Pair]) -> tuple[dict[tuple[int, str], Place], dict[int, int]]:
+    def _places(self, pairs: Sequence[EmitPair]) -> tuple[dict[tuple[int, str], Place], dict[int, int]]:
         """Places by scope and ref: where records lie; where others say that they lay; else, while a topic is made
         again, a number in the place of an offset, which is also given by the number of the pair."""
         found = {
@@ -207,7 +207,7 @@ class Rebuilt(Folds):
                 numbers[n], found[key] = self._spool.number(pairs[n].where)
         return found, numbers
 
-    def _told(self, pairs: Sequence[Pair], lost: Mapping[tuple[int, str], int]) -> dict[tuple[int, str], Place]:
+    def _told(self, pairs: Sequence[EmitPair], lost: Mapping[tuple[int, str], int]) -> dict[tuple[int, str], Place]:
         """Places of lost records that a record of the same turn names."""
         told: dict[tuple[int, str], Place] = {}
         for where, scope, emit, output, _ in pairs:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 BEHIND = 1 << 62
 
 
-class Slot(NamedTuple):
+class UnplacedRecord(NamedTuple):
     """A record to place. lane: the stage's slot that wrote it; turn: its number; at: micros of that turn."""
 
     lane: str
@@ -25,7 +25,7 @@ class Slot(NamedTuple):
     offset: int | None
 
 
-class Span(NamedTuple):
+class TurnSpan(NamedTuple):
     """What one turn of a reader took of the partition: its first and last offset, and how many records."""
 
     first: int
@@ -33,7 +33,7 @@ class Span(NamedTuple):
     records: int
 
 
-def placed(slots: Sequence[Slot], read: Sequence[Span] = ()) -> list[int]:
+def placed(slots: Sequence[UnplacedRecord], read: Sequence[TurnSpan] = ()) -> list[int]:
     """The offset of each record; records of one lane are given in their order. read: in order, from the first record
     of the partition on."""
     order = _ordered(slots)
@@ -45,7 +45,7 @@ def placed(slots: Sequence[Slot], read: Sequence[Span] = ()) -> list[int]:
     return offsets
 
 
-def _ordered(slots: Sequence[Slot]) -> list[int]:
+def _ordered(slots: Sequence[UnplacedRecord]) -> list[int]:
     """Their order: known ones by offset; each other one behind the last that was written before it, as far as its own
     slot's order allows."""
     whole = sorted((slot.offset, slot.at) for slot in slots if slot.offset is not None)
@@ -71,7 +71,7 @@ def _ordered(slots: Sequence[Slot]) -> list[int]:
     return [key[-1] for key in sorted(keys)]
 
 
-def _believed(known: Sequence[int | None], read: Sequence[Span]) -> Sequence[int | None]:
+def _believed(known: Sequence[int | None], read: Sequence[TurnSpan]) -> Sequence[int | None]:
     """The known offsets with those that readers tell, if they fit together."""
     found, at = list(known), 0
     for span in read:
@@ -87,7 +87,7 @@ def _believed(known: Sequence[int | None], read: Sequence[Span]) -> Sequence[int
     return found if fits and (not told or told[0][1] >= told[0][0]) else known
 
 
-def _filled(slots: Sequence[Slot], known: Sequence[int | None]) -> list[int]:
+def _filled(slots: Sequence[UnplacedRecord], known: Sequence[int | None]) -> list[int]:
     """Every offset, in the order given."""
     limits, limit = [BEHIND] * len(slots), BEHIND
     for n in reversed(range(len(slots))):

@@ -21,9 +21,9 @@ from millrace.consumers.history.kinds import WEIGHTS
 from millrace.consumers.history.nowhere import begins_at, nowhere
 from millrace.consumers.history.reader import left_out
 from millrace.consumers.history.rows import Resolve, as_stored
-from millrace.consumers.replay.rebuild.law import DERIVED, Rebuilt, Tally
-from millrace.consumers.replay.rebuild.placing import Span
-from millrace.consumers.replay.rebuild.spool import Spool, Written
+from millrace.consumers.replay.rebuild.law import DERIVED, Rebuilt, TopicTally
+from millrace.consumers.replay.rebuild.placing import TurnSpan
+from millrace.consumers.replay.rebuild.spool import RebuildSpool, WrittenPartition
 from millrace.infra.errors import ReplayError, TopicError
 from millrace.infra.log.base import Bus
 from millrace.infra.log.blobs import ClaimStore
@@ -35,7 +35,7 @@ ROWS = {topic.name.rpartition(".")[2]: topic.size for topic in TOPICS}
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RebuildRequest:
     """What to make again. kinds: of topics; named: they were asked for by name, so one that is refused is an error;
     slots, shards: of topics that are gone, where nothing else tells; out: where to write them."""
 
@@ -47,17 +47,17 @@ class Asked:
 
 
 @dataclass(slots=True)
-class Report:
+class RebuildReport:
     """What a rebuild came to. refused: why nothing of a topic was made again, by kind; faults: turns that do not fold
     to what they say; written: by kind."""
 
     topics: Mapping[str, str]
-    tallies: dict[str, Tally]
+    tallies: dict[str, TopicTally]
     refused: dict[str, str]
     notes: list[str]
     faults: list[str]
     turns: int = 0
-    written: dict[str, Written] = field(default_factory=dict)
+    written: dict[str, WrittenPartition] = field(default_factory=dict)
 
     @property
     def equal(self) -> bool:
@@ -71,13 +71,13 @@ def rebuild(
     namespace: str,
     policy: str,
     makers: Makers,
-    asked: Asked,
+    asked: RebuildRequest,
     *,
     release: str = "reserve",
     resolve: Resolve = as_stored,
     claims: ClaimStore | None = None,
     watch: Watch = lambda *_: None,
-) -> Report:
+) -> RebuildReport:
     """Fold what the stages read again, and compare it with what they wrote. Raises AuditError for a policy that is not
     there, ReplayError where a topic that was named cannot be made again, BusError when the log cannot be read."""
     walk = Walk(bus, namespace, policy, resolve, watch)
@@ -92,14 +92,14 @@ def rebuild(
     count = _partitions(walk, asked)
     with ExitStack() as held:
         file = held.enter_context(TemporaryFile(prefix="millrace-rebuild-")) if asked.out else None
-        spool = Spool(walk.full, file) if file else None
+        spool = RebuildSpool(walk.full, file) if file else None
         able = {role: make for role, make in makers.items() if role in roles and role not in lost}
         law = Rebuilt(facts, walk, able, kinds, count, spool)
         walk.run(facts, [law])
         found = law.finding
         notes = [*(f"{role} is not folded again: {why}" for role, why in lost.items()), *found.notes]
         faults = [f"{one.message}{_of(one.ids)}" for one in found.violations]
-        report = Report(walk.full, law.tallies, refused, notes, faults, int(found.facts["turns"]))
+        report = RebuildReport(walk.full, law.tallies, refused, notes, faults, int(found.facts["turns"]))
         if spool and asked.out:
             report.written = spool.write(asked.out, kinds, count, spans, claims or ClaimStore(""))
     return report
@@ -109,10 +109,10 @@ def _of(ids: Mapping[str, str | int]) -> str:
     return f" (turn {ids['turn']} of {ids['stage']}[{ids['slot']}])" if "turn" in ids else ""
 
 
-def _looked(walk: Walk, policy: str) -> tuple[dict[str, str], dict[Where, list[Span]]]:
+def _looked(walk: Walk, policy: str) -> tuple[dict[str, str], dict[Where, list[TurnSpan]]]:
     """Roles of which nothing can be folded, with why; and what turns took of each partition, in order."""
     lost: dict[str, str] = {}
-    spans: defaultdict[Where, list[Span]] = defaultdict(list)
+    spans: defaultdict[Where, list[TurnSpan]] = defaultdict(list)
     kinds = {full: kind for kind, full in walk.full.items()}
     for role, name in stages_of(policy).items():
         kind, found = turns_of(role), list[str]()
@@ -122,12 +122,12 @@ def _looked(walk: Walk, policy: str) -> tuple[dict[str, str], dict[Where, list[S
             if start:
                 found.append(nowhere(walk.full[kind], slot, 0, start - 1, begins_at(start)))
                 continue
-            taken: dict[tuple[str, int], list[Span]] = {}
+            taken: dict[tuple[str, int], list[TurnSpan]] = {}
             try:
                 for _, turn in turns(walk.bus, name, walk.namespace, slot, walk.ends[kind][slot]):
                     for span in turn["ranges"]:
                         where = full_name(walk.namespace, span["topic"]), span["partition"]
-                        took = Span(span["first"], span["last"], span["count"] + span["skipped"])
+                        took = TurnSpan(span["first"], span["last"], span["count"] + span["skipped"])
                         taken.setdefault(where, []).append(took)
             except SchemaError:
                 """Whoever folds it says so."""
@@ -139,7 +139,7 @@ def _looked(walk: Walk, policy: str) -> tuple[dict[str, str], dict[Where, list[S
     return lost, spans
 
 
-def _gone(bus: Bus, topic: str, partition: int, taken: Sequence[Span]) -> list[str]:
+def _gone(bus: Bus, topic: str, partition: int, taken: Sequence[TurnSpan]) -> list[str]:
     """What is nowhere of that which turns took of a partition."""
     first, last = taken[0].first, taken[-1].last
     try:
@@ -153,7 +153,7 @@ def _gone(bus: Bus, topic: str, partition: int, taken: Sequence[Span]) -> list[s
     return []
 
 
-def _partitions(walk: Walk, asked: Asked) -> dict[str, int]:
+def _partitions(walk: Walk, asked: RebuildRequest) -> dict[str, int]:
     """How many partitions each kind has; of one that is gone, as many as others of its size, or as the policy says."""
     begun = next(iter(walk.history.rows(WEIGHTS, unreadable=left_out)), None)
     shards = (begun["shards"] if begun else None) or asked.shards

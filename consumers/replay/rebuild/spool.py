@@ -18,7 +18,7 @@ from typing import IO, Any, NamedTuple
 import msgspec
 
 from millrace.consumers.audit.written import Where
-from millrace.consumers.replay.rebuild.placing import Slot, Span, placed
+from millrace.consumers.replay.rebuild.placing import TurnSpan, UnplacedRecord, placed
 from millrace.infra import durable, faults
 from millrace.infra.errors import ReplayError
 from millrace.infra.log.archive.archive import Archive
@@ -45,7 +45,7 @@ class _Kept(NamedTuple):
     """whether places in it are not known yet"""
 
 
-class Entry(NamedTuple):
+class SpooledRecord(NamedTuple):
     """A record of the rebuilt topic: which slot wrote it in which turn and when, where it belongs, where it is kept;
     number: under which others name it, while its place is not known."""
 
@@ -57,7 +57,7 @@ class Entry(NamedTuple):
     number: int
 
 
-class Written(NamedTuple):
+class WrittenPartition(NamedTuple):
     """A partition that was written: its records, and how many of them stand where `placing` put them."""
 
     records: int
@@ -68,7 +68,7 @@ _encode = msgspec.msgpack.Encoder().encode
 _decoder = msgspec.msgpack.Decoder(_Kept)
 
 
-class Spool:
+class RebuildSpool:
     """`full`: full names of topics by kind; `file`: an empty one, which nobody else uses."""
 
     def __init__(self, full: Mapping[str, str], file: IO[bytes]) -> None:
@@ -76,7 +76,7 @@ class Spool:
         self._file = file
         self._lying: defaultdict[Where, tuple[array[int], array[int]]]
         self._lying = defaultdict(lambda: (array("q"), array("q")))
-        self._entries: defaultdict[Where, list[Entry]] = defaultdict(list)
+        self._entries: defaultdict[Where, list[SpooledRecord]] = defaultdict(list)
         self._numbers = 0
 
     # -- filling
@@ -89,7 +89,7 @@ class Spool:
 
     def keep(self, where: Where, offset: int, lane: str = "", turn: int = 0, at: int = 0) -> None:
         """The record at this offset stays as it is."""
-        self._entries[where].append(Entry(lane, turn, at, offset, self._position(where, offset), 0))
+        self._entries[where].append(SpooledRecord(lane, turn, at, offset, self._position(where, offset), 0))
 
     def make(
         self,
@@ -108,7 +108,7 @@ class Spool:
         name it by that; unplaced: it names others so."""
         time = self._get(self._position(where, offset)).timestamp if replaces and offset is not None else at
         position = self._put(_Kept(out.key, out.value, list(out.headers.items()), time, unplaced))
-        self._entries[where].append(Entry(lane, turn, at, offset, position, number))
+        self._entries[where].append(SpooledRecord(lane, turn, at, offset, position, number))
 
     def number(self, where: Where) -> tuple[int, Place]:
         """A number for a record whose place is not known yet, and the place that stands for it until then."""
@@ -138,15 +138,15 @@ class Spool:
         root: Path,
         kinds: Sequence[str],
         partitions: Mapping[str, int],
-        read: Mapping[Where, Sequence[Span]],
+        read: Mapping[Where, Sequence[TurnSpan]],
         claims: ClaimStore,
-    ) -> dict[str, Written]:
+    ) -> dict[str, WrittenPartition]:
         """Write these kinds of topic as an archive; gives what was written by kind. A topic appears there once all of
         them are written whole: one that is shorter would read as well. Raises ReplayError where one of them lies there
         already."""
         archive = Archive(str(root))
         offsets = {
-            where: placed([Slot(*entry[:4]) for entry in entries], read.get(where, ()))
+            where: placed([UnplacedRecord(*entry[:4]) for entry in entries], read.get(where, ()))
             for where, entries in self._entries.items()
         }
         names = {
@@ -155,7 +155,7 @@ class Spool:
             for entry, offset in zip(entries, offsets[where], strict=True)
             if entry.number
         }
-        found = dict[str, Written]()
+        found = dict[str, WrittenPartition]()
         with archive.writing():
             for kind in kinds:
                 if archive.shelves(self._full[kind]):
@@ -172,7 +172,7 @@ class Spool:
                     estimated += sum(entry.offset is None for entry in entries)
                     at = sorted(zip(offsets.get(where, ()), (entry.position for entry in entries), strict=True))
                     self._partition(draft, filler, where, partitions[kind], at, names)
-                found[kind] = Written(records, estimated)
+                found[kind] = WrittenPartition(records, estimated)
             faults.point("rebuilt.drafted")
             for kind in kinds:
                 _name(drafts / self._full[kind], root / self._full[kind])

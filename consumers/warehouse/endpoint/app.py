@@ -33,9 +33,9 @@ from millrace.consumers.warehouse.endpoint.faults import (
     TOO_MANY_QUERIES,
     QueryError,
 )
-from millrace.consumers.warehouse.endpoint.reading import Answer, Asked, Reader
-from millrace.consumers.warehouse.endpoint.request import LONGEST, Key, Wanted, check_caller, wanted
-from millrace.consumers.warehouse.endpoint.watch import LOOK_S, Run
+from millrace.consumers.warehouse.endpoint.reading import Query, QueryAnswer, QueryRunner
+from millrace.consumers.warehouse.endpoint.request import LONGEST, AccessKey, QueryRequest, check_caller, wanted
+from millrace.consumers.warehouse.endpoint.watch import LOOK_S, RunningQuery
 
 logger = logging.getLogger(__name__)
 
@@ -52,11 +52,11 @@ Takes = Callable[[Request, bytes], Response | None]
 """what answers a request before readers do, in tests: the insert it asks for, or None"""
 
 
-class Endpoint:
+class QueryEndpoint:
     """Answers requests. `takes`: for tests alone, what takes inserts; None: nobody does."""
 
-    def __init__(self, reader: Reader, key: str, *, takes: Takes | None = None) -> None:
-        self._reader, self._key, self._takes = reader, Key(key), takes
+    def __init__(self, reader: QueryRunner, key: str, *, takes: Takes | None = None) -> None:
+        self._reader, self._key, self._takes = reader, AccessKey(key), takes
         self._threads = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="query")
         self._running = 0
         self.app = Starlette(
@@ -100,7 +100,7 @@ class Endpoint:
                 headers,
             )
 
-    async def _ask(self, asked: Asked) -> Answer:
+    async def _ask(self, asked: Query) -> QueryAnswer:
         """The answer, begun; closed where nobody waits for it any more."""
         run = self._reader.run()
         asking = self._threads.submit(self._reader.ask, asked, run)
@@ -110,7 +110,7 @@ class Endpoint:
             asking.add_done_callback(_drop)
             raise
 
-    async def _send(self, pieces: Iterator[bytes], run: Run, tag: str) -> AsyncIterator[bytes]:
+    async def _send(self, pieces: Iterator[bytes], run: RunningQuery, tag: str) -> AsyncIterator[bytes]:
         """The pieces. tag: with which a late error is told; empty where it cannot be, so the answer is cut off."""
         try:
             while piece := await _within(run, self._threads.submit(next, pieces, b"")):
@@ -140,7 +140,7 @@ class Endpoint:
             raise QueryError("the client went away.", 209, "SOCKET_TIMEOUT") from None
         return bytes(body)
 
-    def _headers(self, asks: Wanted, answer: Answer, tag: str) -> dict[str, str]:
+    def _headers(self, asks: QueryRequest, answer: QueryAnswer, tag: str) -> dict[str, str]:
         summary = {
             "read_rows": str(answer.rows_read),
             "read_bytes": str(answer.bytes_read),
@@ -198,7 +198,7 @@ class Endpoint:
         self._threads.shutdown(wait=True)
 
 
-async def _within(run: Run, work: Future[T]) -> T:
+async def _within(run: RunningQuery, work: Future[T]) -> T:
     """What `work` gives. Raises QueryError where the time of its query is over, and the engine does not end it."""
     waiting = asyncio.wrap_future(work)
     while not (await asyncio.wait([waiting], timeout=LOOK_S))[0]:

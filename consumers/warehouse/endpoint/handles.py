@@ -11,7 +11,7 @@ from typing import Any, cast
 from chdb.state.sqlitelike import Connection
 
 from millrace.consumers.warehouse.endpoint.faults import of_engine, spoken
-from millrace.consumers.warehouse.endpoint.watch import Run
+from millrace.consumers.warehouse.endpoint.watch import RunningQuery
 
 OpenHandle = Callable[[], Connection]
 """gives a handle of one engine; whoever asks for it closes it"""
@@ -20,8 +20,8 @@ OpenHandle = Callable[[], Connection]
 class Handle:
     """One handle, with the engine's errors as QueryError. One thread at a time. run: whose time it takes."""
 
-    def __init__(self, connection: Connection, run: Run | None = None) -> None:
-        self._run = run or Run(math.inf)
+    def __init__(self, connection: Connection, run: RunningQuery | None = None) -> None:
+        self._run = run or RunningQuery(math.inf)
         self._connection = connection
         self._raw: Any = connection._conn
 
@@ -82,7 +82,7 @@ class Handle:
 
 
 @contextmanager
-def handle(opens: OpenHandle, run: Run | None = None) -> Iterator[Handle]:
+def handle(opens: OpenHandle, run: RunningQuery | None = None) -> Iterator[Handle]:
     """A handle, closed afterwards. run: whose time it takes. Raises QueryError when the engine gives none."""
     try:
         made = opens()

@@ -18,7 +18,7 @@ from millrace.consumers.warehouse.endpoint.faults import BAD_ARGUMENTS, READONLY
 from millrace.consumers.warehouse.endpoint.guard import Functions, Guard, check_format
 from millrace.consumers.warehouse.endpoint.handles import Handle, OpenHandle, handle
 from millrace.consumers.warehouse.endpoint.native import FRAMED, framed
-from millrace.consumers.warehouse.endpoint.watch import Run, Watch
+from millrace.consumers.warehouse.endpoint.watch import QueryWatch, RunningQuery
 from millrace.consumers.warehouse.endpoint.words import identifier, literal
 
 BLOCK_ROWS = 65_409
@@ -31,7 +31,7 @@ IN_PIECES = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class QueryLimits:
     """What one query may take at most."""
 
     seconds: float = 60.0
@@ -52,7 +52,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Query:
     """A query as it came. params: values of `{name:Type}`, written as ClickHouse writes them in TSV; settings: as the
     client sent them; form: the format where the query names none; whole: nothing may be sent before it has ended;
     protocol: version of ClickHouse's protocol by which the client reads format Native, 0 for none."""
@@ -67,7 +67,7 @@ class Asked:
 
 
 @dataclass(slots=True)
-class Answer:
+class QueryAnswer:
     """form: format of the bytes; first: those that are there already; rest: the others, a QueryError among them where
     the query fails late. Close it when it is not taken to its end. rows: read, bytes: read; 0 where not known yet."""
 
@@ -78,7 +78,7 @@ class Answer:
     bytes_read: int = 0
     elapsed_s: float = 0.0
     held: ExitStack = field(default_factory=ExitStack)
-    run: Run = field(default_factory=lambda: Run(math.inf))
+    run: RunningQuery = field(default_factory=lambda: RunningQuery(math.inf))
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _closed: bool = False
 
@@ -105,7 +105,7 @@ class Answer:
                 self.held.close()
 
 
-class Reader:
+class QueryRunner:
     """Runs readers' queries over one engine. May be shared by threads; each query runs in its caller's.
 
     database: where names without one are looked up; overdue: ends this process, see `watch`."""
@@ -115,13 +115,13 @@ class Reader:
     def __init__(
         self,
         opens: OpenHandle,
-        limits: Limits,
+        limits: QueryLimits,
         database: str = "millrace",
         *,
         overdue: Callable[[], None] | None = None,
     ) -> None:
         self._opens, self._limits, self._database = opens, limits, database
-        self._watch = Watch(overdue)
+        self._watch = QueryWatch(overdue)
         with handle(opens) as engine:
             self._guard = Guard(Functions.of(engine))
             roles = engine.text("SELECT arrayStringConcat(currentRoles(), ' ')").split()
@@ -129,11 +129,11 @@ class Reader:
             self.timezone = engine.text("SELECT timezone()").strip()
         self._role = READER in roles
 
-    def run(self) -> Run:
+    def run(self) -> RunningQuery:
         """For a query that is about to be asked."""
-        return Run(self._limits.seconds)
+        return RunningQuery(self._limits.seconds)
 
-    def ask(self, asked: Asked, run: Run | None = None) -> Answer:
+    def ask(self, asked: Query, run: RunningQuery | None = None) -> QueryAnswer:
         """The answer, begun. run: tells its caller whether its time is over. Raises QueryError."""
         run = run or self.run()
         database = asked.database or self._database
@@ -155,7 +155,7 @@ class Reader:
                 held.callback(plain.close)
                 pieces = for_client(plain, form, asked)
                 first = next(pieces, b"") or self._no_rows(engine, statement.sql, form, asked)
-                return Answer(form, first, pieces, held=held.pop_all(), run=run)
+                return QueryAnswer(form, first, pieces, held=held.pop_all(), run=run)
             self._bind(engine, bounds)
             found = engine.run(statement.sql, form, params)
             seen = found.storage_rows_read(), found.storage_bytes_read(), found.elapsed()
@@ -164,9 +164,9 @@ class Reader:
                 said = self._no_rows(engine, statement.sql, form, asked)
             else:
                 said = b"".join(for_client(iter([said]), form, asked))
-            return Answer(form, said, None, *seen)
+            return QueryAnswer(form, said, None, *seen)
 
-    def _no_rows(self, engine: Handle, sql: str, form: str, asked: Asked) -> bytes:
+    def _no_rows(self, engine: Handle, sql: str, form: str, asked: Query) -> bytes:
         """What stands for an answer without rows, where the engine says nothing."""
         if form != "Native":
             return b""
@@ -180,12 +180,12 @@ class Reader:
         engine.text("SET " + ", ".join(f"{name} = {literal(value)}" for name, value in bounds.items()))
 
 
-def in_pieces(form: str, asked: Asked) -> bool:
+def in_pieces(form: str, asked: Query) -> bool:
     """Whether the answer may come a block at a time. Pure."""
     return form in IN_PIECES and not asked.whole and asked.settings.get("output_format_json_array_of_rows", "0") == "0"
 
 
-def for_client(pieces: Iterator[bytes], form: str, asked: Asked) -> Iterator[bytes]:
+def for_client(pieces: Iterator[bytes], form: str, asked: Query) -> Iterator[bytes]:
     """The bytes as the client reads them. Pure."""
     return framed(pieces) if form == "Native" and asked.protocol >= FRAMED else pieces
 
@@ -208,7 +208,7 @@ def varint(value: int) -> bytes:
     return bytes([*out, value])
 
 
-def bounded(settings: Mapping[str, str], limits: Limits) -> dict[str, str]:
+def bounded(settings: Mapping[str, str], limits: QueryLimits) -> dict[str, str]:
     """The settings of a query: those that were asked for and are allowed, and the limits, which may be lowered only.
     Raises QueryError for any other setting. Pure."""
     out: dict[str, str] = {}

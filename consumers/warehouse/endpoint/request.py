@@ -24,7 +24,7 @@ from millrace.consumers.warehouse.endpoint.faults import (
     TOO_LARGE,
     QueryError,
 )
-from millrace.consumers.warehouse.endpoint.reading import DEFAULT_FORMAT, Asked
+from millrace.consumers.warehouse.endpoint.reading import DEFAULT_FORMAT, Query
 from millrace.infra.config import is_local
 
 LONGEST = 256 << 10
@@ -38,16 +38,16 @@ _OWN = frozenset(
 )
 
 
-class Wanted(NamedTuple):
+class QueryRequest(NamedTuple):
     """A query and how its answer is to come. encoding: of the answer's bytes, empty for none."""
 
-    asked: Asked
+    asked: Query
     query_id: str
     encoding: str
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
+class AccessKey:
     """The word that a request must bring; empty where none is asked for."""
 
     word: str
@@ -87,7 +87,7 @@ def check_caller(headers: Mapping[str, str]) -> None:
         raise QueryError("pages of other sites may not ask here.", ACCESS_DENIED)
 
 
-def wanted(items: Iterable[tuple[str, str]], headers: Mapping[str, str], body: bytes) -> Wanted:
+def wanted(items: Iterable[tuple[str, str]], headers: Mapping[str, str], body: bytes) -> QueryRequest:
     """The query of a request. items: of its URL, in order. Raises QueryError for what cannot be served."""
     query = dict(items)
     if query.get("decompress", "0") != "0":
@@ -107,8 +107,8 @@ def wanted(items: Iterable[tuple[str, str]], headers: Mapping[str, str], body: b
     others = {name: value for name, value in query.items() if name not in _OWN and not name.startswith("param_")}
     form = headers.get("x-clickhouse-format") or query.get("default_format") or DEFAULT_FORMAT
     allowed = query.get("enable_http_compression", "1") not in ("0", "false")
-    return Wanted(
-        Asked(
+    return QueryRequest(
+        Query(
             text,
             params,
             others,

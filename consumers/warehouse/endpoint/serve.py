@@ -14,9 +14,9 @@ from granian.http import HTTP1Settings
 from granian.log import LogLevels
 from granian.server.embed import Server
 
-from millrace.consumers.warehouse.endpoint.app import Endpoint
+from millrace.consumers.warehouse.endpoint.app import QueryEndpoint
 from millrace.consumers.warehouse.endpoint.handles import OpenHandle
-from millrace.consumers.warehouse.endpoint.reading import Limits, Reader
+from millrace.consumers.warehouse.endpoint.reading import QueryLimits, QueryRunner
 from millrace.infra.config import Settings
 from millrace.infra.errors import ServiceError
 from millrace.infra.local_keys import WAREHOUSE, make, warehouse_key
@@ -29,7 +29,7 @@ START_S = 60.0
 class Serving:
     """`endpoint` on a port of loopback. `url`: where. Raises ServiceError when it cannot listen there."""
 
-    def __init__(self, endpoint: Endpoint, port: int) -> None:
+    def __init__(self, endpoint: QueryEndpoint, port: int) -> None:
         self.url = f"http://{LOCALHOST}:{port}"
         self._endpoint = endpoint
         if is_listening(LOCALHOST, port):
@@ -87,5 +87,5 @@ def open_endpoint(opens: OpenHandle, settings: Settings, overdue: Callable[[], N
     listen on `[warehouse] port`."""
     make(settings, WAREHOUSE)
     asked = settings.warehouse
-    limits = Limits(asked.query_seconds, asked.query_memory_mb << 20, asked.query_rows)
-    return Serving(Endpoint(Reader(opens, limits, overdue=overdue), warehouse_key(settings)), asked.port)
+    limits = QueryLimits(asked.query_seconds, asked.query_memory_mb << 20, asked.query_rows)
+    return Serving(QueryEndpoint(QueryRunner(opens, limits, overdue=overdue), warehouse_key(settings)), asked.port)

@@ -22,7 +22,7 @@ LET_GO_S = 10.0
 LOOK_S = 0.2
 
 
-class Run:
+class RunningQuery:
     """One query in the engine. limit_s: what it may take; begun, since: when it began, and when the call of the engine
     began that is under way (None while none is), on a clock of seconds. One call at a time."""
 
@@ -52,7 +52,7 @@ class Run:
             raise QueryError(limited(said, TIMEOUT), TIMEOUT)
 
 
-def condemned(runs: Collection[Run], now: float) -> bool:
+def condemned(runs: Collection[RunningQuery], now: float) -> bool:
     """Whether the engine keeps a query for so long past its limit that only the end of its process ends it. Pure."""
     over = [run.over_s(now) for run in runs]
     worst = max(over, default=0.0)
@@ -60,24 +60,24 @@ def condemned(runs: Collection[Run], now: float) -> bool:
     return worst > (2 * LET_GO_S if others else LET_GO_S)
 
 
-class Watch:
+class QueryWatch:
     """Looks after the queries of one engine. overdue: called once, in a thread of its own, when they are condemned; it
     ends this process. None: nobody does."""
 
     def __init__(self, overdue: Callable[[], None] | None = None) -> None:
-        self._runs: set[Run] = set()
+        self._runs: set[RunningQuery] = set()
         self._any = threading.Condition()
         if overdue is not None:
             threading.Thread(target=self._look, args=(overdue,), name="watch", daemon=True).start()
 
-    def begin(self, run: Run) -> None:
+    def begin(self, run: RunningQuery) -> None:
         """A query begins."""
         run.begun = time.monotonic()
         with self._any:
             self._runs.add(run)
             self._any.notify()
 
-    def end(self, run: Run) -> None:
+    def end(self, run: RunningQuery) -> None:
         """The engine has let go of it. Idempotent."""
         with self._any:
             self._runs.discard(run)

@@ -17,7 +17,7 @@ from millrace.infra.engines.base import Sampling
 
 
 @dataclass(eq=False, slots=True)
-class Row:
+class BatchRow:
     """One choice of one request while it is sampled. `ticket` is whatever its owner wants back."""
 
     prompt: list[int]
@@ -35,7 +35,7 @@ class RunningRows:
 
     def __init__(self, model: Any) -> None:
         self._model = model
-        self.rows: list[Row] = []
+        self.rows: list[BatchRow] = []
         self._clear()
 
     def _clear(self) -> None:
@@ -44,7 +44,7 @@ class RunningRows:
         self.logits = torch.zeros(0, 0)
 
     @torch.inference_mode()
-    def admit(self, rows: Sequence[Row]) -> None:
+    def admit(self, rows: Sequence[BatchRow]) -> None:
         """Prefill new rows and join them to those in flight. Rows that share a prompt object are prefilled once."""
         prompts: dict[int, int] = {}
         sequences: list[list[int]] = []
@@ -144,7 +144,7 @@ def _join(cache: Any, mask: Tensor, other: Any, other_mask: Tensor) -> Tensor:
 
 
 @torch.inference_mode()
-def draw(logits: Tensor, rows: Sequence[Row], shared: torch.Generator) -> tuple[Tensor, Tensor]:
+def draw(logits: Tensor, rows: Sequence[BatchRow], shared: torch.Generator) -> tuple[Tensor, Tensor]:
     """Sample a token for each row: (tokens [rows] int64, raw log-softmax [rows, vocabulary] float32).
 
     A seeded row draws from its own generator, so its tokens do not depend on who shares the batch."""
@@ -172,7 +172,7 @@ def draw(logits: Tensor, rows: Sequence[Row], shared: torch.Generator) -> tuple[
     return torch.where(greedy, best, drawn), raw
 
 
-def biased(logits: Tensor, row: Row) -> Tensor:
+def biased(logits: Tensor, row: BatchRow) -> Tensor:
     """`logits` [vocabulary] with a row's bias and penalties, as vLLM applies them."""
     sampling, out = row.sampling, logits.clone()
     for token, bias in sampling.logit_bias:

@@ -22,8 +22,8 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
-from millrace.infra.engines.base import Chunk, Engine, Sampling, Span, Usage
-from millrace.infra.engines.inprocess.batch import Row, RunningRows, draw
+from millrace.infra.engines.base import Chunk, Engine, LabelSpan, Sampling, Usage
+from millrace.infra.engines.inprocess.batch import BatchRow, RunningRows, draw
 from millrace.infra.errors import EngineError, EngineRejected, EngineUnavailable
 
 T = TypeVar("T")
@@ -71,7 +71,7 @@ class InprocessEngine(Engine):
         else:
             self._shared.manual_seed(seed)
         self._batch = RunningRows(self._model)
-        self._waiting: deque[Row] = deque()
+        self._waiting: deque[BatchRow] = deque()
         self._label = label
         self._paused = False
         self._draining: list[Future[None]] = []
@@ -94,7 +94,7 @@ class InprocessEngine(Engine):
         rows = []
         for index in range(sampling.n):
             own = None if sampling.seed is None else torch.Generator().manual_seed(sampling.seed + index)
-            rows.append(Row(prompt, sampling, limit, request, index, own))
+            rows.append(BatchRow(prompt, sampling, limit, request, index, own))
         with self._wake:
             self._check_alive()
             self._waiting.extend(rows)
@@ -235,8 +235,8 @@ class InprocessEngine(Engine):
             return bool(self._draining)
         return bool(self._waiting or self._batch.rows)
 
-    def _admissible(self) -> list[Row]:
-        rows: list[Row] = []
+    def _admissible(self) -> list[BatchRow]:
+        rows: list[BatchRow] = []
         while not self._paused and self._waiting:
             if len(self._batch.rows) + len(rows) >= self._max_rows:
                 break
@@ -250,7 +250,7 @@ class InprocessEngine(Engine):
         tokens, raw = draw(self._batch.logits, rows, self._shared)
         logprobs = raw.gather(1, tokens[:, None])[:, 0].tolist()
         kept: list[int] = []
-        out: list[tuple[Row, Chunk]] = []
+        out: list[tuple[BatchRow, Chunk]] = []
         for position, (row, token, logprob) in enumerate(zip(rows, tokens.tolist(), logprobs, strict=True)):
             if row.ticket.cancelled:
                 continue
@@ -273,7 +273,7 @@ class InprocessEngine(Engine):
             self._batch.advance(tokens[kept])
         self._deliver(out)
 
-    def _ended(self, row: Row, token: int) -> tuple[str, str | int | None] | None:
+    def _ended(self, row: BatchRow, token: int) -> tuple[str, str | int | None] | None:
         sampling = row.sampling
         if token in self._ends and not sampling.ignore_eos:
             return "stop", None
@@ -298,7 +298,7 @@ class InprocessEngine(Engine):
         self._deliver([(row, Chunk(row.index, [], [], "abort", None, _spans(row))) for row in doomed])
         return len(doomed)
 
-    def _deliver(self, out: list[tuple[Row, Chunk]]) -> None:
+    def _deliver(self, out: list[tuple[BatchRow, Chunk]]) -> None:
         ready: dict[asyncio.AbstractEventLoop, list[tuple[_Request, Chunk]]] = {}
         for row, chunk in out:
             request: _Request = row.ticket
@@ -377,9 +377,9 @@ class InprocessEngine(Engine):
             raise EngineRejected(f"token id {odd[0]} is out of vocabulary", 400)
 
 
-def _spans(row: Row) -> tuple[Span, ...]:
+def _spans(row: BatchRow) -> tuple[LabelSpan, ...]:
     ends = [start for _, start in row.labels[1:]] + [len(row.output)]
-    return tuple(Span(label, start, end) for (label, start), end in zip(row.labels, ends, strict=True))
+    return tuple(LabelSpan(label, start, end) for (label, start), end in zip(row.labels, ends, strict=True))
 
 
 def _hand_over(

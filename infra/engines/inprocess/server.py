@@ -34,10 +34,10 @@ from millrace.infra.engines.base import Chunk
 from millrace.infra.engines.inprocess.engine import PAUSE_MODES, InprocessEngine
 from millrace.infra.engines.inprocess.wire import (
     Abort,
-    Body,
+    GenerateBody,
+    InitTransfer,
     NewVersion,
     Rpc,
-    TransferGroup,
     Update,
     choice,
     counted,
@@ -53,11 +53,11 @@ Receiver = Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, torch.Tens
 """(init_info, update_info) -> the tensors that came, checked; raises when they do not come"""
 
 
-_body = msgspec.json.Decoder(Body)
+_body = msgspec.json.Decoder(GenerateBody)
 _rpc = msgspec.json.Decoder(Rpc)
 _new_version = msgspec.json.Decoder(NewVersion)
 _abort = msgspec.json.Decoder(Abort)
-_group = msgspec.json.Decoder(TransferGroup)
+_group = msgspec.json.Decoder(InitTransfer)
 _update = msgspec.json.Decoder(Update)
 
 
@@ -197,13 +197,13 @@ def build_app(engine: InprocessEngine, name: str, receiver: Receiver | None = No
     )
 
 
-async def _whole(chunks: AsyncGenerator[Chunk, None], body: Body) -> Response:
+async def _whole(chunks: AsyncGenerator[Chunk, None], body: GenerateBody) -> Response:
     choices = [chunk async for chunk in chunks]
     message = {"request_id": f"generate-tokens-{body.request_id}", "choices": [choice(one) for one in choices]}
     return _json({**message, "usage": counted(choices[-1])})
 
 
-async def _events(first: Chunk, rest: AsyncGenerator[Chunk, None], body: Body) -> AsyncGenerator[bytes, None]:
+async def _events(first: Chunk, rest: AsyncGenerator[Chunk, None], body: GenerateBody) -> AsyncGenerator[bytes, None]:
     request_id = f"generate-tokens-{body.request_id}"
     usage = None
     try:

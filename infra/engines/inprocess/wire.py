@@ -30,7 +30,7 @@ class Params(msgspec.Struct):
     structured_outputs: dict[Literal["json", "structural_tag"], str] = {}
 
 
-class Body(msgspec.Struct):
+class GenerateBody(msgspec.Struct):
     """A generate request."""
 
     token_ids: list[int]
@@ -55,7 +55,7 @@ class Abort(msgspec.Struct):
     request_ids: list[str] = []
 
 
-class TransferGroup(msgspec.Struct):
+class InitTransfer(msgspec.Struct):
     """Where weights will come from."""
 
     init_info: dict[str, Any]

@@ -27,7 +27,7 @@ from millrace.infra.log.blobs import storage
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from millrace.infra.log.archive.segment import Stored
+    from millrace.infra.log.archive.segment import ArchivedRecord
 
 MANIFEST = "manifest.json"
 LOCK = ".lock"
@@ -121,7 +121,7 @@ class Archive:
             for partition, shelf in self.shelves(topic).items():
                 yield from ((topic, partition, segment) for segment in shelf.segments)
 
-    def stored(self, topic: str, partition: int, segment: Segment) -> Iterator[Stored]:
+    def stored(self, topic: str, partition: int, segment: Segment) -> Iterator[ArchivedRecord]:
         """The rows of a segment. Raises ArchiveError naming it, and the first offset that cannot be trusted."""
         from millrace.infra.log.archive.segment import read
 

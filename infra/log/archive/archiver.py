@@ -29,7 +29,7 @@ RESTRICTED = "raw"
 """what is captured before governance: it is gone when its hours are over"""
 
 
-class Kept(NamedTuple):
+class ArchivedSegment(NamedTuple):
     """A segment that was just archived."""
 
     topic: str
@@ -67,7 +67,7 @@ class Archiver:
         self._raw = raw
         self._clock = clock
 
-    def run(self) -> Iterator[Kept]:
+    def run(self) -> Iterator[ArchivedSegment]:
         """Archive all that is due now, and give each segment once it is kept.
 
         Raises ArchiveError, BusError, StorageError; what was given before stays kept."""
@@ -83,7 +83,7 @@ class Archiver:
                 f"{root} cannot be written ({error}): make room, or name another [archive] root"
             ) from error
 
-    def _partition(self, topic: str, partition: int) -> Iterator[Kept]:
+    def _partition(self, topic: str, partition: int) -> Iterator[ArchivedSegment]:
         shelf = self._shelf(topic, partition)
         kept, end = self._bus.starts(topic)[partition], self._bus.ends(topic)[partition]
         at = kept if shelf.end is None else shelf.end
@@ -98,7 +98,7 @@ class Archiver:
                     return
                 shelf = self._archive.add(shelf, filled.segment, draft)
             at = filled.segment.end
-            yield Kept(topic, partition, filled.segment)
+            yield ArchivedSegment(topic, partition, filled.segment)
 
     def _old(self) -> float:
         """The time (micros) of a record from which on it is too young for a segment that is not full."""

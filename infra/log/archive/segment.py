@@ -53,7 +53,7 @@ class _Row(TypedDict):
     digest: bytes
 
 
-class Stored(NamedTuple):
+class ArchivedRecord(NamedTuple):
     """A record of a segment, and the bytes behind it where it is a claim."""
 
     record: Record
@@ -75,7 +75,7 @@ class SegmentWriter:
     """Writes a segment into a file that is nobody's yet. `size`: bytes of keys and values so far."""
 
     def __init__(self, path: Path) -> None:
-        self._rows: list[Stored] = []
+        self._rows: list[ArchivedRecord] = []
         self._pending = 0
         self.records = 0
         self.size = 0
@@ -85,7 +85,7 @@ class SegmentWriter:
 
     def add(self, record: Record, claimed: bytes | None) -> None:
         """The next record, in the order of offsets."""
-        self._rows.append(Stored(record, claimed))
+        self._rows.append(ArchivedRecord(record, claimed))
         size = len(record.key) + len(record.value or b"") + len(claimed or b"")
         self._pending += size
         self.size += size
@@ -110,7 +110,7 @@ class SegmentWriter:
         self._rows, self._pending = [], 0
 
 
-def _batch(rows: list[Stored]) -> pa.RecordBatch:
+def _batch(rows: list[ArchivedRecord]) -> pa.RecordBatch:
     records = [row.record for row in rows]
     headers = [[{"name": name, "value": value} for name, value in record.headers.items()] for record in records]
     columns = (
@@ -125,7 +125,7 @@ def _batch(rows: list[Stored]) -> pa.RecordBatch:
     return pa.record_batch([pa.array(c, field.type) for c, field in zip(columns, SCHEMA, strict=True)], schema=SCHEMA)
 
 
-def read(data: pa.Buffer, topic: str, partition: int, name: str) -> Iterator[Stored]:
+def read(data: pa.Buffer, topic: str, partition: int, name: str) -> Iterator[ArchivedRecord]:
     """The records of a segment's bytes, in order. `name` says in errors which segment it is.
 
     Raises ArchiveError at the first record that is not what was written."""
@@ -147,7 +147,7 @@ def read(data: pa.Buffer, topic: str, partition: int, name: str) -> Iterator[Sto
         raise ArchiveError(f"{name} is damaged {where} ({error}): restore it from a copy") from error
 
 
-def _stored(row: _Row, topic: str, partition: int) -> Stored:
+def _stored(row: _Row, topic: str, partition: int) -> ArchivedRecord:
     headers = {header["name"]: header["value"] for header in row["headers"]}
     record = Record(topic, partition, row["offset"], row["key"], row["value"], headers, row["timestamp"])
-    return Stored(record, row["claimed"])
+    return ArchivedRecord(record, row["claimed"])

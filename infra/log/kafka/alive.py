@@ -5,7 +5,7 @@ names no broker at all in its first answer). It then waits for ever, without an 
 
 Invariants: a client counts as silent only while something is due to it, while this process itself ran without a gap,
 and while a client made for the purpose is answered, twice; brokers that answer nobody are waited for. The judgement
-(`Vigil`) is pure; `Watcher` is the thread around it.
+(`Vigil`) is pure; `ClientWatcher` is the thread around it.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class Vigil:
         return self._proofs >= 2
 
 
-class Watcher:
+class ClientWatcher:
     """Looks after the clients of one bus. `probe` says whether the brokers answer a client made for the purpose."""
 
     def __init__(self, probe: Callable[[], bool], end: Callable[[int], None] = os._exit) -> None:

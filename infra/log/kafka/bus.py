@@ -39,7 +39,7 @@ from millrace.infra.log.base import (
     Transactor,
 )
 from millrace.infra.log.kafka import mend
-from millrace.infra.log.kafka.alive import Watcher
+from millrace.infra.log.kafka.alive import ClientWatcher
 from millrace.infra.log.kafka.common import (
     WAIT_S,
     common,
@@ -51,7 +51,7 @@ from millrace.infra.log.kafka.common import (
     records_of,
     translated,
 )
-from millrace.infra.log.kafka.entry import Listener, contact, greet, made
+from millrace.infra.log.kafka.entry import ErrorListener, contact, greet, made
 from millrace.infra.log.kafka.mend import Mender, Trail
 from millrace.infra.log.kafka.read import KafkaMember, KafkaTail, take
 from millrace.infra.log.kafka.wire import BrokerConnection, Where
@@ -90,11 +90,11 @@ class KafkaBus(Bus):
         self._base = common(bootstrap, self._options, client_id)
         self._lock = threading.Lock()
         self._admin: Any = None
-        self._heard = Listener(client_id)
+        self._heard = ErrorListener(client_id)
         self._greeted = False
         self._idle: list[Consumer] = []
         self._counts: dict[str, int] = {}
-        self._watcher = Watcher(self._answers_others)
+        self._watcher = ClientWatcher(self._answers_others)
         self._mender = Mender(self._cluster, self._unsettled, self._states, prefix, self._login())
 
     # -- topics

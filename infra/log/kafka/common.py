@@ -19,7 +19,7 @@ from millrace.infra.errors import (
     UnreachableError,
 )
 from millrace.infra.log.base import EARLIEST, LATEST, NO_HEADERS, Record
-from millrace.infra.log.kafka.entry import FORBIDDEN, OPTIONS, Listener
+from millrace.infra.log.kafka.entry import FORBIDDEN, OPTIONS, ErrorListener
 
 log = logging.getLogger(__name__)
 
@@ -108,7 +108,7 @@ def common(bootstrap: str, options: Mapping[str, Any], client_id: str) -> dict[s
     return {
         "bootstrap.servers": bootstrap,
         "client.id": client_id or "millrace",
-        "error_cb": Listener(client_id),
+        "error_cb": ErrorListener(client_id),
         "log_level": 2,
         "reconnect.backoff.ms": 50,
         "reconnect.backoff.max.ms": 1000,

@@ -51,7 +51,7 @@ def made(kind: Callable[[dict[str, Any]], Client], config: dict[str, Any]) -> Cl
         raise ConfigError(f"{OPTIONS}: {said}. The names are librdkafka's; files must be readable here.") from error
 
 
-class Listener:
+class ErrorListener:
     """What a client complains about between calls: `error_cb` of every client. Keeps the newest reason."""
 
     def __init__(self, client_id: str = "") -> None:
@@ -78,7 +78,7 @@ def reason(error: KafkaError) -> str:
     return re.sub(r"( \(after \d+ms in state \w+\)|: error:[0-9A-F]{8}:SSL routines:)+", "", str(error.str()))
 
 
-def greet(client: Any, told: Listener, bootstrap: str, timeout_s: float) -> Any:
+def greet(client: Any, told: ErrorListener, bootstrap: str, timeout_s: float) -> Any:
     """The cluster's metadata as soon as it answers an administration client whose complaints `told` hears.
 
     Raises AccessError, or UnreachableError after `timeout_s`."""
@@ -104,6 +104,6 @@ def contact(bootstrap: str, options: Mapping[str, Any], timeout_s: float) -> tup
     """An administration client of its own and the metadata that it was given first. Raises as `made` and `greet`."""
     from confluent_kafka.admin import AdminClient
 
-    told = Listener()
+    told = ErrorListener()
     client = made(AdminClient, {**options, "bootstrap.servers": bootstrap, "log_level": 0, "error_cb": told})
     return client, greet(client, told, bootstrap, timeout_s)

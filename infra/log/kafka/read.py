@@ -15,7 +15,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from millrace.infra.errors import BusError, RefusedError, UnreachableError
 from millrace.infra.log.base import EARLIEST, LATEST, Member, MemberToken, OnAssign, OnRevoke, Record, Tail
-from millrace.infra.log.kafka.alive import REPORT_MS, Pulse, Watcher
+from millrace.infra.log.kafka.alive import REPORT_MS, ClientWatcher, Pulse
 from millrace.infra.log.kafka.common import WAIT_S, know_topic, offset_for, patient, raise_ours, reading, records_of
 from millrace.infra.log.kafka.entry import made
 
@@ -53,7 +53,7 @@ class KafkaMember(Member):
     def __init__(
         self,
         base: Mapping[str, Any],
-        watcher: Watcher,
+        watcher: ClientWatcher,
         group: str,
         topic: str,
         on_assign: OnAssign | None,
@@ -197,7 +197,9 @@ class KafkaMember(Member):
 class KafkaTail(Tail):
     """A consumer that is assigned what it follows. One that fell silent is replaced by another at its positions."""
 
-    def __init__(self, base: Mapping[str, Any], watcher: Watcher, positions: Mapping[tuple[str, int], int]) -> None:
+    def __init__(
+        self, base: Mapping[str, Any], watcher: ClientWatcher, positions: Mapping[tuple[str, int], int]
+    ) -> None:
         self._base, self._watcher = base, watcher
         self._pulse = Pulse(f"the reader of {sorted(positions)}")
         self._consumer = made(Consumer, listening(base, self._pulse))

@@ -20,7 +20,7 @@ from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_expone
 from millrace.infra import faults
 from millrace.infra.errors import BusError, FencedError, RefusedError, UnreachableError
 from millrace.infra.log.base import MemberToken, Outgoing, Place, Publisher, Sent, Transactor
-from millrace.infra.log.kafka.alive import HANGS_S, REPORT_MS, Pulse, Watcher
+from millrace.infra.log.kafka.alive import HANGS_S, REPORT_MS, ClientWatcher, Pulse
 from millrace.infra.log.kafka.common import STEADY, WAIT_S, know_topic, raise_ours, translated, writing
 from millrace.infra.log.kafka.entry import made
 from millrace.infra.log.kafka.mend import Trail
@@ -85,7 +85,7 @@ class KafkaPublisher(Publisher):
 
     One that fell silent fails what it holds; without `gapless` another takes its place."""
 
-    def __init__(self, base: Mapping[str, Any], watcher: Watcher, *, gapless: bool) -> None:
+    def __init__(self, base: Mapping[str, Any], watcher: ClientWatcher, *, gapless: bool) -> None:
         self._config = {**writing(base), "linger.ms": 1, **(GAPLESS if gapless else {})}
         self._watcher = watcher
         self._gapless = gapless
@@ -182,7 +182,9 @@ class KafkaPublisher(Publisher):
 class KafkaTransactor(Transactor):
     """One producer of one transactional id. The id is fenced when the constructor returns."""
 
-    def __init__(self, base: Mapping[str, Any], watcher: Watcher, transactional_id: str, trail: Trail | None) -> None:
+    def __init__(
+        self, base: Mapping[str, Any], watcher: ClientWatcher, transactional_id: str, trail: Trail | None
+    ) -> None:
         """`trail` is None where the ends of transactions cannot be asked for."""
         self._watcher = watcher
         self._pulse = watcher.watch(Pulse(f"a call of {transactional_id}", HANGS_S))

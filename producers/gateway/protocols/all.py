@@ -9,11 +9,11 @@ from typing import Any
 import orjson
 
 from millrace.producers.gateway.errors import ApiError
-from millrace.producers.gateway.protocols.base import Dialect, Recorded
+from millrace.producers.gateway.protocols.base import Dialect, RecordedCall
 from millrace.producers.gateway.protocols.chat import Chat
 from millrace.producers.gateway.protocols.completions import Completions
 from millrace.producers.gateway.protocols.messages import Messages
-from millrace.producers.gateway.protocols.reader import Reader
+from millrace.producers.gateway.protocols.reader import DialectReader
 from millrace.producers.gateway.protocols.responses import Responses
 from millrace.producers.gateway.rendering.base import RAW
 
@@ -33,7 +33,7 @@ def named(name: str) -> Dialect:
     return next(dialect for dialect in DIALECTS if dialect.name == name)
 
 
-def reader(dialect: Dialect) -> Reader:
+def reader(dialect: Dialect) -> DialectReader:
     """How calls of a dialect to an upstream are read for the log."""
     return dialect.reader(dialect, writer_of)
 
@@ -43,7 +43,7 @@ def minted(id: str) -> bool:
     return any(id.startswith(one.prefix) and UUID7.fullmatch(id, len(one.prefix)) for one in DIALECTS)
 
 
-def read(request: bytes, response: bytes) -> Recorded:
+def read(request: bytes, response: bytes) -> RecordedCall:
     """What a recorded call said, in the dialect that wrote its response. Raises ApiError or ValueError for bytes that
     are no record of a call."""
     found = _object(response)

@@ -9,7 +9,7 @@ from typing import Any
 
 from millrace.producers.gateway.answers import content, listed, mapping, number, text, thinking
 from millrace.producers.gateway.lineage import ABORT
-from millrace.producers.gateway.protocols.events import Events
+from millrace.producers.gateway.protocols.events import ReplyEvents
 from millrace.producers.gateway.protocols.pieces import Pieces
 from millrace.schemas import bounds
 
@@ -79,7 +79,7 @@ def usage_of(usage: Mapping[str, Any]) -> dict[str, Any]:
     return {**counts, "prompt_tokens_details": details}
 
 
-class Assembled(Events):
+class AssembledStream(ReplyEvents):
     """A whole stream of chunks."""
 
     def __init__(self) -> None:

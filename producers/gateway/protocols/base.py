@@ -1,7 +1,8 @@
 """The seam between an API and the gateway: what every dialect does.
 
-A sibling is a `Dialect`, its `ReplyStream`, its `Reader`, and an entry in `millrace.producers.gateway.protocols.all`:
-routes, the choices of settings, and who answers an error follow from that entry.
+A sibling is a `Dialect`, its `ReplyStream`, its `DialectReader`, and an entry in
+`millrace.producers.gateway.protocols.all`: routes, the choices of settings, and who answers an error follow from that
+entry.
 
 Invariants: `parse` raises nothing but ApiError, whatever the bytes; a reply says the same words whole and streamed; the
 recorded response alone tells which dialect wrote it, so that a session is rebuilt from the capture log."""
@@ -16,11 +17,11 @@ from starlette.responses import Response
 
 from millrace.producers.gateway.conversation import Ask, Part
 from millrace.producers.gateway.errors import ApiError
-from millrace.producers.gateway.protocols.head import Head
-from millrace.producers.gateway.protocols.reader import Reader
+from millrace.producers.gateway.protocols.head import RequestHead
+from millrace.producers.gateway.protocols.reader import DialectReader
 from millrace.producers.gateway.protocols.writable import WritableCall, WritableChoice
 from millrace.producers.gateway.rendering.base import Message, Tools
-from millrace.producers.gateway.stored import Given, Kept, Recalled
+from millrace.producers.gateway.stored import Given, Recalled, StoredResponse
 
 if TYPE_CHECKING:  # it answers in dialects
     from millrace.producers.gateway.callers import Caller
@@ -40,7 +41,7 @@ class StreamEvent(NamedTuple):
         return b"event: " + self.name.encode() + b"\ndata: " + self.data + b"\n\n"
 
 
-class Recorded(NamedTuple):
+class RecordedCall(NamedTuple):
     """A call of the capture log as lineages know it: what was asked, and the replies by their choice. `stored`: what
     was asked, where its response may be named by later requests."""
 
@@ -50,12 +51,12 @@ class Recorded(NamedTuple):
     stored: Given | None = None
 
 
-class Whole(NamedTuple):
+class WholeRequest(NamedTuple):
     """A request that is whole in itself, its body as the log has it, and the earlier responses that it named."""
 
     request: Ask
     body: bytes
-    used: Sequence[Kept] = ()
+    used: Sequence[StoredResponse] = ()
 
 
 class ReplyStream(ABC):
@@ -71,7 +72,7 @@ class ReplyStream(ABC):
         """The end of the response, where every choice has come to its own."""
 
 
-class Asking(NamedTuple):
+class SideRequest(NamedTuple):
     """A request that is no call of a model. `id`: what its path names, "" where it names nothing."""
 
     gateway: Gateway
@@ -88,7 +89,7 @@ class Beside(NamedTuple):
     below: str
     method: str
     name: str
-    answer: Callable[[Asking], Awaitable[bytes]]
+    answer: Callable[[SideRequest], Awaitable[bytes]]
 
 
 class Dialect(ABC):
@@ -106,7 +107,7 @@ class Dialect(ABC):
     """the field of its requests that names a conversation, where it has one"""
     keep_alive = b": keep-alive\n\n"
     """what a stream is sent while its next event takes long"""
-    reader: type[Reader]
+    reader: type[DialectReader]
     """how its calls to an upstream are read for the log"""
 
     @property
@@ -122,10 +123,10 @@ class Dialect(ABC):
         """Whether a request may name what was said before, so that it says more than its bytes show."""
         return False
 
-    def understand(self, body: bytes, recalled: Recalled) -> Whole:
+    def understand(self, body: bytes, recalled: Recalled) -> WholeRequest:
         """`parse`, with what a request names by an id in its place. Raises ApiError, also for an id that its caller
         was never told."""
-        return Whole(self.parse(body), body)
+        return WholeRequest(self.parse(body), body)
 
     @abstractmethod
     def whole(self, call: WritableCall, choices: Sequence[WritableChoice]) -> bytes:
@@ -147,7 +148,7 @@ class Dialect(ABC):
         """An error behind the first event of a stream. Cutting the stream would look like its end to most clients."""
         return StreamEvent("", self.error(error))
 
-    def names(self, head: Head) -> tuple[tuple[Any, ...], str | None]:
+    def names(self, head: RequestHead) -> tuple[tuple[Any, ...], str | None]:
         """What a request to an upstream says of its end user, and what it calls the conversation."""
         return (head.user, head.safety_identifier), None
 
@@ -156,7 +157,7 @@ class Dialect(ABC):
         """Whether a recorded response is one of this dialect's."""
 
     @abstractmethod
-    def read(self, request: bytes, response: Mapping[str, Any]) -> Recorded:
+    def read(self, request: bytes, response: Mapping[str, Any]) -> RecordedCall:
         """What a recorded call said. Raises ApiError or ValueError for a request that is none."""
 
     def responses(self, call: WritableCall) -> tuple[bytes, list[bytes]]:

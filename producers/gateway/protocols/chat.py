@@ -11,7 +11,7 @@ from millrace.producers.gateway.answers import understood
 from millrace.producers.gateway.call import SLICE
 from millrace.producers.gateway.conversation import Ask, Part, Text, Thinking, ToolUse
 from millrace.producers.gateway.errors import ApiError
-from millrace.producers.gateway.protocols.base import Dialect, Recorded, ReplyStream, StreamEvent
+from millrace.producers.gateway.protocols.base import Dialect, RecordedCall, ReplyStream, StreamEvent
 from millrace.producers.gateway.protocols.chat_reader import ChatReader
 from millrace.producers.gateway.protocols.chat_request import ask_of, parse_any, parse_chat
 from millrace.producers.gateway.protocols.common import DONE, usage_of
@@ -50,10 +50,10 @@ class Chat(Dialect):
     def wrote(self, response: Mapping[str, Any]) -> bool:
         return True  # what nobody else wrote: upstreams write it in shapes of their own
 
-    def read(self, request: bytes, response: Mapping[str, Any]) -> Recorded:
+    def read(self, request: bytes, response: Mapping[str, Any]) -> RecordedCall:
         asked = parse_any(request)
         replies = {said.choice: said.message for said in understood(response).choices}
-        return Recorded(asked.plain(), asked.tools, replies)
+        return RecordedCall(asked.plain(), asked.tools, replies)
 
 
 class ChatStream(ReplyStream):

@@ -9,13 +9,13 @@ import msgspec
 
 from millrace.producers.gateway import shape
 from millrace.producers.gateway.answers import WholeAnswer, understood
-from millrace.producers.gateway.protocols.assembled import Assembled
-from millrace.producers.gateway.protocols.events import Events
-from millrace.producers.gateway.protocols.reader import Reader
+from millrace.producers.gateway.protocols.assembled import AssembledStream
+from millrace.producers.gateway.protocols.events import ReplyEvents
+from millrace.producers.gateway.protocols.reader import DialectReader
 from millrace.schemas import bounds
 
 
-class ChatReader(Reader):
+class ChatReader(DialectReader):
     """`POST /chat/completions`."""
 
     def understood(self, found: Mapping[str, Any]) -> WholeAnswer:
@@ -34,5 +34,5 @@ class ChatReader(Reader):
             choice.pop("logprobs", None)
         return msgspec.json.encode({**members, "choices": choices})
 
-    def assembled(self) -> Events:
-        return Assembled()
+    def assembled(self) -> ReplyEvents:
+        return AssembledStream()

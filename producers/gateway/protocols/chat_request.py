@@ -22,9 +22,9 @@ from millrace.producers.gateway.conversation import (
     Forced,
     Kind,
     Media,
+    ModelRefusal,
     Part,
-    Refusal,
-    Shape,
+    ReplyShape,
     Text,
     Thinking,
     ToolResult,
@@ -303,31 +303,31 @@ def _named(tool: Any) -> str:
     return name
 
 
-def _shape(output: dict[str, Any]) -> Shape:
+def _shape(output: dict[str, Any]) -> ReplyShape:
     match output.get("type"):
         case "json_object":
-            return Shape("response_format")
+            return ReplyShape("response_format")
         case "json_schema":
             given = output.get("json_schema")
             if not isinstance(given, dict):
                 raise bad_request("response_format: json_schema holds a name and a schema", param="response_format")
             held = schema_of(given.get("schema"), "response_format")
-            return Shape("response_format", held, given.get("strict") is True)
+            return ReplyShape("response_format", held, given.get("strict") is True)
         case kind:
             raise unsupported("response_format", f"text, json_object or json_schema, not {kind!r}")
 
 
-def _held(request: ChatRequest) -> Shape | None:
+def _held(request: ChatRequest) -> ReplyShape | None:
     """The shape that vLLM's own fields ask for."""
     given: Any = request.guided_json
     if given is not None:
-        return Shape("guided_json", _schema(given, "guided_json"))
+        return ReplyShape("guided_json", _schema(given, "guided_json"))
     wanted = {name: value for name, value in (request.structured_outputs or {}).items() if value not in (None, False)}
     match wanted:
         case {"json": given, **rest} if not rest:
-            return Shape("structured_outputs", _schema(given, "structured_outputs"))
+            return ReplyShape("structured_outputs", _schema(given, "structured_outputs"))
         case {"json_object": _, **rest} if not rest:
-            return Shape("structured_outputs")
+            return ReplyShape("structured_outputs")
         case {} if not wanted:
             return None
     raise unsupported("structured_outputs", "only json and json_object, one of them")
@@ -373,7 +373,7 @@ def _turn(message: MessageIn, at: int) -> Turn:
     if message.function_call and not message.tool_calls:
         parts.append(ToolUse("", message.function_call.name, _plain(message.function_call)))
     if message.refusal:
-        parts.append(Refusal(message.refusal))
+        parts.append(ModelRefusal(message.refusal))
     if thoughts := message.reasoning_content or message.reasoning:
         parts.append(Thinking(thoughts))
     return Turn(message.role, parts, message.name)

@@ -14,7 +14,7 @@ import orjson
 from millrace.producers.gateway import keys
 from millrace.producers.gateway.conversation import Ask, Part, Text, check_stops, prompt_message, unsupported
 from millrace.producers.gateway.errors import ApiError, bad_request
-from millrace.producers.gateway.protocols.base import Dialect, Recorded, ReplyStream, StreamEvent
+from millrace.producers.gateway.protocols.base import Dialect, RecordedCall, ReplyStream, StreamEvent
 from millrace.producers.gateway.protocols.chat_request import Count, Name, StreamOptions, Whole, biases
 from millrace.producers.gateway.protocols.common import DONE, decoded, usage_of
 from millrace.producers.gateway.protocols.completions_reader import CompletionsReader, message_of, numbered
@@ -117,10 +117,10 @@ class Completions(Dialect):
     def wrote(self, response: Mapping[str, Any]) -> bool:
         return response.get("object") == "text_completion"
 
-    def read(self, request: bytes, response: Mapping[str, Any]) -> Recorded:
+    def read(self, request: bytes, response: Mapping[str, Any]) -> RecordedCall:
         asked: AnyCompletions = decoded(_any_decoder, request, named=False)
         replies = {number: message_of(choice) for number, choice in numbered(response)}
-        return Recorded([prompt_message(_recorded(asked.prompt))], None, replies)
+        return RecordedCall([prompt_message(_recorded(asked.prompt))], None, replies)
 
 
 class CompletionsStream(ReplyStream):

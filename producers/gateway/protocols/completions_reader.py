@@ -7,24 +7,26 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from millrace.producers.gateway.answers import Said, WholeAnswer, counts, listed, mapping, name, number, text
+from millrace.producers.gateway.answers import AnswerChoice, WholeAnswer, counts, listed, mapping, name, number, text
 from millrace.producers.gateway.lineage import ABORT
 from millrace.producers.gateway.protocols.assembled import usage_of
-from millrace.producers.gateway.protocols.events import Events
-from millrace.producers.gateway.protocols.reader import Reader
+from millrace.producers.gateway.protocols.events import ReplyEvents
+from millrace.producers.gateway.protocols.reader import DialectReader
 from millrace.producers.gateway.rendering.base import Message
 from millrace.schemas import bounds
 from millrace.schemas.ids import new_id
 
 
-class CompletionsReader(Reader):
+class CompletionsReader(DialectReader):
     """`POST /completions`."""
 
     def understood(self, found: Mapping[str, Any]) -> WholeAnswer:
-        said = [Said(at, message_of(choice), name(choice.get("finish_reason"))) for at, choice in numbered(found)]
+        said = [
+            AnswerChoice(at, message_of(choice), name(choice.get("finish_reason"))) for at, choice in numbered(found)
+        ]
         return WholeAnswer(name(found.get("id")) or new_id(), said, counts(found))
 
-    def assembled(self) -> Events:
+    def assembled(self) -> ReplyEvents:
         return AssembledCompletions()
 
 
@@ -43,7 +45,7 @@ def numbered(found: Mapping[str, Any]) -> Iterator[tuple[int, Mapping[str, Any]]
             yield at, mapping(choice)
 
 
-class AssembledCompletions(Events):
+class AssembledCompletions(ReplyEvents):
     """A whole stream of chunks."""
 
     def __init__(self) -> None:

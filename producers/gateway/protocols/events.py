@@ -21,7 +21,7 @@ OTHERS = (b":", b"event:", b"id:", b"retry:")
 """how lines of events begin that say nothing of a reply"""
 
 
-class Events(ABC):
+class ReplyEvents(ABC):
     """A whole stream, whose `data` lines are JSON objects."""
 
     def __init__(self) -> None:

@@ -17,7 +17,7 @@ from millrace.schemas import bounds
 from millrace.schemas.records import Sampling
 
 
-class Head(msgspec.Struct, kw_only=True):
+class RequestHead(msgspec.Struct, kw_only=True):
     """Fields of all APIs together."""
 
     model: Any = None
@@ -64,20 +64,20 @@ class Head(msgspec.Struct, kw_only=True):
         }
 
 
-FIELDS = Head.__struct_fields__
+FIELDS = RequestHead.__struct_fields__
 FIELD_BYTES = 64 << 10
 """bytes up to which a field is read; a longer one goes on as it is, and is in no record"""
 _Members = msgspec.defstruct("_Members", [(name, msgspec.Raw, msgspec.Raw(b"null")) for name in FIELDS])
 _members = msgspec.json.Decoder(_Members)
 
 
-def read_head(body: bytes) -> Head:
+def read_head(body: bytes) -> RequestHead:
     """What a request says, of any number of values and as deep as a parser goes: an upstream has bounds of its own.
     Raises ApiError 400 for what is no JSON object, or nests deeper."""
     try:
         members = _members.decode(body)
         # Each once more: what is skipped is looked at by nobody, and may be no text of JSON.
-        return Head(**{name: _value(getattr(members, name)) for name in FIELDS})
+        return RequestHead(**{name: _value(getattr(members, name)) for name in FIELDS})
     except msgspec.ValidationError as error:
         raise bad_request(str(error)) from None
     except RecursionError:

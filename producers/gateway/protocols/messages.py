@@ -16,8 +16,15 @@ from millrace.producers.gateway import shape
 from millrace.producers.gateway.answers import listed, mapping, text
 from millrace.producers.gateway.conversation import Ask, Part, Text, Thinking, ToolUse, Turn, messages_of
 from millrace.producers.gateway.errors import ApiError
-from millrace.producers.gateway.protocols.base import Asking, Beside, Dialect, Recorded, ReplyStream, StreamEvent
-from millrace.producers.gateway.protocols.head import Head
+from millrace.producers.gateway.protocols.base import (
+    Beside,
+    Dialect,
+    RecordedCall,
+    ReplyStream,
+    SideRequest,
+    StreamEvent,
+)
+from millrace.producers.gateway.protocols.head import RequestHead
 from millrace.producers.gateway.protocols.messages_reader import MessagesReader
 from millrace.producers.gateway.protocols.messages_request import (
     MessagesRequest,
@@ -65,7 +72,7 @@ class Messages(Dialect):
         return ask_of(parse_messages(body))
 
     @staticmethod
-    async def _count(asking: Asking) -> bytes:
+    async def _count(asking: SideRequest) -> bytes:
         """The tokens of a prompt."""
         counted = await asking.gateway.count(lambda body: ask_of(parse_count(body)), asking.body)
         return orjson.dumps({"input_tokens": counted})
@@ -95,19 +102,19 @@ class Messages(Dialect):
     def failed(self, error: ApiError) -> StreamEvent:
         return StreamEvent("error", self.error(error))
 
-    def names(self, head: Head) -> tuple[tuple[Any, ...], str | None]:
+    def names(self, head: RequestHead) -> tuple[tuple[Any, ...], str | None]:
         named = session_of(head.user_id)
         return (() if named else (head.user_id,)), named
 
     def wrote(self, response: Mapping[str, Any]) -> bool:
         return response.get("type") == "message" and isinstance(response.get("content"), list)
 
-    def read(self, request: bytes, response: Mapping[str, Any]) -> Recorded:
+    def read(self, request: bytes, response: Mapping[str, Any]) -> RecordedCall:
         asked = parse_any(request)
         parts = [part for block in listed(response.get("content")) if (part := _read(mapping(block))) is not None]
         (reply,) = messages_of([Turn("assistant", parts)])
         messages = messages_of(turns_of(asked, strict=False), strict=False)
-        return Recorded(messages, tools_of(asked.tools, strict=False), {0: reply})
+        return RecordedCall(messages, tools_of(asked.tools, strict=False), {0: reply})
 
 
 class MessagesStream(ReplyStream):

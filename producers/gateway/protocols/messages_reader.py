@@ -13,8 +13,8 @@ import orjson
 from millrace.producers.gateway import shape
 from millrace.producers.gateway.answers import WholeAnswer, mapping, name, number, text
 from millrace.producers.gateway.lineage import ABORT
-from millrace.producers.gateway.protocols.events import Events
-from millrace.producers.gateway.protocols.reader import Reader, single
+from millrace.producers.gateway.protocols.events import ReplyEvents
+from millrace.producers.gateway.protocols.reader import DialectReader, single
 from millrace.schemas import bounds
 from millrace.schemas.ids import new_id
 
@@ -32,7 +32,7 @@ SILENT = "citations_delta"
 NOTHING = b'{"messages":[]}'
 
 
-class MessagesReader(Reader):
+class MessagesReader(DialectReader):
     """`POST /messages`."""
 
     told_in = "content"
@@ -45,11 +45,11 @@ class MessagesReader(Reader):
         message = self.dialect.read(NOTHING, found).replies[0]
         return single(name(found.get("id")) or new_id(), message, FINISH.get(reason or "", reason), counts)
 
-    def assembled(self) -> Events:
+    def assembled(self) -> ReplyEvents:
         return AssembledMessages()
 
 
-class AssembledMessages(Events):
+class AssembledMessages(ReplyEvents):
     """A stream of named events."""
 
     def __init__(self) -> None:

@@ -22,7 +22,7 @@ from millrace.producers.gateway.conversation import (
     Forced,
     Kind,
     Part,
-    Shape,
+    ReplyShape,
     Text,
     Thinking,
     ToolResult,
@@ -211,7 +211,7 @@ def _choice(given: dict[str, Any] | None) -> Literal["auto", "none"] | Forced:
     return Forced((name,))
 
 
-def _output(request: CountRequest) -> Shape | None:
+def _output(request: CountRequest) -> ReplyShape | None:
     for param, form in (
         ("output_config", (request.output_config or {}).get("format")),
         ("output_format", request.output_format),
@@ -220,7 +220,7 @@ def _output(request: CountRequest) -> Shape | None:
             continue
         if not isinstance(form, dict) or form.get("type") != "json_schema":
             raise unsupported(param, "a format is a json_schema")
-        return Shape(param, schema_of(form.get("schema"), param), strict=True)
+        return ReplyShape(param, schema_of(form.get("schema"), param), strict=True)
     return None
 
 

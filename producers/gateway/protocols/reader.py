@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import orjson
 
 from millrace.producers.gateway import keys, shape
-from millrace.producers.gateway.answers import Said, WholeAnswer
-from millrace.producers.gateway.protocols.events import LARGEST, Events
+from millrace.producers.gateway.answers import AnswerChoice, WholeAnswer
+from millrace.producers.gateway.protocols.events import LARGEST, ReplyEvents
 from millrace.producers.gateway.rendering.base import Message
 from millrace.producers.gateway.spending import bytes_in
 
@@ -30,14 +30,14 @@ ROOT = "/v1"
 """what an upstream's base url has already"""
 
 
-class Asked(NamedTuple):
+class ReadRequest(NamedTuple):
     """A request: its messages, and the digests that say what it continues."""
 
     messages: list[Message]
     digests: list[bytes]
 
 
-class Read:
+class ReadAnswer:
     """What an answer says, and the digest of the conversation with each of its choices, from `before`, that of
     the request. `told`: where in its response that is said."""
 
@@ -52,7 +52,7 @@ class Read:
         return bytes_in(self._told)
 
 
-class Reader(ABC):
+class DialectReader(ABC):
     """One API. `writer` says which dialect wrote a response."""
 
     told_in = "choices"
@@ -72,15 +72,15 @@ class Reader(ABC):
         """The answer in a response's fields."""
 
     @abstractmethod
-    def assembled(self) -> Events:
+    def assembled(self) -> ReplyEvents:
         """What puts a streamed answer together."""
 
-    def asked(self, body: bytes) -> Asked:
+    def asked(self, body: bytes) -> ReadRequest:
         """Raises ApiError or ValueError for a request that nobody here understands."""
         said = self.dialect.read(body, NO_ANSWER)
-        return Asked(said.messages, keys.chain(said.messages, said.tools))
+        return ReadRequest(said.messages, keys.chain(said.messages, said.tools))
 
-    def answer(self, body: bytes, before: bytes) -> Read | None:
+    def answer(self, body: bytes, before: bytes) -> ReadAnswer | None:
         """What a whole answer says; None for what is none of this API, or more than is looked into."""
         if len(body) > LARGEST:
             return None
@@ -99,13 +99,13 @@ class Reader(ABC):
         """An answer of too many values without those that nobody reads. Raises ValueError for what is no text."""
         return body
 
-    def read(self, found: Mapping[str, Any], before: bytes) -> Read | None:
+    def read(self, found: Mapping[str, Any], before: bytes) -> ReadAnswer | None:
         """What a response says; None for what is none of this API."""
         if self._writer(found) is not self.dialect:
             return None
-        return Read(self.understood(found), before, found.get(self.told_in))
+        return ReadAnswer(self.understood(found), before, found.get(self.told_in))
 
-    def whole(self, events: Events, before: bytes) -> tuple[bytes, Read | None]:
+    def whole(self, events: ReplyEvents, before: bytes) -> tuple[bytes, ReadAnswer | None]:
         """The response that a stream amounts to, and what it says; None for what is none of this API."""
         try:
             found = events.response()
@@ -117,4 +117,4 @@ class Reader(ABC):
 
 def single(id: str, message: Message, finish: str | None, usage: tuple[int, int, int]) -> WholeAnswer:
     """An answer of one choice."""
-    return WholeAnswer(id, [Said(0, message, finish)], usage)
+    return WholeAnswer(id, [AnswerChoice(0, message, finish)], usage)

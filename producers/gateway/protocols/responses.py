@@ -15,7 +15,15 @@ from millrace.producers.gateway.answers import listed, mapping, text
 from millrace.producers.gateway.conversation import Ask, Forced, Part, Text, Thinking, ToolUse, Turn, messages_of
 from millrace.producers.gateway.errors import ApiError
 from millrace.producers.gateway.lineage import ABORT
-from millrace.producers.gateway.protocols.base import Asking, Beside, Dialect, Recorded, ReplyStream, StreamEvent, Whole
+from millrace.producers.gateway.protocols.base import (
+    Beside,
+    Dialect,
+    RecordedCall,
+    ReplyStream,
+    SideRequest,
+    StreamEvent,
+    WholeRequest,
+)
 from millrace.producers.gateway.protocols.responses_expand import expanded, names_others, refers, to_store
 from millrace.producers.gateway.protocols.responses_reader import ResponsesReader
 from millrace.producers.gateway.protocols.responses_request import (
@@ -27,7 +35,7 @@ from millrace.producers.gateway.protocols.responses_request import (
 )
 from millrace.producers.gateway.protocols.responses_tools import custom_arguments, full_name, tools_of
 from millrace.producers.gateway.protocols.writable import WritableCall, WritableChoice
-from millrace.producers.gateway.stored import Kept, Recalled, nobody
+from millrace.producers.gateway.stored import Recalled, StoredResponse, nobody
 
 ABORTED = {"code": "server_error", "message": "The engine aborted this reply: try again"}
 UNFINISHED = {"length": "max_output_tokens", "content_filter": "content_filter"}
@@ -49,7 +57,7 @@ class Responses(Dialect):
         return (Beside("/{id}", "GET", "response", self._kept),)
 
     @staticmethod
-    async def _kept(asking: Asking) -> bytes:
+    async def _kept(asking: SideRequest) -> bytes:
         """A response that is stored."""
         found = asking.gateway.recall(asking.caller, asking.headers).response(asking.id)
         if found is None:
@@ -62,15 +70,15 @@ class Responses(Dialect):
     def refers(self, body: bytes) -> bool:
         return refers(body)
 
-    def understand(self, body: bytes, recalled: Recalled) -> Whole:
-        request, used = parse_responses(body), list[Kept]()
+    def understand(self, body: bytes, recalled: Recalled) -> WholeRequest:
+        request, used = parse_responses(body), list[StoredResponse]()
         if names_others(request):
             recall = recalled((request.user, request.safety_identifier))
             body = expanded(request, body, recall)
             request, used = parse_responses(body), recall.used
         ask = ask_of(request)
         ask.stored = to_store(request)
-        return Whole(ask, body, used)
+        return WholeRequest(ask, body, used)
 
     def whole(self, call: WritableCall, choices: Sequence[WritableChoice]) -> bytes:
         (choice,) = choices
@@ -94,12 +102,12 @@ class Responses(Dialect):
     def wrote(self, response: Mapping[str, Any]) -> bool:
         return response.get("object") == "response" and isinstance(response.get("output"), list)
 
-    def read(self, request: bytes, response: Mapping[str, Any]) -> Recorded:
+    def read(self, request: bytes, response: Mapping[str, Any]) -> RecordedCall:
         asked = parse_any(request)
         parts = [part for item in listed(response.get("output")) for part in _read(mapping(item))]
         (reply,) = messages_of([Turn("assistant", parts)])
         messages = messages_of(turns_of(asked, strict=False), strict=False)
-        return Recorded(messages, tools_of(asked.tools, strict=False), {0: reply}, to_store(asked))
+        return RecordedCall(messages, tools_of(asked.tools, strict=False), {0: reply}, to_store(asked))
 
 
 class ResponsesStream(ReplyStream):

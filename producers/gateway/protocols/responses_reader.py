@@ -10,8 +10,8 @@ from typing import Any
 
 from millrace.producers.gateway.answers import WholeAnswer, listed, mapping, name, number, text
 from millrace.producers.gateway.lineage import ABORT
-from millrace.producers.gateway.protocols.events import Events
-from millrace.producers.gateway.protocols.reader import Reader, single
+from millrace.producers.gateway.protocols.events import ReplyEvents
+from millrace.producers.gateway.protocols.reader import DialectReader, single
 from millrace.schemas import bounds
 from millrace.schemas.ids import new_id
 
@@ -31,7 +31,7 @@ PIECES = {
 NOTHING = b'{"input":[]}'
 
 
-class ResponsesReader(Reader):
+class ResponsesReader(DialectReader):
     """`POST /responses`."""
 
     told_in = "output"
@@ -43,7 +43,7 @@ class ResponsesReader(Reader):
         message = self.dialect.read(NOTHING, found).replies[0]
         return single(name(found.get("id")) or new_id(), message, _finish(found, message), counts)
 
-    def assembled(self) -> Events:
+    def assembled(self) -> ReplyEvents:
         return AssembledResponses()
 
 
@@ -58,7 +58,7 @@ def _finish(found: Mapping[str, Any], message: Mapping[str, Any]) -> str | None:
             return None
 
 
-class AssembledResponses(Events):
+class AssembledResponses(ReplyEvents):
     """A stream of named events."""
 
     def __init__(self) -> None:

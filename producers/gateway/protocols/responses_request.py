@@ -18,9 +18,9 @@ from millrace.producers.gateway.conversation import (
     Forced,
     Kind,
     Media,
+    ModelRefusal,
     Part,
-    Refusal,
-    Shape,
+    ReplyShape,
     Text,
     Thinking,
     ToolResult,
@@ -187,16 +187,16 @@ def _chosen(tool: Any) -> str:
     return full_name(tool, name)
 
 
-def _output(text: dict[str, Any] | None) -> Shape | None:
+def _output(text: dict[str, Any] | None) -> ReplyShape | None:
     form = (text or {}).get("format")
     if form is None or (isinstance(form, dict) and form.get("type", "text") == "text"):
         return None
     kind = form.get("type") if isinstance(form, dict) else None
     if kind == "json_object":
-        return Shape("text.format")
+        return ReplyShape("text.format")
     if kind != "json_schema":
         raise unsupported("text.format", f"text, json_object or json_schema, not {kind!r}")
-    return Shape("text.format", schema_of(form.get("schema"), "text.format"), form.get("strict") is True)
+    return ReplyShape("text.format", schema_of(form.get("schema"), "text.format"), form.get("strict") is True)
 
 
 def turns_of(request: AnyResponses, *, strict: bool = True) -> list[Turn]:
@@ -234,7 +234,7 @@ def _goes_on(said: list[Part], more: list[Part]) -> bool:
         return False
     if isinstance(more[0], Thinking):
         return isinstance(said[-1], Thinking)
-    return isinstance(more[0], ToolUse) or not isinstance(said[-1], Text | Refusal | Media)
+    return isinstance(more[0], ToolUse) or not isinstance(said[-1], Text | ModelRefusal | Media)
 
 
 def _turn(item: dict[str, Any], place: str) -> Turn:
@@ -294,7 +294,7 @@ def _parts(content: Any, place: str) -> list[Part]:
         if kind in TEXTS:
             parts.append(Text(_string(part, "text", place)))
         elif kind == "refusal":
-            parts.append(Refusal(_string(part, "refusal", place)))
+            parts.append(ModelRefusal(_string(part, "refusal", place)))
         else:
             parts.append(media(MEDIA, kind, place, url_of(part.get("image_url"))))
     return parts or [Text("")]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from millrace.producers.gateway.rendering.base import Parser, Reply, ReplyDelta
+from millrace.producers.gateway.rendering.base import ParsedReply, Parser, ReplyDelta
 from millrace.producers.gateway.rendering.forms.base import Form, Schemas
 from millrace.producers.gateway.rendering.tokenizer import ChatTokenizer
 from millrace.schemas import bounds
@@ -26,10 +26,10 @@ class BareParser(Parser):
         self._text = text
         self._ids: list[int] = []
         self._block: bool | None = None
-        self._reply: Reply | None = None
+        self._reply: ParsedReply | None = None
 
     @property
-    def reply(self) -> Reply:
+    def reply(self) -> ParsedReply:
         return self._text.reply if self._reply is None else self._reply
 
     def feed(self, ids: Sequence[int]) -> list[ReplyDelta]:
@@ -51,7 +51,7 @@ class BareParser(Parser):
             calls = []
         if not calls or len(calls) > bounds.CALLS:
             return self._text.whole(self._ids)
-        self._reply = Reply()
+        self._reply = ParsedReply()
         return self._reply.take([ReplyDelta(call=call) for call in calls])
 
     def _said(self) -> list[int]:

@@ -47,7 +47,7 @@ class ToolCall(NamedTuple):
     arguments: str
 
 
-class Marks(NamedTuple):
+class FormMarks(NamedTuple):
     """The tokens that a form puts around calls, where it is Hermes form, and around thoughts, None where it has none,
     and what ends a reply. `thoughts`: a prompt has opened them, or closed them, or leaves them to the model."""
 
@@ -68,7 +68,7 @@ class ReplyDelta(NamedTuple):
 
 
 @dataclass(slots=True)
-class Reply:
+class ParsedReply:
     """A parsed reply. `content` None when the model only called tools."""
 
     content: str | None = None
@@ -104,7 +104,7 @@ class Parser(ABC):
 
     @property
     @abstractmethod
-    def reply(self) -> Reply:
+    def reply(self) -> ParsedReply:
         """Everything said so far; whole after `finish`."""
 
 
@@ -165,7 +165,7 @@ class Renderer(ABC):
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids, special tokens included. Raises RenderError for an id that is none of the tokenizer's."""
 
-    def marks(self, prompt: Sequence[int]) -> Marks | None:
+    def marks(self, prompt: Sequence[int]) -> FormMarks | None:
         """By which tokens a reply to `prompt` can be held to a shape; None where the form is not known so well."""
         return None
 

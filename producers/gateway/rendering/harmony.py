@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from tokenizers.decoders import DecodeStream
 
-from millrace.producers.gateway.rendering.base import Parser, Reply, ReplyDelta
+from millrace.producers.gateway.rendering.base import ParsedReply, Parser, ReplyDelta
 from millrace.producers.gateway.rendering.forms.base import call
 from millrace.producers.gateway.rendering.forms.harmony import CALL, CHANNEL, END, MESSAGE, START
 from millrace.producers.gateway.rendering.stops import StopCutter
@@ -53,7 +53,7 @@ class HarmonyParser(Parser):
         self._ids: list[int] = []
         self._said = 0
         self._stream = DecodeStream(skip_special_tokens=True)
-        self._reply = Reply()
+        self._reply = ParsedReply()
         opening = list(prompt[-OPENING:])
         last = max((at for at, id in enumerate(opening) if id == self._start), default=len(opening))
         for id in opening[last + 1 :]:  # the prompt has begun the header, and maybe the message
@@ -62,7 +62,7 @@ class HarmonyParser(Parser):
         self._given = len(self._header)
 
     @property
-    def reply(self) -> Reply:
+    def reply(self) -> ParsedReply:
         return self._reply
 
     def feed(self, ids: Sequence[int]) -> list[ReplyDelta]:

@@ -18,7 +18,7 @@ from renderers.parsing import parse_qwen3
 from renderers.reasoning import prompt_ends_in_reasoning
 from tokenizers.decoders import DecodeStream
 
-from millrace.producers.gateway.rendering.base import Marks, Parser, Reply, ReplyDelta, ToolCall
+from millrace.producers.gateway.rendering.base import FormMarks, ParsedReply, Parser, ReplyDelta, ToolCall
 from millrace.producers.gateway.rendering.forms.base import Form, Schemas, named
 from millrace.producers.gateway.rendering.forms.hermes import HERMES, arguments_of
 from millrace.producers.gateway.rendering.stops import StopCutter
@@ -101,10 +101,10 @@ class MarkedParser(Parser):
         self._marked = thinking
         self._turning = {markers.call, markers.think}
         """ids that may end a stretch of text"""
-        self._reply = Reply()
+        self._reply = ParsedReply()
 
     @property
-    def reply(self) -> Reply:
+    def reply(self) -> ParsedReply:
         return self._reply
 
     def feed(self, ids: Sequence[int]) -> list[ReplyDelta]:
@@ -313,7 +313,7 @@ class MarkedParser(Parser):
             return []
         logger.warning("a reply was split otherwise than it reads as a whole: %d tokens", len(self._all))
         missed = [ReplyDelta(call=call) for call in calls if call not in reply.calls]
-        self._reply = Reply(parsed.content or None, parsed.reasoning_content, calls)
+        self._reply = ParsedReply(parsed.content or None, parsed.reasoning_content, calls)
         return missed
 
 
@@ -327,15 +327,15 @@ def opens_thoughts(tokenizer: ChatTokenizer, markers: Markers, prompt: Sequence[
     )
 
 
-def marks_of(tokenizer: ChatTokenizer, markers: Markers, prompt: Sequence[int], stop_ids: frozenset[int]) -> Marks:
+def marks_of(tokenizer: ChatTokenizer, markers: Markers, prompt: Sequence[int], stop_ids: frozenset[int]) -> FormMarks:
     """The marks of a form whose replies are read here, at this prompt."""
     calls = (markers.call, markers.call_end) if markers.form is HERMES else (None, None)
     known = *calls, markers.think, markers.think_end, stop_ids
     if opens_thoughts(tokenizer, markers, prompt, stop_ids):
-        return Marks(*known, "open")
+        return FormMarks(*known, "open")
     tail = list(prompt[-OPENING:])
     turn = next((tail[at + 1 :] for at in range(len(tail) - 1, -1, -1) if tail[at] in stop_ids), tail)
-    return Marks(*known, "closed" if markers.think_end in turn else "free")
+    return FormMarks(*known, "closed" if markers.think_end in turn else "free")
 
 
 def reading(read: Callable[[Sequence[int]], Any], ids: Sequence[int]) -> Any:

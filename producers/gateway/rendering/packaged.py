@@ -17,15 +17,15 @@ from renderers import config_from_name, create_renderer
 from millrace.infra.errors import ConfigError
 from millrace.producers.gateway.rendering.base import (
     NO_OPTIONS,
-    Marks,
+    FormMarks,
     Message,
     NoContinuation,
     Options,
+    ParsedReply,
     Parser,
     PromptTooLong,
     Renderer,
     RenderError,
-    Reply,
     ReplyDelta,
     Tools,
 )
@@ -42,7 +42,7 @@ from millrace.producers.gateway.rendering.messages import decoded
 from millrace.producers.gateway.rendering.plain import PlainParser
 from millrace.producers.gateway.rendering.stops import StopCutter
 from millrace.producers.gateway.rendering.tokenizer import ChatTokenizer
-from millrace.producers.gateway.rendering.written import Written
+from millrace.producers.gateway.rendering.written import FormWriter
 
 HERMES = ("qwen3", "qwen3-vl")
 """families with tool calls in Hermes form"""
@@ -97,7 +97,7 @@ class PackagedRenderer(Renderer):
         self.tokenizer_hash = tokenizer_hash or tokenizer.hash
         self.template_hash = template_hash or tokenizer.template_hash
         self.stop_ids = tokenizer.stop_ids | frozenset(self.package.get_stop_token_ids())
-        self._written = Written(self._text)
+        self._written = FormWriter(self._text)
         self._prompts = [found for probe in ([USER], TURN) if (found := self._opening(probe))]
 
     def limit_to(self, tokens: int) -> None:
@@ -181,7 +181,7 @@ class PackagedRenderer(Renderer):
     def decode(self, ids: Sequence[int]) -> str:
         return self.tokenizer.decode_whole(ids)
 
-    def marks(self, prompt: Sequence[int]) -> Marks | None:
+    def marks(self, prompt: Sequence[int]) -> FormMarks | None:
         if self.name not in HERMES:
             return None
         return marks_of(self.tokenizer, self.markers, prompt, self.stop_ids)
@@ -237,10 +237,10 @@ class WholeParser(Parser):
         self._tools = tools
         self._stops = StopCutter(stop)
         self._ids: list[int] = []
-        self._reply = Reply()
+        self._reply = ParsedReply()
 
     @property
-    def reply(self) -> Reply:
+    def reply(self) -> ParsedReply:
         return self._reply
 
     def feed(self, ids: Sequence[int]) -> list[ReplyDelta]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from tokenizers.decoders import DecodeStream
 
-from millrace.producers.gateway.rendering.base import Parser, Reply, ReplyDelta
+from millrace.producers.gateway.rendering.base import ParsedReply, Parser, ReplyDelta
 from millrace.producers.gateway.rendering.stops import StopCutter
 from millrace.producers.gateway.rendering.tokenizer import ChatTokenizer
 
@@ -25,10 +25,10 @@ class PlainParser(Parser):
         self._decoded = 0
         """characters that were decoded"""
         self._ended = False
-        self._reply = Reply(content="")
+        self._reply = ParsedReply(content="")
 
     @property
-    def reply(self) -> Reply:
+    def reply(self) -> ParsedReply:
         return self._reply
 
     def feed(self, ids: Sequence[int]) -> list[ReplyDelta]:

@@ -13,7 +13,7 @@ import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from millrace.producers.gateway.rendering.base import Message, PromptTooLong, Renderer, RenderError, Reply, Tools
+from millrace.producers.gateway.rendering.base import Message, ParsedReply, PromptTooLong, Renderer, RenderError, Tools
 
 TOO_LONG = "it is longer than the model's context"
 UNWRITTEN = "the model's form does not write such messages"
@@ -64,7 +64,7 @@ def _says(renderer: Renderer, ids: Sequence[int]) -> bool:
     return bool("".join(renderer.text(id) for id in ids if id not in renderer.stop_ids).strip())
 
 
-def _same(given: Message, read: Reply) -> bool:
+def _same(given: Message, read: ParsedReply) -> bool:
     """Whether what was read is what was given. White space at the ends belongs to a form, as does that of arguments."""
     calls = [
         (call["function"]["name"], _value(call["function"]["arguments"])) for call in given.get("tool_calls") or []

@@ -18,7 +18,7 @@ from typing import Any
 
 from millrace.producers.gateway.rendering.base import (
     NO_OPTIONS,
-    Marks,
+    FormMarks,
     Message,
     NoContinuation,
     Options,
@@ -33,7 +33,7 @@ from millrace.producers.gateway.rendering.messages import Style, decoded
 from millrace.producers.gateway.rendering.parsers import parser_of
 from millrace.producers.gateway.rendering.plain import PlainParser
 from millrace.producers.gateway.rendering.tokenizer import ChatTokenizer
-from millrace.producers.gateway.rendering.written import KNOWN, USER, Written
+from millrace.producers.gateway.rendering.written import KNOWN, USER, FormWriter
 
 PROBE: list[Message] = [
     {"role": "system", "content": "a"},
@@ -62,7 +62,7 @@ class TemplateRenderer(Renderer):
         self.stop_ids = tokenizer.stop_ids
         self._ends = tuple(token for id in self.stop_ids if (token := tokenizer.core.id_to_token(id)))
         self._altering: dict[bytes, bool] = {}
-        self._written = Written(lambda messages, tools: self._text(messages, tools, generate=True))
+        self._written = FormWriter(lambda messages, tools: self._text(messages, tools, generate=True))
 
     def limit_to(self, tokens: int) -> None:
         self.tokenizer.segments.limit = tokens
@@ -171,7 +171,7 @@ class TemplateRenderer(Renderer):
     def decode(self, ids: Sequence[int]) -> str:
         return self.tokenizer.decode_whole(ids)
 
-    def marks(self, prompt: Sequence[int]) -> Marks | None:
+    def marks(self, prompt: Sequence[int]) -> FormMarks | None:
         if self.markers.form is not None and self.markers.form.channels:
             return None
         return marks_of(self.tokenizer, self.markers, prompt, self.stop_ids)

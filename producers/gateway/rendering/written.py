@@ -22,7 +22,7 @@ Write = Callable[[list[Message], Tools], str]
 """the text of a conversation; raises RenderError"""
 
 
-class Written:
+class FormWriter:
     """What one form writes; `write` gives the text of a conversation that asks for a reply."""
 
     def __init__(self, write: Write) -> None:

@@ -20,7 +20,7 @@ from millrace.producers.gateway import shape
 from millrace.producers.gateway.answers import WholeAnswer, mapping, text
 from millrace.producers.gateway.conversation import Ask, Forced, Media, Part, Text, Thinking, ToolUse, unsupported
 from millrace.producers.gateway.protocols.base import Dialect
-from millrace.producers.gateway.protocols.events import Events
+from millrace.producers.gateway.protocols.events import ReplyEvents
 from millrace.producers.gateway.protocols.reader import ROOT
 
 
@@ -36,7 +36,7 @@ class ReplyFacts:
     failed: str | None = None
 
 
-class Listener(Events):
+class ReplyListener(ReplyEvents):
     """A streamed reply while it comes. `told` is what is known so far, `closing` whether the reply is at its end."""
 
     def __init__(self) -> None:
@@ -84,7 +84,7 @@ class Translator(ABC):
         """A whole answer, and the stop string that ended it where the API says so."""
 
     @abstractmethod
-    def listener(self) -> Listener:
+    def listener(self) -> ReplyListener:
         """What hears a streamed reply."""
 
     def error(self, body: bytes) -> str:

@@ -20,8 +20,8 @@ from millrace.producers.gateway.conversation import (
     Ask,
     Forced,
     Media,
+    ModelRefusal,
     Part,
-    Refusal,
     Text,
     Thinking,
     ToolResult,
@@ -30,7 +30,7 @@ from millrace.producers.gateway.conversation import (
 )
 from millrace.producers.gateway.protocols.all import CHAT
 from millrace.producers.gateway.protocols.assembled import ChoiceParts
-from millrace.producers.gateway.translation.base import Listener, Translator, functions, image_of, uses
+from millrace.producers.gateway.translation.base import ReplyListener, Translator, functions, image_of, uses
 
 ROLES = {"developer": "system"}
 """roles that many servers of this API do not know, by one that all do"""
@@ -63,11 +63,11 @@ class ToChat(Translator):
     def whole(self, found: Mapping[str, Any]) -> tuple[WholeAnswer, str | None]:
         return understood(found), None
 
-    def listener(self) -> Listener:
+    def listener(self) -> ReplyListener:
         return ChatListener()
 
 
-class ChatListener(Listener):
+class ChatListener(ReplyListener):
     """Chunks. Calls of tools are whole when their choice is at its end: pieces of several may come in turns."""
 
     def __init__(self) -> None:
@@ -131,7 +131,7 @@ def _messages(turn: Turn) -> list[dict[str, Any]]:
             case ToolUse():
                 function = {"name": part.name, "arguments": part.arguments}
                 calls.append({"id": part.id, "type": "function", "function": function})
-            case Text() | Refusal() | Media():
+            case Text() | ModelRefusal() | Media():
                 said.append(part)
     if said or calls or not out:
         message: dict[str, Any] = {"role": ROLES.get(turn.role, turn.role), "content": _content(said) or None}
@@ -146,7 +146,7 @@ def _messages(turn: Turn) -> list[dict[str, Any]]:
 
 
 def _content(said: Sequence[Part]) -> str | list[dict[str, Any]]:
-    texts = [part.text for part in said if isinstance(part, Text | Refusal)]
+    texts = [part.text for part in said if isinstance(part, Text | ModelRefusal)]
     if len(texts) == len(said):
         return "".join(texts)
     return [
@@ -154,7 +154,7 @@ def _content(said: Sequence[Part]) -> str | list[dict[str, Any]]:
         if isinstance(part, Media)
         else {"type": "text", "text": part.text}
         for part in said
-        if isinstance(part, Text | Refusal | Media)
+        if isinstance(part, Text | ModelRefusal | Media)
     ]
 
 

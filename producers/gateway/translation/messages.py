@@ -13,8 +13,8 @@ from millrace.producers.gateway.conversation import (
     Ask,
     Forced,
     Media,
+    ModelRefusal,
     Part,
-    Refusal,
     Text,
     Thinking,
     ToolResult,
@@ -24,7 +24,7 @@ from millrace.producers.gateway.conversation import (
 )
 from millrace.producers.gateway.protocols.all import MESSAGES, reader
 from millrace.producers.gateway.protocols.messages_reader import FINISH
-from millrace.producers.gateway.translation.base import Listener, Translator, functions, image_of, refuse
+from millrace.producers.gateway.translation.base import ReplyListener, Translator, functions, image_of, refuse
 
 MOST = 4096
 """tokens of a reply where its client says nothing: this API must be told"""
@@ -69,11 +69,11 @@ class ToMessages(Translator):
     def whole(self, found: Mapping[str, Any]) -> tuple[WholeAnswer, str | None]:
         return reader(MESSAGES).understood(found), text(found.get("stop_sequence"))
 
-    def listener(self) -> Listener:
+    def listener(self) -> ReplyListener:
         return MessagesListener()
 
 
-class MessagesListener(Listener):
+class MessagesListener(ReplyListener):
     """Named events. At most one call of a tool is open."""
 
     def __init__(self) -> None:
@@ -151,7 +151,7 @@ def _split(turns: Sequence[Turn]) -> tuple[str, list[Turn]]:
                 raise unsupported(
                     part.at, f"instructions are text where the upstream speaks Messages, not {part.type!r}"
                 )
-            texts += [part.text] if isinstance(part, Text | Refusal) else []
+            texts += [part.text] if isinstance(part, Text | ModelRefusal) else []
         at += 1
     if at == len(turns):
         return "", list(turns)
@@ -180,7 +180,7 @@ def _messages(turns: Sequence[Turn]) -> list[dict[str, Any]]:
 def _block(part: Part) -> dict[str, Any] | None:
     """One part; None for an empty text, which this API refuses, and for thoughts, which no other model wrote."""
     match part:
-        case Text() | Refusal():
+        case Text() | ModelRefusal():
             return {"type": "text", "text": part.text} if part.text else None
         case ToolUse():
             return {"type": "tool_use", "id": part.id, "name": part.name, "input": _input(part.arguments)}

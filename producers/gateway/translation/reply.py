@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from millrace.producers.gateway.conversation import Ask, Part, Refusal, Text, Thinking, ToolUse
+from millrace.producers.gateway.conversation import Ask, ModelRefusal, Part, Text, Thinking, ToolUse
 from millrace.producers.gateway.lineage import ABORT
 from millrace.producers.gateway.translation.base import ReplyFacts
 from millrace.schemas.ids import now_micros
@@ -36,7 +36,7 @@ class TranslatedChoice:
         out: list[Part] = []
         for part in parts:
             match part:
-                case Text() | Refusal():
+                case Text() | ModelRefusal():
                     self._texts.append(part.text)
                 case Thinking():
                     self._thoughts.append(part.text)

@@ -11,8 +11,8 @@ from millrace.producers.gateway.conversation import (
     Ask,
     Forced,
     Media,
+    ModelRefusal,
     Part,
-    Refusal,
     Text,
     Thinking,
     ToolResult,
@@ -21,7 +21,7 @@ from millrace.producers.gateway.conversation import (
 )
 from millrace.producers.gateway.protocols.all import RESPONSES, reader
 from millrace.producers.gateway.protocols.responses_reader import ENDS
-from millrace.producers.gateway.translation.base import Listener, Translator, functions, image_of, refuse
+from millrace.producers.gateway.translation.base import ReplyListener, Translator, functions, image_of, refuse
 
 FAILED = ("failed", "cancelled")
 TEXTS = ("response.output_text.delta", "response.refusal.delta")
@@ -66,11 +66,11 @@ class ToResponses(Translator):
             raise EngineUnavailable(f"the upstream's response failed: {_why(found)}", status=200)
         return reader(RESPONSES).understood(found), None
 
-    def listener(self) -> Listener:
+    def listener(self) -> ReplyListener:
         return ResponsesListener()
 
 
-class ResponsesListener(Listener):
+class ResponsesListener(ReplyListener):
     """Numbered events. A call of a tool is whole when its item is done."""
 
     def take(self, event: dict[str, Any]) -> bool:
@@ -122,7 +122,7 @@ def _items(turn: Turn) -> list[dict[str, Any]]:
                 )
             case ToolResult():
                 rest.append({"type": "function_call_output", "call_id": part.call or "", "output": part.text})
-            case Text() | Refusal() | Media():
+            case Text() | ModelRefusal() | Media():
                 said.append(_part(turn.role, part))
     role = "user" if turn.role == "tool" else turn.role
     if not said and not rest:  # a turn that says nothing is one all the same
@@ -134,7 +134,7 @@ def _items(turn: Turn) -> list[dict[str, Any]]:
 def _part(role: str, part: Part) -> dict[str, Any]:
     if isinstance(part, Media):
         return {"type": "input_image", "image_url": image_of(part)}
-    assert isinstance(part, Text | Refusal)
+    assert isinstance(part, Text | ModelRefusal)
     if role == "assistant":
         return {"type": "output_text", "text": part.text, "annotations": []}
     return {"type": "input_text", "text": part.text}

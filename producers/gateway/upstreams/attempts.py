@@ -16,7 +16,7 @@ PASSING = frozenset({408, 409, 429, 500, 502, 503, 504, 529})
 """statuses that may pass"""
 
 
-class Failure(NamedTuple):
+class AttemptFailure(NamedTuple):
     """How an attempt failed: the status of its answer, None where none came. `wait_s`: seconds after which the upstream
     wants to be asked again, where it says so. `silent`: it said nothing until the time-out."""
 
@@ -25,13 +25,13 @@ class Failure(NamedTuple):
     silent: bool = False
 
 
-class Again(NamedTuple):
+class Retry(NamedTuple):
     """The same upstream is asked once more, after so many seconds."""
 
     wait_s: float
 
 
-Next = Again | Literal["fallback", "end"]
+Next = Retry | Literal["fallback", "end"]
 
 
 def passing(status: int) -> bool:
@@ -39,7 +39,7 @@ def passing(status: int) -> bool:
     return status in PASSING
 
 
-def after(failure: Failure, tried: int, retries: int, *, behind: bool, first_s: float = FIRST_S) -> Next:
+def after(failure: AttemptFailure, tried: int, retries: int, *, behind: bool, first_s: float = FIRST_S) -> Next:
     """What comes after the attempt number `tried` (from 1) at an upstream failed. `behind`: another one follows."""
     if failure.status is not None and not passing(failure.status):
         return "end"
@@ -47,7 +47,7 @@ def after(failure: Failure, tried: int, retries: int, *, behind: bool, first_s: 
     if failure.wait_s is None:
         wait = min(wait, LONGEST_S)
     if tried <= retries and not failure.silent and 0 <= wait <= LONGEST_S:
-        return Again(wait)
+        return Retry(wait)
     return "fallback" if behind else "end"
 
 

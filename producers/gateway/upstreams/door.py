@@ -21,12 +21,12 @@ from millrace.producers.gateway.event_stream import EventStream
 from millrace.producers.gateway.gateway import Gateway
 from millrace.producers.gateway.protocols.all import reader
 from millrace.producers.gateway.protocols.base import Dialect
-from millrace.producers.gateway.protocols.head import Head, read_head, renamed
-from millrace.producers.gateway.protocols.reader import Reader
+from millrace.producers.gateway.protocols.head import RequestHead, read_head, renamed
+from millrace.producers.gateway.protocols.reader import DialectReader
 from millrace.producers.gateway.spending import borne, spent
 from millrace.producers.gateway.upstreams import embeddings
 from millrace.producers.gateway.upstreams.passthrough import Passthrough, asked_with
-from millrace.producers.gateway.upstreams.routes import Rule
+from millrace.producers.gateway.upstreams.routes import RouteRule
 from millrace.producers.gateway.upstreams.sending import first_answer
 from millrace.producers.gateway.upstreams.upstreams import Upstream, Upstreams
 from millrace.producers.gateway.whose import TOLD, hints
@@ -38,9 +38,9 @@ Refusal = Callable[[BaseException], Response]
 class Routed(NamedTuple):
     """A request for an upstream."""
 
-    rule: Rule
-    head: Head
-    reader: Reader
+    rule: RouteRule
+    head: RequestHead
+    reader: DialectReader
 
 
 class Door:
@@ -57,8 +57,8 @@ class Door:
         found = await self._fitting(dialect.name, body)
         return None if found is None else Routed(*found, reader(dialect))
 
-    async def _fitting(self, api: str, body: bytes) -> tuple[Rule, Head] | None:
-        head: Head | None = None
+    async def _fitting(self, api: str, body: bytes) -> tuple[RouteRule, RequestHead] | None:
+        head: RequestHead | None = None
         unread: ApiError | None = None
         try:
             head = await aside(len(body), read_head, body)
@@ -118,7 +118,7 @@ class Door:
             self._spend(caller, rule, body, usage)
         return _response(answer)
 
-    def _spend(self, caller: Caller, rule: Rule, body: bytes, usage: tuple[int, int, int]) -> None:
+    def _spend(self, caller: Caller, rule: RouteRule, body: bytes, usage: tuple[int, int, int]) -> None:
         what = spent(rule.prices, borne(usage, len(body), 0))
         self._gateway.recorder.spending.add(caller.key, what, now_micros())
 
@@ -127,7 +127,7 @@ class Door:
         caller: Caller,
         request: Request,
         body: bytes,
-        rule: Rule,
+        rule: RouteRule,
         api: str,
         path: str,
         users: Sequence[Any] = (),

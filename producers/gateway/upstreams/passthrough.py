@@ -23,22 +23,22 @@ from starlette.responses import Response
 from millrace.infra.engines.upstream import UNTRAINABLE, StreamedReply, TextServer, UpstreamReply, succeeded
 from millrace.infra.errors import EngineError, EngineUnavailable
 from millrace.producers.gateway import keys
-from millrace.producers.gateway.answers import Said, WholeAnswer
+from millrace.producers.gateway.answers import AnswerChoice, WholeAnswer
 from millrace.producers.gateway.aside import Step, aside, by_turns
 from millrace.producers.gateway.callers import Caller
 from millrace.producers.gateway.errors import ApiError, of_engine
 from millrace.producers.gateway.gateway import Gateway
 from millrace.producers.gateway.lineage import ABORT
 from millrace.producers.gateway.prices import Usage, cost
-from millrace.producers.gateway.protocols.events import Events
-from millrace.producers.gateway.protocols.head import Head, renamed
-from millrace.producers.gateway.protocols.reader import Asked, Read, Reader
+from millrace.producers.gateway.protocols.events import ReplyEvents
+from millrace.producers.gateway.protocols.head import RequestHead, renamed
+from millrace.producers.gateway.protocols.reader import DialectReader, ReadAnswer, ReadRequest
 from millrace.producers.gateway.recorder import LARGE
 from millrace.producers.gateway.rendering.base import Message
-from millrace.producers.gateway.session import Session
+from millrace.producers.gateway.session import GatewaySession
 from millrace.producers.gateway.spending import Spent, borne, spent
 from millrace.producers.gateway.upstreams.cut import Cut
-from millrace.producers.gateway.upstreams.routes import Rule
+from millrace.producers.gateway.upstreams.routes import RouteRule
 from millrace.producers.gateway.upstreams.sending import R, first_answer
 from millrace.producers.gateway.upstreams.upstreams import Upstream, Upstreams
 from millrace.producers.gateway.whose import hints
@@ -62,15 +62,15 @@ NO_ANSWER = WholeAnswer("", [], (0, 0, 0))
 class Passed:
     """One call on its way. `sent`: the body as upstreams get it. `asked`: None for a request that nobody here reads."""
 
-    session: Session
-    reader: Reader
-    rule: Rule
-    head: Head
+    session: GatewaySession
+    reader: DialectReader
+    rule: RouteRule
+    head: RequestHead
     body: bytes
     sent: bytes
     path: str
     headers: Mapping[str, str]
-    asked: Asked | None
+    asked: ReadRequest | None
     upstream: Upstream
     identified_by: str
     name: str = field(default_factory=new_id)
@@ -96,7 +96,7 @@ class PassedAnswer(NamedTuple):
     is not for it to say."""
 
     response: bytes
-    read: Read | None
+    read: ReadAnswer | None
     size: int
     unread: int = 0
     unread_bytes: int = 0
@@ -123,9 +123,9 @@ class Passthrough:
         caller: Caller,
         headers: Mapping[str, str],
         body: bytes,
-        head: Head,
-        rule: Rule,
-        reader: Reader,
+        head: RequestHead,
+        rule: RouteRule,
+        reader: DialectReader,
         query: str = "",
     ) -> Passed:
         """Whose call it is. Raises ApiError."""
@@ -260,7 +260,7 @@ class Passthrough:
             self.gateway.recorder.underway.begin(call.name, call.session.id)  # first, as in `Gateway`
             call.lost = not self.gateway.begun(call.session)
 
-    def _abort(self, call: Passed, events: Events, counted: Usage | None = None) -> None:
+    def _abort(self, call: Passed, events: ReplyEvents, counted: Usage | None = None) -> None:
         events.finish = ABORT
         for _ in self._records(call, _told(call, events, counted)):
             pass
@@ -326,7 +326,15 @@ class Passthrough:
         session.touch()
 
     def _known(
-        self, call: Passed, asked: Asked, id: str, said: Said, digest: bytes, *, recorded: bool, first: bool
+        self,
+        call: Passed,
+        asked: ReadRequest,
+        id: str,
+        said: AnswerChoice,
+        digest: bytes,
+        *,
+        recorded: bool,
+        first: bool,
     ) -> None:
         """The session knows a choice, as a start makes it know it."""
         session = call.session
@@ -340,7 +348,7 @@ class Passthrough:
         self.gateway.sessions.replied(session, digest)
 
     def _body(
-        self, call: Passed, told: PassedAnswer, answer: WholeAnswer, said: Said, turn: int, cost: float | None
+        self, call: Passed, told: PassedAnswer, answer: WholeAnswer, said: AnswerChoice, turn: int, cost: float | None
     ) -> ModelCall:
         now = time.perf_counter()
         prompt, completion, cached = answer.usage
@@ -377,7 +385,7 @@ class Passthrough:
         }
 
 
-def _told(call: Passed, events: Events, counted: Usage | None = None) -> PassedAnswer:
+def _told(call: Passed, events: ReplyEvents, counted: Usage | None = None) -> PassedAnswer:
     """What a stream amounts to so far. `counted`: its tokens, where somebody knows better than its events."""
     response, read = call.reader.whole(events, call.before)
     if read is not None and counted is not None:
@@ -397,7 +405,7 @@ def _bill(call: Passed, told: PassedAnswer) -> Bill:
     return Bill(spent(call.rule.prices, usage), cost(call.rule.prices, usage) if known else None)
 
 
-def _understood(reader: Reader, body: bytes) -> Asked | None:
+def _understood(reader: DialectReader, body: bytes) -> ReadRequest | None:
     try:
         return reader.asked(body)
     except (ApiError, ValueError):

@@ -17,7 +17,7 @@ from millrace.schemas import bounds
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class RouteRule:
     """Models whose name fits `model`, in which each * stands for any text, are answered by an upstream, which is asked
     for `send_as` where that is said."""
 
@@ -45,14 +45,14 @@ def fits(pattern: str, model: str) -> bool:
 
 
 def choose(
-    rules: Sequence[Rule],
+    rules: Sequence[RouteRule],
     speaks: Callable[[str, str], bool],
     policies: Collection[str] | None,
     model: str,
     dialect: str,
     *,
     reaches: Callable[[str, str], bool] | None = None,
-) -> Rule | None:
+) -> RouteRule | None:
     """The rule for a call; None: engines of `policies` answer it. They are None where there are no engines. `speaks`
     says whether an upstream speaks a dialect, `reaches` whether calls in it can be translated for it. Raises ApiError
     404, and 400 for a name too long."""
@@ -88,6 +88,6 @@ def chain(upstream: str, fallbacks: Mapping[str, str], speaks: Callable[[str], b
     return [name for name in out if speaks(name)]
 
 
-def exact(rules: Sequence[Rule]) -> list[str]:
+def exact(rules: Sequence[RouteRule]) -> list[str]:
     """The models that rules name in full."""
     return list(dict.fromkeys(rule.model for rule in rules if "*" not in rule.model))

@@ -39,10 +39,10 @@ async def first_answer(
             if not attempts.passing(answer.status):
                 await _close(before)
                 return answer
-            failure = attempts.Failure(answer.status, attempts.retry_after(answer.headers.get("retry-after")))
+            failure = attempts.AttemptFailure(answer.status, attempts.retry_after(answer.headers.get("retry-after")))
         except EngineError as error:
             status = error.status if isinstance(error, EngineUnavailable) else None
-            failed, failure = error, attempts.Failure(status, silent=isinstance(error, EngineTimeout))
+            failed, failure = error, attempts.AttemptFailure(status, silent=isinstance(error, EngineTimeout))
         except asyncio.CancelledError:
             await _close(before)
             raise
@@ -60,7 +60,7 @@ async def first_answer(
             return _known(before)
         what = failed or f"status {failure.status}"
         logger.warning("%s of %s: attempt %d failed: %s", upstream.name, whose, tried, what)
-        if isinstance(then, attempts.Again):
+        if isinstance(then, attempts.Retry):
             await _close(before)
             before = None
             await asyncio.sleep(then.wait_s)

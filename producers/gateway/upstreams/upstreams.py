@@ -17,7 +17,7 @@ from millrace.producers.gateway.translation.all import translator
 from millrace.producers.gateway.translation.interpreter import Interpreter
 from millrace.producers.gateway.upstreams import embeddings
 from millrace.producers.gateway.upstreams.attempts import FIRST_S
-from millrace.producers.gateway.upstreams.routes import Rule, chain, choose, exact, unspoken
+from millrace.producers.gateway.upstreams.routes import RouteRule, chain, choose, exact, unspoken
 
 ONE = RESERVED
 """the name of the single one that needs none, which records call openai"""
@@ -44,7 +44,12 @@ class Upstreams:
     retry, in seconds."""
 
     def __init__(
-        self, upstreams: Sequence[Upstream], rules: Sequence[Rule], *, whole: bool = False, first_s: float = FIRST_S
+        self,
+        upstreams: Sequence[Upstream],
+        rules: Sequence[RouteRule],
+        *,
+        whole: bool = False,
+        first_s: float = FIRST_S,
     ) -> None:
         self.rules = list(rules)
         self.whole = whole
@@ -55,20 +60,20 @@ class Upstreams:
     @classmethod
     def one(cls, client: TextUpstream) -> Upstreams:
         """A single one, of chat completions, in place of the engines."""
-        return cls([Upstream(ONE, client, frozenset({"chat"}))], [Rule("*", ONE)], whole=True)
+        return cls([Upstream(ONE, client, frozenset({"chat"}))], [RouteRule("*", ONE)], whole=True)
 
-    def route(self, policies: Collection[str], model: str, dialect: str) -> Rule | None:
+    def route(self, policies: Collection[str], model: str, dialect: str) -> RouteRule | None:
         """`routes.choose`. Raises ApiError 404."""
         given = None if self.whole else policies
         return choose(self.rules, self._speaks, given, model, dialect, reaches=self._reaches)
 
-    def chain(self, rule: Rule, dialect: str) -> list[Upstream]:
+    def chain(self, rule: RouteRule, dialect: str) -> list[Upstream]:
         """Who is asked for a call, in order: at least one. Who speaks another API than `dialect` answers in it all the
         same."""
         names = chain(rule.upstream, self._fallbacks, lambda name: self._reaches(name, dialect))
         return [self._answering(self._named[name], dialect) for name in names]
 
-    def chain_of(self, rule: Rule, api: str) -> list[Upstream]:
+    def chain_of(self, rule: RouteRule, api: str) -> list[Upstream]:
         """The same for what is no call of a model, which is never translated. Raises ApiError 404 where nobody among
         them speaks the API."""
         names = chain(rule.upstream, self._fallbacks, lambda name: self._speaks(name, api))
@@ -116,12 +121,12 @@ def make(settings: Settings, environment: Mapping[str, str]) -> Upstreams | None
         )
         for name, given in gateway.upstreams.items()
     ]
-    rules = [Rule(route.model, route.upstream, route.send_as, priced(route.prices)) for route in gateway.routes]
+    rules = [RouteRule(route.model, route.upstream, route.send_as, priced(route.prices)) for route in gateway.routes]
     if gateway.upstream_url:
         key = _fit(gateway.upstream_key.get_secret_value(), "[gateway] upstream_key")
         one = TextUpstream(gateway.upstream_url, key)
         upstreams.append(Upstream(ONE, one, frozenset({"chat"})))
-        rules.append(Rule("*", ONE))
+        rules.append(RouteRule("*", ONE))
     return Upstreams(upstreams, rules, whole=bool(gateway.upstream_url)) if rules else None
 
 

@@ -5,14 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from millrace.producers.imports.layouts.atropos import Atropos
-from millrace.producers.imports.layouts.base import Layout
+from millrace.producers.imports.layouts.base import ImportLayout
 from millrace.producers.imports.layouts.chat import Chat, Exact, Verl
 from millrace.producers.imports.layouts.otlp import Otlp
 from millrace.producers.imports.layouts.pairs import OpenAIPreference, Preference
 from millrace.producers.imports.layouts.prompts import Prompt, Verifiers
 
-_ALL: tuple[type[Layout], ...] = (Otlp, Exact, Atropos, Verl, OpenAIPreference, Preference, Verifiers, Prompt, Chat)
+_ALL: tuple[type[ImportLayout], ...] = (
+    Otlp,
+    Exact,
+    Atropos,
+    Verl,
+    OpenAIPreference,
+    Preference,
+    Verifiers,
+    Prompt,
+    Chat,
+)
 """the more a layout asks for, the earlier it stands: the first that fits a row is taken"""
-LAYOUTS: Mapping[str, type[Layout]] = {layout.name: layout for layout in _ALL}
+LAYOUTS: Mapping[str, type[ImportLayout]] = {layout.name: layout for layout in _ALL}
 OTHER_NAMES: Mapping[str, str] = {"openai": "chat", "trl-messages": "chat", "parquet": "jsonl", "hf": "jsonl"}
 """layouts of `millrace export` that are read as another"""

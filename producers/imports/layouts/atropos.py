@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from millrace.producers.imports.episode import Episode, Judged
-from millrace.producers.imports.layouts.base import Layout, rest, split_of
+from millrace.producers.imports.episode import ClaimedReward, Episode
+from millrace.producers.imports.layouts.base import ImportLayout, rest, split_of
 from millrace.producers.imports.messages import chat, conversation
-from millrace.producers.imports.rows import BadRow, Row, number_of, text_of
+from millrace.producers.imports.rows import BadRow, ImportRow, number_of, text_of
 from millrace.schemas import bounds
 
 USED = ("tokens", "masks", "scores", "inference_logprobs", "ref_logprobs", "advantages", "messages", "overrides")
 
 
-class Atropos(Layout):
+class Atropos(ImportLayout):
     """The members of a group, each with its score. Their tokens are left out."""
 
     name = "atropos"
@@ -24,7 +24,7 @@ class Atropos(Layout):
     def fits(cls, content: Mapping[str, Any]) -> bool:
         return {"tokens", "masks", "scores"} <= content.keys()
 
-    def episodes(self, row: Row) -> Sequence[Episode]:
+    def episodes(self, row: ImportRow) -> Sequence[Episode]:
         """One a member."""
         content = row.content
         members, scores = content.get("messages"), content.get("scores")
@@ -42,7 +42,7 @@ class Atropos(Layout):
                 conversation(chat(messages, f"messages[{at}]"), (), None),
                 task_id=text_of(facts, "task_id") if isinstance(facts, Mapping) else "",
                 task=rest(content, USED),
-                rewards=[Judged(number_of(score, f"scores[{at}]"))],
+                rewards=[ClaimedReward(number_of(score, f"scores[{at}]"))],
                 split=split_of(facts) if isinstance(facts, Mapping) else "train",
                 claimed=len(ids) if isinstance(ids, list) else 0,
             )

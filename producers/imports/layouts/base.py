@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, cast, get_args
 
-from millrace.producers.imports.episode import Episode, Group, Judged
-from millrace.producers.imports.readers import Reader, Refuse, Watch
-from millrace.producers.imports.rows import BadRow, Content, Row, json_text, number_of, text_of
+from millrace.producers.imports.episode import ClaimedReward, Episode, Group
+from millrace.producers.imports.readers import Refuse, RowReader, Watch
+from millrace.producers.imports.rows import BadRow, Content, ImportRow, json_text, number_of, text_of
 from millrace.schemas.records import EpisodeStatus, Split
 
 REWARDS = ("reward", "score")
@@ -22,7 +22,7 @@ TASKS = ("task_id", "prompt_id", "example_id", "id")
 STATUSES: tuple[str, ...] = get_args(EpisodeStatus)
 
 
-class Layout(ABC):
+class ImportLayout(ABC):
     """One way of reading rows. A subclass says `episodes` of a row, or `groups` of a whole file."""
 
     name: ClassVar[str]
@@ -40,10 +40,10 @@ class Layout(ABC):
         """Whether a row looks like one of this layout; the first that fits is taken."""
 
     @abstractmethod
-    def episodes(self, row: Row) -> Sequence[Episode]:
+    def episodes(self, row: ImportRow) -> Sequence[Episode]:
         """The episodes of a row, which are one group. Raises BadRow."""
 
-    def groups(self, reader: Reader, refuse: Refuse, watch: Watch) -> Iterator[Group]:
+    def groups(self, reader: RowReader, refuse: Refuse, watch: Watch) -> Iterator[Group]:
         """Every group of a file, in order."""
         for row in reader.rows(refuse, watch):
             try:
@@ -58,13 +58,15 @@ def rest(content: Mapping[str, Any], used: Collection[str]) -> str:
     return json_text(left) if left else ""
 
 
-def reward_of(content: Mapping[str, Any], components: Mapping[str, Any] | None = None, name: str = "") -> list[Judged]:
+def reward_of(
+    content: Mapping[str, Any], components: Mapping[str, Any] | None = None, name: str = ""
+) -> list[ClaimedReward]:
     """The reward of a row, with its named parts. Raises BadRow for one that is no number."""
     key = name or next((one for one in REWARDS if one in content), "")
     if not key or content.get(key) is None:
         return []
     parts = {str(part): number_of(value, str(part)) for part, value in (components or {}).items() if value is not None}
-    return [Judged(number_of(content[key], key), components=parts)]
+    return [ClaimedReward(number_of(content[key], key), components=parts)]
 
 
 def task_of(content: Mapping[str, Any]) -> str:

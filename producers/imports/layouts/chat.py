@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from millrace.producers.imports.episode import Episode
 from millrace.producers.imports.layouts.base import (
     REWARDS,
-    Layout,
+    ImportLayout,
     named,
     rest,
     reward_of,
@@ -18,14 +18,14 @@ from millrace.producers.imports.layouts.base import (
     task_of,
 )
 from millrace.producers.imports.messages import chat, conversation, offered
-from millrace.producers.imports.rows import BadRow, Content, Row, text_of, time_of
+from millrace.producers.imports.rows import BadRow, Content, ImportRow, text_of, time_of
 from millrace.schemas import bounds
 
 SPEAKERS = {"human": "user", "gpt": "assistant", "observation": "tool"}
 """who speaks in ShareGPT, where it is not called as in a chat"""
 
 
-class Chat(Layout):
+class Chat(ImportLayout):
     """A conversation a row, with each reply of the assistant as a model call."""
 
     name = "chat"
@@ -46,7 +46,7 @@ class Chat(Layout):
     def fits(cls, content: Mapping[str, Any]) -> bool:
         return "messages" in content or "conversations" in content
 
-    def episodes(self, row: Row) -> Sequence[Episode]:
+    def episodes(self, row: ImportRow) -> Sequence[Episode]:
         """The row's one."""
         content = row.content
         at = time_of(content)
@@ -102,11 +102,11 @@ class Verl(Chat):
 
     used = (*Chat.used, "prompt")
 
-    def episodes(self, row: Row) -> Sequence[Episode]:
+    def episodes(self, row: ImportRow) -> Sequence[Episode]:
         extra = named(row.content.get("extra_info"))
         keys = ("reward", "split", "status", "task_id")
         beside = {name: extra[name] for name in keys if name in extra}
-        return super().episodes(Row(row.number, {**beside, **row.content}))
+        return super().episodes(ImportRow(row.number, {**beside, **row.content}))
 
 
 def _messages(content: Content) -> list[Content]:

@@ -14,10 +14,10 @@ from typing import Any
 
 from millrace.producers.imports.episode import Episode, Group
 from millrace.producers.imports.genai import matters, named
-from millrace.producers.imports.layouts.base import Layout
+from millrace.producers.imports.layouts.base import ImportLayout
 from millrace.producers.imports.normal import normal
-from millrace.producers.imports.readers import Reader, Refuse, Watch
-from millrace.producers.imports.rows import BadRow, Row
+from millrace.producers.imports.readers import Refuse, RowReader, Watch
+from millrace.producers.imports.rows import BadRow, ImportRow
 from millrace.producers.imports.spans import KEYS, Span, size_of, spans
 from millrace.producers.imports.told import Told
 from millrace.schemas import bounds
@@ -33,7 +33,7 @@ class _Open:
     spans: list[Span] = field(default_factory=list)
 
 
-class Otlp(Layout):
+class Otlp(ImportLayout):
     """A conversation an episode: model calls, tool calls, evaluations."""
 
     name = "otlp"
@@ -43,11 +43,11 @@ class Otlp(Layout):
     def fits(cls, content: Mapping[str, Any]) -> bool:
         return any(key in content for key in KEYS)
 
-    def episodes(self, row: Row) -> Sequence[Episode]:
+    def episodes(self, row: ImportRow) -> Sequence[Episode]:
         """None: an episode lies in many rows."""
         return []
 
-    def groups(self, reader: Reader, refuse: Refuse, watch: Watch) -> Iterator[Group]:
+    def groups(self, reader: RowReader, refuse: Refuse, watch: Watch) -> Iterator[Group]:
         whose, count = self._counted(reader, watch)
         waiting: dict[str, _Open] = {}
         for row in reader.rows(refuse, lambda done, total: watch(total + done, 2 * total)):
@@ -67,7 +67,7 @@ class Otlp(Layout):
                 if held.left <= 0:
                     yield from self._group(waiting.pop(name), refuse)
 
-    def _counted(self, reader: Reader, watch: Watch) -> tuple[dict[str, str], Counter[str]]:
+    def _counted(self, reader: RowReader, watch: Watch) -> tuple[dict[str, str], Counter[str]]:
         """(the conversation of a trace that names one, how many spans each conversation or other trace has)."""
         whose: dict[str, str] = {}
         count: Counter[str] = Counter()

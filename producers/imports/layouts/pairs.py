@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
-from millrace.producers.imports.episode import Episode, Judged
-from millrace.producers.imports.layouts.base import Layout, rest, split_of, task_of
+from millrace.producers.imports.episode import ClaimedReward, Episode
+from millrace.producers.imports.layouts.base import ImportLayout, rest, split_of, task_of
 from millrace.producers.imports.messages import chat, conversation, offered, said_or_chat
-from millrace.producers.imports.rows import BadRow, Content, Row, number_of, time_of
+from millrace.producers.imports.rows import BadRow, Content, ImportRow, number_of, time_of
 
 PREFERRED, OTHER = 1.0, 0.0
 """rewards where a row gives no scores"""
 
 
-class Preference(Layout):
+class Preference(ImportLayout):
     """`chosen` over `rejected`, behind `prompt` or each with the prompt in it."""
 
     name = "trl-preference"
@@ -33,7 +33,7 @@ class Preference(Layout):
     def fits(cls, content: Mapping[str, Any]) -> bool:
         return {"chosen", "rejected"} <= content.keys()
 
-    def episodes(self, row: Row) -> Sequence[Episode]:
+    def episodes(self, row: ImportRow) -> Sequence[Episode]:
         """The chosen one, then the other."""
         content = row.content
         chosen, rejected = (said_or_chat(content.get(name), name, "assistant") for name in ("chosen", "rejected"))
@@ -62,7 +62,7 @@ class Preference(Layout):
                 conversation([*prompt, *answer], tools, at, len(prompt)),
                 task_id=task_of(content),
                 task=rest(content, self.used),
-                rewards=[Judged(score, label=label)],
+                rewards=[ClaimedReward(score, label=label)],
                 split=split_of(content),
                 at=at,
             )
@@ -81,7 +81,7 @@ class OpenAIPreference(Preference):
     def fits(cls, content: Mapping[str, Any]) -> bool:
         return {"input", "preferred_output"} <= content.keys()
 
-    def episodes(self, row: Row) -> Sequence[Episode]:
+    def episodes(self, row: ImportRow) -> Sequence[Episode]:
         content = row.content
         asked = content.get("input")
         if not isinstance(asked, Mapping):

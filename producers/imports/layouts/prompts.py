@@ -8,7 +8,7 @@ from typing import Any
 from millrace.producers.imports.episode import Episode
 from millrace.producers.imports.layouts.base import (
     REWARDS,
-    Layout,
+    ImportLayout,
     named,
     rest,
     reward_of,
@@ -17,13 +17,13 @@ from millrace.producers.imports.layouts.base import (
     task_of,
 )
 from millrace.producers.imports.messages import conversation, offered, said_or_chat
-from millrace.producers.imports.rows import Row, time_of
+from millrace.producers.imports.rows import ImportRow, time_of
 from millrace.schemas.records import EpisodeStatus
 
 USED = ("prompt", "completion", "tools", "tool_defs", "split", "status", *REWARDS)
 
 
-class Prompt(Layout):
+class Prompt(ImportLayout):
     """Replies in the prompt are context: only those of the completion are the policy's."""
 
     name = "trl"
@@ -33,7 +33,7 @@ class Prompt(Layout):
     def fits(cls, content: Mapping[str, Any]) -> bool:
         return {"prompt", "completion"} <= content.keys()
 
-    def episodes(self, row: Row) -> Sequence[Episode]:
+    def episodes(self, row: ImportRow) -> Sequence[Episode]:
         """The row's one."""
         content = row.content
         prompt = said_or_chat(content.get("prompt"), "prompt", "user")

@@ -17,7 +17,7 @@ INVOKED = "invoke_agent"
 
 
 @dataclass(slots=True)
-class Part:
+class AgentSpans:
     """The spans of one agent. agent: its own span, None for the conversation; parent: number of the part that invoked
     it; spawn_call: the tool call that did, where one is known."""
 
@@ -27,12 +27,12 @@ class Part:
     spans: list[Span] = field(default_factory=list)
 
 
-def parts(found: Sequence[Span]) -> list[Part]:
+def parts(found: Sequence[Span]) -> list[AgentSpans]:
     """The conversation and its sub-agents, each behind the one that invoked it."""
     known = {(span.trace, span.id): span for span in found if not span.log}
     enclosing = {where: _above(known, where) for where, span in known.items() if operation(span) == INVOKED}
     nested = {where for where, (above, _) in enclosing.items() if above is not None}
-    out = [Part(None)]
+    out = [AgentSpans(None)]
     numbers: dict[Where, int] = {}
     left = sorted(nested, key=lambda where: (known[where].start or 0, where))
     while left:
@@ -44,7 +44,7 @@ def parts(found: Sequence[Span]) -> list[Part]:
             above, call = enclosing[where]
             parent = numbers.get(above, 0) if above is not None else 0
             numbers[where] = len(out)
-            out.append(Part(where, parent, call))
+            out.append(AgentSpans(where, parent, call))
         left = [where for where in left if where not in numbers]
     for span in found:
         out[_part_of(known, numbers, span)].spans.append(span)

@@ -27,8 +27,8 @@ from millrace.producers.gateway.callers import Caller, digest, key_of
 from millrace.producers.gateway.errors import ApiError
 from millrace.producers.gateway.intake import Intake, Visit, check_origin
 from millrace.producers.gateway.options import GatewayOptions
-from millrace.producers.intake.otlp.receiver import Receiver
-from millrace.producers.intake.otlp.request import JSON, LOGS, PROTOBUF, TRACES, BadBody, Batch, read
+from millrace.producers.intake.otlp.receiver import OtlpReceiver
+from millrace.producers.intake.otlp.request import JSON, LOGS, PROTOBUF, TRACES, BadBody, SpanBatch, read
 
 logger = logging.getLogger(__name__)
 
@@ -46,10 +46,10 @@ _spans = telemetry.counter("millrace.otlp.spans", "{span}", "spans and log recor
 _refused = telemetry.counter("millrace.otlp.refused", "{span}", "spans and log records that were refused, by reason")
 
 
-class Endpoint:
+class OtlpEndpoint:
     """The application of one receiver. options: its keys and bounds."""
 
-    def __init__(self, receiver: Receiver, options: GatewayOptions) -> None:
+    def __init__(self, receiver: OtlpReceiver, options: GatewayOptions) -> None:
         self.receiver = receiver
         self.options = options
         self.stopping = False
@@ -117,7 +117,7 @@ class Endpoint:
         await self.receiver.spans.durable()
         return _success(media, signal, batch)
 
-    def _take(self, tenant: str, signal: str, media: str, encoding: str, body: bytes) -> Batch:
+    def _take(self, tenant: str, signal: str, media: str, encoding: str, body: bytes) -> SpanBatch:
         batch = read(signal, media, encoding, body, self.options.max_body_bytes)
         self.receiver.take(tenant, batch.spans)
         _spans.add(len(batch.spans), signal=signal)
@@ -153,7 +153,7 @@ class Endpoint:
         return Response(orjson.dumps(state), media_type=JSON)
 
 
-def _success(media: str, signal: str, batch: Batch) -> Response:
+def _success(media: str, signal: str, batch: SpanBatch) -> Response:
     count = sum(batch.refused.values())
     what = "Spans" if signal == TRACES else "LogRecords"
     if media == JSON:

@@ -17,9 +17,17 @@ from dataclasses import dataclass, field
 
 from millrace.producers.imports.genai import EVALUATION, RESPONSE, matters, named
 from millrace.producers.imports.rows import BadRow, json_text, text_of
-from millrace.producers.imports.spans import Said, Span, size_of
+from millrace.producers.imports.spans import Span, SpanEvent, size_of
 from millrace.producers.imports.told import judged
-from millrace.producers.intake.otlp.made import CAPTURED, Emitted, Made, Target, late, made, when_of
+from millrace.producers.intake.otlp.made import (
+    CAPTURED,
+    ConversationEvents,
+    Emitted,
+    EvaluationTarget,
+    late,
+    made,
+    when_of,
+)
 from millrace.producers.intake.otlp.records import Closed, Took
 from millrace.schemas.ids import Micros
 
@@ -55,7 +63,7 @@ class _Waiting:
 
     began: Micros
     since: int
-    said: dict[str, Said] = field(default_factory=dict)
+    said: dict[str, SpanEvent] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -64,7 +72,7 @@ class _Over:
 
     at: Micros
     seen: set[str]
-    made: Made
+    made: ConversationEvents
     names: set[str]
 
 
@@ -173,11 +181,11 @@ class Assembler:
         for trace in record.traces:
             one = self._open.pop((record.tenant, trace), None)
             if one is not None:
-                self._over[record.tenant, trace] = _Over(self._now, set(one.spans), Made(), one.names)
+                self._over[record.tenant, trace] = _Over(self._now, set(one.spans), ConversationEvents(), one.names)
 
-    def _made(self, record: Closed, spans: Sequence[Span]) -> Made:
+    def _made(self, record: Closed, spans: Sequence[Span]) -> ConversationEvents:
         if not any(matters(span) for span in spans):
-            return Made()
+            return ConversationEvents()
         ids = {text_of(span.attributes, RESPONSE) for span in spans} - {""}
         keys = [(record.tenant, id) for id in ids if (record.tenant, id) in self._waiting]
         beside = [said for key in keys for said in self._waiting[key].said.values()]
@@ -187,7 +195,7 @@ class Assembler:
         except BadRow as error:
             what = "conversation in the log already" if error.code == CAPTURED else f"conversation: {error.code}"
             self.passed[what] += 1
-            return Made()
+            return ConversationEvents()
         for key in keys:
             self._judged |= dict.fromkeys(self._waiting.pop(key).said, self._now)
         for trajectory, steps in result.steps.items():
@@ -253,7 +261,7 @@ class Assembler:
             return []
         return self._reward(tenant, target, said, digest)
 
-    def _reward(self, tenant: str, target: Target, said: Said, digest: str) -> list[Emitted]:
+    def _reward(self, tenant: str, target: EvaluationTarget, said: SpanEvent, digest: str) -> list[Emitted]:
         found = judged(said, None)
         if found is None or target.kin.id not in self._steps:
             self.passed["evaluation without a score" if found is None else "evaluation of an unknown reply"] += 1
@@ -296,10 +304,10 @@ def _rank(span: Span) -> tuple[int, str]:
     return span.end or 0, f"{len(text):012d}{text}"
 
 
-def _joined(before: _Over | None, result: Made) -> Made:
+def _joined(before: _Over | None, result: ConversationEvents) -> ConversationEvents:
     """What of two episodes of one trace a late evaluation may judge."""
     if before is None:
         return result
     root = result.root or before.made.root
     replies, spoken = before.made.replies | result.replies, before.made.spoken | result.spoken
-    return Made([], root, replies, spoken, when=before.made.when | result.when)
+    return ConversationEvents([], root, replies, spoken, when=before.made.when | result.when)

@@ -11,14 +11,14 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from millrace.infra.stages.letters import made_id
-from millrace.producers.imports.bodies import Bodies, Draft, Origin, reward
+from millrace.producers.imports.bodies import BareEvent, Bodies, Origin, reward
 from millrace.producers.imports.envelope import Kin
-from millrace.producers.imports.episode import Episode, Judged
+from millrace.producers.imports.episode import ClaimedReward, Episode
 from millrace.producers.imports.genai import RESPONSE, matters
 from millrace.producers.imports.rows import BadRow, text_of
-from millrace.producers.imports.spans import Said, Span
+from millrace.producers.imports.spans import Span, SpanEvent
 from millrace.producers.imports.told import Told, Where
-from millrace.producers.intake.otlp.agents import Part, parts
+from millrace.producers.intake.otlp.agents import AgentSpans, parts
 from millrace.schemas import bounds
 
 OTLP = Origin("otlp", "observed", "otlp")
@@ -37,7 +37,7 @@ class Emitted:
     kin: Kin
     trace: str | None
     step: int
-    draft: Draft
+    draft: BareEvent
 
     @property
     def id(self) -> str:
@@ -46,7 +46,7 @@ class Emitted:
 
 
 @dataclass(slots=True)
-class Target:
+class EvaluationTarget:
     """What a late evaluation may judge: a trajectory, or a reply of it."""
 
     kin: Kin
@@ -55,14 +55,14 @@ class Target:
 
 
 @dataclass(slots=True)
-class Made:
+class ConversationEvents:
     """The events of a conversation. replies: what a provider's id of a reply stands for; spoken: what a span does;
     steps: how many events each trajectory has; when: between which times a reply was made."""
 
     events: list[Emitted] = field(default_factory=list)
-    root: Target | None = None
-    replies: dict[str, Target] = field(default_factory=dict)
-    spoken: dict[Where, Target] = field(default_factory=dict)
+    root: EvaluationTarget | None = None
+    replies: dict[str, EvaluationTarget] = field(default_factory=dict)
+    spoken: dict[Where, EvaluationTarget] = field(default_factory=dict)
     steps: Counter[str] = field(default_factory=Counter)
     when: dict[str, tuple[int, int]] = field(default_factory=dict)
 
@@ -71,7 +71,7 @@ class Made:
 class _One:
     """A part that is an episode."""
 
-    part: Part
+    part: AgentSpans
     told: Told
     episode: Episode
     passed: Counter[str]
@@ -82,9 +82,9 @@ def made(
     policy: str,
     found: Sequence[Span],
     captured: Collection[str],
-    beside: Sequence[Said],
+    beside: Sequence[SpanEvent],
     passed: Counter[str],
-) -> Made:
+) -> ConversationEvents:
     """The events of one conversation. captured: replies that are in the log already; beside: evaluations that name one
     of its replies; passed: counts what has no place. Raises BadRow where nothing of it can be an episode."""
     matter = [span for span in found if matters(span)]
@@ -92,8 +92,8 @@ def made(
     if not spans:
         raise BadRow("no_spans", "its log records belong to no span")
     first = made_id(OTLP.label, tenant, policy, spans[0].trace, spans[0].id)
-    told = _told(parts(found), captured, beside) or [(0, _read(Part(None, spans=matter), captured, beside))]
-    out = Made()
+    told = _told(parts(found), captured, beside) or [(0, _read(AgentSpans(None, spans=matter), captured, beside))]
+    out = ConversationEvents()
     kins: dict[int, Kin] = {}
     events: list[list[Emitted]] = []
     for number, one in told:
@@ -108,7 +108,7 @@ def made(
     return out
 
 
-def _told(found: list[Part], captured: Collection[str], beside: Sequence[Said]) -> list[tuple[int, _One]]:
+def _told(found: list[AgentSpans], captured: Collection[str], beside: Sequence[SpanEvent]) -> list[tuple[int, _One]]:
     """The parts that are episodes, by number; none where sub-agents are and the conversation itself is not."""
     out: dict[int, _One] = {}
     for number in range(len(found) - 1, -1, -1):
@@ -130,7 +130,7 @@ def _told(found: list[Part], captured: Collection[str], beside: Sequence[Said]) 
     return sorted(out.items())
 
 
-def _read(part: Part, captured: Collection[str], beside: Sequence[Said]) -> _One:
+def _read(part: AgentSpans, captured: Collection[str], beside: Sequence[SpanEvent]) -> _One:
     """A part as an episode. Raises BadRow where nothing was said in it, or all that was is in the log already."""
     own = {text_of(span.attributes, RESPONSE) for span in part.spans}
     named = [said for said in beside if text_of(said.attributes, RESPONSE) in own]
@@ -144,13 +144,13 @@ def _read(part: Part, captured: Collection[str], beside: Sequence[Said]) -> _One
         raise
 
 
-def _emitted(out: Made, tenant: str, kin: Kin, one: _One) -> list[Emitted]:
+def _emitted(out: ConversationEvents, tenant: str, kin: Kin, one: _One) -> list[Emitted]:
     """The events of a trajectory; notes in `out` what a late evaluation may judge."""
     trace = one.episode.trace
     made_of = Bodies(OTLP, kin.id, one.episode)
     events = [Emitted(tenant, kin, trace, step, draft) for step, draft in enumerate(made_of.drafts())]
-    targets = [Target(kin, trace, reply) for reply in made_of.replies]
-    out.root = out.root or Target(kin, trace)
+    targets = [EvaluationTarget(kin, trace, reply) for reply in made_of.replies]
+    out.root = out.root or EvaluationTarget(kin, trace)
     out.replies |= {name: targets[number] for name, number in one.told.replies.items()}
     out.spoken |= {where: targets[number] for where, number in one.told.spoken.items()}
     out.steps[kin.id] = len(events)
@@ -165,9 +165,9 @@ def when_of(span: Span) -> tuple[int, int]:
     return span.start or 0, span.end or bounds.TIME
 
 
-def late(tenant: str, target: Target, step: int, judged: Judged, digest: str) -> Emitted:
+def late(tenant: str, target: EvaluationTarget, step: int, judged: ClaimedReward, digest: str) -> Emitted:
     """An evaluation of something that is over, as the event at `step` of its trajectory."""
     at = judged.at or 0
     id = made_id(OTLP.label, target.kin.id, "late", digest)
     body = reward(OTLP, target.kin.id, id, target.reply, judged, at)
-    return Emitted(tenant, target.kin, target.trace, step, Draft("reward", body, "evaluator", at))
+    return Emitted(tenant, target.kin, target.trace, step, BareEvent("reward", body, "evaluator", at))

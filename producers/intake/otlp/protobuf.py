@@ -16,7 +16,7 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from millrace.producers.imports.rows import Content
-from millrace.producers.imports.spans import Said, Span, micros, said_beside
+from millrace.producers.imports.spans import Span, SpanEvent, micros, said_beside
 from millrace.schemas import bounds
 
 Fields = Mapping[int, Descriptor]
@@ -50,7 +50,7 @@ def traces(data: bytes) -> Iterator[Span]:
                     one.status.code == ERROR,
                     _attributes(one.attributes),
                     [
-                        Said(event.name, _attributes(event.attributes), micros(event.time_unix_nano))
+                        SpanEvent(event.name, _attributes(event.attributes), micros(event.time_unix_nano))
                         for event in one.events
                     ],
                     resource,

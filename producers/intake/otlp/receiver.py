@@ -39,7 +39,7 @@ _passed = telemetry.counter("millrace.otlp.passed_over", "{span}", "spans that h
 _open = telemetry.gauge("millrace.otlp.open", "{trace}", "traces that are not over")
 
 
-class Receiver:
+class OtlpReceiver:
     """The parts of one receiver. captured: whether the gateway made a reply with this id, and so has it in the log."""
 
     def __init__(

@@ -20,7 +20,7 @@ from millrace.producers.imports.envelope import Kin, Sealer
 from millrace.producers.imports.genai import CONVERSATION, EVALUATION, matters, talk
 from millrace.producers.imports.normal import normal
 from millrace.producers.imports.rows import BadRow
-from millrace.producers.imports.spans import Said, Span, size_of
+from millrace.producers.imports.spans import Span, SpanEvent, size_of
 from millrace.producers.imports.told import Told, judged
 from millrace.producers.intake.otlp import protobuf
 from millrace.producers.intake.otlp.made import OTLP, SILENT
@@ -62,7 +62,7 @@ class BadBody(Exception):
 
 
 @dataclass(slots=True)
-class Batch:
+class SpanBatch:
     """What a request brings: spans that are taken, how many were refused, for which reasons, with the first in words,
     and what else was passed over."""
 
@@ -71,11 +71,11 @@ class Batch:
     said: str = ""
 
 
-def read(signal: str, media: str, encoding: str, data: bytes, limit: int) -> Batch:
+def read(signal: str, media: str, encoding: str, data: bytes, limit: int) -> SpanBatch:
     """A request. signal: traces or logs; media: `JSON` or `PROTOBUF`. Raises BadBody."""
     plain = inflated(data, encoding, limit)
     found = _json(signal, plain) if media == JSON else _protobuf(signal, plain)
-    out = Batch()
+    out = SpanBatch()
     for span in found:
         try:
             out.spans.append(_taken(span))
@@ -185,5 +185,5 @@ def _check(span: Span) -> None:
         return
 
 
-def _bare(span: Span, events: Iterable[Said]) -> Span:
+def _bare(span: Span, events: Iterable[SpanEvent]) -> Span:
     return replace(span, trace=_TRACE, id=_ID, attributes=dict(_SAYS), events=list(events), log=False)

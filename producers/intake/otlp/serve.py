@@ -30,9 +30,9 @@ from millrace.producers.capture.log import CaptureLog
 from millrace.producers.capture.recent import Recent
 from millrace.producers.gateway.options import GatewayOptions
 from millrace.producers.gateway.protocols.all import minted
-from millrace.producers.intake.otlp.app import Endpoint
+from millrace.producers.intake.otlp.app import OtlpEndpoint
 from millrace.producers.intake.otlp.assembler import SECOND, Assembler
-from millrace.producers.intake.otlp.receiver import KEPT_S, Receiver
+from millrace.producers.intake.otlp.receiver import KEPT_S, OtlpReceiver
 from millrace.schemas import bounds
 
 logger = logging.getLogger(__name__)
@@ -58,7 +58,9 @@ async def _run(settings: Settings, bus: Bus) -> None:
         "%s: %d open traces, %d bytes to send", receiver.events.source, receiver.assembler.open, receiver.events.waiting
     )
     forwarder.start()
-    endpoint = Endpoint(receiver, replace(GatewayOptions.of(settings, bounds.INT), max_body_bytes=asked.max_body_bytes))
+    endpoint = OtlpEndpoint(
+        receiver, replace(GatewayOptions.of(settings, bounds.INT), max_body_bytes=asked.max_body_bytes)
+    )
     beat = Heartbeat(
         bus,
         settings.namespace,
@@ -77,7 +79,7 @@ async def _run(settings: Settings, bus: Bus) -> None:
         receiver.close()
 
 
-def opened(settings: Settings, bus: Bus) -> tuple[Receiver, Forwarder]:
+def opened(settings: Settings, bus: Bus) -> tuple[OtlpReceiver, Forwarder]:
     """The receiver that the settings describe, and who sends its events on, not started."""
     asked, home = settings.otlp, settings.otlp_home
     kept_s = max(settings.topics.short_hours * 3600, KEPT_S)
@@ -88,13 +90,13 @@ def opened(settings: Settings, bus: Bus) -> tuple[Receiver, Forwarder]:
     )
     assembler = Assembler(settings.policy.name, int(asked.quiet_s * SECOND))
     reward_key = settings.reward.key.get_secret_value()
-    receiver = Receiver(spans, events, assembler, reward_key=reward_key, captured=minted)
+    receiver = OtlpReceiver(spans, events, assembler, reward_key=reward_key, captured=minted)
     topic = full_name(settings.namespace, "raw")
     return receiver, Forwarder(events, bus, topic, ClaimStore(settings.claims), retention_s=kept_s)
 
 
 async def serve(
-    endpoint: Endpoint,
+    endpoint: OtlpEndpoint,
     host: str,
     port: int,
     stop: asyncio.Event,
@@ -133,7 +135,7 @@ async def serve(
         await serving
 
 
-async def _tend(endpoint: Endpoint, failed: Callable[[], Exception | None]) -> None:
+async def _tend(endpoint: OtlpEndpoint, failed: Callable[[], Exception | None]) -> None:
     """End what is over, for as long as there is something to end."""
     while True:
         if (error := failed()) is not None:

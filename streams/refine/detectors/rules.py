@@ -16,11 +16,11 @@ from millrace.streams.refine.detectors import values
 
 Verify = Callable[[bytes], bool]
 NEAR_BEFORE, NEAR_AFTER = 48, 24
-"""bytes around a match in which `Rule.near` is looked for"""
+"""bytes around a match in which `DetectorRule.near` is looked for"""
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class DetectorRule:
     """`trigger` is for the engine, `full` is matched where the trigger began, `verify` judges what `full` matched; what
     is taken out is the group `v` of `full` where it has one, and `verify` then sees that alone."""
 
@@ -110,10 +110,10 @@ def _rule(
     near: str | None = None,
     alone: bool = False,
     back: Callable[[bytes, int], int | None] | None = None,
-) -> Rule:
+) -> DetectorRule:
     pattern = re.compile(full.encode(), re.IGNORECASE if caseless else 0)
     beside = None if near is None else re.compile(near.encode(), re.IGNORECASE)
-    return Rule(kind, trigger.encode(), pattern, verify, blocks, caseless, beside, alone, back)
+    return DetectorRule(kind, trigger.encode(), pattern, verify, blocks, caseless, beside, alone, back)
 
 
 _W = r"[A-Za-z0-9_-]"
@@ -129,7 +129,7 @@ _PEM_RUN = (
     r"(?:(?:[\s\"'+>|,*#]|\\[nr\"]){1,8}[A-Za-z0-9+/]{1,15}={0,2}(?=[\s\"'\\\x00]|\Z))?"
 )
 
-RULES: tuple[Rule, ...] = (
+RULES: tuple[DetectorRule, ...] = (
     _rule("aws_key", r"\b(AKIA|ASIA|ABIA|ACCA)[A-Z0-9]{16}\b", r"[A-Z0-9]{20}"),
     _rule(
         "aws_secret",

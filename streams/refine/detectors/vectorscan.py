@@ -1,9 +1,9 @@
 """Our own rules on Vectorscan (the `hyperscan` package, block mode): one pass for all triggers, verified one by one.
 
 Traps kept out: streaming mode crashes with temporary callbacks, so only block mode is used; every end of a match is
-reported, so triggers are short and `Rule.full` measures; match-dense text costs a Python call a hit, so verified hits
-a rule are capped, and beyond the cap a blocking rule blocks unverified; beyond `bounds.HITS` in all, what is returned
-is one more than that, and nobody may pass such a text."""
+reported, so triggers are short and `DetectorRule.full` measures; match-dense text costs a Python call a hit, so
+verified hits a rule are capped, and beyond the cap a blocking rule blocks unverified; beyond `bounds.HITS` in all, what
+is returned is one more than that, and nobody may pass such a text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import hyperscan
 
 from millrace.schemas import bounds
 from millrace.streams.refine.detectors.base import Detector, Hit
-from millrace.streams.refine.detectors.rules import RULES, Rule
+from millrace.streams.refine.detectors.rules import RULES, DetectorRule
 
 CAP = 200
 """verified hits a rule and buffer"""
@@ -25,7 +25,7 @@ class Vectorscan(Detector):
 
     name = "vectorscan"
 
-    def __init__(self, rules: tuple[Rule, ...] = RULES) -> None:
+    def __init__(self, rules: tuple[DetectorRule, ...] = RULES) -> None:
         self._rules = rules
         self._database = hyperscan.Database(mode=hyperscan.HS_MODE_BLOCK)
         self._database.compile(

@@ -22,7 +22,7 @@ from millrace.apps.cli import ask, context
 from millrace.apps.cli.main import app
 from millrace.apps.cli.roles import ROLES
 from millrace.apps.cli.template import render
-from millrace.consumers.status.watch import Watch
+from millrace.consumers.status.watch import StatusWatch
 from millrace.infra import connect
 from millrace.infra.config import Settings, load
 from millrace.infra.errors import UnreachableError
@@ -251,7 +251,7 @@ def test_status_of_nothing() -> None:
 def test_status_of_a_deployment_without_a_version_says_what_is_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
     bus = MemoryBus({"dev.policy.ledger": 1, "dev.policy.resolutions": 1, "dev.policy.weights": 1, "dev.workers": 1})
     running = [ProgramState("broker", "RUNNING", 5, 30.0, ""), ProgramState("learn-0", "STARTING", 6, 1.0, "")]
-    monkeypatch.setattr("millrace.apps.cli.deploy._watch", lambda *_: Watch(bus, "dev", "policy"))
+    monkeypatch.setattr("millrace.apps.cli.deploy._watch", lambda *_: StatusWatch(bus, "dev", "policy"))
     monkeypatch.setattr("millrace.infra.machine.supervisor.Supervisor.states", lambda _: running)
     result = run(app, ["status"])
     assert result.exit_code == 0, result.output

@@ -17,9 +17,9 @@ from prompt_toolkit.output import DummyOutput
 from typer.testing import CliRunner
 
 from millrace.apps.cli.main import app
-from millrace.apps.cli.sql import SHOWN, Form, form_of, prompt, values
+from millrace.apps.cli.sql import SHOWN, AnswerFormat, form_of, prompt, values
 from millrace.consumers.warehouse.asking import open_asking
-from millrace.consumers.warehouse.directory import Directory
+from millrace.consumers.warehouse.directory import TableDirectory
 from millrace.infra.config import Settings
 from millrace.infra.errors import ConfigError
 from tests.support.asked_tables import fill
@@ -28,7 +28,7 @@ from tests.support.asked_tables import fill
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sql")
-    with Directory(Settings(home=folder).warehouse_home) as directory:
+    with TableDirectory(Settings(home=folder).warehouse_home) as directory:
         fill(directory)
     return folder
 
@@ -143,10 +143,10 @@ def test_a_prompt_answers_until_its_end_and_keeps_what_was_asked_to_itself(
 
 
 def test_the_form_follows_option_and_name() -> None:
-    assert form_of(None, None) is Form.TABLE
-    assert form_of(None, Path("a.CSV")) is Form.CSV
-    assert form_of(None, Path("a.ndjson")) is Form.JSONL
-    assert form_of(Form.PARQUET, Path("a")) is Form.PARQUET
+    assert form_of(None, None) is AnswerFormat.TABLE
+    assert form_of(None, Path("a.CSV")) is AnswerFormat.CSV
+    assert form_of(None, Path("a.ndjson")) is AnswerFormat.JSONL
+    assert form_of(AnswerFormat.PARQUET, Path("a")) is AnswerFormat.PARQUET
     with pytest.raises(ConfigError):
-        form_of(Form.TABLE, Path("a.csv"))
+        form_of(AnswerFormat.TABLE, Path("a.csv"))
     assert values(["a=b=c"]) == {"a": "b=c"}

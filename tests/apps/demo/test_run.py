@@ -8,7 +8,7 @@ from typing import cast
 import pytest
 
 from millrace.apps.demo.run import _configure, empty, summary
-from millrace.consumers.status.watch import Watch
+from millrace.consumers.status.watch import StatusWatch
 from millrace.infra.config import Settings, load
 from millrace.infra.errors import ConfigError
 from millrace.infra.log.memory.bus import MemoryBus
@@ -36,7 +36,7 @@ def test_the_last_screen_says_what_happened_and_where_to_go(tmp_path: Path) -> N
     settings = Settings(home=tmp_path)
     bus = MemoryBus()
     bus.ensure_topics(load(flags={"namespace": "demo", "policy.name": "sort"}).layout.specs())
-    watch = Watch(bus, "demo", "sort")
+    watch = StatusWatch(bus, "demo", "sort")
     for n in range(1, 61):
         metrics = {"samples": 100.0, "reward_mean": n / 100}
         watch.versions.append(cast(LedgerEntry, {"version": n, "time": n * 10_000_000, "metrics": metrics}))

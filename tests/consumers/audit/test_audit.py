@@ -13,7 +13,7 @@ from rich.console import Console
 
 from millrace.consumers.audit import LAWS, audit
 from millrace.consumers.audit.command import WIDE, render
-from millrace.consumers.audit.rules import Rules
+from millrace.consumers.audit.rules import RulesBySlot
 from millrace.consumers.history import extent
 from millrace.consumers.history.extent import MAY_BE_WHOLE
 from millrace.infra.errors import AuditError
@@ -288,13 +288,13 @@ def test_an_envelope_that_was_changed_is_named(field: str) -> None:
 
 
 def test_rules_that_change_slot_by_slot_are_no_clash() -> None:
-    rules = Rules()
+    rules = RulesBySlot()
     for time in range(10):
         rules.see(0, "old" if time < 3 else "new", time)
         rules.see(1, "old" if time < 7 else "new", time)
         rules.see(2, "old" if time < 3 else "new", min(time, 2))
     assert list(rules.clashes()) == []
-    quiet = Rules()
+    quiet = RulesBySlot()
     quiet.see(0, "old", 1)
     quiet.see(1, "new", 2)
     quiet.see(1, "new", 3)

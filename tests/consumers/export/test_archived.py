@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from millrace.consumers.export import export_from
-from millrace.consumers.export.run import Summary
+from millrace.consumers.export.run import ExportSummary
 from millrace.consumers.export.select import Selection
 from millrace.consumers.history.reader import History
 from millrace.infra.errors import ArchiveError, ExportError
@@ -21,7 +21,7 @@ from tests.support.history_records import POLICY
 GONE = "are neither in the topic nor in the archive; what is left begins at"
 
 
-def exported(bus: Bus, out: Path, *, what_is_left: bool = False) -> Summary:
+def exported(bus: Bus, out: Path, *, what_is_left: bool = False) -> ExportSummary:
     return export_from(History(bus, NS, POLICY), "jsonl", out, Selection(), "local", what_is_left=what_is_left)
 
 

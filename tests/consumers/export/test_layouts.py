@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 from pydantic import TypeAdapter
 
-from millrace.consumers.export import Summary, export_from
+from millrace.consumers.export import ExportSummary, export_from
 from millrace.consumers.export.layouts import LAYOUTS
 from millrace.consumers.export.layouts.atropos import IGNORED, NO_LOGPROB
 from millrace.consumers.export.select import Selection
@@ -41,7 +41,7 @@ def world(seed: int = 0) -> Conversations:
 
 def written(
     name: str, folder: Path, source: Conversations, selection: Selection | None = None, owner: str = "local"
-) -> tuple[Summary, Rows]:
+) -> tuple[ExportSummary, Rows]:
     out = folder / name
     summary = export_from(History(source.bus, NS, POLICY), name, out, selection or Selection(), owner)
     return summary, loaded(name, out)
@@ -320,7 +320,7 @@ def test_an_advantage_of_prime_rl_is_the_reward_over_its_group(tmp_path: Path) -
 def test_whatever_is_selected_and_barred_nothing_else_is_said(
     name: str, seed: int, low: float, first: int, best: bool, drop: set[int], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    from millrace.consumers.export.select import Bound, Versions
+    from millrace.consumers.export.select import RewardBound, VersionRange
 
     source = clear(seed)
     samples = list(sealed(source).values())
@@ -328,7 +328,7 @@ def test_whatever_is_selected_and_barred_nothing_else_is_said(
     for sample in samples:
         for record, event in source.calls(sample)[1:2] if sample["id"] in barred else []:
             source.govern(record, event, eligibility="audit_only")
-    selection = Selection(sampled=Versions(first, None), rewards=(Bound(">=", low),), best=best)
+    selection = Selection(sampled=VersionRange(first, None), rewards=(RewardBound(">=", low),), best=best)
     summary, rows = written(name, tmp_path_factory.mktemp("out"), source, selection)
     fitting = [s for s in samples if s["reward"] >= low and s["v_tail"] >= first]
     left = [s for s in fitting if s["id"] not in barred]

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.consumers.history.follow import Cursor, Follower
+from millrace.consumers.history.follow import Follower, PartitionCursor
 from millrace.consumers.history.kinds import DECISIONS, HOLDS, LEDGER, RESOLUTIONS, WEIGHTS, WORKERS, topics_of
 from millrace.consumers.history.reader import History, Stretch, left_out, named
 from millrace.consumers.history.rows import Row
@@ -134,7 +134,7 @@ def test_following_gives_what_reading_gives(world: tuple[MemoryBus, list[list[tu
     with Follower(history, [DECISIONS], left_out) as follower:
         assert [row.raw for row in follower.catch_up()] == wanted[0] + wanted[1]
         assert list(follower.catch_up()) == follower.poll(0) == []
-    cursor, taken = Cursor(history, DECISIONS, 1, unreadable=left_out), []
+    cursor, taken = PartitionCursor(history, DECISIONS, 1, unreadable=left_out), []
     for end in [*range(0, 40, most), None]:
         taken += [row.raw for row in cursor.new(end)]
     assert taken == wanted[1]
@@ -144,7 +144,7 @@ def test_a_record_whose_taker_raises_is_given_again() -> None:
     bus = MemoryBus({"n.decisions": 1})
     for number in range(3):
         bus.publisher().publish(Outgoing("n.decisions", b"k", encoded(number))).result()
-    cursor = Cursor(History(bus, "n", "p"), DECISIONS)
+    cursor = PartitionCursor(History(bus, "n", "p"), DECISIONS)
 
     def take() -> None:
         for row in cursor.new():
@@ -187,7 +187,7 @@ def test_a_topic_that_does_not_exist_is_empty_to_read_and_an_error_to_follow() -
     with pytest.raises(TopicError):
         Follower(history, [LEDGER])
     with pytest.raises(TopicError):
-        list(Cursor(history, LEDGER).new())
+        list(PartitionCursor(history, LEDGER).new())
 
 
 def test_what_cannot_be_read_is_named_by_place_and_reason(caplog: pytest.LogCaptureFixture) -> None:
@@ -328,7 +328,7 @@ def test_what_retention_has_taken_is_left_out() -> None:
     assert ids(list(history.rows(DECISIONS))) == ["d3", "d4", "d5"]
     assert history.starts(DECISIONS)[0] == places[3].offset
     assert [row and row["id"] for row in history.fetch(DECISIONS, places)] == [None, None, None, "d3", "d4", "d5"]
-    assert ids(list(Cursor(history, DECISIONS).new())) == ["d3", "d4", "d5"]
+    assert ids(list(PartitionCursor(history, DECISIONS).new())) == ["d3", "d4", "d5"]
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from millrace.consumers.history.kinds import HOLDS
 from millrace.consumers.report import Summary, summary
-from millrace.consumers.status.watch import Watch
+from millrace.consumers.status.watch import StatusWatch
 from millrace.consumers.why import explain_in
 from millrace.infra.log.base import Outgoing, Record
 from millrace.infra.log.memory.bus import MemoryBus
@@ -34,7 +34,7 @@ def subjects() -> tuple[str, ...]:
 
 def seen(bus: MemoryBus) -> tuple[Summary, tuple[str, ...], object]:
     """What report, why and status make of a log."""
-    with_status = Watch(bus, NS, POLICY)
+    with_status = StatusWatch(bus, NS, POLICY)
     with_status.catch_up()
     shown = (with_status.versions, with_status.resolved, with_status.workers, with_status.ready, with_status.in_force)
     with_status.close()

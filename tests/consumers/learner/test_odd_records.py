@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from millrace.consumers.history.places import GONE, Lost, PlaceReader
 from millrace.consumers.learner.log import PolicyLog
 from millrace.consumers.learner.reading import EMPTY, REASONS, read
-from millrace.consumers.learner.verdict import Part
+from millrace.consumers.learner.verdict import PlacedGroup
 from millrace.infra.log.base import Outgoing, Place
 from millrace.infra.log.blobs import ClaimStore
 from millrace.infra.log.memory.bus import MemoryBus
@@ -75,7 +75,7 @@ def test_a_ready_group_that_cannot_be_read_keeps_its_seq_and_is_lost() -> None:
     batch = log.order.next(0)
     assert batch is not None
     assert [group["trajectories"] for group in batch.groups] == [[], []]
-    share = read(reader(bus), [Part(seq, "g", []) for seq in (0, 1)], vocabulary=10, longest=10)
+    share = read(reader(bus), [PlacedGroup(seq, "g", []) for seq in (0, 1)], vocabulary=10, longest=10)
     assert [REASONS[code] for code in share.lost.values()] == [EMPTY, EMPTY]
 
 

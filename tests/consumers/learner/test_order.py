@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.consumers.learner.order import Order, Steps
+from millrace.consumers.learner.order import LearningOrder, Steps
 from millrace.infra.errors import LearnerError
 
 
@@ -21,8 +21,8 @@ def setting(name: str, value: Any, seq: int | None = None, ticket: int | None = 
     return {"kind": "setting", "seq": None, "ticket": None, "group": "", "setting": inner}
 
 
-def order(batch: int = 2, eta: int = 1) -> Order:
-    return Order(batch, eta, "reserve")
+def order(batch: int = 2, eta: int = 1) -> LearningOrder:
+    return LearningOrder(batch, eta, "reserve")
 
 
 def test_a_batch_waits_for_all_of_its_groups_in_any_order() -> None:

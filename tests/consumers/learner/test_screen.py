@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 from rich.console import Console
 
-from millrace.consumers.learner.screen import Screen
+from millrace.consumers.learner.screen import LearnerScreen
 from millrace.schemas.records import LedgerEntry
 
 METRICS = {
@@ -29,7 +29,7 @@ def entry(version: int, *, lost: str | None = None, unchanged: str | None = None
 def show(entries: list[LedgerEntry], *, terminal: bool, versions: int = 0, width: int = 200) -> str:
     file = io.StringIO()
     console = Console(file=file, force_terminal=terminal, width=width, no_color=True, legacy_windows=False)
-    with Screen("pilot", versions, console) as screen:
+    with LearnerScreen("pilot", versions, console) as screen:
         for one in entries:
             screen.show(one)
     return file.getvalue()

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from millrace.consumers.learner.sender import LONGEST, PATIENCE_S, Sender
+from millrace.consumers.learner.sender import LONGEST, PATIENCE_S, WeightSender
 
 
 @pytest.mark.parametrize(
@@ -16,7 +16,7 @@ from millrace.consumers.learner.sender import LONGEST, PATIENCE_S, Sender
     ids=["long", "huge", "negative", "none", "odd", "absent"],
 )
 def test_a_request_of_any_length_is_answered_before_it_is_read(length: str | None) -> None:
-    sender = Sender("127.0.0.1", 1.0)
+    sender = WeightSender("127.0.0.1", 1.0)
     try:
         at = urlsplit(sender.url)
         with socket.create_connection((at.hostname, at.port), timeout=PATIENCE_S * 6) as client:

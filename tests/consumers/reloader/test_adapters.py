@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from millrace.consumers.reloader.adapter import base_of, outdated
-from millrace.infra.engines.base import Sampling, Span
+from millrace.infra.engines.base import LabelSpan, Sampling
 from millrace.infra.engines.control import EngineState
 from millrace.infra.engines.vllm.control import VllmControl
 from millrace.infra.engines.vllm.engine import VllmEngine
@@ -226,7 +226,7 @@ async def test_vllm_serves_versions_beside_each_other(
         await until(lambda: reloader.served == 1 and told(1))
         (engine,) = engines
         (first,) = await complete(engine, PROMPT, Sampling(24, ignore_eos=True))
-        assert first.spans == (Span("policy@1", 0, 24),)
+        assert first.spans == (LabelSpan("policy@1", 0, 24),)
         assert max(adapter_differences(versions[1], PROMPT, first.token_ids, first.logprobs)) < EXACT
 
         generated = engine.generate(PROMPT, Sampling(900, ignore_eos=True), request_id="long")
@@ -239,9 +239,9 @@ async def test_vllm_serves_versions_beside_each_other(
             await until(lambda: reloader.served == 3 and told(3))
             parts += [chunk async for chunk in chunks]
         whole = join(parts)
-        assert whole.spans == (Span("policy@1", 0, 900),), "it ends with the adapter that it began with"
+        assert whole.spans == (LabelSpan("policy@1", 0, 900),), "it ends with the adapter that it began with"
         assert max(adapter_differences(versions[1], PROMPT, whole.token_ids, whole.logprobs)) < EXACT
-        assert second.spans == (Span("policy@2", 0, 24),)
+        assert second.spans == (LabelSpan("policy@2", 0, 24),)
         assert max(adapter_differences(versions[2], PROMPT, second.token_ids, second.logprobs)) < EXACT
         assert min(adapter_differences(versions[3], PROMPT, second.token_ids, second.logprobs)[1:]) > 0
 
@@ -273,6 +273,6 @@ async def test_vllm_changes_its_base(
         assert await control.adapters() == ("policy@6",)
         engine.adapter = "policy@6"
         (found,) = await complete(engine, PROMPT, Sampling(24, ignore_eos=True))
-        assert found.spans == (Span("policy@6", 0, 24),)
+        assert found.spans == (LabelSpan("policy@6", 0, 24),)
         assert max(adapter_differences(theirs, PROMPT, found.token_ids, found.logprobs)) < EXACT
     await engine.close()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from millrace.consumers.reloader.compose import clear, fetch, folders, name_of
-from millrace.consumers.reloader.transport import Directory
+from millrace.consumers.reloader.transport import SharedDirectory
 from millrace.infra import faults
 from millrace.infra.errors import ReloadError
 from millrace.infra.log.memory.bus import MemoryBus
@@ -139,7 +139,7 @@ async def test_killed_while_composing(
             raise Killed(name)
 
     faults.install(hook)
-    options: dict[str, Any] = {"transport": Directory(cache)}
+    options: dict[str, Any] = {"transport": SharedDirectory(cache)}
     for version in (0, 1, 2):
         announce(bus, chain.events[version])
     try:
@@ -158,7 +158,7 @@ async def test_killed_while_composing(
 async def test_an_engine_follows_a_chain(
     bus: MemoryBus, scripted: ScriptedEngine, chain: Chain, cache: Path, start: Start
 ) -> None:
-    options: dict[str, Any] = {"transport": Directory(cache)}
+    options: dict[str, Any] = {"transport": SharedDirectory(cache)}
     async with start(scripted, **options) as reloader:
         for version in range(6):
             announce(bus, chain.events[version])

@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from millrace.consumers.learner.sender import Sender
+from millrace.consumers.learner.sender import WeightSender
 from millrace.infra import faults
 from millrace.infra.engines.base import Sampling
 from millrace.infra.engines.vllm.engine import VllmEngine
@@ -39,8 +39,8 @@ def light(folders: list[Path], tmp_path: Path) -> Iterator[LightEngine]:
 
 
 @pytest.fixture
-def sender() -> Iterator[Sender]:
-    one = Sender(LOCALHOST, timeout_s=120)
+def sender() -> Iterator[WeightSender]:
+    one = WeightSender(LOCALHOST, timeout_s=120)
     yield one
     one.close()
 
@@ -86,7 +86,7 @@ def sending() -> bool:
 async def test_the_others_outlive_who_dies_in_the_middle(
     broker: str,
     light: LightEngine,
-    sender: Sender,
+    sender: WeightSender,
     folders: list[Path],
     midway: Callable[[Callable[[], None]], list[str]],
     tmp_path: Path,

@@ -11,9 +11,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from millrace.consumers.learner.sender import Sender
+from millrace.consumers.learner.sender import WeightSender
 from millrace.consumers.reloader.broadcast import FromLearner
-from millrace.consumers.reloader.transport import Directory, WeightTransport
+from millrace.consumers.reloader.transport import SharedDirectory, WeightTransport
 from millrace.infra.errors import ReloadError
 from millrace.infra.log.memory.bus import MemoryBus
 from millrace.schemas.records import WeightVersion
@@ -40,13 +40,13 @@ def chain(folders: list[Path], tmp_path: Path) -> Chain:
 
 
 @pytest.fixture
-def sender() -> Iterator[Sender]:
-    one = Sender("127.0.0.1", timeout_s=60)
+def sender() -> Iterator[WeightSender]:
+    one = WeightSender("127.0.0.1", timeout_s=60)
     yield one
     one.close()
 
 
-def offered(chain: Chain, sender: Sender) -> dict[int, WeightVersion]:
+def offered(chain: Chain, sender: WeightSender) -> dict[int, WeightVersion]:
     for version, event in chain.events.items():
         sender.hold(version, event["digest"], chain.folder(version) / "model.safetensors")
         event["broadcast"] = sender.url
@@ -54,21 +54,21 @@ def offered(chain: Chain, sender: Sender) -> dict[int, WeightVersion]:
 
 
 @pytest.fixture(params=["directory", "deltas", "broadcast", "broadcast to two ranks"])
-def way(request: pytest.FixtureRequest, chain: Chain, sender: Sender, tmp_path: Path) -> Way:
+def way(request: pytest.FixtureRequest, chain: Chain, sender: WeightSender, tmp_path: Path) -> Way:
     for event in chain.events.values():
         event["broadcast"] = None
     match request.param:
         case "directory":
-            return Way(Directory(), ReceivingEngine(), chain.events, lambda call: call.startswith("load"))
+            return Way(SharedDirectory(), ReceivingEngine(), chain.events, lambda call: call.startswith("load"))
         case "deltas":
-            cached = Directory(tmp_path / "cache")
+            cached = SharedDirectory(tmp_path / "cache")
             return Way(cached, ReceivingEngine(), chain.events, lambda call: call.startswith("load"))
         case "broadcast":
             ranks = 1
         case _:
             ranks = 2
     events = offered(chain, sender)
-    return Way(FromLearner(Directory()), ReceivingEngine(ranks), events, lambda call: call == "receive")
+    return Way(FromLearner(SharedDirectory()), ReceivingEngine(ranks), events, lambda call: call == "receive")
 
 
 def same(engine: ReceivingEngine, chain: Chain, version: int) -> bool:
@@ -123,10 +123,10 @@ async def test_a_reloader_brings_versions(way: Way, chain: Chain, bus: MemoryBus
 
 
 async def test_a_learner_that_is_gone_leaves_the_directory(
-    chain: Chain, sender: Sender, caplog: pytest.LogCaptureFixture
+    chain: Chain, sender: WeightSender, caplog: pytest.LogCaptureFixture
 ) -> None:
     events, engine = offered(chain, sender), ReceivingEngine()
-    way = Way(FromLearner(Directory()), engine, events, lambda _: True)
+    way = Way(FromLearner(SharedDirectory()), engine, events, lambda _: True)
     await bring(way, 3)
     assert engine.calls == ["receive"]
     events[0]["broadcast"] = None
@@ -139,16 +139,16 @@ async def test_a_learner_that_is_gone_leaves_the_directory(
     assert same(engine, chain, 2)
 
 
-async def test_a_version_that_is_not_held_any_more_is_read(chain: Chain, sender: Sender) -> None:
-    way = Way(FromLearner(Directory()), ReceivingEngine(), offered(chain, sender), lambda _: True)
+async def test_a_version_that_is_not_held_any_more_is_read(chain: Chain, sender: WeightSender) -> None:
+    way = Way(FromLearner(SharedDirectory()), ReceivingEngine(), offered(chain, sender), lambda _: True)
     await bring(way, 0)  # four were offered, three are held
     assert way.engine.calls == [f"load {chain.folder(0).name}"]
 
 
 async def test_bytes_that_are_not_the_events_are_not_loaded(
-    chain: Chain, sender: Sender, caplog: pytest.LogCaptureFixture
+    chain: Chain, sender: WeightSender, caplog: pytest.LogCaptureFixture
 ) -> None:
-    way = Way(FromLearner(Directory()), ReceivingEngine(), offered(chain, sender), lambda _: True)
+    way = Way(FromLearner(SharedDirectory()), ReceivingEngine(), offered(chain, sender), lambda _: True)
     way.engine.spoil = True
     await bring(way, 3)
     assert way.engine.calls == ["receive", f"load {chain.folder(3).name}"]
@@ -156,8 +156,8 @@ async def test_bytes_that_are_not_the_events_are_not_loaded(
     assert same(way.engine, chain, 3)
 
 
-async def test_what_was_sent_is_another_version(chain: Chain, sender: Sender) -> None:
-    way = Way(FromLearner(Directory()), ReceivingEngine(), offered(chain, sender), lambda _: True)
+async def test_what_was_sent_is_another_version(chain: Chain, sender: WeightSender) -> None:
+    way = Way(FromLearner(SharedDirectory()), ReceivingEngine(), offered(chain, sender), lambda _: True)
     sender.hold(3, chain.events[3]["digest"], chain.folder(2) / "model.safetensors")
     await bring(way, 3)
     assert way.engine.calls == ["receive", f"load {chain.folder(3).name}"]
@@ -165,17 +165,17 @@ async def test_what_was_sent_is_another_version(chain: Chain, sender: Sender) ->
 
 
 async def test_an_engine_that_takes_none_reads_the_directory(
-    chain: Chain, sender: Sender, scripted: ScriptedEngine, caplog: pytest.LogCaptureFixture
+    chain: Chain, sender: WeightSender, scripted: ScriptedEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
     events = offered(chain, sender)
-    ready = await FromLearner(Directory()).prepare(scripted, events[3], events, None)
+    ready = await FromLearner(SharedDirectory()).prepare(scripted, events[3], events, None)
     scripted.paused, scripted.label = True, "loading"
     await ready.load()
     assert scripted.calls == [f"load {chain.folder(3).name}"]
     assert "takes no broadcasts" in caplog.text
 
 
-async def test_nonsense_is_refused_by_the_sender(sender: Sender) -> None:
+async def test_nonsense_is_refused_by_the_sender(sender: WeightSender) -> None:
     async with httpx.AsyncClient() as client:
         assert (await client.post(f"{sender.url}/send", content=b"{")).status_code == 400
         assert (await client.post(f"{sender.url}/send", json={"version": 1})).status_code == 400

@@ -12,9 +12,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from millrace.consumers.learner.sender import Sender
+from millrace.consumers.learner.sender import WeightSender
 from millrace.consumers.reloader.broadcast import FromLearner
-from millrace.consumers.reloader.transport import Directory
+from millrace.consumers.reloader.transport import SharedDirectory
 from millrace.infra.engines.base import Sampling
 from millrace.infra.engines.vllm.control import VllmControl
 from millrace.infra.engines.vllm.engine import VllmEngine
@@ -32,8 +32,8 @@ EXACT = 1e-5
 SENDER = """
 import sys, time
 from pathlib import Path
-from millrace.consumers.learner.sender import Sender
-one = Sender("127.0.0.1", 120)
+from millrace.consumers.learner.sender import WeightSender
+one = WeightSender("127.0.0.1", 120)
 one.hold(1, sys.argv[1], Path(sys.argv[2]))
 print(one.url, flush=True)
 time.sleep(3600)
@@ -63,16 +63,16 @@ async def serves(url: str, folder: Path) -> bool:
 
 
 @pytest.fixture
-def sender() -> Iterator[Sender]:
-    one = Sender(LOCALHOST, timeout_s=120)
+def sender() -> Iterator[WeightSender]:
+    one = WeightSender(LOCALHOST, timeout_s=120)
     yield one
     one.close()
 
 
 async def test_versions_come_without_a_disk(
-    control: VllmControl, sender: Sender, bus: MemoryBus, folders: list[Path], start: Start, tmp_path: Path
+    control: VllmControl, sender: WeightSender, bus: MemoryBus, folders: list[Path], start: Start, tmp_path: Path
 ) -> None:
-    async with start(control, transport=FromLearner(Directory())) as reloader:
+    async with start(control, transport=FromLearner(SharedDirectory())) as reloader:
         for version in range(3):
             gone = Path(shutil.copytree(folders[version], tmp_path / f"v{version}"))
             event = {**weight_event(version, gone), "broadcast": sender.url}
@@ -84,11 +84,11 @@ async def test_versions_come_without_a_disk(
 
 
 async def test_a_transfer_that_fails_leaves_the_weights_and_the_next_one_works(
-    control: VllmControl, sender: Sender, folders: list[Path], caplog: pytest.LogCaptureFixture
+    control: VllmControl, sender: WeightSender, folders: list[Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     await control.pause()
     await control.load(folders[0])
-    transport = FromLearner(Directory())
+    transport = FromLearner(SharedDirectory())
     event = {**weight_event(1, folders[1]), "broadcast": sender.url}
 
     sender.hold(1, event["digest"], folders[2] / "model.safetensors")  # other bytes than the event's
@@ -145,7 +145,7 @@ async def test_a_learner_that_dies_in_the_middle_leaves_neither_half_a_model_nor
     event = {**weight_event(1, folders[1]), "broadcast": url}
     await control.pause()
     await control.load(folders[0])
-    offer = await FromLearner(Directory())._ask(control, event)
+    offer = await FromLearner(SharedDirectory())._ask(control, event)
     with pytest.raises(EngineError):
         await control.receive(offer)
     assert process.wait(60) == -9
@@ -154,7 +154,7 @@ async def test_a_learner_that_dies_in_the_middle_leaves_neither_half_a_model_nor
     assert await serves(control.url, folders[0]), "untouched"
 
     await control.pause()
-    await (await FromLearner(Directory()).prepare(control, event, {1: event}, None)).load()
+    await (await FromLearner(SharedDirectory()).prepare(control, event, {1: event}, None)).load()
     assert "reading its directory" in caplog.text
     await control.reset_prefix_cache()
     await control.resume()

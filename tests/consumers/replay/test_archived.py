@@ -15,10 +15,10 @@ from millrace.consumers.export.select import Selection
 from millrace.consumers.history.kinds import EVALUATIONS, TRAJECTORIES, Kind
 from millrace.consumers.history.reader import History
 from millrace.consumers.replay import again
-from millrace.consumers.replay.command import Options, proving
+from millrace.consumers.replay.command import ReplayOptions, proving
 from millrace.consumers.replay.reward import Replay
 from millrace.consumers.replay.reward import sealed as every
-from millrace.consumers.replay.selection import Limits, Selector
+from millrace.consumers.replay.selection import ModelLimits, Selector
 from millrace.infra.config import load
 from millrace.infra.errors import HistoryGone
 from millrace.infra.log.base import Bus
@@ -44,7 +44,7 @@ def made() -> Whole:
 def selector(bus: Bus, *, what_is_left: bool = False) -> Selector:
     allowed = clearance.today(SETTINGS, "branch")
     return Selector(
-        History(bus, NAMESPACE, POLICY), allowed, "local", Limits(1 << 20, 1 << 20), what_is_left=what_is_left
+        History(bus, NAMESPACE, POLICY), allowed, "local", ModelLimits(1 << 20, 1 << 20), what_is_left=what_is_left
     )
 
 
@@ -97,8 +97,8 @@ def test_the_command_that_judges_again_refuses_what_its_split_has_lost(
 
     monkeypatch.setattr(again, "history", opened)
 
-    def run(split: str, *, what_is_left: bool) -> again.Again:
-        asked = again.Asked("trial-1", "exact", "v2", "second", 1, 10.0, what_is_left)
+    def run(split: str, *, what_is_left: bool) -> again.RewardComparison:
+        asked = again.RejudgeRequest("trial-1", "exact", "v2", "second", 1, 10.0, what_is_left)
         selection = Selection(evaluation=split == "evaluation", train=split == "train")
         return again.run(SETTINGS, asked, selection, lambda *_: None)
 
@@ -118,7 +118,7 @@ def test_versions_are_proven_from_the_archive_alone(place: Callable[..., Place],
     it.learn(3)
 
     def prove(bus: Bus) -> list[tuple[int, str, str]]:
-        with proving(it.settings, bus, Options("all"), forked.server()) as (_, outcomes):
+        with proving(it.settings, bus, ReplayOptions("all"), forked.server()) as (_, outcomes):
             return [(one.version, one.word, one.digest) for one in outcomes]
 
     before = prove(it.bus)

@@ -15,9 +15,9 @@ from millrace.consumers.history.reader import History
 from millrace.consumers.replay import asked
 from millrace.consumers.replay.selection import ELSEWHERE, EVALUATION, TWICE, UNREADABLE, Selected
 from millrace.consumers.warehouse.asking import Asking, InDirectory
-from millrace.consumers.warehouse.directory import Directory
+from millrace.consumers.warehouse.directory import TableDirectory
 from millrace.consumers.warehouse.endpoint.faults import QueryError
-from millrace.consumers.warehouse.endpoint.reading import Limits as Bounds
+from millrace.consumers.warehouse.endpoint.reading import QueryLimits as Bounds
 from millrace.infra.config import Settings, load
 from millrace.infra.errors import QuestionError, WarehouseError
 from millrace.infra.log.base import Place
@@ -43,7 +43,7 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def asking(tables: Path) -> Iterator[Asking]:
-    directory = Directory(config(tables).warehouse_home, memory_mb=512)
+    directory = TableDirectory(config(tables).warehouse_home, memory_mb=512)
     with InDirectory(directory, Bounds()) as opened:
         yield opened
 

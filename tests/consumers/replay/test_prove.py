@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 from millrace.consumers import policy
 from millrace.consumers.learner import identity
-from millrace.consumers.replay.command import Options, proving
+from millrace.consumers.replay.command import ReplayOptions, proving
 from millrace.consumers.replay.load import load
 from millrace.consumers.replay.plan import Plan
 from millrace.consumers.replay.prove import Outcome
@@ -35,7 +35,7 @@ Make = Callable[..., Place]
 
 
 def prove(it: Place, versions: str = "all", settings: Any = None, **options: Any) -> tuple[Plan, list[Outcome]]:
-    chosen = Options(versions, **options)
+    chosen = ReplayOptions(versions, **options)
     with proving(settings or it.settings, it.bus, chosen, forked.server()) as (plan, outcomes):
         return plan, list(outcomes)
 

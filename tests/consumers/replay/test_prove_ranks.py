@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from millrace.apps.cli.main import app
 from millrace.consumers.replay import shares
-from millrace.consumers.replay.command import Options, proving
+from millrace.consumers.replay.command import ReplayOptions, proving
 from tests.support import forked
 from tests.support.cells import Cells
 from tests.support.documents import REPLAY, RUN_BY
@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def words(it: Cells, versions: str = "all", **options: Any) -> list[tuple[int, str, str]]:
-    chosen = Options(versions, **options)
+    chosen = ReplayOptions(versions, **options)
     with proving(it.settings, it.bus, chosen, forked.server()) as (_, outcomes):
         return [(outcome.version, outcome.word, outcome.layout) for outcome in outcomes]
 

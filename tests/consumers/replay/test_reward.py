@@ -12,7 +12,7 @@ import pytest
 
 from millrace.consumers.history.kinds import EVALUATIONS, EVENTS, TRAJECTORIES
 from millrace.consumers.history.reader import History
-from millrace.consumers.replay.reward import Again, Replay
+from millrace.consumers.replay.reward import Replay, RewardComparison
 from millrace.consumers.replay.reward import sealed as every
 from millrace.infra import faults
 from millrace.infra.errors import FencedError
@@ -38,7 +38,9 @@ class Playing:
         return Verdict(len(output) / 100, {"length": float(len(output))}, None, "why", None)
 
 
-def again(world: World | Whole, wanted: Callable[[Any], bool] = lambda _: True, who: Evaluator = SECOND) -> Again:
+def again(
+    world: World | Whole, wanted: Callable[[Any], bool] = lambda _: True, who: Evaluator = SECOND
+) -> RewardComparison:
     """Judge what is wanted again."""
     judge = Judge(Playing(), who, POLICY)
     past = History(world.bus, NAMESPACE, POLICY)
@@ -59,7 +61,7 @@ def sealed(made: Whole | World) -> dict[str, float | None]:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_history_is_judged_again_and_stays_what_it_was(seed: int) -> None:
-    reports, before = list[Again](), dict[str, float | None]()
+    reports, before = list[RewardComparison](), dict[str, float | None]()
 
     def later(world: World) -> None:
         world.drain()
@@ -91,7 +93,7 @@ def test_history_is_judged_again_and_stays_what_it_was(seed: int) -> None:
 
 
 def test_only_what_is_wanted_is_judged() -> None:
-    reports, some = list[Again](), set[str]()
+    reports, some = list[RewardComparison](), set[str]()
 
     def later(world: World) -> None:
         some.update(random.Random(0).sample(sorted(sealed(world)), 3))
@@ -105,7 +107,7 @@ def test_only_what_is_wanted_is_judged() -> None:
 
 @pytest.mark.parametrize("split", ["train", "evaluation"])
 def test_each_split_is_judged_when_it_is_asked_for(split: str) -> None:
-    reports = list[Again]()
+    reports = list[RewardComparison]()
 
     def later(world: World) -> None:
         world.drain()

@@ -14,7 +14,7 @@ from millrace.consumers import clearance
 from millrace.consumers.history.kinds import EVALUATIONS, EVENTS, TRAJECTORIES
 from millrace.consumers.history.reader import History
 from millrace.consumers.replay import eligible, selection
-from millrace.consumers.replay.selection import Limits, Selected, Selector
+from millrace.consumers.replay.selection import ModelLimits, Selected, Selector
 from millrace.consumers.replay.text import Texts, Writer
 from millrace.infra.config import load
 from millrace.infra.log.base import Place
@@ -25,7 +25,7 @@ from tests.support import chat_tokenizer
 from tests.support.players import SECOND
 from tests.support.whole import NAMESPACE, POLICY, Whole, whole
 
-LIMITS = Limits(1 << 20, 1 << 20)
+LIMITS = ModelLimits(1 << 20, 1 << 20)
 TEXT = {"prompt": (), "output": (), "trainable": False}
 TALKS = 8
 
@@ -58,7 +58,7 @@ def writer(tmp_path_factory: pytest.TempPathFactory) -> Writer:
 
 
 def selector(
-    seed: int, flags: dict[str, object] | None = None, limits: Limits = LIMITS, writer: Writer | None = None
+    seed: int, flags: dict[str, object] | None = None, limits: ModelLimits = LIMITS, writer: Writer | None = None
 ) -> Selector:
     chosen = load(None, {"policy.name": POLICY, **(flags or {})})
     history = History(made(seed).bus, NAMESPACE, POLICY)
@@ -140,6 +140,6 @@ def test_rules_of_today_take_permission_away(writer: Writer, rule: str) -> None:
 
 
 def test_what_the_model_cannot_take_is_left_out() -> None:
-    found = selector(0, limits=Limits(1 << 20, 1)).by_rule(lambda _: True)
+    found = selector(0, limits=ModelLimits(1 << 20, 1)).by_rule(lambda _: True)
     assert found.candidates == []
     assert found.left_out[selection.UNFIT] > 0

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from millrace.consumers.status.health import awaited, wrong
-from millrace.consumers.status.watch import Watch
+from millrace.consumers.status.watch import StatusWatch
 from millrace.infra.log.memory.bus import MemoryBus
 from millrace.infra.machine.supervisor import ProgramState
 
@@ -15,8 +15,8 @@ UNREACHED = "no broker answers at 127.0.0.1:9"
 
 
 @pytest.fixture
-def watch() -> Iterator[Watch]:
-    found = Watch(MemoryBus({"n.p.ledger": 1, "n.p.resolutions": 1, "n.p.weights": 1, "n.workers": 1}), "n", "p")
+def watch() -> Iterator[StatusWatch]:
+    found = StatusWatch(MemoryBus({"n.p.ledger": 1, "n.p.resolutions": 1, "n.p.weights": 1, "n.workers": 1}), "n", "p")
     yield found
     found.close()
 
@@ -25,7 +25,7 @@ def states(**words: str) -> list[ProgramState]:
     return [ProgramState(name, word, 5, 3.0, "") for name, word in words.items()]
 
 
-def test_a_deployment_without_a_version_waits_and_is_well(watch: Watch) -> None:
+def test_a_deployment_without_a_version_waits_and_is_well(watch: StatusWatch) -> None:
     running = states(broker="RUNNING", refine="STARTING")
     assert awaited(watch, running) == [
         "refine to start",
@@ -45,7 +45,7 @@ def test_a_broker_has_the_time_to_start_and_no_more() -> None:
 
 
 @pytest.mark.parametrize("word", ["BACKOFF", "FATAL", "STOPPED"])
-def test_waiting_excuses_nothing_that_is_wrong(watch: Watch, word: str) -> None:
+def test_waiting_excuses_nothing_that_is_wrong(watch: StatusWatch, word: str) -> None:
     assert wrong(watch, states(broker="RUNNING", refine=word), {})
     assert wrong(watch, [ProgramState("refine", "STARTING", 5, 3.0, "KeyError", 7, failing=True)], {})
     assert wrong(watch, states(broker="RUNNING"), {"refine": 40.0})

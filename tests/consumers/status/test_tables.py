@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from millrace.consumers.status.tables import learning, processes, silent, spark, workers
-from millrace.consumers.status.watch import Watch
+from millrace.consumers.status.watch import StatusWatch
 from millrace.infra.log.memory.bus import MemoryBus
 from millrace.infra.machine.supervisor import ProgramState
 
@@ -19,9 +19,9 @@ SECOND = 1_000_000
 
 
 @pytest.fixture
-def watch() -> Iterator[Watch]:
+def watch() -> Iterator[StatusWatch]:
     bus = MemoryBus({"n.p.ledger": 1, "n.p.resolutions": 1, "n.p.weights": 1, "n.workers": 1})
-    found = Watch(bus, "n", "p")
+    found = StatusWatch(bus, "n", "p")
     yield found
     found.close()
 
@@ -39,14 +39,14 @@ def shown(table: Table) -> str:
     return caught.get()
 
 
-def test_speed_is_by_the_times_of_the_commits_not_of_the_reading(watch: Watch) -> None:
+def test_speed_is_by_the_times_of_the_commits_not_of_the_reading(watch: StatusWatch) -> None:
     assert watch.rate("samples") == 0
     watch.versions += [entry(version) for version in range(1, 12)]
     assert watch.rate("samples") == pytest.approx(50)
     assert watch.seconds == 20
 
 
-def test_a_policy_at_work(watch: Watch) -> None:
+def test_a_policy_at_work(watch: StatusWatch) -> None:
     assert "millrace policy create" in shown(learning(watch))
     watch.began = True
     assert "none yet" in shown(learning(watch))
@@ -59,7 +59,7 @@ def test_a_policy_at_work(watch: Watch) -> None:
     assert "setting" not in text
 
 
-def test_what_is_asked_for_and_not_in_force_is_shown(watch: Watch) -> None:
+def test_what_is_asked_for_and_not_in_force_is_shown(watch: StatusWatch) -> None:
     watch.in_force.update(batch=64, eta=2)
     text = shown(learning(watch, asked={"batch": 16, "eta": 2, "release": "soft"}))
     assert "asked 16, in force 64" in text
@@ -69,7 +69,7 @@ def test_what_is_asked_for_and_not_in_force_is_shown(watch: Watch) -> None:
     assert "release" not in text
 
 
-def test_the_ranks_of_a_cell_count_its_samples_once(watch: Watch) -> None:
+def test_the_ranks_of_a_cell_count_its_samples_once(watch: StatusWatch) -> None:
     last = entry(1, 0.0)
     last["ranks"] = [{"rank": 0, "samples": 60, "cell": 0}, {"rank": 1, "samples": 0, "cell": 0}]
     last["layout"], last["metrics"] = "torch:d1t2", {**last["metrics"], "spares": 1.0}
@@ -77,7 +77,7 @@ def test_the_ranks_of_a_cell_count_its_samples_once(watch: Watch) -> None:
     assert "2 as torch:d1t2 (rank 0: 60 samples), 1 spare" in shown(learning(watch))
 
 
-def test_ranks_that_serve_a_role_have_no_samples_to_show(watch: Watch) -> None:
+def test_ranks_that_serve_a_role_have_no_samples_to_show(watch: StatusWatch) -> None:
     last = entry(1, 0.0)
     last["ranks"] = [{"rank": 0, "samples": 60, "cell": 0}, {"rank": 1, "samples": 0, "cell": -1}]
     last["layout"] = "torch[actor]:d1+torch[critic]:d1"
@@ -85,7 +85,7 @@ def test_ranks_that_serve_a_role_have_no_samples_to_show(watch: Watch) -> None:
     assert "2 as torch[actor]:d1+torch[critic]:d1 (rank 0: 60 samples)" in shown(learning(watch))
 
 
-def test_only_those_whose_word_holds_are_alive(watch: Watch) -> None:
+def test_only_those_whose_word_holds_are_alive(watch: StatusWatch) -> None:
     status: Any = {"version": 3, "host": "h", "pid": 7, "url": None, "state": "serving", "error": None}
     watch.workers |= {"old": status | {"expires_at": 10}, "new": status | {"expires_at": 30}}
     text = shown(workers(watch, 20))
@@ -115,7 +115,7 @@ def test_a_program_that_keeps_ending_is_failing_and_says_why() -> None:
         assert part in text
 
 
-def test_a_worker_that_runs_without_a_word_in_the_log_is_shown_as_silent(watch: Watch) -> None:
+def test_a_worker_that_runs_without_a_word_in_the_log_is_shown_as_silent(watch: StatusWatch) -> None:
     one: Any = {"policy": "p", "state": "serving", "error": None, "version": 3, "url": None}
     here = {**one, "host": socket.gethostname()}
     now = 1000 * SECOND

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from millrace.consumers.status.watch import Watch
+from millrace.consumers.status.watch import StatusWatch
 from millrace.infra.log.base import Outgoing
 from millrace.infra.log.memory.bus import MemoryBus
 from millrace.schemas import codec
@@ -20,7 +20,7 @@ def test_it_catches_up_with_what_was_written_and_then_follows() -> None:
 
     for version in range(4):
         commit(version)
-    watch = Watch(bus, "n", "p")
+    watch = StatusWatch(bus, "n", "p")
     watch.catch_up()
     assert (watch.version, len(watch.versions)) == (3, 3), "version 0 is nobody's work"
     assert watch.began
@@ -38,7 +38,7 @@ def test_the_group_size_in_force_is_that_of_version_0_until_a_decision_says_anot
     for version, size in ((0, 8), (1, None)):
         event = weights(version, "d") | {"group_size": size}
         publisher.publish(Outgoing("n.p.weights", b"p", codec.encode("WeightVersion", event))).result()
-    watch = Watch(bus, "n", "p")
+    watch = StatusWatch(bus, "n", "p")
     watch.catch_up()
     assert watch.in_force == {"group_size": 8}
     setting = {"name": "group_size", "value": "4", "from_seq": None, "from_ticket": 6, "decision": "d"}
@@ -47,7 +47,7 @@ def test_the_group_size_in_force_is_that_of_version_0_until_a_decision_says_anot
     watch.catch_up()
     assert watch.in_force == {"group_size": 4}
     watch.close()
-    again = Watch(bus, "n", "p")
+    again = StatusWatch(bus, "n", "p")
     again.catch_up()
     assert again.in_force == {"group_size": 4}, "whichever topic is read first"
     again.close()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from millrace.consumers.warehouse.asking import Asking, InDirectory, OverHttp, open_asking
 from millrace.consumers.warehouse.endpoint.faults import QueryError
-from millrace.consumers.warehouse.endpoint.reading import Limits
+from millrace.consumers.warehouse.endpoint.reading import QueryLimits
 from millrace.consumers.warehouse.endpoint.serve import open_endpoint
 from millrace.consumers.warehouse.server import Server
 from millrace.infra.config import Settings
@@ -40,7 +40,7 @@ def asking(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         return
     with asked_tables(folder) as directory:
         if request.param == "directory":
-            with InDirectory(directory, Limits()) as found:
+            with InDirectory(directory, QueryLimits()) as found:
                 yield found
             return
         config = Settings(home=folder / "home", warehouse={"port": free_ports(1)[0]})

@@ -16,7 +16,7 @@ import chdb
 import pytest
 
 from millrace.consumers.warehouse.digests import differing, digests
-from millrace.consumers.warehouse.directory import Directory, holder
+from millrace.consumers.warehouse.directory import TableDirectory, holder
 from millrace.consumers.warehouse.ingest import Ingest
 from millrace.consumers.warehouse.migrations import migrate
 from millrace.infra.errors import WarehouseError, WarehouseHeld
@@ -27,8 +27,8 @@ PATIENCE_S = 120
 HOLD = """
 import sys, time
 from pathlib import Path
-from millrace.consumers.warehouse.directory import Directory
-with Directory(Path(sys.argv[1]), memory_mb=512, url="http://127.0.0.1:1"):
+from millrace.consumers.warehouse.directory import TableDirectory
+with TableDirectory(Path(sys.argv[1]), memory_mb=512, url="http://127.0.0.1:1"):
     print("held", flush=True)
     time.sleep(600)
 """
@@ -42,7 +42,7 @@ def test_a_second_process_learns_who_holds_a_directory(tmp_path: Path) -> None:
         assert process.stdout.readline() == "held\n"
         assert holder(tmp_path) == (process.pid, "http://127.0.0.1:1")
         with pytest.raises(WarehouseHeld) as raised:
-            Directory(tmp_path)
+            TableDirectory(tmp_path)
         assert (raised.value.pid, raised.value.url) == (process.pid, "http://127.0.0.1:1")
         assert str(tmp_path) in str(raised.value)
         assert str(process.pid) in str(raised.value)
@@ -50,7 +50,7 @@ def test_a_second_process_learns_who_holds_a_directory(tmp_path: Path) -> None:
         process.wait()
         assert holder(tmp_path) is None
         (tmp_path / "tmp" / "left-over.native").write_bytes(b"a trajectory")
-        with Directory(tmp_path, memory_mb=512):
+        with TableDirectory(tmp_path, memory_mb=512):
             assert not (tmp_path / "tmp" / "left-over.native").exists()
             assert holder(tmp_path) == (os.getpid(), "")
     finally:
@@ -63,11 +63,11 @@ def test_a_second_process_learns_who_holds_a_directory(tmp_path: Path) -> None:
 def test_a_home_that_cannot_be_used_says_so(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(WarehouseError, match=r"\[warehouse\] home"):
-        Directory(tmp_path / "file")
+        TableDirectory(tmp_path / "file")
 
 
 def test_memory_is_limited_by_the_settings(tmp_path: Path) -> None:
-    with Directory(tmp_path / "w", memory_mb=300) as store:
+    with TableDirectory(tmp_path / "w", memory_mb=300) as store:
         found = store.rows("SELECT value FROM system.server_settings WHERE name = 'max_server_memory_usage'")
         assert found == [(str(300 << 20),)]
         with pytest.raises(WarehouseError) as raised:
@@ -76,16 +76,16 @@ def test_memory_is_limited_by_the_settings(tmp_path: Path) -> None:
 
 
 def test_tables_of_a_newer_engine_are_refused_and_left_alone(tmp_path: Path) -> None:
-    with Directory(tmp_path, memory_mb=300) as store:
+    with TableDirectory(tmp_path, memory_mb=300) as store:
         store.run("CREATE TABLE millrace_log.t (a UInt8) ENGINE = MergeTree ORDER BY a")
     before = sorted(tmp_path.rglob("*"))
     assert (tmp_path / "engine").read_text() == chdb.engine_version
     (tmp_path / "engine").write_text("1000.1.2.3")
     with pytest.raises(WarehouseError, match=r"ClickHouse 1000\.1\.2\.3.*upgrade chdb-core"):
-        Directory(tmp_path)
+        TableDirectory(tmp_path)
     assert sorted(tmp_path.rglob("*")) == before
     (tmp_path / "engine").write_text("1.1")
-    with Directory(tmp_path, memory_mb=300) as store:
+    with TableDirectory(tmp_path, memory_mb=300) as store:
         assert store.rows("SELECT count() FROM t") == [(0,)]
     assert (tmp_path / "engine").read_text() == chdb.engine_version
 
@@ -128,7 +128,7 @@ def test_ingest_waits_on_a_full_disk_and_goes_on_by_itself(tmp_path: Path, small
     clean = take_in(made.bus, tmp_path / "clean")
     wanted = sum(count for name, (count, _) in clean.items() if name != "unreadable")
     over = threading.Event()
-    with Directory(small_disk / "w", memory_mb=512) as store:
+    with TableDirectory(small_disk / "w", memory_mb=512) as store:
         migrate(store)
         ingest = Ingest(made.bus, store, NS, lambda data: data)
         fill(small_disk)
@@ -153,7 +153,7 @@ def test_a_directory_on_a_full_disk_opens_once_there_is_room(small_disk: Path) -
     fill(small_disk)
     there = tempfile.tempdir
     with pytest.raises((WarehouseError, OSError), match=r"disk is full|No space left"):
-        Directory(small_disk / "w", memory_mb=512)
+        TableDirectory(small_disk / "w", memory_mb=512)
     assert tempfile.tempdir == there, "temporary files of others go where they went"
     (small_disk / "filler").unlink()
     assert differing(before, take_in(made.bus, small_disk / "w")) == []

@@ -18,7 +18,7 @@ import pytest
 
 from millrace.consumers.warehouse import dropping
 from millrace.consumers.warehouse.digests import Digests, differing, digests
-from millrace.consumers.warehouse.directory import Directory
+from millrace.consumers.warehouse.directory import TableDirectory
 from millrace.consumers.warehouse.dropping import in_order
 from millrace.consumers.warehouse.ingest import Ingest
 from millrace.consumers.warehouse.migrations import migrate
@@ -122,7 +122,7 @@ def test_killed_at_any_statement(store: Store, tmp_path: Path, shared: bool) -> 
 
 def process(path: str, what: str) -> None:
     """What a process does with the tables in a directory: rebuild them, or open them and print their digests."""
-    with Directory(Path(path), memory_mb=512) as store:
+    with TableDirectory(Path(path), memory_mb=512) as store:
         if what == "rebuild":
             rebuild_from(log(), store, settings(Path(path)), lambda data: data)
         else:

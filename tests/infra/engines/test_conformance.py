@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from millrace.infra.engines.base import Chunk, Sampling, Span, token_versions
+from millrace.infra.engines.base import Chunk, LabelSpan, Sampling, token_versions
 from millrace.infra.errors import EngineError, EngineRejected
 from tests.infra.engines.conftest import Rig
 from tests.support.engines import complete, differences, ending_prompt, join, plain_logprobs, until
@@ -45,7 +45,7 @@ async def test_a_stream_ends_each_choice_once_with_spans_and_the_request_with_us
         assert all(c.spans == () for c in own[:-1])
         whole = join(own)
         assert (whole.finish_reason, whole.stop_reason) == ("length", None)
-        assert whole.spans == (Span("policy@0", 0, 5),)
+        assert whole.spans == (LabelSpan("policy@0", 0, 5),)
 
 
 async def test_a_stream_is_a_stream(rig: Rig) -> None:
@@ -277,7 +277,7 @@ async def test_pausing_with_wait_finishes_what_runs(rig: Rig) -> None:
     await rig.control.set_version("policy@1")
     await rig.control.resume()
     whole = join([first, *await rest])
-    assert whole.spans == (Span("policy@0", 0, 60),)
+    assert whole.spans == (LabelSpan("policy@0", 0, 60),)
 
 
 async def test_requests_wait_while_paused(rig: Rig) -> None:
@@ -289,7 +289,7 @@ async def test_requests_wait_while_paused(rig: Rig) -> None:
     await rig.control.set_version("policy@5")
     await rig.control.resume()
     (choice,) = await waiting
-    assert choice.spans == (Span("policy@5", 0, 4),)
+    assert choice.spans == (LabelSpan("policy@5", 0, 4),)
     assert not (await rig.control.state()).paused
 
 

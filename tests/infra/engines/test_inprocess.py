@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.infra.engines.base import Sampling, Span, token_versions
+from millrace.infra.engines.base import LabelSpan, Sampling, token_versions
 from millrace.infra.engines.inprocess import engine as inprocess
 from millrace.infra.engines.inprocess.batch import truncate
 from millrace.infra.engines.inprocess.engine import InprocessEngine
@@ -106,5 +106,5 @@ def test_truncation_keeps_the_best_and_no_more_than_asked(scores: list[float], t
 
 
 def test_versions_of_tokens() -> None:
-    spans = [Span("p@4", 0, 2), Span("default", 2, 3), Span("other@9", 3, 4), Span("p@5", 4, 6)]
+    spans = [LabelSpan("p@4", 0, 2), LabelSpan("default", 2, 3), LabelSpan("other@9", 3, 4), LabelSpan("p@5", 4, 6)]
     assert token_versions(spans, 7, "p").tolist() == [4, 4, -1, -1, 5, 5, -1]

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.infra.engines.base import Chunk, Engine, Sampling, Span, Usage
+from millrace.infra.engines.base import Chunk, Engine, LabelSpan, Sampling, Usage
 from millrace.infra.engines.resubmit import FRUITLESS, ResubmittingEngine
 from tests.support.engines import complete
 
@@ -40,7 +40,7 @@ class ScriptedEngine(Engine):
             cut = self.cuts[part] if part < len(self.cuts) and index == sampling.n - 1 else most + 1
             count = min(most, cut)
             reason = "abort" if cut <= most else "length" if most == sampling.max_tokens else "stop"
-            spans = (Span(f"p@{part}", 0, count),) if count else ()
+            spans = (LabelSpan(f"p@{part}", 0, count),) if count else ()
             ids = [100 + done + at for at in range(count)]
             logprobs = [-float(id) for id in ids]
             usage = Usage(len(prompt_ids), count, 0) if index == sampling.n - 1 else None
@@ -97,7 +97,7 @@ async def test_stop_strings_are_looked_for_in_the_whole_reply() -> None:
     engine = ScriptedEngine([3])
     (found,) = await complete(ResubmittingEngine(engine), PROMPT, Sampling(8, stop=("x",)), stream=False)
     assert engine.asked[1][0] == PROMPT, "nobody was given any of it: it begins anew"
-    assert found.spans == (Span("p@1", 0, 8),)
+    assert found.spans == (LabelSpan("p@1", 0, 8),)
     engine = ScriptedEngine([3])
     (found,) = await complete(ResubmittingEngine(engine), PROMPT, Sampling(8, stop=("x",)))
     assert (found.finish_reason, len(found.token_ids), len(engine.asked)) == ("abort", 3, 1)

@@ -9,7 +9,7 @@ from contextlib import aclosing
 import orjson
 import pytest
 
-from millrace.infra.engines.base import Chunk, Sampling, Span, Usage
+from millrace.infra.engines.base import Chunk, LabelSpan, Sampling, Usage
 from millrace.infra.engines.vllm.engine import HEAVY, VllmEngine
 from millrace.infra.errors import EngineError, EngineRejected, EngineTimeout, EngineUnavailable
 from millrace.infra.process.net import free_ports
@@ -65,7 +65,7 @@ async def test_a_stream_may_be_cut_anywhere(parts: list[bytes]) -> None:
     async with serving(stream(*parts)) as fake:
         (found,) = await ask(fake.url, True)
     assert (found.token_ids, found.logprobs) == ([4, 5], [-0.5, -0.5])
-    assert (found.finish_reason, found.spans) == ("stop", (Span("p@3", 0, 2),))
+    assert (found.finish_reason, found.spans) == ("stop", (LabelSpan("p@3", 0, 2),))
     assert found.usage == Usage(1, 2, 1)
 
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from millrace.infra.errors import UnreachableError
 from millrace.infra.log.base import EARLIEST, Outgoing, TopicSpec
 from millrace.infra.log.kafka import alive as kafka_alive
-from millrace.infra.log.kafka.alive import GAP_S, LOOK_S, SILENT_S, Pulse, Vigil, Watcher
+from millrace.infra.log.kafka.alive import GAP_S, LOOK_S, SILENT_S, ClientWatcher, Pulse, Vigil
 from millrace.infra.log.kafka.bus import KafkaBus
 from millrace.infra.machine.broker import Broker
 from millrace.infra.process.net import LOCALHOST
@@ -82,7 +82,7 @@ def test_a_client_that_nobody_asks_is_never_silent() -> None:
 def test_a_call_that_never_returns_ends_the_process() -> None:
     now = [0.0]
     ended: list[int] = []
-    watcher = Watcher(lambda: True, ended.append)
+    watcher = ClientWatcher(lambda: True, ended.append)
     watcher.close()
     pulse = watcher.watch(Pulse("a call", kafka_alive.HANGS_S, clock=lambda: now[0]))
     with pulse.calling():

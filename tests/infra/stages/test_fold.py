@@ -13,7 +13,7 @@ from millrace.infra.errors import StageError
 from millrace.infra.log.base import Record
 from millrace.infra.stages.base import Clear, Emit, Op, Put, Stage, View, Wake
 from millrace.infra.stages.fold import Fold
-from millrace.infra.stages.state import State
+from millrace.infra.stages.state import SlotState
 
 
 def record(offset: int, key: str = "k", *, topic: str = "ns.in", value: bytes = b"", **headers: object) -> Record:
@@ -45,7 +45,7 @@ def fired(fold: Fold, *records: Record) -> list[tuple[str, int]]:
 
 
 def test_wakes_fire_in_order_of_time_then_key_before_the_record_that_brings_the_time() -> None:
-    fold = Fold(Script(), State(0))
+    fold = Fold(Script(), SlotState(0))
     wakes = b"[Wake('b', 5), Wake('a', 5), Wake('c', 3), Wake('late', 9)]"
     assert fired(fold, record(0, value=wakes, time=1)) == []
     assert fired(fold, record(1, time=4), record(2, time=6), record(3, time=2)) == [("c", 4), ("a", 6), ("b", 6)]
@@ -53,12 +53,12 @@ def test_wakes_fire_in_order_of_time_then_key_before_the_record_that_brings_the_
 
 
 def test_a_wake_for_a_time_that_has_come_fires_at_once_and_once() -> None:
-    fold = Fold(Script(), State(0))
+    fold = Fold(Script(), SlotState(0))
     assert fired(fold, record(0, value=b"[Wake('now', now)]", time=7), record(1, time=8)) == [("now", 7)]
 
 
 def test_a_wake_is_moved_cancelled_and_forgotten_with_its_key() -> None:
-    fold = Fold(Script(), State(0))
+    fold = Fold(Script(), SlotState(0))
     wakes = b"[Wake('a', 5), Wake('b', 5), Wake('c', 5), Wake('a', 8), Wake('b', None), Clear('c')]"
     assert fired(fold, record(0, value=wakes, time=1), record(1, time=6)) == []
     assert fired(fold, record(2, time=9)) == [("a", 9)]
@@ -66,16 +66,16 @@ def test_a_wake_is_moved_cancelled_and_forgotten_with_its_key() -> None:
 
 def test_an_endless_wake_is_refused() -> None:
     with pytest.raises(StageError, match="endlessly"):
-        fired(Fold(Script(), State(0), isolate=False), record(0, value=b"[Wake('loop', now)]"))
+        fired(Fold(Script(), SlotState(0), isolate=False), record(0, value=b"[Wake('loop', now)]"))
 
 
 def test_the_runners_keys_are_its_own() -> None:
     with pytest.raises(StageError, match="runner's"):
-        fired(Fold(Script(), State(0), isolate=False), record(0, value=b"[Put('~slot', 1)]"))
+        fired(Fold(Script(), SlotState(0), isolate=False), record(0, value=b"[Put('~slot', 1)]"))
 
 
 def test_numbered_records_are_folded_once_and_others_always() -> None:
-    fold = Fold(Script(), State(0))
+    fold = Fold(Script(), SlotState(0))
     numbers = [("g", 0, 5), ("g", 0, 5), ("g", 0, 4), ("h", 0, 5), ("g", 0, 7), ("g", 1, 0), ("g", 0, 8)]
     turn = fold.turn(
         [record(n, source=s, source_epoch=e, source_seq=q) for n, (s, e, q) in enumerate(numbers)]
@@ -87,7 +87,7 @@ def test_numbered_records_are_folded_once_and_others_always() -> None:
 
 
 def test_sides_are_never_duplicates_and_their_positions_are_kept() -> None:
-    fold = Fold(Script(), State(0))
+    fold = Fold(Script(), SlotState(0))
     twice = [record(n, topic="ns.side", source="g", source_seq=1) for n in (3, 7)]
     turn = fold.turn([*twice, record(0)], None)
     assert (turn.records, turn.duplicates) == (3, 0)
@@ -105,7 +105,7 @@ def test_where_turns_are_cut_does_not_matter(seed: int, size: int) -> None:
         value = chooser.choice(["[]", f"[Wake('{key}', now + 3)]", f"[Put('{key}', now)]", f"[Clear('{key}')]"])
         head = {"source": key, "source_seq": chooser.randrange(8), "time": chooser.randrange(40)}
         records.append(record(n, key, value=value.encode(), **head))
-    whole, cut = Fold(Script(), State(0)), Fold(Script(), State(0))
+    whole, cut = Fold(Script(), SlotState(0)), Fold(Script(), SlotState(0))
     expected = fired(whole, *records)
     assert [f for at in range(0, 30, size) for f in fired(cut, *records[at : at + size])] == expected
     after, again = whole.state.snapshot(), cut.state.snapshot()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from millrace.infra.errors import StageError, TooLargeError
 from millrace.infra.log.base import Record
 from millrace.infra.log.blobs import ClaimStore
-from millrace.infra.stages.state import KEY_BYTES, State
+from millrace.infra.stages.state import KEY_BYTES, SlotState
 
 KEYS = ["a", "a/0", "a/1", "b/", "b", "0", "c"]
 VALUES = st.one_of(st.none(), st.integers(-5, 5), st.binary(max_size=3), st.lists(st.text(max_size=2), max_size=2))
@@ -35,7 +35,7 @@ class Log:
     def __init__(self) -> None:
         self.records: list[Record] = []
 
-    def take(self, state: State) -> int:
+    def take(self, state: SlotState) -> int:
         changes = list(state.changes())
         for key, value in changes:
             self.records.append(Record("changelog", 0, len(self.records), key, value, {}, 0))
@@ -48,7 +48,7 @@ class Log:
 
 @given(STEPS)
 def test_a_state_is_its_model_and_comes_back_from_its_changelog(steps: list[tuple[str, str, Any]]) -> None:
-    state, log = State(3), Log()
+    state, log = SlotState(3), Log()
     values: dict[str, Any] = {}
     items: dict[str, list[Any]] = {}
     wakes: dict[str, int] = {}
@@ -73,7 +73,7 @@ def test_a_state_is_its_model_and_comes_back_from_its_changelog(steps: list[tupl
             case "turn":
                 log.take(state)
                 for changelog in (log.records, log.compacted()):
-                    assert State.restore(3, changelog).snapshot() == state.snapshot()
+                    assert SlotState.restore(3, changelog).snapshot() == state.snapshot()
         for name in KEYS:
             assert state.get(name) == values.get(name)
             assert list(state.items(name)) == items.get(name, [])
@@ -94,7 +94,7 @@ OPERATIONS = st.lists(
 )
 
 
-def do(state: State, kind: str, key: str, value: Any) -> None:
+def do(state: SlotState, kind: str, key: str, value: Any) -> None:
     match kind:
         case "put":
             state.put(key, value)
@@ -113,7 +113,7 @@ def do(state: State, kind: str, key: str, value: Any) -> None:
 @given(st.lists(st.tuples(st.sampled_from(["keep", "undo", "turn"]), OPERATIONS), max_size=8))
 def test_what_is_undone_never_happened(parts: list[tuple[str, list[tuple[str, str, Any]]]]) -> None:
     """One state lives through what is undone, its twin never met it: both are, read and log the same ever after."""
-    state, twin = State(3), State(3)
+    state, twin = SlotState(3), SlotState(3)
     logs = Log(), Log()
     for end, operations in [*parts, ("turn", [])]:
         state.begin()
@@ -134,12 +134,12 @@ def test_what_is_undone_never_happened(parts: list[tuple[str, list[tuple[str, st
         assert (state.keys(), state.next_wake()) == (twin.keys(), twin.next_wake())
         for key in KEYS:
             assert (state.get(key), state.items(key)) == (twin.get(key), twin.items(key))
-    assert State.restore(3, logs[0].records).snapshot() == twin.snapshot()
+    assert SlotState.restore(3, logs[0].records).snapshot() == twin.snapshot()
 
 
 @pytest.mark.parametrize("value", [2**64, -(2**63) - 1, "\ud800", object(), {1: 2, "a": {"b": 2**70}}])
 def test_what_cannot_be_logged_is_refused_before_anything_changes(value: Any) -> None:
-    state = State(0)
+    state = SlotState(0)
     state.put("k", 1)
     before = state.snapshot()
     for refused in (state.put, state.append):
@@ -158,7 +158,7 @@ def test_what_cannot_be_logged_is_refused_before_anything_changes(value: Any) ->
 
 
 def test_a_value_too_large_for_its_topic_comes_back_from_behind_its_claim(tmp_path: Path) -> None:
-    store, state = ClaimStore(str(tmp_path)), State(0)
+    store, state = ClaimStore(str(tmp_path)), SlotState(0)
     state.put("k", "x" * 1_000_000)
     state.append("k", "y" * 1_000_000)
     state.wake("k", 5)
@@ -167,11 +167,11 @@ def test_a_value_too_large_for_its_topic_comes_back_from_behind_its_claim(tmp_pa
         for n, (key, value) in enumerate(state.changes())
     ]
     assert all(len(record.value or b"") < 1000 for record in log)
-    assert State.restore(0, log, claims=store).snapshot() == state.snapshot()
+    assert SlotState.restore(0, log, claims=store).snapshot() == state.snapshot()
 
 
 def test_what_lives_and_dies_in_one_turn_is_not_logged() -> None:
-    state, log = State(0), Log()
+    state, log = SlotState(0), Log()
     state.put("k", 1)
     state.append("k", b"x" * 1000)
     state.wake("k", 5)
@@ -180,7 +180,7 @@ def test_what_lives_and_dies_in_one_turn_is_not_logged() -> None:
 
 
 def test_items_are_logged_once() -> None:
-    state, log = State(0), Log()
+    state, log = SlotState(0), Log()
     for n in range(5):
         state.append("k", n)
         assert log.take(state) == 1
@@ -195,13 +195,13 @@ def test_items_are_logged_once() -> None:
 
 
 def test_values_are_what_a_restored_slot_would_see() -> None:
-    state = State(0)
+    state = SlotState(0)
     state.put("k", {"t": (1, 2), "b": b"raw"})
     assert state.get("k") == {"t": [1, 2], "b": b"raw"}
 
 
 def test_a_mutated_value_is_found() -> None:
-    state = State(0, strict=True)
+    state = SlotState(0, strict=True)
     state.put("k", [1])
     list(state.changes())
     found = state.get("k")
@@ -212,7 +212,7 @@ def test_a_mutated_value_is_found() -> None:
 
 
 def test_a_mutated_item_is_found() -> None:
-    state = State(0, strict=True)
+    state = SlotState(0, strict=True)
     state.append("k", [1])
     state.items("k")[0].append(2)
     with pytest.raises(StageError, match="mutated"):
@@ -220,9 +220,9 @@ def test_a_mutated_item_is_found() -> None:
 
 
 def test_missing_items_are_not_passed_over() -> None:
-    state, log = State(0), Log()
+    state, log = SlotState(0), Log()
     for n in range(3):
         state.append("k", n)
     log.take(state)
     with pytest.raises(StageError, match="lacks items"):
-        State.restore(0, [r for r in log.records if r.key != b"0/k/1"])
+        SlotState.restore(0, [r for r in log.records if r.key != b"0/k/1"])

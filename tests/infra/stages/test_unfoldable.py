@@ -15,7 +15,7 @@ from millrace.infra.stages.base import TICK, Append, Clear, Emit, Later, Op, Put
 from millrace.infra.stages.fold import Fold, Folded
 from millrace.infra.stages.letters import UNFOLDABLE
 from millrace.infra.stages.outbox import BESIDE_BYTES
-from millrace.infra.stages.state import KEY_BYTES, State
+from millrace.infra.stages.state import KEY_BYTES, SlotState
 from millrace.schemas import bounds
 
 KEYS = ("a", "b", "c")
@@ -123,7 +123,7 @@ def test_what_cannot_be_folded_leaves_no_trace_but_its_letter(steps: list[Step],
     scripts = scripts_of(steps)
     twins = {name: [] if int(name) in bad else script for name, script in scripts.items()}
     records = [record(n, str(n), time=time) for n, (time, *_) in enumerate(steps)]
-    ours, theirs = Fold(Script(scripts), State(0)), Fold(Script(twins), State(0))
+    ours, theirs = Fold(Script(scripts), SlotState(0)), Fold(Script(twins), SlotState(0))
     for at in range(0, len(records), size):
         folded, expected = (fold.turn(records[at : at + size], None) for fold in (ours, theirs))
         assert [offset for offset, _ in letters(folded)] == sorted(bad & set(range(at, at + size)))
@@ -137,12 +137,12 @@ def test_what_cannot_be_folded_leaves_no_trace_but_its_letter(steps: list[Step],
 def test_a_turn_that_is_folded_again_comes_to_the_same(steps: list[Step]) -> None:
     scripts = scripts_of(steps)
     records = [record(n, str(n), time=n) for n in range(len(steps))]
-    once, again = (Fold(Script(scripts), State(0)).turn(records, None) for _ in range(2))
+    once, again = (Fold(Script(scripts), SlotState(0)).turn(records, None) for _ in range(2))
     assert (once.emits, once.encoded, once.ranges) == (again.emits, again.encoded, again.ranges)
 
 
 def test_a_letter_names_the_kind_of_the_error_and_nothing_that_it_says() -> None:
-    folded = Fold(Script({"x": [Boom("a secret")]}), State(0)).turn([record(7, "x")], None)
+    folded = Fold(Script({"x": [Boom("a secret")]}), SlotState(0)).turn([record(7, "x")], None)
     (letter,) = (emit.record for _, emit in folded.emits)
     assert letter["detail"] == "folding it raised Boom"
     assert letter["tenant"] == "alice"
@@ -154,13 +154,15 @@ def test_a_letter_names_the_kind_of_the_error_and_nothing_that_it_says() -> None
 
 
 def test_a_stage_that_cannot_even_name_the_record_stops_nothing() -> None:
-    folded = Fold(Script({"nameless": [Boom()], "x": [Boom()]}), State(0)).turn([record(0, "x"), record(1, "y")], None)
+    folded = Fold(Script({"nameless": [Boom()], "x": [Boom()]}), SlotState(0)).turn(
+        [record(0, "x"), record(1, "y")], None
+    )
     assert letters(folded) == [(0, "folding it raised Boom")]
 
 
 @pytest.mark.parametrize("time", ["odd", bounds.TIME + 1, -bounds.TIME - 1, "12x"])
 def test_a_record_whose_time_is_odd_moves_no_time(time: object) -> None:
-    fold = Fold(Script({"x": [progress()], "first": [Wake("a", 9)]}), State(0))
+    fold = Fold(Script({"x": [progress()], "first": [Wake("a", 9)]}), SlotState(0))
     folded = fold.turn([record(0, "first", time=5), record(1, "x", time=time), record(2, "x", time=6)], None)
     assert [offset for offset, _ in letters(folded)] == [1]
     assert (fold.now, sent(folded)) == (6, ["s"])
@@ -173,7 +175,7 @@ def test_a_wake_that_raises_fires_once_and_the_stage_ends_what_waited() -> None:
         "end a": [Clear("a"), progress("end")],
     }
     stage = Script(scripts)
-    fold = Fold(stage, State(2), namespace="ns")
+    fold = Fold(stage, SlotState(2), namespace="ns")
     folded = fold.turn([record(0, "x", time=1), record(1, "y", time=4), record(2, "y", time=9)], None)
     assert (stage.ended, sent(folded)) == (["a"], ["end"])
     assert letters(folded) == [(-1, "a timer of the state raised Boom")]
@@ -184,7 +186,7 @@ def test_a_wake_that_raises_fires_once_and_the_stage_ends_what_waited() -> None:
 
 def test_a_wake_whose_end_raises_too_stops_nothing() -> None:
     scripts = {"x": [Wake("a", 3)], "wake a": [Boom()], "end a": [Put("c", 1), Boom()], "y": [progress()]}
-    fold = Fold(Script(scripts), State(0))
+    fold = Fold(Script(scripts), SlotState(0))
     folded = fold.turn([record(0, "x", time=1), record(1, "y", time=4)], None)
     assert [detail for _, detail in letters(folded)] == ["a timer of the state raised Boom"]
     assert sent(folded) == ["s"]
@@ -193,13 +195,13 @@ def test_a_wake_whose_end_raises_too_stops_nothing() -> None:
 
 def test_letters_of_two_timers_at_one_time_are_two() -> None:
     scripts = {"x": [Wake("a", 3), Wake("b", 3)], "wake a": [Boom()], "wake b": [Boom()]}
-    folded = Fold(Script(scripts), State(0)).turn([record(0, "x", time=1), record(1, "y", time=4)], None)
+    folded = Fold(Script(scripts), SlotState(0)).turn([record(0, "x", time=1), record(1, "y", time=4)], None)
     assert len({emit.record["id"] for _, emit in folded.emits}) == 2
 
 
 def test_an_endless_wake_ends() -> None:
     scripts = {"x": [Wake("a", 3)], "wake a": [Wake("a", 3)], "end a": [Wake("a", 3)], "y": [progress()]}
-    fold = Fold(Script(scripts), State(0))
+    fold = Fold(Script(scripts), SlotState(0))
     folded = fold.turn([record(0, "x", time=1), record(1, "y", time=4)], None)
     assert letters(folded) == [(-1, "a timer of the state raised StageError")]
     assert sent(folded) == ["s"]
@@ -207,14 +209,14 @@ def test_an_endless_wake_ends() -> None:
 
 
 def test_a_tick_that_raises_comes_again_with_the_next_second() -> None:
-    fold = Fold(Script({f"wake {TICK}": [Boom()]}, clock=True), State(0))
+    fold = Fold(Script({f"wake {TICK}": [Boom()]}, clock=True), SlotState(0))
     assert [len(letters(fold.turn([], clock))) for clock in (1, 2, 1_000_000, 1_500_000, 2_000_000)] == [1, 0, 1, 0, 1]
 
 
 def test_an_odd_side_record_is_passed_and_told_by_each_slot() -> None:
     ids = set()
     for slot in range(2):
-        fold = Fold(Script({"x": [Boom()]}), State(slot))
+        fold = Fold(Script({"x": [Boom()]}), SlotState(slot))
         folded = fold.turn([record(3, "x", topic="ns.side"), record(0, "y")], None)
         assert letters(folded) == [(3, "folding it raised Boom")]
         assert fold.sides == {"side": 4}
@@ -225,7 +227,7 @@ def test_an_odd_side_record_is_passed_and_told_by_each_slot() -> None:
 @pytest.mark.parametrize("error", [OSError("disk"), MemoryError(), StorageError("away")])
 def test_trouble_of_the_machine_blames_no_record(error: Exception) -> None:
     with pytest.raises(type(error)):
-        Fold(Script({"x": [error]}), State(0)).turn([record(0, "x")], None)
+        Fold(Script({"x": [error]}), SlotState(0)).turn([record(0, "x")], None)
 
 
 def numbered(offset: int, key: str, seq: object) -> Record:
@@ -249,7 +251,7 @@ WORDS = {"reason": UNFOLDABLE, "detail": "", "event_id": None, "policy": None, "
 )
 def test_only_what_the_stage_took_moves_a_mark(script: list[Op | Exception], taken: bool) -> None:
     """Else one forged record with a high number would make a stage skip all that its source sends."""
-    folded = Fold(Script({"forged": script, "real": [progress()]}), State(0)).turn(
+    folded = Fold(Script({"forged": script, "real": [progress()]}), SlotState(0)).turn(
         [numbered(0, "forged", 10**15), numbered(1, "real", 1)], None
     )
     assert sent(folded) == ([] if taken else ["s"])
@@ -258,13 +260,13 @@ def test_only_what_the_stage_took_moves_a_mark(script: list[Op | Exception], tak
 
 @pytest.mark.parametrize("seq", [-1, 2**53 + 1, 10**30, "9" * 5000, "x", ""])
 def test_a_number_out_of_bounds_is_none(seq: object) -> None:
-    fold = Fold(Script({"x": [progress()]}), State(0))
+    fold = Fold(Script({"x": [progress()]}), SlotState(0))
     folded = fold.turn([numbered(0, "x", seq), numbered(1, "x", seq), numbered(2, "x", 1)], None)
     assert (len(sent(folded)), folded.duplicates) == (3, 0)
 
 
 def test_a_source_with_an_endless_name_has_no_mark() -> None:
-    fold = Fold(Script({}), State(0))
+    fold = Fold(Script({}), SlotState(0))
     folded = fold.turn([record(n, "x", source="g" * 2000, source_seq=1) for n in range(2)], None)
     assert folded.duplicates == 0
     assert not [*fold.state.own("~source/")]

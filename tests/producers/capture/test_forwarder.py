@@ -14,7 +14,7 @@ from millrace.infra.errors import StorageError, UnreachableError
 from millrace.infra.log.base import TopicSpec
 from millrace.infra.log.blobs import ClaimStore
 from millrace.infra.log.memory.bus import MemoryBus
-from millrace.producers.capture.entry import Entry, Kept
+from millrace.producers.capture.entry import Entry, StoredEntry
 from millrace.producers.capture.forwarder import Forwarder
 from millrace.producers.capture.log import CaptureLog
 from millrace.producers.capture.recent import Recent
@@ -188,7 +188,7 @@ def test_recent_entries_are_given_once_in_order_without_gaps(seed: int):
     draw, recent, seq = random.Random(seed), Recent(300), 0
     given: list[int] = []
     for number in range(200):
-        recent.put(Kept(number, Entry("k", {}, b""), draw.randrange(1, 100)))
+        recent.put(StoredEntry(number, Entry("k", {}, b""), draw.randrange(1, 100)))
         if draw.random() < 0.4:
             taken = [kept.seq for kept in recent.take(seq, draw.randrange(1, 5))]
             assert taken == list(range(seq, seq + len(taken)))

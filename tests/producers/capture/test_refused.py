@@ -21,7 +21,7 @@ from millrace.infra.log.blobs import ClaimStore
 from millrace.infra.log.kafka.bus import KafkaBus
 from millrace.infra.log.memory.bus import MemoryBus
 from millrace.infra.stages.fold import Fold
-from millrace.infra.stages.state import State
+from millrace.infra.stages.state import SlotState
 from millrace.producers.capture.entry import Entry
 from millrace.producers.capture.forwarder import Forwarder
 from millrace.producers.capture.log import CaptureLog
@@ -144,7 +144,7 @@ def test_a_replaced_record_ends_as_one_event_that_keeps_its_episode_from_trainin
     forward(sender)
     log.acked = log.noted = 0  # as if it had died before writing it down
     forward(forwarder(log, bus, tmp_path))
-    fold = [Fold(Refine(Governance(), [], slots=2), State(slot)) for slot in range(2)]
+    fold = [Fold(Refine(Governance(), [], slots=2), SlotState(slot)) for slot in range(2)]
     emits = [
         emit.record
         for slot in range(2)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millrace.infra.engines.upstream import TextUpstream
-from millrace.producers.gateway.asks import SLACK_US, Ask, Asks, joined
+from millrace.producers.gateway.asks import SLACK_US, Asks, ToolAsk, joined
 from millrace.producers.gateway.keys import canonical_json
 from millrace.producers.gateway.rendering.template import TemplateRenderer
 from millrace.schemas.ids import now_micros
@@ -23,7 +23,7 @@ ARGUMENTS = st.sampled_from(['{"a": 1, "b": 2}', '{"b":2,"a":1.0}', '{"a":2}', "
 TIMES = st.integers(0, 6).map(lambda n: n * SLACK_US)
 ASKS = st.lists(
     st.builds(
-        lambda id, response, name, arguments, since, until: Ask(
+        lambda id, response, name, arguments, since, until: ToolAsk(
             id, response, name, canonical_json(arguments), since, until
         ),
         st.uuids().map(str),
@@ -40,7 +40,7 @@ ASK = {"role": "user", "content": "What is 3 + 4?"}
 
 @given(ASKS, NAMES, ARGUMENTS, TIMES, st.randoms())
 def test_an_ask_is_named_only_where_it_is_the_one_that_fits(
-    asks: list[Ask], name: str, arguments: str, at: int, random: Any
+    asks: list[ToolAsk], name: str, arguments: str, at: int, random: Any
 ) -> None:
     found = joined(asks, name, arguments, at)
     open_then = [

@@ -20,7 +20,7 @@ from millrace.producers.capture.entry import encode
 from millrace.producers.capture.log import PROBE, CaptureLog, LogFull
 from millrace.producers.capture.segments import frame, segments
 from millrace.producers.gateway.rendering.template import TemplateRenderer
-from millrace.producers.gateway.upstreams.routes import Rule
+from millrace.producers.gateway.upstreams.routes import RouteRule
 from millrace.producers.gateway.upstreams.upstreams import Upstream, Upstreams
 from millrace.schemas import bounds, codec
 from millrace.schemas.limits import beyond_body
@@ -111,7 +111,7 @@ async def asking(
     more: dict[str, Any] = {"required": required, "log_options": {"write": disk.write}}
     async with serving(stream(*events) if streamed else answer(json.dumps(WHOLE[name]).encode())) as server:
         client = TextUpstream(f"{server.url}/v1", "sk-upstream")
-        rules = [Rule("far", "far")]
+        rules = [RouteRule("far", "far")]
         upstreams = Upstreams([Upstream("far", client, frozenset({name}))], rules)
         async with world(folder, renderer, engine, upstream=upstreams, **more) as w:
             body = {**kind(w).body("hi"), "model": "far" if far else "m", "stream": streamed}

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from millrace.infra.engines.base import Grammar
 from millrace.producers.gateway.constraint import grammar_of
-from millrace.producers.gateway.conversation import Ask, Forced, Shape
+from millrace.producers.gateway.conversation import Ask, Forced, ReplyShape
 from millrace.producers.gateway.errors import ApiError
-from millrace.producers.gateway.rendering.base import Marks
+from millrace.producers.gateway.rendering.base import FormMarks
 from millrace.producers.gateway.rendering.template import TemplateRenderer
 from millrace.schemas import bounds
 
@@ -46,7 +46,7 @@ def tool(name: str, schema: Any) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, "parameters": schema}}
 
 
-def marks(renderer: TemplateRenderer, prompt: str = PROMPT) -> Marks:
+def marks(renderer: TemplateRenderer, prompt: str = PROMPT) -> FormMarks:
     found = renderer.marks(renderer.tokenizer.encode(prompt))
     assert found is not None
     return found
@@ -135,7 +135,7 @@ def test_a_reply_is_json_or_calls_and_nothing_else(
         "additionalProperties": False,
         "$defs": {"n": {"type": "integer"}},
     }
-    ids, output = renderer.tokenizer.encode(reply + "<|im_end|>"), Shape("response_format", schema)
+    ids, output = renderer.tokenizer.encode(reply + "<|im_end|>"), ReplyShape("response_format", schema)
     tools = [tool("f", schema)]
     here = marks(renderer)
     assert allows(compiler, grammar_of(asked(output=output), here), ids) == free
@@ -157,13 +157,13 @@ def test_a_reply_is_json_or_calls_and_nothing_else(
 def test_thoughts_come_where_the_prompt_leaves_or_opens_them(
     renderer: TemplateRenderer, compiler: xgrammar.GrammarCompiler, prompt: str, reply: str, allowed: bool
 ) -> None:
-    grammar = grammar_of(asked(output=Shape("response_format")), marks(renderer, prompt))
+    grammar = grammar_of(asked(output=ReplyShape("response_format")), marks(renderer, prompt))
     assert allows(compiler, grammar, renderer.tokenizer.encode(reply + "<|im_end|>")) == allowed
 
 
 def test_a_form_without_thoughts_is_held_by_the_schema_alone(renderer: TemplateRenderer) -> None:
     bare = marks(renderer)._replace(think=None, think_end=None, call=None, call_end=None)
-    grammar = grammar_of(asked(output=Shape("response_format", {"type": "integer"})), bare)
+    grammar = grammar_of(asked(output=ReplyShape("response_format", {"type": "integer"})), bare)
     assert grammar == Grammar("json", '{"type": "integer"}')
     assert grammar_of(asked(tools=[tool("f", {})]), bare) is None
 
@@ -175,10 +175,10 @@ def test_what_cannot_be_held_to_is_refused(renderer: TemplateRenderer) -> None:
     odd = {"items": [{"pattern": "x" * (bounds.PATTERN_BYTES + 1)}]}
     for ask, found, said in (
         (forced, None, "tool_choice: replies of this model's form"),
-        (asked(output=Shape("text.format")), None, "text.format: replies of this model's form"),
+        (asked(output=ReplyShape("text.format")), None, "text.format: replies of this model's form"),
         (forced, here._replace(call=None), "in Hermes form alone"),
-        (asked(output=Shape("text.format", long)), here, f"more than {bounds.SCHEMA_BYTES}"),
-        (asked(output=Shape("text.format", many)), here, f"9 patterns are more than {bounds.PATTERNS}"),
+        (asked(output=ReplyShape("text.format", long)), here, f"more than {bounds.SCHEMA_BYTES}"),
+        (asked(output=ReplyShape("text.format", many)), here, f"9 patterns are more than {bounds.PATTERNS}"),
         (asked(tools=[tool("f", many)], choice=Forced()), here, "9 patterns are more"),
         (asked(tools=[tool("f", odd)], choice=Forced()), here, f"a pattern has at most {bounds.PATTERN_BYTES} bytes"),
         (asked(tools=[{"type": "function"}], choice=Forced()), here, "a function has a name"),

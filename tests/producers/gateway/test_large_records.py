@@ -14,7 +14,7 @@ import pytest
 
 from millrace.infra.engines.upstream import TextUpstream
 from millrace.producers.gateway import keys
-from millrace.producers.gateway.recorder import LARGE, Draft
+from millrace.producers.gateway.recorder import LARGE, EventDraft
 from millrace.producers.gateway.rendering.template import TemplateRenderer
 from millrace.schemas.chain import START, event_hash
 from tests.support.fake_http import answer, serving
@@ -36,14 +36,14 @@ class Gate:
 
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
-    held, write = Gate(), Draft.write
+    held, write = Gate(), EventDraft.write
 
-    def late(self: Draft) -> None:
+    def late(self: EventDraft) -> None:
         held.threads.append(threading.current_thread().name)
         assert held.let.wait(WAIT_S), "nobody else was served"
         write(self)
 
-    monkeypatch.setattr(Draft, "write", late)
+    monkeypatch.setattr(EventDraft, "write", late)
     yield held
     held.let.set()
 
@@ -129,13 +129,13 @@ async def test_a_session_that_ends_while_a_call_is_written_down_holds_it(
 async def test_what_cannot_be_drafted_is_told_by_the_record(
     tmp_path: Path, renderer: TemplateRenderer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make = Draft.__init__
+    make = EventDraft.__init__
 
-    def odd(self: Draft, event: Any, body: Any) -> None:
+    def odd(self: EventDraft, event: Any, body: Any) -> None:
         body["turn"] = "no number"
         make(self, event, body)
 
-    monkeypatch.setattr(Draft, "__init__", odd)
+    monkeypatch.setattr(EventDraft, "__init__", odd)
     async with world(tmp_path, renderer, make_engine(renderer)) as w:
         session = await w.start()
         assert (await w.chat([USER], session["api_key"], **MUCH)).status_code == 200

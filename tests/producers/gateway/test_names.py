@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from millrace.producers.capture.entry import Kept
+from millrace.producers.capture.entry import StoredEntry
 from millrace.producers.capture.log import CaptureLog
 from millrace.producers.gateway.rendering.template import TemplateRenderer
-from millrace.producers.gateway.session import Session
+from millrace.producers.gateway.session import GatewaySession
 from millrace.producers.gateway.sessions import NAMED_CALLS, Sessions
 from millrace.producers.gateway.whose import Hints
 from tests.support.gateway_world import POLICY, ScriptedEngine, World, world
@@ -35,11 +35,11 @@ def trajectories(w: World) -> list[str]:
     return [event["trajectory"] for event in w.events() if event["kind"] == "model_call"]
 
 
-def grown_old(session: Session, sessions: Sessions) -> None:
+def grown_old(session: GatewaySession, sessions: Sessions) -> None:
     session.began -= int(sessions.named_s * 1e6)
 
 
-def much_used(session: Session, sessions: Sessions) -> None:
+def much_used(session: GatewaySession, sessions: Sessions) -> None:
     session.lineages.turns = NAMED_CALLS
 
 
@@ -113,7 +113,7 @@ class Watched(CaptureLog):
 
     seen: list[int]
 
-    def read(self, seq: int = 0) -> Iterator[Kept]:
+    def read(self, seq: int = 0) -> Iterator[StoredEntry]:
         for kept in super().read(seq):
             if hasattr(self, "seen"):
                 self.seen.append(kept.seq)

@@ -21,7 +21,7 @@ from millrace.producers.gateway.errors import ApiError
 from millrace.producers.gateway.prices import Prices
 from millrace.producers.gateway.rendering.template import TemplateRenderer
 from millrace.producers.gateway.spending import SPENT, KeyLimits, Spending, Spent, borne, bytes_in, spent, told
-from millrace.producers.gateway.upstreams.routes import Rule
+from millrace.producers.gateway.upstreams.routes import RouteRule
 from millrace.producers.gateway.upstreams.upstreams import Upstream, Upstreams
 from millrace.schemas.ids import now_micros
 from tests.support.fake_http import answer, serving, stream
@@ -130,7 +130,9 @@ async def test_upstreams_count_in_every_api(
     events = [b"data: " + json.dumps(event).encode() + b"\n\n" for event in said]
     async with serving(stream(*events) if streamed else answer(json.dumps(WHOLE[kind.name]).encode())) as server:
         client = TextUpstream(f"{server.url}/v1", "sk-upstream")
-        upstreams = Upstreams([Upstream("far", client, frozenset({kind.name}))], [Rule("far", "far", prices=PRICES)])
+        upstreams = Upstreams(
+            [Upstream("far", client, frozenset({kind.name}))], [RouteRule("far", "far", prices=PRICES)]
+        )
         limits = {"first one": KeyLimits(budget=1.0, budget_hours=1e6)}
         async with gateway(tmp_path, renderer, limits, upstream=upstreams) as w:
             body = {**kind(w).body("hi"), "model": "far", "stream": streamed}

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millrace.producers.gateway.errors import ApiError
-from millrace.producers.gateway.session import Session
+from millrace.producers.gateway.session import GatewaySession
 from millrace.producers.gateway.sessions import Sessions
-from millrace.producers.gateway.stored import OVERHEAD, Given, Kept, Recall, Stored, owner_of
+from millrace.producers.gateway.stored import OVERHEAD, Given, Recall, ResponseStore, StoredResponse, owner_of
 from millrace.producers.gateway.whose import Hints
 
 steps = st.lists(
@@ -28,7 +28,7 @@ steps = st.lists(
 
 
 @pytest.fixture(scope="module")
-def sessions(tmp_path_factory: pytest.TempPathFactory) -> list[Session]:
+def sessions(tmp_path_factory: pytest.TempPathFactory) -> list[GatewaySession]:
     made = Sessions(Path(tmp_path_factory.mktemp("sessions")), "policy")
     return [
         made.unsolicited("one", Hints(None, ""), (), 1),
@@ -56,9 +56,9 @@ def answer(id: str, size: int) -> dict[str, Any]:
 @settings(max_examples=150, deadline=None)
 @given(steps=steps, most=st.sampled_from((OVERHEAD * 8, OVERHEAD * 40, 1 << 20)), idle=st.sampled_from((0.0005, 60.0)))
 def test_a_conversation_is_whole_or_forgotten_and_its_owners_alone(
-    sessions: list[Session], steps: list[tuple[int, str, int, int]], most: int, idle: float
+    sessions: list[GatewaySession], steps: list[tuple[int, str, int, int]], most: int, idle: float
 ) -> None:
-    stored, now = Stored(idle, most), 1
+    stored, now = ResponseStore(idle, most), 1
     said: list[tuple[int, str, list[dict[str, Any]], dict[str, Any]]] = []
     for number, (who, what, size, which) in enumerate(steps):
         now += size
@@ -101,9 +101,9 @@ def test_a_conversation_is_whole_or_forgotten_and_its_owners_alone(
 
 @given(st.lists(st.tuples(st.sampled_from(range(2)), st.integers(0, 3000)), max_size=40), st.integers(4, 40))
 def test_who_holds_less_loses_nothing_to_who_holds_more(
-    sessions: list[Session], said: list[tuple[int, int]], most: int
+    sessions: list[GatewaySession], said: list[tuple[int, int]], most: int
 ) -> None:
-    stored, own = Stored(60.0, most * OVERHEAD), (list[str](), list[str]())
+    stored, own = ResponseStore(60.0, most * OVERHEAD), (list[str](), list[str]())
     for number, (who, size) in enumerate(said):
         before = [{kept.id for kept in stored._kept.values() if kept.id in ids} for ids in own]
         held = [sum(stored._kept[id].size for id in ids) for ids in before]
@@ -115,7 +115,7 @@ def test_who_holds_less_loses_nothing_to_who_holds_more(
             assert before[other] <= stored._kept.keys(), "half of the memory is safe"
 
 
-class Watched(Kept):
+class Watched(StoredResponse):
     """A response of which somebody else forgets everything at the `when`-th look at it."""
 
     when = 0
@@ -131,7 +131,7 @@ class Watched(Kept):
 
 @pytest.mark.parametrize("when", range(7))
 def test_a_conversation_that_is_forgotten_meanwhile_is_whole_or_none(when: int) -> None:
-    line: Kept | None = None
+    line: StoredResponse | None = None
     for number in range(3):
         said = ([b"q%d" % number], msgspec.json.encode(answer(f"resp_{number}", 1)))
         line = Watched(f"resp_{number}", ("t",), "s", line, True, said, 1)
@@ -145,8 +145,8 @@ def test_a_conversation_that_is_forgotten_meanwhile_is_whole_or_none(when: int) 
 
 
 @pytest.mark.parametrize("named", [False, True], ids=["whole", "named"])
-def test_memory_grows_with_what_is_new(sessions: list[Session], named: bool) -> None:
-    stored, talk, new = Stored(60.0), list[dict[str, Any]](), 0
+def test_memory_grows_with_what_is_new(sessions: list[GatewaySession], named: bool) -> None:
+    stored, talk, new = ResponseStore(60.0), list[dict[str, Any]](), 0
     for number in range(200):
         talk.append(an_item(number, 1000))
         id, previous = f"resp_{number}", f"resp_{number - 1}" if named else None
@@ -159,8 +159,8 @@ def test_memory_grows_with_what_is_new(sessions: list[Session], named: bool) -> 
     assert found == items(talk[: 3 * 101])
 
 
-def test_a_small_request_names_no_more_than_a_request_may_hold(sessions: list[Session]) -> None:
-    stored, response = Stored(60.0), answer("resp_1", 5000)
+def test_a_small_request_names_no_more_than_a_request_may_hold(sessions: list[GatewaySession]) -> None:
+    stored, response = ResponseStore(60.0), answer("resp_1", 5000)
     stored.keep("resp_1", sessions[0], Given(items([an_item(1, 1)]), None), msgspec.json.encode(response))
     item = response["output"][0]["id"]
     recall = Recall(stored, owner_of(sessions[0]), 20_000)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from millrace.producers.gateway.conversation import Shape
+from millrace.producers.gateway.conversation import ReplyShape
 from millrace.producers.gateway.errors import ApiError
 from millrace.producers.gateway.protocols.all import CHAT
 from millrace.producers.gateway.rendering.choose import choose
@@ -141,15 +141,15 @@ def ask(**fields: Any) -> Any:
 @pytest.mark.parametrize(
     ("fields", "shape"),
     [
-        ({"guided_json": {"type": "array"}}, Shape("guided_json", {"type": "array"})),
-        ({"guided_json": '{"type": "array"}'}, Shape("guided_json", {"type": "array"})),
+        ({"guided_json": {"type": "array"}}, ReplyShape("guided_json", {"type": "array"})),
+        ({"guided_json": '{"type": "array"}'}, ReplyShape("guided_json", {"type": "array"})),
         ({"structured_outputs": {"json": {"type": "array"}, "regex": None}},
-         Shape("structured_outputs", {"type": "array"})),
-        ({"structured_outputs": {"json_object": True}}, Shape("structured_outputs")),
+         ReplyShape("structured_outputs", {"type": "array"})),
+        ({"structured_outputs": {"json_object": True}}, ReplyShape("structured_outputs")),
         ({"structured_outputs": {}}, None),
     ],
 )  # fmt: skip
-def test_json_asked_for_in_vllm_s_words_is_held_to(fields: Any, shape: Shape | None):
+def test_json_asked_for_in_vllm_s_words_is_held_to(fields: Any, shape: ReplyShape | None):
     assert ask(**fields).output == shape
 
 

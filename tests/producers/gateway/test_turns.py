@@ -183,10 +183,12 @@ def test_arguments_that_are_too_much_to_look_into_stay_text(arguments: str):
 
 
 def test_a_sliced_chunk_is_the_same_chunk():
-    from millrace.infra.engines.base import Chunk, Span, Usage
+    from millrace.infra.engines.base import Chunk, LabelSpan, Usage
 
     for tops in ((), [((5, -1.0),)] * 1000):
-        chunk = Chunk(0, list(range(1000)), [-0.5] * 1000, "stop", None, (Span("p@0", 0, 1000),), Usage(1, 2, 0), tops)
+        chunk = Chunk(
+            0, list(range(1000)), [-0.5] * 1000, "stop", None, (LabelSpan("p@0", 0, 1000),), Usage(1, 2, 0), tops
+        )
         first, *rest = slices(chunk)
         assert rest
         assert all(piece.finish_reason is None and piece.usage is None for piece in [first, *rest[:-1]])

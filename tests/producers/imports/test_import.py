@@ -17,7 +17,7 @@ from millrace.infra import faults
 from millrace.infra.config import Governance
 from millrace.infra.errors import ImportRefused
 from millrace.infra.log.blobs import ClaimStore
-from millrace.producers.imports import Options, Summary, import_into
+from millrace.producers.imports import ImportOptions, ImportSummary, import_into
 from millrace.producers.imports import send as sending
 from millrace.streams.refine.stage import Refine
 from millrace.streams.seal.stage import Seal
@@ -46,8 +46,8 @@ def small(seed: int = 0, reward_key: str = "") -> World:
     return World(seed, TOPICS | OWN, stages, workers=1, chances=CALM)
 
 
-def brought(world: World, *paths: Path, reward_key: str = "", **options: Any) -> list[Summary]:
-    return import_into(world.bus, NAMESPACE, POLICY, paths, Options(**options), reward_key=reward_key)
+def brought(world: World, *paths: Path, reward_key: str = "", **options: Any) -> list[ImportSummary]:
+    return import_into(world.bus, NAMESPACE, POLICY, paths, ImportOptions(**options), reward_key=reward_key)
 
 
 def events(world: World) -> list[dict[str, Any]]:
@@ -190,17 +190,17 @@ def test_what_makes_no_sense_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "rows", [{"messages": TALK}])
     for place, words in ((path, "there already"), (tmp_path / "gone" / "refused", "no folder")):
         with pytest.raises(ImportRefused, match=words):
-            import_into(None, NAMESPACE, POLICY, [path], Options(refused=place))
+            import_into(None, NAMESPACE, POLICY, [path], ImportOptions(refused=place))
     assert orjson.loads(path.read_bytes()) == {"messages": TALK}
     with pytest.raises(ImportRefused, match="no name of a tenant"):
-        import_into(None, NAMESPACE, POLICY, [path], Options(tenant="a/b"))
+        import_into(None, NAMESPACE, POLICY, [path], ImportOptions(tenant="a/b"))
 
 
 def test_what_is_too_large_for_a_record_is_claimed(tmp_path: Path) -> None:
     path = write(tmp_path / "rows", [{"messages": [{"role": "user", "content": "x" * 3_000_000}, SAYS]}])
     with small() as world:
         claims = ClaimStore(str(tmp_path / "claims"))
-        import_into(world.bus, NAMESPACE, POLICY, [path], Options(), claims=claims)
+        import_into(world.bus, NAMESPACE, POLICY, [path], ImportOptions(), claims=claims)
         sizes = [
             len(record.value or b"")
             for partition in range(2)
@@ -271,7 +271,7 @@ class _dying:
 @pytest.mark.parametrize("seed", range(3))
 def test_the_audit_of_a_history_with_imports_is_clean(seed: int, tmp_path: Path) -> None:
     files = [write(tmp_path / name, rows) for name, rows in ROWS.items()]
-    done: list[list[Summary]] = []
+    done: list[list[ImportSummary]] = []
 
     def later(world: World) -> None:
         for _ in range(2):

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.producers.imports.episode import Answer, Reply, ToolUse
+from millrace.producers.imports.episode import ReplyStep, ToolAnswerStep, ToolUseStep
 from millrace.producers.imports.normal import normal
 from millrace.producers.imports.rawcalls import raw_call
 from millrace.producers.imports.spans import Span, spans
@@ -122,7 +122,7 @@ def test_every_form_of_a_call_says_the_same(form: str) -> None:
     pairs = {"chat": CHAT, "messages": MESSAGES, "responses": RESPONSES}
     known = {"openinference.span.kind": "LLM", **FLAT} if form == "flat" else raw(pairs[form])
     (reply,) = told(known)
-    assert isinstance(reply, Reply)
+    assert isinstance(reply, ReplyStep)
     assert [(one["role"], one["content"]) for one in reply.messages] == [
         ("system", "Be brief."),
         ("user", "Rain?"),
@@ -148,8 +148,8 @@ def test_tools_and_agents_of_other_conventions() -> None:
     tool = {"openinference.span.kind": "TOOL", "tool.name": "look", "tool_call.id": "c9", "output.value": "rain"}
     entity = {"traceloop.span.kind": "tool", "traceloop.entity.name": "look", "traceloop.entity.output": "sun"}
     steps = told(chat, tool, entity, {"openinference.span.kind": "CHAIN"})
-    assert [type(one) for one in steps] == [Reply, ToolUse, Answer, ToolUse, Answer]
-    assert [one.content for one in steps if isinstance(one, Answer)] == ["rain", "sun"]
+    assert [type(one) for one in steps] == [ReplyStep, ToolUseStep, ToolAnswerStep, ToolUseStep, ToolAnswerStep]
+    assert [one.content for one in steps if isinstance(one, ToolAnswerStep)] == ["rain", "sun"]
 
 
 def test_what_a_span_says_in_the_words_of_genai_stays() -> None:

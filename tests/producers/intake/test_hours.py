@@ -17,7 +17,7 @@ from millrace.producers.capture.segments import segments
 from millrace.producers.intake import sender as sending
 from millrace.producers.intake.otlp.receiver import KEPT_S as FOUR_HOURS
 from millrace.producers.intake.otlp.serve import opened
-from millrace.producers.intake.sender import Sender
+from millrace.producers.intake.sender import ReportSender
 from millrace.producers.intake.spool import KEPT_S as A_DAY
 from millrace.producers.intake.spool import Spool
 from millrace.producers.intake.spool import opened as log_in
@@ -70,7 +70,7 @@ def test_what_an_ended_process_left_is_gone_after_a_day_though_no_gateway_answer
         folders.append(log.folder)
     spool, told = Spool(tmp_path), list[str]()
     assert spool.put({"kind": "tool_result", "content": "x"}, "mr-id.word", f"http://127.0.0.1:{closed}/v1")
-    sender = Sender(spool, told.append)
+    sender = ReportSender(spool, told.append)
     sender.start()
     deadline = time.monotonic() + 60
     while folders[0].exists() and time.monotonic() < deadline:

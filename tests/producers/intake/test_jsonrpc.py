@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.producers.intake.jsonrpc import Events, Lines, TooLong, Whole, id_of, member, messages
+from millrace.producers.intake.jsonrpc import EventCutter, Lines, TooLong, WholeMessage, id_of, member, messages
 from tests.support import odd_json
 
 CUTS = st.lists(st.integers(0, 400), max_size=12)
@@ -21,7 +21,7 @@ def cut(data: bytes, cuts: list[int]) -> list[bytes]:
     return [data[start:end] for start, end in pairwise(places)]
 
 
-def read(cutter: Lines | Events, data: bytes, cuts: list[int]) -> list[bytes | TooLong]:
+def read(cutter: Lines | EventCutter, data: bytes, cuts: list[int]) -> list[bytes | TooLong]:
     found = [piece for part in cut(data, cuts) for piece in cutter.feed(part)]
     return [*found, *cutter.end()]
 
@@ -33,7 +33,7 @@ def test_lines_are_the_same_however_they_come(lines: list[bytes], cuts: list[int
     data = b"".join(line + b"\n" for line in lines)
     assert read(Lines(limit), data, cuts) == [line if len(line) <= limit else TooLong(len(line)) for line in lines]
     assert read(Lines(), data + b"rest", cuts) == [*lines, b"rest"]
-    assert read(Whole(), data, cuts) == ([data] if data else [])
+    assert read(WholeMessage(), data, cuts) == ([data] if data else [])
 
 
 @given(st.data(), CUTS)
@@ -46,14 +46,14 @@ def test_events_are_the_same_however_they_come_and_whatever_ends_a_line(data: st
         extra = data.draw(st.sampled_from(["", f": ping{end}", f"event: message{end}", f"id: 7{end}"]))
         wire += extra + "".join(f"data: {line}{end}" for line in lines) + end
         expected.append("\n".join(lines).encode())
-    assert read(Events(), wire.encode(), cuts) == expected
-    assert read(Events(), wire.encode() + b"data: cut off", cuts) == expected
+    assert read(EventCutter(), wire.encode(), cuts) == expected
+    assert read(EventCutter(), wire.encode() + b"data: cut off", cuts) == expected
 
 
 def test_an_event_beyond_the_limit_is_its_size() -> None:
     short = b"data: " + b"x" * 4 + b"\n"
-    assert list(Events(10).feed(3 * short + b"\n" + short + b"\n")) == [12, b"xxxx"]
-    found = list(Events(10).feed(b"data: " + b"x" * 60 + b"\n\n" + short + b"\n"))
+    assert list(EventCutter(10).feed(3 * short + b"\n" + short + b"\n")) == [12, b"xxxx"]
+    found = list(EventCutter(10).feed(b"data: " + b"x" * 60 + b"\n\n" + short + b"\n"))
     assert [type(piece) for piece in found] == [TooLong, bytes]
 
 

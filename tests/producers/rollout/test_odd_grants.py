@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 
 from millrace.infra.log.base import Record
 from millrace.infra.log.memory.bus import MemoryBus
-from millrace.producers.rollout.worker import FAR, Names, ResolvedTickets, Worker
+from millrace.producers.rollout.worker import FAR, Names, ResolvedTickets, RolloutWorker
 from millrace.schemas import codec
 from tests.producers.rollout.test_worker import grant
 from tests.support.odd import DEEP, records
 
 
-def worker() -> Worker:
-    return Worker(MemoryBus(), Names("t", "p", "w"), None)  # type: ignore[arg-type]
+def worker() -> RolloutWorker:
+    return RolloutWorker(MemoryBus(), Names("t", "p", "w"), None)  # type: ignore[arg-type]
 
 
 def record(value: bytes) -> Record:

@@ -22,7 +22,7 @@ from millrace.producers.rollout.agents import load_agent
 from millrace.producers.rollout.episodes import Runner
 from millrace.producers.rollout.progress import GrantProgress
 from millrace.producers.rollout.trouble import Trouble
-from millrace.producers.rollout.worker import Names, ResolvedTickets, Worker
+from millrace.producers.rollout.worker import Names, ResolvedTickets, RolloutWorker
 from millrace.schemas import codec
 from tests.support.gateway_world import POLICY, WORKERS, ScriptedEngine, World, world
 
@@ -55,9 +55,11 @@ async def w(tmp_path: Path, renderer: TemplateRenderer) -> AsyncIterator[World]:
 
 
 @asynccontextmanager
-async def working(w: World, agent: Any = sort_agent.agent, name: str = "worker-0", **kw: Any) -> AsyncIterator[Worker]:
+async def working(
+    w: World, agent: Any = sort_agent.agent, name: str = "worker-0", **kw: Any
+) -> AsyncIterator[RolloutWorker]:
     runner = Runner(agent, f"{w.url}/v1", WORKERS, **kw)
-    worker, stop = Worker(w.bus, Names("t", POLICY, name), runner), asyncio.Event()
+    worker, stop = RolloutWorker(w.bus, Names("t", POLICY, name), runner), asyncio.Event()
     running = asyncio.create_task(worker.run(stop, grace_s=1.0))
     try:
         yield worker
@@ -102,13 +104,13 @@ async def test_every_sample_of_every_grant_ends_once(w: World):
 async def test_what_runs_no_more_is_finished_and_will_be_committed(w: World, monkeypatch: pytest.MonkeyPatch):
     """A worker that stops commits once nothing runs: by then the grant that ended last must count."""
     positions = []
-    popped = Worker._ended
+    popped = RolloutWorker._ended
 
-    def ending(worker: Worker, *arguments: Any) -> None:
+    def ending(worker: RolloutWorker, *arguments: Any) -> None:
         popped(worker, *arguments)
         positions.append(worker.progress.position(0))
 
-    monkeypatch.setattr(Worker, "_ended", ending)
+    monkeypatch.setattr(RolloutWorker, "_ended", ending)
     put(w, grant(0))
     async with working(w):
         await until(lambda: positions)

@@ -10,7 +10,7 @@ import orjson
 from millrace.infra.config import Governance, Tenant
 from millrace.infra.log.base import Record
 from millrace.infra.stages.fold import Fold
-from millrace.infra.stages.state import State
+from millrace.infra.stages.state import SlotState
 from millrace.schemas import codec
 from millrace.schemas.chain import START, event_hash
 from millrace.schemas.registry import current
@@ -101,7 +101,7 @@ def stage(*detectors: Detector) -> Refine:
 
 def fold(refine: Refine, sent: Sequence[tuple[bytes, bytes, dict[str, bytes]]]) -> tuple[list[Any], list[bytes]]:
     """(emits, every byte string that they and the state come to) of raw records of (key, value, headers)."""
-    state = State(0, strict=True)
+    state = SlotState(0, strict=True)
     records = [Record("w.raw", 0, n, key, value, headers, 0) for n, (key, value, headers) in enumerate(sent)]
     emits = [emit for _, emit in Fold(refine, state, skip_duplicates=False).turn(records, NOW).emits]
     written = [part for key, value in state.changes() for part in (key, value or b"")]

@@ -11,7 +11,7 @@ from millrace.infra.config import Governance, Tenant
 from millrace.infra.log.base import Record
 from millrace.infra.log.topics import partition_of
 from millrace.infra.stages.fold import Fold
-from millrace.infra.stages.state import State
+from millrace.infra.stages.state import SlotState
 from millrace.schemas import codec
 from millrace.streams.refine.detectors.vectorscan import Vectorscan
 from millrace.streams.refine.names import FILE, Replacements, is_plain, key_in
@@ -68,7 +68,7 @@ def test_a_source_whose_name_holds_a_secret_is_remembered_by_a_replacement():
     secret = SECRETS["github"]
     event = Episode("r1").start()
     record = Record("w.raw", 0, 0, *sent(event, source=secret, **{"source-seq": "0"}), 0)
-    state = State(0, strict=True)
+    state = SlotState(0, strict=True)
     refine = Fold(stage(VECTORSCAN), state)
     first = refine.turn([record], NOW)
     written = [part for key, value in state.changes() for part in (key, value or b"")]

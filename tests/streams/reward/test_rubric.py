@@ -47,7 +47,7 @@ def test_a_verdict_of_the_asked_form_is_taken_as_it_is(
 ) -> None:
     text = said(score=score, confidence=sure, critique=why, criteria=criteria)
     body = reply(f"```json\n{text}\n```" if fenced else text, {"prompt_tokens": 1000, "completion_tokens": 10})
-    found = rubric.verdict(body, CASE, rubric.Prices(2.0, 8.0))
+    found = rubric.verdict(body, CASE, rubric.JudgePrices(2.0, 8.0))
     spent = {"judge.prompt_tokens": 1000.0, "judge.completion_tokens": 10.0, "judge.cost": 0.00208}
     assert found == (score, criteria | spent, None, why, None, sure, "judge")
 
@@ -119,7 +119,7 @@ def test_a_criterion_does_not_pass_for_a_cost() -> None:
     "usage", [None, 3, {}, {"prompt_tokens": -1, "completion_tokens": 2}, {"prompt_tokens": 1e300}]
 )
 def test_a_reply_that_counts_no_tokens_has_no_cost(usage: Any) -> None:
-    assert rubric.cost(usage, rubric.Prices(1.0)) == {}
+    assert rubric.cost(usage, rubric.JudgePrices(1.0)) == {}
 
 
 def test_half_a_surrogate_pair_in_a_critique_is_mended() -> None:

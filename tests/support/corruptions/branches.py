@@ -8,14 +8,14 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from millrace.trainers.offline.order import Order
+from millrace.trainers.offline.order import ItemOrder
 
 Entry = dict[str, Any]
 Forgery = Callable[[list[Entry]], None]
 
 PLACES = 4
 SOURCE = "n.p.trajectories"
-SEED = next(seed for seed in range(99) if [Order(2, 1, seed).items(step) for step in (0, 1)] == [[1], [0]])
+SEED = next(seed for seed in range(99) if [ItemOrder(2, 1, seed).items(step) for step in (0, 1)] == [[1], [0]])
 """with which the second item of the selection is trained before the first"""
 DIGEST = hashlib.sha256("".join(f"{SOURCE}/0@{offset}\n" for offset in (2, 3, 0, 1)).encode()).hexdigest()
 

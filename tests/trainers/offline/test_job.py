@@ -19,7 +19,7 @@ from millrace.trainers.evaluation import answering
 from millrace.trainers.lora import Lora
 from millrace.trainers.manifest import NAME
 from millrace.trainers.offline.job import Job, run
-from millrace.trainers.offline.run import Listener, Pace, versions
+from millrace.trainers.offline.run import RunListener, RunPace, versions
 from millrace.trainers.tracking.jsonl import JsonlTracker, points
 from tests.support import lessons
 from tests.support.documents import ROOT
@@ -28,7 +28,7 @@ from tests.support.dying_offline import job as dying_job
 pytestmark = pytest.mark.slow
 
 
-class Heard(Listener):
+class Heard(RunListener):
     """Keeps what it hears."""
 
     def __init__(self) -> None:
@@ -204,7 +204,7 @@ def test_a_kill_loses_little_without_any_setting(
 ) -> None:
     """Versions come by the clock; here it has always struck."""
     whole = run(short("sft", model, shown, tmp_path / "whole", steps=4))
-    monkeypatch.setattr("millrace.trainers.offline.job.Pace", partial(Pace, save_after_s=0.0))
+    monkeypatch.setattr("millrace.trainers.offline.job.RunPace", partial(RunPace, save_after_s=0.0))
     made = short("sft", model, shown, tmp_path / "killed", steps=4)
     steps: list[str] = []
 

@@ -22,7 +22,7 @@ from millrace.trainers.backends.comms import COLLECTIVES
 from millrace.trainers.backends.group import RankGroup, check
 from millrace.trainers.backends.head import LOGITS
 from millrace.trainers.backends.layout import MEGATRON, Layout
-from millrace.trainers.backends.megatron.groups import EXTRA, Groups, close_groups, open_groups
+from millrace.trainers.backends.megatron.groups import EXTRA, MegatronGroups, close_groups, open_groups
 from millrace.trainers.backends.seeding import repeatable
 from millrace.trainers.batches.packing import Packed
 from millrace.trainers.clock import Clock
@@ -53,7 +53,7 @@ class MegatronBackend(Backend):
         self._deterministic = deterministic
         self._logits = logits
         self._group = RankGroup(self.clock, cuda=False)
-        self._groups: Groups | None = None
+        self._groups: MegatronGroups | None = None
         self._roles: dict[str, MegatronTrainee] = {}
 
     # ---- the group
@@ -113,7 +113,7 @@ class MegatronBackend(Backend):
         self._roles[role] = MegatronTrainee(state, self._place, None)
 
     @property
-    def _formed(self) -> Groups:
+    def _formed(self) -> MegatronGroups:
         if self._groups is None:
             raise NotFormed("no group yet; call form first")
         return self._groups

@@ -20,7 +20,7 @@ EXTRA = (
 
 
 @dataclass(frozen=True, slots=True)
-class Groups:
+class MegatronGroups:
     """This rank's place in Megatron's groups, after `open_groups`."""
 
     layout: Layout
@@ -45,7 +45,7 @@ class Groups:
         return self.last and self.tensor_rank == 0 and self.part == 0
 
 
-def open_groups(layout: Layout, timeout: float) -> Groups:
+def open_groups(layout: Layout, timeout: float) -> MegatronGroups:
     """Makes the groups. All ranks of the world call it together, torch's default group being there."""
     from megatron.core import parallel_state as state
     from megatron.core import tensor_parallel
@@ -60,7 +60,7 @@ def open_groups(layout: Layout, timeout: float) -> Groups:
         create_gloo_process_groups=False,
     )
     tensor_parallel.model_parallel_cuda_manual_seed(0)
-    return Groups(
+    return MegatronGroups(
         layout=layout,
         data_rank=state.get_data_parallel_rank(),
         place=Coordinates(

@@ -18,7 +18,7 @@ from megatron.core.optimizer.optimizer import MixedPrecisionOptimizer
 from torch.distributed import ProcessGroup
 
 from millrace.trainers.backends.adam import Adam
-from millrace.trainers.backends.megatron.groups import Groups
+from millrace.trainers.backends.megatron.groups import MegatronGroups
 from millrace.trainers.backends.megatron.weights import Piece, fill
 from millrace.trainers.state import State
 
@@ -26,7 +26,7 @@ from millrace.trainers.state import State
 class Optimizer:
     """Of one wrapped model."""
 
-    def __init__(self, wrapped: DistributedDataParallel, adam: Adam, groups: Groups) -> None:
+    def __init__(self, wrapped: DistributedDataParallel, adam: Adam, groups: MegatronGroups) -> None:
         self._wrapped, self._adam = wrapped, adam
         dense = [p for p in wrapped.parameters() if getattr(p, "allreduce", True)]
         expert = [p for p in wrapped.parameters() if not getattr(p, "allreduce", True)]

@@ -27,7 +27,7 @@ from millrace.trainers.backends.base import StepResult
 from millrace.trainers.backends.head import LOGITS, Rows
 from millrace.trainers.backends.megatron.config import architecture, check
 from millrace.trainers.backends.megatron.forward import Feed, MicroBatchRun, feed
-from millrace.trainers.backends.megatron.groups import Groups
+from millrace.trainers.backends.megatron.groups import MegatronGroups
 from millrace.trainers.backends.megatron.model import PackedGPT
 from millrace.trainers.backends.megatron.optimizer import Optimizer
 from millrace.trainers.backends.megatron.transfer import collect
@@ -44,7 +44,7 @@ class MegatronHome:
     """Where a model lives."""
 
     device: torch.device
-    groups: Groups
+    groups: MegatronGroups
     rank: int
     clock: Clock
     logits: int = LOGITS

@@ -12,14 +12,14 @@ import torch
 import torch.distributed as dist
 
 from millrace.trainers.backends.megatron.config import Architecture
-from millrace.trainers.backends.megatron.groups import Groups
+from millrace.trainers.backends.megatron.groups import MegatronGroups
 from millrace.trainers.backends.megatron.weights import Coordinates, empty, pieces, shapes
 from millrace.trainers.backends.told import told_by_all
 
 
 def collect(
     arch: Architecture,
-    groups: Groups,
+    groups: MegatronGroups,
     model: torch.nn.Module,
     read: Callable[[torch.nn.Parameter], torch.Tensor],
     rank: int,
@@ -51,7 +51,9 @@ def collect(
     return full
 
 
-def tell(found: list[torch.Tensor], sizes: Sequence[int], groups: Groups, device: torch.device) -> list[torch.Tensor]:
+def tell(
+    found: list[torch.Tensor], sizes: Sequence[int], groups: MegatronGroups, device: torch.device
+) -> list[torch.Tensor]:
     """What the last pipeline stage found, on every stage: float32 vectors of the given sizes."""
     if groups.layout.p == 1:
         return found

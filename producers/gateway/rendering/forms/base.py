@@ -19,7 +19,7 @@ CONSTANTS = {"True": True, "False": False, "None": None}
 """what templates that know no JSON write"""
 
 
-class Read(Protocol):
+class ReadCalls(Protocol):
     """The calls of a block. Raises ValueError for a block that holds anything else."""
 
     def __call__(self, text: str, schemas: Schemas) -> list[ToolCall]: ...
@@ -33,7 +33,7 @@ class Form:
     of a reply is in messages, which have a parser of their own."""
 
     name: str
-    read: Read | None = None
+    read: ReadCalls | None = None
     open: str | None = None
     close: str | None = None
     bare: Callable[[str], bool | None] | None = None

@@ -11,7 +11,7 @@ from millrace.consumers import policy
 from millrace.consumers.history.kinds import TRAJECTORIES
 from millrace.consumers.history.reader import History
 from millrace.consumers.replay.branch import kept
-from millrace.consumers.replay.branch.job import Options
+from millrace.consumers.replay.branch.job import BranchOptions
 from millrace.infra.errors import HistoryGone
 from tests.support.archived import cut
 from tests.support.branches import branch, violations
@@ -22,8 +22,8 @@ pytestmark = pytest.mark.slow
 SHORT = {"steps": 2, "save_every": 2, "lr": 3e-4}
 
 
-def chosen(place: Place, name: str) -> kept.Kept:
-    return kept.read(policy.weights_root(Options(name).settings(place.settings)))
+def chosen(place: Place, name: str) -> kept.KeptItems:
+    return kept.read(policy.weights_root(BranchOptions(name).settings(place.settings)))
 
 
 def test_it_learns_the_same_from_the_archive_and_refuses_what_is_nowhere(place: Place, tmp_path: Path) -> None:

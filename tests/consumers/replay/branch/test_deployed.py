@@ -19,8 +19,8 @@ from millrace.consumers.history.kinds import TRAJECTORIES, WEIGHTS
 from millrace.consumers.history.reader import History
 from millrace.consumers.replay.asked import one
 from millrace.consumers.replay.branch import kept
-from millrace.consumers.replay.branch.job import Options
-from millrace.consumers.warehouse.directory import Directory
+from millrace.consumers.replay.branch.job import BranchOptions
+from millrace.consumers.warehouse.directory import TableDirectory
 from millrace.consumers.warehouse.ingest import Ingest
 from millrace.consumers.warehouse.opened import make_tables
 from millrace.infra.config import Settings
@@ -51,7 +51,7 @@ KILLS = [
 
 def fill(settings: Settings, bus: Bus) -> None:
     """Bring the log into the tables."""
-    with Directory(settings.warehouse_home, memory_mb=512) as store:
+    with TableDirectory(settings.warehouse_home, memory_mb=512) as store:
         make_tables(store)
         Ingest(bus, store, settings.namespace, ClaimStore(settings.claims).behind).catch_up()
 
@@ -125,7 +125,7 @@ def test_the_page_does_what_it_says(deployed: Deployed, tmp_path: Path) -> None:
         ("replay", "v2")
     }
     sealed = {row.place: row["reward"] for row in History(bus, settings.namespace, "pico").rows(TRAJECTORIES)}
-    items = kept.read(Path(policy.weights_root(Options("strict").settings(settings)))).items
+    items = kept.read(Path(policy.weights_root(BranchOptions("strict").settings(settings)))).items
     assert [item.rewards[0] for item in items] == [1 - (sealed[item.places[0]] or 0) for item in items]
     assert len(items) > 0, "the best by the new rewards are the worst by the sealed ones"
     code, said = run("--set", "policy.name=strict", "replay", "prove", "all")

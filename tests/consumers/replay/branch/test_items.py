@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millrace.consumers.replay.branch import items, kept
-from millrace.consumers.replay.branch.items import Item, Made, Shape
-from millrace.consumers.replay.selection import Candidate
+from millrace.consumers.replay.branch.items import BranchItem, BranchItems, Shape
+from millrace.consumers.replay.selection import BranchCandidate
 from millrace.infra.errors import BranchError
 from millrace.infra.log.base import Place
 
@@ -22,17 +22,17 @@ REWARDS = st.one_of(st.none(), st.sampled_from([0.0, 0.5, 1.0]))
 
 
 @st.composite
-def candidates(draw: st.DrawFn) -> list[Candidate]:
+def candidates(draw: st.DrawFn) -> list[BranchCandidate]:
     found = draw(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 3), REWARDS), max_size=24))
     return [
-        Candidate(Place("t", 0, at), f"id-{at}", "a", tenant, f"group-{group}", at, 5, reward)
+        BranchCandidate(Place("t", 0, at), f"id-{at}", "a", tenant, f"group-{group}", at, 5, reward)
         for at, (tenant, group, reward) in enumerate(found)
     ]
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 @given(candidates())
-def test_every_candidate_is_in_one_item_or_is_counted(shape: Shape, some: list[Candidate]) -> None:
+def test_every_candidate_is_in_one_item_or_is_counted(shape: Shape, some: list[BranchCandidate]) -> None:
     made = shape(some)
     assert len(made.places) == len(set(made.places))
     assert len(made.places) + sum(made.left_out.values()) == len(some)
@@ -43,9 +43,9 @@ def test_every_candidate_is_in_one_item_or_is_counted(shape: Shape, some: list[C
 @pytest.mark.parametrize("shape", SHAPES)
 @given(candidates(), st.randoms())
 def test_the_order_of_candidates_decides_the_order_of_items_alone(
-    shape: Shape, some: list[Candidate], r: random.Random
+    shape: Shape, some: list[BranchCandidate], r: random.Random
 ) -> None:
-    def sets(made: Made) -> set[Item]:
+    def sets(made: BranchItems) -> set[BranchItem]:
         return set(made.items)
 
     first = sets(shape(some))
@@ -54,7 +54,7 @@ def test_the_order_of_candidates_decides_the_order_of_items_alone(
 
 
 @given(candidates())
-def test_the_best_is_the_best_and_failures_alone_are_no_example(some: list[Candidate]) -> None:
+def test_the_best_is_the_best_and_failures_alone_are_no_example(some: list[BranchCandidate]) -> None:
     known = [one for one in some if one.reward is not None]
     rewards: dict[tuple[str, str], list[float]] = defaultdict(list)
     for one in known:
@@ -66,7 +66,7 @@ def test_the_best_is_the_best_and_failures_alone_are_no_example(some: list[Candi
 
 
 @given(candidates())
-def test_pairs_are_better_first_and_groups_differ(some: list[Candidate]) -> None:
+def test_pairs_are_better_first_and_groups_differ(some: list[BranchCandidate]) -> None:
     for item in items.pairs(some).items:
         better, worse = item.rewards
         assert better is not None
@@ -77,7 +77,8 @@ def test_pairs_are_better_first_and_groups_differ(some: list[Candidate]) -> None
 
 def test_a_larger_group_is_cut_into_its_best_and_worst() -> None:
     some = [
-        Candidate(Place("t", 0, n), str(n), "a", "l", "g", n, 5, r) for n, r in enumerate((0.1, 0.9, 0.5, 0.4, 0.5))
+        BranchCandidate(Place("t", 0, n), str(n), "a", "l", "g", n, 5, r)
+        for n, r in enumerate((0.1, 0.9, 0.5, 0.4, 0.5))
     ]
     made = items.pairs(some)
     assert [item.rewards for item in made.items] == [(0.9, 0.1), (0.5, 0.4)]
@@ -85,12 +86,12 @@ def test_a_larger_group_is_cut_into_its_best_and_worst() -> None:
 
 
 def test_a_kept_selection_is_read_as_it_was_and_a_changed_one_refused(tmp_path: Path) -> None:
-    made = [Item("g", (Place("t", 0, 1), Place("t", 1, 2)), (1.0, None), 9, 2, ("ab", "cd"))]
+    made = [BranchItem("g", (Place("t", 0, 1), Place("t", 1, 2)), (1.0, None), 9, 2, ("ab", "cd"))]
     now = datetime(2026, 5, 4, 3, 2, 1, 7)
     digest = kept.write(tmp_path, made, now)
-    assert kept.read(tmp_path) == kept.Kept(made, digest, as_of=now)
+    assert kept.read(tmp_path) == kept.KeptItems(made, digest, as_of=now)
     kept.write(tmp_path, made, now, "math", "v2")
-    assert kept.read(tmp_path) == kept.Kept(made, digest, "math", "v2", now)
+    assert kept.read(tmp_path) == kept.KeptItems(made, digest, "math", "v2", now)
     file = tmp_path / kept.FILE
     file.write_bytes(file.read_bytes().replace(b'"t",1,2', b'"t",1,3'))
     with pytest.raises(BranchError, match="was changed"):

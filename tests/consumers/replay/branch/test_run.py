@@ -15,10 +15,10 @@ from millrace.consumers.history import newest
 from millrace.consumers.history.kinds import TRAJECTORIES
 from millrace.consumers.history.reader import History
 from millrace.consumers.replay.branch import kept
-from millrace.consumers.replay.branch.command import Screen
+from millrace.consumers.replay.branch.command import BranchScreen
 from millrace.consumers.replay.branch.guard import Reach
 from millrace.consumers.replay.branch.items import LOWEST
-from millrace.consumers.replay.branch.job import Options
+from millrace.consumers.replay.branch.job import BranchOptions
 from millrace.consumers.replay.selection import Selected, Selector
 from millrace.infra import faults
 from millrace.infra.errors import BranchError, PolicyError
@@ -80,7 +80,7 @@ class Loud(Heard):
     def __init__(self) -> None:
         super().__init__()
         self.said = StringIO()
-        self._screen = Screen(Terminal(file=self.said, width=200), Options("b"))
+        self._screen = BranchScreen(Terminal(file=self.said, width=200), BranchOptions("b"))
 
     def scored(self, reach: Reach) -> None:
         super().scored(reach)

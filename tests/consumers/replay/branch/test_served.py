@@ -12,7 +12,7 @@ import pytest
 from millrace.consumers.audit import audit
 from millrace.consumers.reloader import shell
 from millrace.consumers.reloader.shell import Reloader
-from millrace.consumers.replay.branch.job import Options
+from millrace.consumers.replay.branch.job import BranchOptions
 from millrace.infra.engines.base import Sampling
 from millrace.infra.engines.inprocess.engine import InprocessEngine
 from tests.support.branches import branch, events, play
@@ -59,7 +59,7 @@ async def test_an_engine_serves_a_branch_and_a_learner_goes_on_from_it(
     async with reloading(place, engine) as reloader:
         await until(lambda: reloader.served == 1)
         await serves(engine, 1, trained, beginner)
-        place.settings = Options("b").settings(place.settings)  # what `[policy] name = "b"` is
+        place.settings = BranchOptions("b").settings(place.settings)  # what `[policy] name = "b"` is
         play(place.bus, place.settings, trained, range(place.settings.policy.batch), size=4, version=1)
         place.learn(2)
         await until(lambda: reloader.served == 2)

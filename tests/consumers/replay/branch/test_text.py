@@ -17,7 +17,7 @@ from millrace.consumers.audit import audit
 from millrace.consumers.history.kinds import EVENTS
 from millrace.consumers.history.reader import History
 from millrace.consumers.replay.branch import kept
-from millrace.consumers.replay.branch.job import Options
+from millrace.consumers.replay.branch.job import BranchOptions
 from millrace.consumers.replay.branch.run import Brancher
 from millrace.infra import faults
 from millrace.infra.errors import BranchError
@@ -138,7 +138,7 @@ def test_text_is_written_as_of_the_day_of_its_selection(tmp_path: Path, monkeypa
     place = provided(tmp_path, judged=True)
 
     def made(name: str, day: int, steps: int = 3) -> None:
-        options = Options(name, lr=1e-3, device="cpu", batch=8, save_every=1, steps=steps)
+        options = BranchOptions(name, lr=1e-3, device="cpu", batch=8, save_every=1, steps=steps)
         told = Brancher(place.settings, place.bus, ClaimStore(place.settings.claims), lambda: datetime(2026, 5, day))
         told.run(options, everything)
 
@@ -161,7 +161,7 @@ def test_text_is_written_as_of_the_day_of_its_selection(tmp_path: Path, monkeypa
     assert ends[0] == ends[1]
 
     begun("other")
-    root = policy.weights_root(Options("other").settings(place.settings))
+    root = policy.weights_root(BranchOptions("other").settings(place.settings))
     file = root / kept.FILE
     file.write_bytes(file.read_bytes().replace(b"2026-05-04", b"2026-05-29"))
     first = kept.read(root).items[0].places[0]

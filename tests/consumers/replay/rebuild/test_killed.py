@@ -54,9 +54,9 @@ def test_killed_at_every_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     topics = [history.topic(kind) for kind in KINDS]
     wanted = {topic: read_of(history, topic) for topic in topics}
     monkeypatch.setattr(spool, "SEGMENT_BYTES", 2000)  # many segments
-    sound, named = spool.Spool.write, list[int]()
+    sound, named = spool.RebuildSpool.write, list[int]()
 
-    def write(self: spool.Spool, root: Path, *rest: Any) -> dict[str, spool.Written]:
+    def write(self: spool.RebuildSpool, root: Path, *rest: Any) -> dict[str, spool.WrittenPartition]:
         for nth in range(1, MOST, STRIDE):
             there = root / str(nth)
             if not child(partial(sound, self), there, nth, *rest):
@@ -73,7 +73,7 @@ def test_killed_at_every_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
                 assert not (there / spool.DRAFT).exists()
         return sound(self, root / "whole", *rest)
 
-    monkeypatch.setattr(spool.Spool, "write", write)
+    monkeypatch.setattr(spool.RebuildSpool, "write", write)
     assert again(history, *KINDS, out=tmp_path).equal
     assert len(named) > 60 / STRIDE
     assert named == sorted(named)

@@ -16,7 +16,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from millrace.consumers.replay.rebuild.law import DERIVED
-from millrace.consumers.replay.rebuild.run import Asked, Report, rebuild
+from millrace.consumers.replay.rebuild.run import RebuildReport, RebuildRequest, rebuild
 from millrace.infra.errors import ArchiveError, ReplayError
 from millrace.infra.log.archive.archive import Archive
 from millrace.infra.log.archive.archiver import Archiver
@@ -36,9 +36,9 @@ def history() -> Whole:
     return whole(2)
 
 
-def again(history: Whole, *kinds: str, bus: Bus | None = None, out: Path | None = None) -> Report:
+def again(history: Whole, *kinds: str, bus: Bus | None = None, out: Path | None = None) -> RebuildReport:
     makers = {role: lambda _, s=stage: s for role, stage in history.stages.items()}
-    asked = Asked(kinds or tuple(DERIVED), bool(kinds), out=out)
+    asked = RebuildRequest(kinds or tuple(DERIVED), bool(kinds), out=out)
     return rebuild(bus or history.bus, NAMESPACE, POLICY, makers, asked)
 
 

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from millrace.consumers.warehouse.directory import Directory
+from millrace.consumers.warehouse.directory import TableDirectory
 from millrace.consumers.warehouse.endpoint import allowed
 from millrace.consumers.warehouse.endpoint.faults import QueryError
 from millrace.consumers.warehouse.endpoint.guard import Functions
 from millrace.consumers.warehouse.endpoint.handles import handle
-from millrace.consumers.warehouse.endpoint.reading import Asked, Limits, Reader, bounded
+from millrace.consumers.warehouse.endpoint.reading import Query, QueryLimits, QueryRunner, bounded
 from tests.support.asked_tables import CANARY, ROWS, asked_tables
 from tests.support.attacks import ATTACKS, SERVED, written
 
@@ -26,20 +26,20 @@ pytestmark = pytest.mark.slow
 class World(NamedTuple):
     """An open warehouse, who reads it, and the folder that it lies in."""
 
-    directory: Directory
-    reader: Reader
+    directory: TableDirectory
+    reader: QueryRunner
     folder: Path
 
     def ask(self, sql: str, **params: str) -> str:
         """The answer as text. Raises QueryError."""
-        return b"".join(self.reader.ask(Asked(sql, params)).pieces()).decode(errors="replace")
+        return b"".join(self.reader.ask(Query(sql, params)).pieces()).decode(errors="replace")
 
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     folder = tmp_path_factory.mktemp("asked")
     with asked_tables(folder) as directory:
-        reader = Reader(directory.handle, Limits(seconds=20))
+        reader = QueryRunner(directory.handle, QueryLimits(seconds=20))
         reader._role = False  # the guard alone: a server by URL has no second wall
         yield World(directory, reader, folder)
 
@@ -221,7 +221,7 @@ def test_no_allowed_name_is_also_a_source_that_is_not_allowed(world: World) -> N
 )
 def test_the_engines_own_privileges_refuse_what_a_mistaken_guard_lets_pass(world: World, sql: str) -> None:
     with handle(world.directory.handle) as engine:
-        Reader(world.directory.handle, Limits())._bind(engine, bounded({}, Limits()))
+        QueryRunner(world.directory.handle, QueryLimits())._bind(engine, bounded({}, QueryLimits()))
         with pytest.raises(QueryError) as refused:
             engine.text(sql)
     assert refused.value.name in ("ACCESS_DENIED", "READONLY")

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from millrace.consumers.warehouse.directory import Directory
+from millrace.consumers.warehouse.directory import TableDirectory
 from millrace.consumers.warehouse.endpoint.faults import QueryError
 from millrace.consumers.warehouse.endpoint.native import FRAMED, INFO, arguments, framed
-from millrace.consumers.warehouse.endpoint.reading import Asked, Limits, Reader, varint
+from millrace.consumers.warehouse.endpoint.reading import Query, QueryLimits, QueryRunner, varint
 
 pytestmark = pytest.mark.slow
 
@@ -51,14 +51,14 @@ OF_TYPES = (
 
 
 @pytest.fixture(scope="module")
-def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
-    with Directory(tmp_path_factory.mktemp("native"), memory_mb=512) as directory:
-        yield Reader(directory.handle, Limits())
+def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[QueryRunner]:
+    with TableDirectory(tmp_path_factory.mktemp("native"), memory_mb=512) as directory:
+        yield QueryRunner(directory.handle, QueryLimits())
 
 
-def blocks(reader: Reader, sql: str, protocol: int) -> bytes:
+def blocks(reader: QueryRunner, sql: str, protocol: int) -> bytes:
     """An answer in format Native."""
-    return b"".join(reader.ask(Asked(sql, form="Native", protocol=protocol)).pieces())
+    return b"".join(reader.ask(Query(sql, form="Native", protocol=protocol)).pieces())
 
 
 def of_type(value: str, rows: int) -> str:
@@ -68,7 +68,7 @@ def of_type(value: str, rows: int) -> str:
 
 @pytest.mark.parametrize("rows", [1, 7, 300])
 @pytest.mark.parametrize("value", OF_TYPES)
-def test_a_column_of_any_type_ends_where_the_next_begins(reader: Reader, value: str, rows: int) -> None:
+def test_a_column_of_any_type_ends_where_the_next_begins(reader: QueryRunner, value: str, rows: int) -> None:
     plain = blocks(reader, of_type(value, rows), 0)
     found = blocks(reader, of_type(value, rows), FRAMED)
     assert found.startswith(INFO + b"\x02" + varint(rows) + b"\x01a")
@@ -77,24 +77,24 @@ def test_a_column_of_any_type_ends_where_the_next_begins(reader: Reader, value: 
 
 
 @pytest.mark.parametrize("value", ["n::Variant(UInt64, String)", "n::Dynamic", "sumState(n) OVER ()"])
-def test_a_type_whose_length_is_not_told_is_refused_by_name(reader: Reader, value: str) -> None:
+def test_a_type_whose_length_is_not_told_is_refused_by_name(reader: QueryRunner, value: str) -> None:
     with pytest.raises(QueryError, match=r"not served to this client: write toString") as refused:
         blocks(reader, of_type(value, 2), FRAMED)
     assert refused.value.code == 48
 
 
-def test_no_rows_name_their_columns(reader: Reader) -> None:
+def test_no_rows_name_their_columns(reader: QueryRunner) -> None:
     found = blocks(reader, "SELECT 1 AS a, 'x' AS b WHERE 0", FRAMED)
     assert found == INFO + b"\x02\x00\x01a\x05UInt8\x00\x01b\x06String\x00"
 
 
-def test_older_clients_read_plain_blocks(reader: Reader) -> None:
+def test_older_clients_read_plain_blocks(reader: QueryRunner) -> None:
     assert blocks(reader, "SELECT 1 AS a", FRAMED - 1) == b"\x01\x01\x01a\x05UInt8\x01"
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(cuts=st.lists(st.integers(0, 4000), max_size=12))
-def test_blocks_may_be_cut_anywhere(reader: Reader, cuts: list[int]) -> None:
+def test_blocks_may_be_cut_anywhere(reader: QueryRunner, cuts: list[int]) -> None:
     sql = "SELECT repeat('x', number) AS a, [toLowCardinality(a), 'y'] AS b, [[number]] AS c FROM numbers(40)"
     plain = blocks(reader, sql, 0) + blocks(reader, "SELECT 1 AS a", 0)
     ends = sorted({0, len(plain), *(cut for cut in cuts if cut < len(plain))})

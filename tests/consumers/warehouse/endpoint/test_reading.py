@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from millrace.consumers.warehouse.directory import Directory
+from millrace.consumers.warehouse.directory import TableDirectory
 from millrace.consumers.warehouse.endpoint.faults import QueryError
-from millrace.consumers.warehouse.endpoint.reading import Asked, Limits, Reader
+from millrace.consumers.warehouse.endpoint.reading import Query, QueryLimits, QueryRunner
 from tests.support.asked_tables import ROWS, asked_tables
 
 pytestmark = pytest.mark.slow
@@ -19,36 +19,36 @@ BLOCK = 1000
 
 
 @pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Directory]:
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TableDirectory]:
     with asked_tables(tmp_path_factory.mktemp("read")) as found:
         yield found
 
 
-def answer(reader: Reader, sql: str, **how: str) -> bytes:
+def answer(reader: QueryRunner, sql: str, **how: str) -> bytes:
     """All bytes of an answer."""
-    return b"".join(reader.ask(Asked(sql, **how)).pieces())
+    return b"".join(reader.ask(Query(sql, **how)).pieces())
 
 
 @pytest.mark.parametrize(
     ("limits", "sql", "name"),
     [
         (
-            Limits(seconds=1),
+            QueryLimits(seconds=1),
             "SELECT count() FROM numbers(100000000000000) WHERE sipHash64(number) = 1",
             "TIMEOUT_EXCEEDED",
         ),
         (
-            Limits(memory_bytes=64 << 20),
+            QueryLimits(memory_bytes=64 << 20),
             "SELECT length(groupArray(number)) FROM numbers(1000000000)",
             "MEMORY_LIMIT_EXCEEDED",
         ),
-        (Limits(memory_bytes=64 << 20), "SELECT range(1000000) FROM numbers(1000)", "MEMORY_LIMIT_EXCEEDED"),
-        (Limits(rows=1000), "SELECT number FROM numbers(1001)", "TOO_MANY_ROWS_OR_BYTES"),
-        (Limits(rows=1000), "SELECT number FROM numbers(1001) FORMAT JSON", "TOO_MANY_ROWS_OR_BYTES"),
+        (QueryLimits(memory_bytes=64 << 20), "SELECT range(1000000) FROM numbers(1000)", "MEMORY_LIMIT_EXCEEDED"),
+        (QueryLimits(rows=1000), "SELECT number FROM numbers(1001)", "TOO_MANY_ROWS_OR_BYTES"),
+        (QueryLimits(rows=1000), "SELECT number FROM numbers(1001) FORMAT JSON", "TOO_MANY_ROWS_OR_BYTES"),
     ],
 )
-def test_a_query_is_bounded(directory: Directory, limits: Limits, sql: str, name: str) -> None:
-    reader = Reader(directory.handle, limits)
+def test_a_query_is_bounded(directory: TableDirectory, limits: QueryLimits, sql: str, name: str) -> None:
+    reader = QueryRunner(directory.handle, limits)
     with pytest.raises(QueryError) as refused:
         answer(reader, sql)
     assert refused.value.name == name
@@ -56,19 +56,19 @@ def test_a_query_is_bounded(directory: Directory, limits: Limits, sql: str, name
     assert answer(reader, "SELECT 1") == b"1\n"
 
 
-def test_a_large_answer_comes_in_pieces_and_whole(directory: Directory) -> None:
-    reader = Reader(directory.handle, Limits())
-    pieces = list(reader.ask(Asked("SELECT off FROM steps ORDER BY off")).pieces())
+def test_a_large_answer_comes_in_pieces_and_whole(directory: TableDirectory) -> None:
+    reader = QueryRunner(directory.handle, QueryLimits())
+    pieces = list(reader.ask(Query("SELECT off FROM steps ORDER BY off")).pieces())
     assert len(pieces) > 1
     expected = b"".join(b"%d\n" % number for number in range(ROWS))
     assert b"".join(pieces) == expected
-    whole = list(reader.ask(Asked("SELECT off FROM steps ORDER BY off", whole=True)).pieces())
+    whole = list(reader.ask(Query("SELECT off FROM steps ORDER BY off", whole=True)).pieces())
     assert whole == [expected]
 
 
-def test_an_answer_that_nobody_takes_ends_its_query(directory: Directory) -> None:
-    reader = Reader(directory.handle, Limits())
-    found = reader.ask(Asked("SELECT number FROM numbers(5000000)"))
+def test_an_answer_that_nobody_takes_ends_its_query(directory: TableDirectory) -> None:
+    reader = QueryRunner(directory.handle, QueryLimits())
+    found = reader.ask(Query("SELECT number FROM numbers(5000000)"))
     assert next(found.pieces())
     found.close()
     found.close()
@@ -76,9 +76,9 @@ def test_an_answer_that_nobody_takes_ends_its_query(directory: Directory) -> Non
     assert directory.rows(running) == [(0,)]
 
 
-def test_queries_see_nothing_of_each_other(directory: Directory) -> None:
-    reader = Reader(directory.handle, Limits())
-    asked = Asked(
+def test_queries_see_nothing_of_each_other(directory: TableDirectory) -> None:
+    reader = QueryRunner(directory.handle, QueryLimits())
+    asked = Query(
         "SELECT timezone(), getSetting('max_threads')", settings={"max_threads": "1"}, database="millrace_log"
     )
     assert b"".join(reader.ask(asked).pieces()).endswith(b"\t1\n")
@@ -88,23 +88,23 @@ def test_queries_see_nothing_of_each_other(directory: Directory) -> None:
     )
 
 
-def test_an_unknown_database_is_named(directory: Directory) -> None:
+def test_an_unknown_database_is_named(directory: TableDirectory) -> None:
     with pytest.raises(QueryError, match="database others is not served"):
-        answer(Reader(directory.handle, Limits()), "SELECT 1", database="others")
+        answer(QueryRunner(directory.handle, QueryLimits()), "SELECT 1", database="others")
 
 
-def test_an_empty_answer_names_its_columns(directory: Directory) -> None:
-    reader = Reader(directory.handle, Limits())
+def test_an_empty_answer_names_its_columns(directory: TableDirectory) -> None:
+    reader = QueryRunner(directory.handle, QueryLimits())
     assert (
         answer(reader, "SELECT off, name FROM steps WHERE 0", form="Native")
         == b"\x02\x00\x03off\x06UInt64\x04name\x06String"
     )
 
 
-def test_ingest_goes_on_under_eight_readers(directory: Directory) -> None:
+def test_ingest_goes_on_under_eight_readers(directory: TableDirectory) -> None:
     """Blocks come in one after another, and each reader sees whole blocks alone, more and more of them."""
     directory.run("CREATE TABLE millrace_log.growing (block UInt32, row UInt32) ENGINE = MergeTree ORDER BY block")
-    reader = Reader(directory.handle, Limits())
+    reader = QueryRunner(directory.handle, QueryLimits())
     done, faults, asked = threading.Event(), [], [0] * READERS
 
     def write() -> None:

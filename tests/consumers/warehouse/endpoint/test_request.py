@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from millrace.consumers.warehouse.endpoint.encoding import choose, packed
 from millrace.consumers.warehouse.endpoint.faults import QueryError, brief, of_engine
-from millrace.consumers.warehouse.endpoint.reading import Limits, bounded, no_rows, varint
-from millrace.consumers.warehouse.endpoint.request import LONGEST, Key, check_caller, wanted
+from millrace.consumers.warehouse.endpoint.reading import QueryLimits, bounded, no_rows, varint
+from millrace.consumers.warehouse.endpoint.request import LONGEST, AccessKey, check_caller, wanted
 
 HERE = {"host": "127.0.0.1:8123"}
 UNPACK = {
@@ -66,7 +66,7 @@ def basic(user: str, password: str) -> dict[str, str]:
     ],
 )
 def test_the_key_is_taken_from_where_clients_put_it(headers: dict[str, str], query: dict[str, str]) -> None:
-    Key("k").check(headers, query)
+    AccessKey("k").check(headers, query)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_the_key_is_taken_from_where_clients_put_it(headers: dict[str, str], que
 )
 def test_without_the_key_nothing_is_answered(headers: dict[str, str], status: int) -> None:
     with pytest.raises(QueryError) as refused:
-        Key("k").check(headers, {})
+        AccessKey("k").check(headers, {})
     assert refused.value.status == status
 
 
@@ -154,7 +154,7 @@ def test_only_encodings_that_we_have_are_chosen(accepted: str) -> None:
     )
 )
 def test_limits_are_lowered_and_never_raised(asked: dict[str, int]) -> None:
-    limits = Limits(seconds=7, memory_bytes=1000, rows=100)
+    limits = QueryLimits(seconds=7, memory_bytes=1000, rows=100)
     found = bounded({name: str(value) for name, value in asked.items()}, limits)
     for name, most in (
         ("max_execution_time", 7),
@@ -184,12 +184,12 @@ def test_limits_are_lowered_and_never_raised(asked: dict[str, int]) -> None:
 )
 def test_other_settings_are_refused(name: str, value: str) -> None:
     with pytest.raises(QueryError):
-        bounded({name: value}, Limits())
+        bounded({name: value}, QueryLimits())
 
 
 def test_a_client_cannot_undo_readonly() -> None:
     found = bounded(
-        {"readonly": "0", "use_query_cache": "1", "log_queries": "1", "max_threads": "99"}, Limits(threads=3)
+        {"readonly": "0", "use_query_cache": "1", "log_queries": "1", "max_threads": "99"}, QueryLimits(threads=3)
     )
     assert (found["readonly"], found["use_query_cache"], found["max_threads"]) == ("1", "0", "3")
 

@@ -12,7 +12,7 @@ import pytest
 
 from millrace.consumers.warehouse import cutting
 from millrace.consumers.warehouse.asking import OverHttp
-from millrace.consumers.warehouse.directory import Directory
+from millrace.consumers.warehouse.directory import TableDirectory
 from millrace.consumers.warehouse.endpoint.serve import open_endpoint
 from millrace.consumers.warehouse.ingest import Ingest
 from millrace.consumers.warehouse.migrations import migrate
@@ -62,7 +62,7 @@ def test_all_rows_arrive_under_eight_readers(tmp_path: Path, monkeypatch: pytest
                 time.sleep(0.005)
 
     inserts = 0
-    with Directory(tmp_path / "tables", memory_mb=512) as store:
+    with TableDirectory(tmp_path / "tables", memory_mb=512) as store:
         migrate(store)
         serving = open_endpoint(store.handle, config)
         readers = [threading.Thread(target=read, args=(at, serving.url)) for at in range(READERS)]

@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.consumers.warehouse.directory import Directory
+from millrace.consumers.warehouse.directory import TableDirectory
 from millrace.consumers.warehouse.endpoint.faults import QueryError
-from millrace.consumers.warehouse.endpoint.watch import LET_GO_S, TOLD_S, Run, condemned
+from millrace.consumers.warehouse.endpoint.watch import LET_GO_S, TOLD_S, RunningQuery, condemned
 from millrace.infra.process.net import free_ports
 
 STUCK = (
@@ -29,11 +29,11 @@ PATIENCE_S = 120
 KEY = "the-key-of-this-test"
 
 seconds = st.floats(0, 1000, allow_nan=False)
-runs = st.lists(st.builds(Run, seconds, seconds, st.none() | seconds), max_size=5)
+runs = st.lists(st.builds(RunningQuery, seconds, seconds, st.none() | seconds), max_size=5)
 
 
 @given(runs, seconds)
-def test_who_condemns_a_process(some: list[Run], now: float) -> None:
+def test_who_condemns_a_process(some: list[RunningQuery], now: float) -> None:
     """Never who is within a limit, or outside the engine; always who is far past it; others delay it, not for ever."""
     over = [run.over_s(now) for run in some]
     assert all(
@@ -49,7 +49,7 @@ def test_who_condemns_a_process(some: list[Run], now: float) -> None:
 
 
 def test_a_client_is_told_once_its_time_is_over() -> None:
-    slow = Run(5, begun=time.monotonic() - 5 - TOLD_S - 1)
+    slow = RunningQuery(5, begun=time.monotonic() - 5 - TOLD_S - 1)
     slow.check()
     slow.since = slow.begun
     with pytest.raises(QueryError, match="query_seconds") as told:
@@ -114,7 +114,7 @@ def test_a_query_that_the_engine_does_not_end_ends_with_its_process(tmp_path: Pa
 
 @pytest.mark.slow
 def test_a_command_that_opened_the_directory_itself_leaves(tmp_path: Path) -> None:
-    with Directory(tmp_path / "tables" / "dev", memory_mb=512):
+    with TableDirectory(tmp_path / "tables" / "dev", memory_mb=512):
         pass
     command = [sys.executable, "-P", "-m", "millrace.apps.cli.main", "--set", f"warehouse.home={tmp_path / 'tables'}"]
     command += ["--set", "warehouse.query_seconds=1", "sql", STUCK]

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from millrace.consumers.warehouse.directory import Directory
-from millrace.consumers.warehouse.endpoint.reading import Asked, Limits, Reader
+from millrace.consumers.warehouse.directory import TableDirectory
+from millrace.consumers.warehouse.endpoint.reading import Query, QueryLimits, QueryRunner
 from millrace.consumers.warehouse.questions import asked
 from millrace.consumers.warehouse.store import Store
 from tests.support.answers import Answers, Rows
@@ -50,10 +50,10 @@ def ask(store: Store, name: str, *columns: str, **given: object) -> Rows:
     return [tuple(row[place] for place in at) for row in found.result_rows]
 
 
-def to_reader(store: Store, reader: Reader | None, sql: str, values: dict[str, str]) -> bytes:
+def to_reader(store: Store, reader: QueryRunner | None, sql: str, values: dict[str, str]) -> bytes:
     """What a reader gets, a row a line: of a directory past the guard, of a server with the setting `readonly`."""
     if reader is not None:
-        return b"".join(reader.ask(Asked(sql, values, form="JSONEachRow")).pieces())
+        return b"".join(reader.ask(Query(sql, values, form="JSONEachRow")).pieces())
     with store.client() as client:
         return client.raw_query(sql, parameters=values, settings={"readonly": "1"}, fmt="JSONEachRow")
 
@@ -217,7 +217,7 @@ def test_what_a_version_was_evaluated_at(store: Store, truth: Answers) -> None:
 
 def test_every_question_is_answered_to_readers(store: Store, run: Whole) -> None:
     """By the guarded reader of a directory, or by a server that is told `readonly`."""
-    reader = Reader(store.handle, Limits()) if isinstance(store, Directory) else None
+    reader = QueryRunner(store.handle, QueryLimits()) if isinstance(store, TableDirectory) else None
     ids = {"trajectory": next(iter(Answers(run).sealed.values()))["id"], "version": "2", "a": "2", "b": "5"}
     for name, question in asked.questions().items():
         wanted = {"policy": POLICY, **ids}

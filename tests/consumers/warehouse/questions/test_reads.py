@@ -11,7 +11,7 @@ from typing import NamedTuple
 import pytest
 
 from benchmarks.bench_questions import AGGREGATE, AGGREGATES, ANY, CHUNK, LIMITS, asked, fill
-from millrace.consumers.warehouse.directory import Directory
+from millrace.consumers.warehouse.directory import TableDirectory
 from millrace.consumers.warehouse.endpoint.handles import handle
 from millrace.consumers.warehouse.opened import make_tables
 from millrace.consumers.warehouse.questions.asked import questions
@@ -39,7 +39,7 @@ class Long(NamedTuple):
     questions: dict[str, Read]
 
 
-def read(store: Directory, sql: str, parameters: dict[str, str]) -> Read:
+def read(store: TableDirectory, sql: str, parameters: dict[str, str]) -> Read:
     """What a query reads, nothing of it remembered from another."""
     with handle(store.handle) as engine:
         engine.text("USE millrace")
@@ -50,7 +50,7 @@ def read(store: Directory, sql: str, parameters: dict[str, str]) -> Read:
 
 @pytest.fixture(scope="module")
 def history(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Long]:
-    with Directory(tmp_path_factory.mktemp("long") / "w", memory_mb=2048) as store:
+    with TableDirectory(tmp_path_factory.mktemp("long") / "w", memory_mb=2048) as store:
         make_tables(store)
         store.run("SYSTEM STOP MERGES")  # as much is read whenever the test runs
         fill(store, STEPS)

@@ -22,11 +22,18 @@ from millrace.producers.gateway.call import Call, Choice
 from millrace.producers.gateway.conversation import Ask, Part, Text, Turn, messages_of
 from millrace.producers.gateway.errors import ApiError, bad_request
 from millrace.producers.gateway.protocols import all as dialects
-from millrace.producers.gateway.protocols.base import Asking, Beside, Dialect, Recorded, ReplyStream, StreamEvent
-from millrace.producers.gateway.protocols.events import Events
-from millrace.producers.gateway.protocols.reader import Reader, single
+from millrace.producers.gateway.protocols.base import (
+    Beside,
+    Dialect,
+    RecordedCall,
+    ReplyStream,
+    SideRequest,
+    StreamEvent,
+)
+from millrace.producers.gateway.protocols.events import ReplyEvents
+from millrace.producers.gateway.protocols.reader import DialectReader, single
 from millrace.producers.gateway.rendering.template import TemplateRenderer
-from millrace.producers.gateway.upstreams.routes import Rule
+from millrace.producers.gateway.upstreams.routes import RouteRule
 from millrace.producers.gateway.upstreams.upstreams import Upstream, Upstreams, make
 from millrace.schemas.records import ModelCall
 from tests.support.fake_http import answer, serving
@@ -52,7 +59,7 @@ def _turns(request: Shouted) -> list[Turn]:
     return [Turn("assistant" if at % 2 else "user", [Text(line)]) for at, line in enumerate(request.lines)]
 
 
-class ToyEvents(Events):
+class ToyEvents(ReplyEvents):
     """A stream of words."""
 
     def __init__(self) -> None:
@@ -67,14 +74,14 @@ class ToyEvents(Events):
         return {"toy": "u-1", "said": "".join(self._said), "count": len(self._said)}
 
 
-class ToyReader(Reader):
+class ToyReader(DialectReader):
     """`POST /toy`."""
 
     def understood(self, found: Mapping[str, Any]) -> WholeAnswer:
         said = {"role": "assistant", "content": text(found.get("said")) or ""}
         return single(text(found.get("toy")) or "", said, "stop", (0, number(found.get("count")), 0))
 
-    def assembled(self) -> Events:
+    def assembled(self) -> ReplyEvents:
         return ToyEvents()
 
 
@@ -89,7 +96,7 @@ class Toy(Dialect):
         return (Beside("/{id}/loud", "GET", "loud", self._loud),)
 
     @staticmethod
-    async def _loud(asking: Asking) -> bytes:
+    async def _loud(asking: SideRequest) -> bytes:
         return asking.id.upper().encode()
 
     def parse(self, body: bytes) -> Ask:
@@ -109,9 +116,9 @@ class Toy(Dialect):
     def wrote(self, response: Mapping[str, Any]) -> bool:
         return "toy" in response
 
-    def read(self, request: bytes, response: Mapping[str, Any]) -> Recorded:
+    def read(self, request: bytes, response: Mapping[str, Any]) -> RecordedCall:
         said = {"role": "assistant", "content": text(response.get("said")) or ""}
-        return Recorded(messages_of(_turns(_parsed(request))), None, {0: said})
+        return RecordedCall(messages_of(_turns(_parsed(request))), None, {0: said})
 
 
 class ToyStream(ReplyStream):
@@ -187,7 +194,7 @@ async def test_an_upstream_may_speak_it(tmp_path: Path, stream: bool) -> None:
     events = b'data: {"word": "far "}\n\ndata: {"word": "away"}\n\n'
     async with serving(answer(events if stream else said)) as far:
         upstreams = Upstreams(
-            [Upstream("far", TextUpstream(far.url), frozenset({"toy"}))], [Rule("*", "far")], whole=True
+            [Upstream("far", TextUpstream(far.url), frozenset({"toy"}))], [RouteRule("*", "far")], whole=True
         )
         async with world(tmp_path, None, None, upstream=upstreams) as w:
             got = await w.http.post("/v1/toy", json={"model": "m", "lines": ["hi"], "stream": stream})

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millrace.producers.gateway.rendering import template as module
-from millrace.producers.gateway.rendering.base import NoContinuation, RenderError, Reply, ToolCall
+from millrace.producers.gateway.rendering.base import NoContinuation, ParsedReply, RenderError, ToolCall
 from millrace.producers.gateway.rendering.forms.all import FORMS
 from millrace.producers.gateway.rendering.forms.base import schemas_of, typed
 from millrace.producers.gateway.rendering.template import TemplateRenderer
@@ -151,18 +151,18 @@ def test_a_schema_of_any_shape_reads_a_value(schema: Any):
 @pytest.mark.parametrize(
     ("text", "want"),
     [
-        (f"{THOUGHT}{FINAL}<|return|>", Reply("It is 7. Bye.", "Hm.")),
-        (f"{THOUGHT}{COMMENT}{CALL}<|call|>", Reply("I look.", "Hm.", [ToolCall("add", '{"a": "x"}')])),
+        (f"{THOUGHT}{FINAL}<|return|>", ParsedReply("It is 7. Bye.", "Hm.")),
+        (f"{THOUGHT}{COMMENT}{CALL}<|call|>", ParsedReply("I look.", "Hm.", [ToolCall("add", '{"a": "x"}')])),
         (f'{THOUGHT} to=functions.add<|channel|>commentary json<|message|>{{"a": 1}}<|call|>',
-         Reply(None, "Hm.", [ToolCall("add", '{"a": 1}')])),
-        (f"{CALL[:-1]}", Reply(CALL[:-1])),
-        ("<|channel|>analysis<|message|>Hm", Reply(None, "Hm")),
-        ("<|channel|>fin", Reply()),
-        ("No form at all.<|return|>", Reply("No form at all.")),
+         ParsedReply(None, "Hm.", [ToolCall("add", '{"a": 1}')])),
+        (f"{CALL[:-1]}", ParsedReply(CALL[:-1])),
+        ("<|channel|>analysis<|message|>Hm", ParsedReply(None, "Hm")),
+        ("<|channel|>fin", ParsedReply()),
+        ("No form at all.<|return|>", ParsedReply("No form at all.")),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("size", [1, 3, 1000])
-def test_channels_are_never_content(tmp_path_factory: pytest.TempPathFactory, text: str, want: Reply, size: int):
+def test_channels_are_never_content(tmp_path_factory: pytest.TempPathFactory, text: str, want: ParsedReply, size: int):
     renderer = TemplateRenderer(ChatTokenizer(write(tmp_path_factory.mktemp("oss"), GPT_OSS)))
     parser = renderer.parser(renderer.render([USER], TOOLS), TOOLS)
     ids = renderer.tokenizer.encode(text)
@@ -177,7 +177,7 @@ def test_stop_strings_cut_the_final_channel_alone(tmp_path: Path):
     renderer = TemplateRenderer(ChatTokenizer(write(tmp_path, GPT_OSS)))
     parser = renderer.parser(renderer.render([USER], None), None, stop=("Hm", " Bye"))
     parser.whole(renderer.tokenizer.encode(f"{THOUGHT}{FINAL}"))
-    assert parser.reply == Reply("It is 7.", "Hm.")
+    assert parser.reply == ParsedReply("It is 7.", "Hm.")
 
 
 # ------------------------------------------------------------------ refusals, and the time

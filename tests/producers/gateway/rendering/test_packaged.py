@@ -13,7 +13,7 @@ import pytest
 from renderers.base import ParsedResponse, ParsedToolCall
 
 from millrace.infra.errors import ConfigError
-from millrace.producers.gateway.rendering.base import NoContinuation, Reply, ToolCall
+from millrace.producers.gateway.rendering.base import NoContinuation, ParsedReply, ToolCall
 from millrace.producers.gateway.rendering.choose import PROBES, TOOLS, choose
 from millrace.producers.gateway.rendering.marked import MarkedParser
 from millrace.producers.gateway.rendering.packaged import PackagedRenderer, known
@@ -104,7 +104,7 @@ def test_what_the_package_reads_is_recorded_where_the_splitter_differs(renderer:
     sampled = renderer.tokenizer.encode('Hm.<tool_call>{"name": "f", "arguments": {}}</tool_call>')
     said = [*parser.feed(sampled), *parser.finish()]
     assert [delta.call.name for delta in said if delta.call] == ["f", "g"]
-    assert parser.reply == Reply("Hm.", "so", [ToolCall("g", "{}")])
+    assert parser.reply == ParsedReply("Hm.", "so", [ToolCall("g", "{}")])
 
 
 def test_stop_strings_cut_and_the_form_s_white_space_goes(renderer: PackagedRenderer):

@@ -16,7 +16,7 @@ from millrace.infra.engines.upstream import UNTRAINABLE, TextUpstream
 from millrace.producers.gateway.protocols.all import named, read
 from millrace.producers.gateway.rendering.template import TemplateRenderer
 from millrace.producers.gateway.translation.all import TRANSLATORS
-from millrace.producers.gateway.upstreams.routes import Rule
+from millrace.producers.gateway.upstreams.routes import RouteRule
 from millrace.producers.gateway.upstreams.upstreams import Upstream, Upstreams
 from millrace.schemas.arrays import unpack
 from tests.support.fake_http import Script, answer, serving, stream
@@ -57,7 +57,7 @@ async def far_away(folder: Path, renderer: TemplateRenderer, reply: str) -> Asyn
 async def near(folder: Path, url: str, speaks: str, **more: Any) -> AsyncIterator[World]:
     """A gateway whose only upstream speaks only one API."""
     upstream = Upstream("far", TextUpstream(url, "sk-far"), frozenset({speaks}), more.pop("retries", 0))
-    routed = Upstreams([upstream], [Rule("m", "far")], first_s=0.0)
+    routed = Upstreams([upstream], [RouteRule("m", "far")], first_s=0.0)
     async with world(folder, None, None, upstream=routed, **more) as w:
         try:
             yield w
@@ -244,7 +244,7 @@ async def test_a_fallback_without_words_hides_no_refusal_and_is_passed_over(
             second = "messages" if first == "chat" else "chat"
             one = Upstream("one", TextUpstream(urls[0]), frozenset({first}), 0, "two")
             two = Upstream("two", TextUpstream(urls[1]), frozenset({second}))
-            routed = Upstreams([one, two], [Rule("m", "one")], first_s=0.0)
+            routed = Upstreams([one, two], [RouteRule("m", "one")], first_s=0.0)
             async with world(tmp_path / first, None, None, upstream=routed) as w:
                 body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "n": 2}
                 got = await w.http.post("/v1/chat/completions", json=body)
@@ -334,7 +334,7 @@ async def test_the_upstream_that_speaks_the_api_goes_first_and_a_fallback_may_sp
     ):
         busy_one = Upstream("busy", TextUpstream(busy.url), frozenset({"messages"}), 0, "other")
         other = Upstream("other", TextUpstream(f"{far.url}/v1"), frozenset({"chat"}))
-        routed = Upstreams([other, busy_one], [Rule("m", "other"), Rule("m*", "busy")], first_s=0.0)
+        routed = Upstreams([other, busy_one], [RouteRule("m", "other"), RouteRule("m*", "busy")], first_s=0.0)
         async with world(tmp_path / "near", None, None, upstream=routed) as w:
             said = await CLIENTS["messages"](w).say(["hi"], stream=False)
             assert said.text == REPLIES["text"]

@@ -16,7 +16,7 @@ import pytest
 
 from millrace.infra.engines.upstream import Longest, TextUpstream
 from millrace.producers.gateway.protocols.all import DIALECTS
-from millrace.producers.gateway.upstreams.routes import Rule
+from millrace.producers.gateway.upstreams.routes import RouteRule
 from millrace.producers.gateway.upstreams.upstreams import Upstream, Upstreams
 from tests.support import upstream_answers as answers
 from tests.support.engines import until
@@ -38,7 +38,7 @@ async def before(folder: Path, *scripts: Script) -> AsyncIterator[tuple[World, F
     """A gateway before one upstream, whose answers have low bounds."""
     async with serving(*scripts) as far:
         upstream = TextUpstream(far.url, "sk-far", longest=Longest(LONGEST, LONGEST))
-        upstreams = Upstreams([Upstream("far", upstream, frozenset(READERS))], [Rule("*", "far")], whole=True)
+        upstreams = Upstreams([Upstream("far", upstream, frozenset(READERS))], [RouteRule("*", "far")], whole=True)
         async with world(folder, None, None, upstream=upstreams) as w:
             try:
                 yield w, far

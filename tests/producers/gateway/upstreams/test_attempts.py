@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millrace.producers.gateway.prices import MILLION, Prices, cost
-from millrace.producers.gateway.upstreams.attempts import LONGEST_S, PASSING, Again, Failure, after, retry_after
+from millrace.producers.gateway.upstreams.attempts import LONGEST_S, PASSING, AttemptFailure, Retry, after, retry_after
 
 failures = st.builds(
-    Failure,
+    AttemptFailure,
     st.none() | st.sampled_from(sorted(PASSING | {400, 401, 404, 422})),
     st.none() | st.floats(0, 100),
     st.booleans(),
@@ -19,7 +19,7 @@ failures = st.builds(
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=3), st.lists(failures, min_size=20, max_size=20))
-def test_everybody_is_asked_at_most_as_often_as_said(retries: Sequence[int], failed: Sequence[Failure]) -> None:
+def test_everybody_is_asked_at_most_as_often_as_said(retries: Sequence[int], failed: Sequence[AttemptFailure]) -> None:
     asked, at, tried = [0] * len(retries), 0, 0
     for failure in failed:
         asked[at], tried = asked[at] + 1, tried + 1
@@ -27,7 +27,7 @@ def test_everybody_is_asked_at_most_as_often_as_said(retries: Sequence[int], fai
         if then == "end":
             break
         assert failure.status is None or failure.status in PASSING
-        if isinstance(then, Again):
+        if isinstance(then, Retry):
             assert not failure.silent
             assert 0 <= then.wait_s <= LONGEST_S
             assert failure.wait_s is None or then.wait_s == failure.wait_s
@@ -39,14 +39,14 @@ def test_everybody_is_asked_at_most_as_often_as_said(retries: Sequence[int], fai
 
 
 def test_waits_grow_and_what_is_asked_for_counts() -> None:
-    busy = Failure(429)
+    busy = AttemptFailure(429)
     waits = [after(busy, tried, 9, behind=False) for tried in range(1, 9)]
-    assert waits == [Again(wait) for wait in (0.5, 1, 2, 4, 8, 16, 20, 20)]
-    assert after(Failure(429, 3.0), 1, 1, behind=True) == Again(3.0)
-    assert after(Failure(429, 60.0), 1, 1, behind=True) == "fallback"
-    assert after(Failure(429, 60.0), 1, 1, behind=False) == "end"
-    assert after(Failure(None, silent=True), 1, 1, behind=True) == "fallback"
-    assert after(Failure(400), 1, 9, behind=True) == "end"
+    assert waits == [Retry(wait) for wait in (0.5, 1, 2, 4, 8, 16, 20, 20)]
+    assert after(AttemptFailure(429, 3.0), 1, 1, behind=True) == Retry(3.0)
+    assert after(AttemptFailure(429, 60.0), 1, 1, behind=True) == "fallback"
+    assert after(AttemptFailure(429, 60.0), 1, 1, behind=False) == "end"
+    assert after(AttemptFailure(None, silent=True), 1, 1, behind=True) == "fallback"
+    assert after(AttemptFailure(400), 1, 9, behind=True) == "end"
 
 
 @given(st.none() | st.text(max_size=12))

@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millrace.infra.engines.upstream import StreamedReply, TextUpstream
-from millrace.producers.gateway.answers import Said
+from millrace.producers.gateway.answers import AnswerChoice
 from millrace.producers.gateway.upstreams.passthrough import Passthrough, asked_with
-from millrace.producers.gateway.upstreams.routes import Rule
+from millrace.producers.gateway.upstreams.routes import RouteRule
 from millrace.producers.gateway.upstreams.upstreams import Upstream, Upstreams
 from tests.support.fake_http import FakeServer, Script, answer, serving, stream
 from tests.support.gateway_world import World, world
@@ -33,7 +33,7 @@ async def before(
 ) -> AsyncIterator[tuple[World, FakeServer]]:
     async with serving(*scripts) as far:
         upstream = Upstream("far", client(far.url, "sk-far"), frozenset({"chat", "messages"}))
-        upstreams = Upstreams([upstream], [Rule("*", "far", send_as)], whole=True)
+        upstreams = Upstreams([upstream], [RouteRule("*", "far", send_as)], whole=True)
         async with world(folder, None, None, upstream=upstreams, **more) as w:
             try:
                 yield w, far
@@ -137,7 +137,7 @@ async def test_a_choice_that_cannot_be_captured_leaves_its_own_gap(
     made = Passthrough._body
 
     def failing(*args: Any) -> Any:
-        if any(isinstance(given, Said) and given.choice == 1 for given in args):
+        if any(isinstance(given, AnswerChoice) and given.choice == 1 for given in args):
             raise RecursionError
         return made(*args)
 

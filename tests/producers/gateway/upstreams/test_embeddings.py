@@ -20,7 +20,7 @@ from millrace.producers.gateway.prices import Prices
 from millrace.producers.gateway.rendering.template import TemplateRenderer
 from millrace.producers.gateway.spending import KeyLimits
 from millrace.producers.gateway.upstreams.embeddings import usage
-from millrace.producers.gateway.upstreams.routes import Rule
+from millrace.producers.gateway.upstreams.routes import RouteRule
 from millrace.producers.gateway.upstreams.upstreams import Upstream, Upstreams, make
 from millrace.producers.gateway.whose import hints
 from tests.support.fake_http import FakeServer, Script, answer, hang_up, serving, stay_silent
@@ -51,7 +51,11 @@ async def before(
             Upstream("deaf", TextUpstream(far.url), frozenset({"chat"}), 0, "spare"),
             Upstream("spare", TextUpstream(f"{spare.url}/v1"), speaks),
         ]
-        rules = [Rule("far", "far", prices=Prices(1e6, 1e6, 1e6)), Rule("alias", "spare", "inner"), Rule("de*", "deaf")]
+        rules = [
+            RouteRule("far", "far", prices=Prices(1e6, 1e6, 1e6)),
+            RouteRule("alias", "spare", "inner"),
+            RouteRule("de*", "deaf"),
+        ]
         upstreams = Upstreams(named, rules, whole=renderer is None, first_s=0.0)
         engine = ScriptedEngine(lambda *_: [1]) if renderer is not None else None
         own: dict[str, Any] = {"keys": {"sk-mine": "local"}, "key_names": {"sk-mine": "mine"}, **more}

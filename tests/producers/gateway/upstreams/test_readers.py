@@ -15,7 +15,7 @@ from millrace.producers.gateway import shape
 from millrace.producers.gateway.protocols import events as module
 from millrace.producers.gateway.protocols.all import read
 from millrace.producers.gateway.protocols.assembled import ChoiceParts
-from millrace.producers.gateway.protocols.reader import Read
+from millrace.producers.gateway.protocols.reader import ReadAnswer
 from millrace.schemas import bounds
 from tests.support import upstream_answers as answers
 from tests.support.upstream_answers import READERS
@@ -25,7 +25,7 @@ many = settings(max_examples=150, database=None, deadline=None)
 seeds = st.integers(0, 2**32)
 
 
-def reads_alike(api: str, response: bytes, found: Read | None) -> None:
+def reads_alike(api: str, response: bytes, found: ReadAnswer | None) -> None:
     """Whether the log says of a response what was said when it came."""
     if found is None:
         return

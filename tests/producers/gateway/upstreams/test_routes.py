@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from millrace.infra.config.upstreams import GatewayRoute, GatewayUpstream, misrouted
 from millrace.producers.gateway.errors import ApiError
-from millrace.producers.gateway.upstreams.routes import Rule, chain, choose, exact, fits
+from millrace.producers.gateway.upstreams.routes import RouteRule, chain, choose, exact, fits
 from millrace.schemas import bounds
 
 NAMES = ("a", "b", "c")
@@ -19,7 +19,7 @@ DIALECTS = ("chat", "messages", "responses")
 names = st.sampled_from(NAMES)
 models = st.text("abp@*.[", max_size=5)
 spoken = st.fixed_dictionaries({name: st.frozensets(st.sampled_from(DIALECTS)) for name in NAMES})
-rules = st.lists(st.builds(Rule, models, names), max_size=5)
+rules = st.lists(st.builds(RouteRule, models, names), max_size=5)
 
 
 @given(models, st.text("abp@.[", max_size=6))
@@ -30,7 +30,7 @@ def test_a_star_is_any_text_and_nothing_else_is_special(pattern: str, model: str
 @settings(max_examples=300)
 @given(rules, spoken, st.sampled_from([("p",), ("p", "b"), None]), models, st.sampled_from(DIALECTS))
 def test_the_first_rule_that_fits_and_speaks_decides(
-    rules: Sequence[Rule],
+    rules: Sequence[RouteRule],
     spoken: Mapping[str, frozenset[str]],
     policies: tuple[str, ...] | None,
     model: str,
@@ -60,7 +60,7 @@ def test_nobody_is_asked_twice_and_only_who_speaks(first: str, behind: Mapping[s
 
 
 def test_models_that_are_named_in_full() -> None:
-    assert exact([Rule("b", "x"), Rule("a-*", "x"), Rule("b", "y"), Rule("a", "x")]) == ["b", "a"]
+    assert exact([RouteRule("b", "x"), RouteRule("a-*", "x"), RouteRule("b", "y"), RouteRule("a", "x")]) == ["b", "a"]
 
 
 @pytest.mark.parametrize(
@@ -83,5 +83,5 @@ def test_settings_that_lead_nowhere_are_refused(behind: Mapping[str, str], upstr
 
 def test_a_name_beyond_its_bound_is_refused_before_any_rule_is_asked() -> None:
     with pytest.raises(ApiError, match=f"longer than {bounds.NAME_BYTES}") as refused:
-        choose([Rule("*a*b*", "x")], lambda *_: True, "p", "a" * 200_000, "chat")
+        choose([RouteRule("*a*b*", "x")], lambda *_: True, "p", "a" * 200_000, "chat")
     assert (refused.value.status, len(str(refused.value)) < 100) == (400, True)

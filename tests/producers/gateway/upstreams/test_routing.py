@@ -21,7 +21,7 @@ from millrace.infra.engines.upstream import UNTRAINABLE, TextUpstream
 from millrace.producers.gateway.prices import Prices
 from millrace.producers.gateway.protocols.all import DIALECTS, read
 from millrace.producers.gateway.rendering.template import TemplateRenderer
-from millrace.producers.gateway.upstreams.routes import Rule
+from millrace.producers.gateway.upstreams.routes import RouteRule
 from millrace.producers.gateway.upstreams.upstreams import Upstream, Upstreams
 from millrace.schemas import bounds
 from tests.support.fake_http import FakeServer, Script, answer, hang_up, serving, stream
@@ -49,7 +49,7 @@ def engine_of(renderer: TemplateRenderer, said: str = REPLY) -> ScriptedEngine:
 
 @asynccontextmanager
 async def before(
-    folder: Path, renderer: TemplateRenderer | None, urls: dict[str, str], rules: Sequence[Rule], **more: Any
+    folder: Path, renderer: TemplateRenderer | None, urls: dict[str, str], rules: Sequence[RouteRule], **more: Any
 ) -> AsyncIterator[World]:
     """A gateway with an engine of its own before upstreams, each with the next as its fallback where `more` says so."""
     fallbacks, retries = more.pop("fallbacks", {}), more.pop("retries", 0)
@@ -134,7 +134,7 @@ async def test_bytes_pass_both_ways_and_the_log_has_what_they_say(
     raw, reply = await played(tmp_path / "far", renderer, dialect, streamed=streamed)
     script = stream(raw[:70], raw[70:]) if streamed else answer(raw)
     async with serving(script) as far:
-        rules = [Rule("fa*", "far", prices=Prices(1e6, 1e6, 0.0))]
+        rules = [RouteRule("fa*", "far", prices=Prices(1e6, 1e6, 0.0))]
         async with before(tmp_path / "near", renderer, {"far": f"{far.url}/v1"}, rules, keys={"mine": "local"}) as w:
             wire = await asked(w, dialect, request(dialect, streamed=streamed), "mine")
             assert (wire.status, wire.got) == (200, raw)
@@ -199,7 +199,7 @@ async def test_a_conversation_goes_between_engine_and_upstream(
     """A whole gateway is the upstream of another, spoken to by real clients; the policy's own turn in between sees all
     of it, also after a start."""
     async with world(tmp_path / "far", renderer, engine_of(renderer)) as far:
-        rules = [Rule("m", "far")]
+        rules = [RouteRule("m", "far")]
         near, urls = tmp_path / "near", {"far": f"{far.url}/v1"}
         async with before(near, renderer, urls, rules) as w:
             session = await w.start()
@@ -227,7 +227,7 @@ async def test_a_conversation_goes_between_engine_and_upstream(
 
 async def test_a_model_goes_by_the_name_that_its_rule_says(tmp_path: Path) -> None:
     async with serving(answer(b"{}")) as far:
-        rules = [Rule("far", "far", send_as="inner")]
+        rules = [RouteRule("far", "far", send_as="inner")]
         async with before(tmp_path, None, {"far": far.url}, rules) as w:
             await w.http.post(PATHS["chat"], content=b'{ "messages":[],"n": 1.50,\n"model":"far","x":"\\u00e4"}')
             assert far.requests[0][1] == b'{"messages":[],"n":1.50,"model":"inner","x":"\\u00e4"}'
@@ -251,7 +251,7 @@ async def test_what_nobody_here_reads_passes_and_leaves_a_gap(tmp_path: Path, di
     said = b"data: ?\n\n" if streamed else b"[]"
     async with (
         serving(stream(said) if streamed else answer(said)) as far,
-        before(tmp_path, None, {"far": far.url}, [Rule("*", "far")]) as w,
+        before(tmp_path, None, {"far": far.url}, [RouteRule("*", "far")]) as w,
     ):
         for body in (odd, request(dialect, streamed=streamed)):
             wire = await asked(w, dialect, body)
@@ -270,7 +270,7 @@ async def test_a_request_beyond_what_is_read_here_passes_and_leaves_a_gap(
     body = request(dialect, streamed=False).replace(b"{", b'{"more": ' + odd + b",", 1)
     async with (
         serving(answer(b"[]")) as far,
-        before(tmp_path, None, {"far": far.url}, [Rule("*", "far")]) as w,
+        before(tmp_path, None, {"far": far.url}, [RouteRule("*", "far")]) as w,
     ):
         wire = await asked(w, dialect, body)
         assert (wire.status, far.requests[-1][1]) == (200, body)
@@ -294,7 +294,7 @@ async def test_an_event_is_told_before_the_next_one_comes(
 
     async with (
         serving(script) as far,
-        before(tmp_path / "near", None, {"far": far.url}, [Rule("*", "far")]) as w,
+        before(tmp_path / "near", None, {"far": far.url}, [RouteRule("*", "far")]) as w,
         w.http.stream("POST", PATHS[dialect], content=request(dialect, streamed=True), timeout=60) as got,
     ):
         came = b""
@@ -324,7 +324,7 @@ async def told(
     """A call where the upstream answers with `scripts`, one after the other, and a fallback with what it got."""
     async with serving(*scripts) as far, serving(answer(b"{}")) as behind:
         urls = {"far": far.url, "behind": behind.url}
-        async with before(folder, None, urls, [Rule("*", "far")], **more) as w:
+        async with before(folder, None, urls, [RouteRule("*", "far")], **more) as w:
             wire = await asked(w, dialect, request(dialect, streamed=streamed))
             assert all(body == wire.body for _, body in [*far.requests, *behind.requests])
             far.requests += behind.requests

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from millrace.infra.engines.upstream import TextUpstream
 from millrace.producers.gateway.prices import Prices
 from millrace.producers.gateway.spending import KeyLimits, borne, bytes_in, estimate
-from millrace.producers.gateway.upstreams.routes import Rule
+from millrace.producers.gateway.upstreams.routes import RouteRule
 from millrace.producers.gateway.upstreams.upstreams import Upstream, Upstreams
 from tests.support.fake_http import FakeServer, Script, answer, serving, stream
 from tests.support.gateway_world import World, world
@@ -33,7 +33,7 @@ async def before(folder: Path, *scripts: Script, **more: Any) -> AsyncIterator[t
     """A gateway before one upstream of every API, and one key."""
     async with serving(*scripts) as far:
         named = Upstream("far", TextUpstream(far.url, "sk-far"), frozenset(READERS))
-        upstreams = Upstreams([named], [Rule("*", "far", prices=Prices(1e6, 1e6, 1e6))], whole=True)
+        upstreams = Upstreams([named], [RouteRule("*", "far", prices=Prices(1e6, 1e6, 1e6))], whole=True)
         own: dict[str, Any] = {"keys": {"sk-mine": "local"}, "key_names": {"sk-mine": "mine"}}
         async with world(folder, None, None, upstream=upstreams, limits={"mine": KeyLimits(budget=1e9)}, **own) as w:
             try:

@@ -24,8 +24,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 )
 
 from millrace.infra.process.net import LOCALHOST, free_ports, is_listening, wait_until
-from millrace.producers.intake.otlp.app import Endpoint
-from millrace.producers.intake.otlp.receiver import Receiver
+from millrace.producers.intake.otlp.app import OtlpEndpoint
+from millrace.producers.intake.otlp.receiver import OtlpReceiver
 from millrace.producers.intake.otlp.serve import serve
 from millrace.schemas import codec
 from tests.producers.intake.otlp.test_request import BAD, in_json, requests
@@ -44,7 +44,7 @@ class Running:
     def __init__(self, folder: Path, *, max_waiting: int = 1 << 30, keys: Mapping[str, str] | None = None) -> None:
         self._options = replace(options(LIMIT), keys=keys) if keys else options(LIMIT)
         (self.port,) = free_ports(1)
-        self.receiver: Receiver = made(folder, 3600, max_waiting)
+        self.receiver: OtlpReceiver = made(folder, 3600, max_waiting)
         self.url = f"http://{LOCALHOST}:{self.port}"
         self._made = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()))
@@ -53,7 +53,7 @@ class Running:
 
     async def _run(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
-        await serve(Endpoint(self.receiver, self._options), LOCALHOST, self.port, self._stop)
+        await serve(OtlpEndpoint(self.receiver, self._options), LOCALHOST, self.port, self._stop)
 
     def post(self, path: str, body: bytes, media: str = JSON, **headers: str) -> httpx.Response:
         given = {"content-type": media, "authorization": f"Bearer {KEY}"} | {

@@ -20,7 +20,7 @@ from millrace.producers.gateway.protocols.base import Dialect
 from millrace.producers.imports.spans import Span
 from millrace.producers.intake.otlp import serve
 from millrace.producers.intake.otlp.assembler import Assembler
-from millrace.producers.intake.otlp.receiver import Receiver
+from millrace.producers.intake.otlp.receiver import OtlpReceiver
 from millrace.schemas import codec
 from millrace.schemas.chain import event_hash
 from millrace.schemas.ids import new_id
@@ -44,19 +44,19 @@ class Clock:
         return self.now
 
 
-def opened(folder: Path, clock: Clock, **sizes: Any) -> Receiver:
+def opened(folder: Path, clock: Clock, **sizes: Any) -> OtlpReceiver:
     """The receiver over a folder. Lets go of it when it is killed while it starts."""
     spans = CaptureLog(folder / "spans", name="otlp", **sizes)
     events = CaptureLog(folder / "events", name="otlp")
     try:
-        return Receiver(spans, events, Assembler("p", QUIET), clock=clock)
+        return OtlpReceiver(spans, events, Assembler("p", QUIET), clock=clock)
     except Killed:
         spans.close()
         events.close()
         raise
 
 
-def written(receiver: Receiver) -> list[tuple[str, str, int, bytes]]:
+def written(receiver: OtlpReceiver) -> list[tuple[str, str, int, bytes]]:
     """What tells events apart, of all that is in the log. Checks chain and numbers."""
     out = []
     links: dict[str, bytes] = {}
@@ -97,7 +97,7 @@ def test_killed_at_any_point_each_event_is_there_once(
                 raise Killed
 
     before = faults.install(hook)
-    receiver: Receiver | None = None
+    receiver: OtlpReceiver | None = None
     try:
         waiting = list(batches)
         done = False

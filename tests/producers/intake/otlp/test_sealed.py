@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from millrace.infra.log.blobs import ClaimStore
 from millrace.producers.capture.forwarder import Forwarder
 from millrace.producers.intake.otlp.assembler import Assembler
-from millrace.producers.intake.otlp.receiver import Receiver
+from millrace.producers.intake.otlp.receiver import OtlpReceiver
 from millrace.testing.world import World
 from tests.producers.imports.test_import import events, small
 from tests.producers.intake.otlp.test_receiver import QUIET, Clock, opened
@@ -24,7 +24,7 @@ PATIENCE_S = 60
 REWARD_KEY = "who may give rewards"
 
 
-def sent(world: World, receiver: Receiver, folder: Path) -> None:
+def sent(world: World, receiver: OtlpReceiver, folder: Path) -> None:
     """Everything that the receiver made is in raw, and the stages have taken it."""
     sender = Forwarder(receiver.events, world.bus, f"{NAMESPACE}.raw", ClaimStore(str(folder / "claims")))
     sender.start()
@@ -33,10 +33,10 @@ def sent(world: World, receiver: Receiver, folder: Path) -> None:
     world.drain()
 
 
-def receiving(folder: Path, clock: Clock) -> Receiver:
+def receiving(folder: Path, clock: Clock) -> OtlpReceiver:
     """A receiver of the world's policy."""
     bare = opened(folder, clock)
-    return Receiver(bare.spans, bare.events, Assembler(POLICY, QUIET), reward_key=REWARD_KEY, clock=clock)
+    return OtlpReceiver(bare.spans, bare.events, Assembler(POLICY, QUIET), reward_key=REWARD_KEY, clock=clock)
 
 
 def test_a_conversation_with_a_sub_agent_is_one_sample_with_its_rewards(tmp_path: Path) -> None:
