@@ -13,6 +13,7 @@ import numpy as np
 
 from millrace.consumers.history.rows import Row
 from millrace.schemas.arrays import unpack
+from millrace.schemas.errors import SchemaError
 from millrace.schemas.records import LedgerEntry, Lineage
 
 Weight = Literal["context", "left out", "may train", "trained", "stale"]
@@ -39,11 +40,13 @@ class TokenRun:
 
 @dataclass(frozen=True, slots=True)
 class Traced:
-    """One lineage: its runs, and how many of its tokens have which weight."""
+    """One lineage: its runs, and how many of its tokens have which weight. unreadable: why there are no runs, where
+    its arrays are none."""
 
     id: str
     runs: tuple[TokenRun, ...]
     calls: tuple[str, ...]
+    unreadable: str | None = None
 
     @property
     def length(self) -> int:
@@ -59,9 +62,12 @@ class Traced:
 
 
 def traced(lineage: Lineage, entry: Row[LedgerEntry] | None, *, lost: bool = False) -> Traced:
-    """The runs of a lineage; `entry`: of the version that trained on it, `lost` where it could not read it. Raises
-    SchemaError for arrays that are none."""
-    parts = [unpack(part) for part in (lineage["tokens"], lineage["mask"], lineage["logprobs"], lineage["versions"])]
+    """The runs of a lineage; `entry`: of the version that trained on it, `lost` where it could not read it."""
+    arrays = (lineage["tokens"], lineage["mask"], lineage["logprobs"], lineage["versions"])
+    try:
+        parts = [unpack(array) for array in arrays]
+    except SchemaError as error:
+        return Traced(lineage["id"], (), tuple(lineage["calls"]), unreadable=str(error))
     many = min(len(part) for part in parts)
     tokens, mask, logprobs, versions = (part[:many].tolist() for part in parts)
     oldest = entry["version"] - 1 - entry["eta"] if entry is not None and entry["masked_tokens"] else None

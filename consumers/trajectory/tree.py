@@ -107,6 +107,9 @@ def _reward(one: AccountedReward) -> Text:
 
 
 def _lineage(parent: Tree, lineage: Traced, *, tokens: bool, spell: Spell | None) -> None:
+    if lineage.unreadable is not None:
+        parent.add(Text(f"lineage {lineage.id}: its tokens cannot be read: {lineage.unreadable}", "yellow"))
+        return
     counts = ", ".join(f"{count} {weight}" for weight, count in lineage.count().items())
     node = parent.add(Text(f"lineage {lineage.id}: {lineage.length} tokens ({counts})", "bold"))
     if tokens:

@@ -174,3 +174,12 @@ def _entry(version: int, eta: int, masked: int) -> Row[Any]:
     fields = {"version": version, "eta": eta, "masked_tokens": masked}
     found: Any = Row(None, "LedgerEntry", fields, b"")  # type: ignore[arg-type]
     return found
+
+
+def test_a_lineage_whose_arrays_are_none_is_told_beside_the_others() -> None:
+    sound = samples()[0]["lineages"][0]
+    broken: Any = {**sound, "mask": {"dtype": "word", "data": b"123"}}
+    found = traced(broken, None)
+    assert (found.id, found.runs, found.length) == (sound["id"], (), 0)
+    assert found.unreadable == "3 bytes are no array of word"
+    assert traced(sound, None).unreadable is None

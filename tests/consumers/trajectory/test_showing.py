@@ -49,6 +49,7 @@ def with_text(text: str) -> Account:
     branch = replace(found.branches[0], id=text, parent=text, turns=(turn,))
     reward = replace(found.rewards[0], source=text, rubric=text, target=text, detail=text, critique=text, fate=text)
     lineage = replace(found.lineages[0], id=text)
+    broken = replace(lineage, runs=(), unreadable=text)
     trained = replace(found.trained[0], lost=text, batch={text: 1.0})
     return replace(
         found,
@@ -58,7 +59,7 @@ def with_text(text: str) -> Account:
         attempt=text,
         branches=(branch, branch),
         rewards=(reward,),
-        lineages=(lineage,),
+        lineages=(lineage, broken),
         trained=(trained,),
         excluded=(text,),
         missing=(text,),

@@ -19,7 +19,7 @@ from tests.support.attacks import ATTACKS, SERVED, written
 from tests.support.clickhouse_server import clickhouse_server
 from tests.support.stores import SERVERS, server_url
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 class ByUrl(NamedTuple):
