@@ -19,7 +19,7 @@ import httpx
 
 from millrace.apps.answers import Answer, Word
 from millrace.apps.check import check
-from millrace.consumers.policy import unservable
+from millrace.consumers.version_zero import unservable
 from millrace.infra.config import Settings, is_local
 from millrace.infra.engines.vllm.launch import IDLE_GPU, Device, installed, leaves_gpu_idle
 from millrace.infra.errors import MillraceError, PolicyError

@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from millrace.consumers import policy
+from millrace.consumers import policy_names
 from millrace.infra.config import Settings
 from millrace.infra.log.kafka.bus import KafkaBus
 from millrace.infra.machine.broker import Broker
@@ -59,7 +59,7 @@ class Feeder(threading.Thread):
 
 def owners(bus: KafkaBus, settings: Settings) -> list[str]:
     """Member ids that own partitions, by lowest partition; [] while the group is not stable."""
-    view = bus.group(policy.group(settings))
+    view = bus.group(policy_names.group(settings))
     rows = [(min(p for _, p in m.partitions), m.member_id) for m in view.members if m.partitions]
     return [member for _, member in sorted(rows)] if view.stable else []
 

@@ -20,7 +20,7 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 from tenacity import Retrying, retry_if_exception_type, retry_if_result, stop_after_delay, wait_fixed
 
-from millrace.consumers import policy
+from millrace.consumers import policy_names, version_zero
 from millrace.infra.config import Settings, load
 from millrace.infra.log.base import Outgoing, Record
 from millrace.infra.log.kafka.bus import KafkaBus
@@ -72,7 +72,7 @@ class Recording:
     def digest(self) -> str:
         """sha256 hex over every record of `trajectories` and where it lies."""
         settings, _ = self.settings("recording")
-        topic = policy.topics(settings)["trajectories"]
+        topic = policy_names.topics(settings)["trajectories"]
         sums = hashlib.sha256()
         bus = KafkaBus(self.bootstrap)
         for partition in range(SHARDS):
@@ -117,7 +117,7 @@ def record(folder: Path, bootstrap: str, namespace: str, versions: int) -> Recor
     bus.ensure_topics(settings.layout.specs())
     for number in range(versions):
         feed(bus, settings, range(BATCH * number, BATCH * (number + 1)), version=number)
-    found = list(bus.read(policy.topics(settings)["resolutions"], 0))
+    found = list(bus.read(policy_names.topics(settings)["resolutions"], 0))
     bus.close()
     assert len(found) == BATCH * versions
     batches = [found[BATCH * number : BATCH * (number + 1)] for number in range(versions)]
@@ -130,7 +130,7 @@ def train(recording: Recording, name: str, layout: Layout) -> Outcome:
     _forget(recording.bootstrap, settings)
     bus = KafkaBus(recording.bootstrap)
     bus.ensure_topics(settings.layout.specs())
-    policy.create(settings, recording.model, bus)
+    version_zero.create(settings, recording.model, bus)
     with Learners(file.parent, file) as learners:
         run = _Run(recording, settings, bus, learners)
         for (_, count), (end, _) in pairwise([*layout, (len(recording.resolutions), 0)]):
@@ -142,7 +142,7 @@ def train(recording: Recording, name: str, layout: Layout) -> Outcome:
         assert not any(codes), learners.everything()
         rows = entries(bus, settings)
     bus.close()
-    return Outcome(name, layout, rows, run.joins, policy.weights_root(settings), file)
+    return Outcome(name, layout, rows, run.joins, policy_names.weights_root(settings), file)
 
 
 @dataclass(slots=True)
@@ -193,7 +193,7 @@ class _Run:
         until(step, self.learners, WAIT_S)
 
     def _release(self, count: int) -> None:
-        topic = policy.topics(self.settings)["resolutions"]
+        topic = policy_names.topics(self.settings)["resolutions"]
         with self.bus.transactor(f"{self.settings.namespace}.release") as transactor:
             transactor.begin()
             for batch in self.recording.resolutions[self.released : self.released + count]:
@@ -203,7 +203,7 @@ class _Run:
         self.released += count
 
     def _together(self) -> int:
-        view = self.bus.group(policy.group(self.settings))
+        view = self.bus.group(policy_names.group(self.settings))
         return sum(bool(member.partitions) for member in view.members) if view.stable else 0
 
     def _at(self, number: int, state: str) -> float | None:
@@ -228,8 +228,8 @@ def _forget(bootstrap: str, settings: Settings) -> None:
         retry=retry_if_result(lambda gone: not gone) | retry_if_exception_type(KafkaException),
         reraise=True,
     )
-    group = policy.group(settings)
-    for name in [policy.topics(settings)[name] for name in AGAIN]:
+    group = policy_names.group(settings)
+    for name in [policy_names.topics(settings)[name] for name in AGAIN]:
         again(_gone, lambda name=name: admin.delete_topics([name])[name])
     again(_gone, lambda: admin.delete_consumer_groups([group])[group])
 

@@ -24,7 +24,7 @@ from benchmarks import objectives
 from millrace.trainers import checkpoint, tiny
 from millrace.trainers.algorithms.registry import algorithm
 from millrace.trainers.learning import Report, Schedule
-from millrace.trainers.rehearsal import rehearse
+from millrace.trainers.rl_in_process import rehearse
 
 PROVEN = ("grpo", "ppo", "rloo", "reinforce++", "dapo", "gspo", "cispo")
 RATES = {"ppo": 3e-4}

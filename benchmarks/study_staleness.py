@@ -32,7 +32,7 @@ from millrace.trainers import checkpoint, tiny
 from millrace.trainers.algorithms.presets import ICEPOP, TIS
 from millrace.trainers.algorithms.registry import algorithm
 from millrace.trainers.learning import Schedule
-from millrace.trainers.rehearsal import rehearse
+from millrace.trainers.rl_in_process import rehearse
 from millrace.trainers.state import State
 
 CORRECTIONS: dict[str, dict[str, Any]] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from millrace.consumers import policy
+from millrace.consumers import policy_names
 from millrace.consumers.history import newest
 from millrace.infra.config import Settings
 from millrace.infra.connect import connect
@@ -33,7 +33,7 @@ def committed(settings: Settings, version: int | None = None, *, files: bool = T
 
 def find(settings: Settings, bus: Bus, version: int | None = None, *, files: bool = True) -> Committed:
     """The same from a bus. Raises PolicyError where there is no such version, or its `files` are wanted and gone."""
-    names = policy.topics(settings)
+    names = policy_names.topics(settings)
     head = newest.head(bus, names["weights"], names["ledger"])
     if head is None:
         raise PolicyError(

@@ -34,9 +34,9 @@ from millrace.trainers.batches.packing import (
     pack,
 )
 from millrace.trainers.batches.sample import Sample, check
+from millrace.trainers.compatibility import fits, right_head, same_vocabulary
 from millrace.trainers.errors import BadConfiguration
 from millrace.trainers.lora import Lora, merged, prepare
-from millrace.trainers.refusals import fits, right_head, same_vocabulary
 from millrace.trainers.schedule import Schedule
 from millrace.trainers.state import State
 

@@ -33,7 +33,7 @@ def create(
     with connect_now(settings) as bus:
         bus.ensure_topics(settings.layout.specs())
         entry("millrace.streams.seal.policies:announce")(settings, bus)
-        made = entry("millrace.consumers.policy:create")(settings, model, bus, untie=untie)
+        made = entry("millrace.consumers.version_zero:create")(settings, model, bus, untie=untie)
     console.print(f"policy {settings.policy.name} begins: version 0 at {made['uri']}", highlight=False, soft_wrap=True)
 
 

@@ -26,8 +26,8 @@ def start(home: Path, seed: int, target: float = 0.2) -> tuple[int, float, float
 
 def create_policy(settings: Settings) -> None:
     """Writes version 0 of the policy from `home/model`."""
-    from millrace.consumers import policy
+    from millrace.consumers import version_zero
     from millrace.infra.connect import connect
 
     with connect(settings) as bus:
-        policy.create(settings, settings.home / "model", bus)
+        version_zero.create(settings, settings.home / "model", bus)

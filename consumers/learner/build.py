@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from millrace.consumers import policy
+from millrace.consumers import policy_names
 from millrace.consumers.history import newest
 from millrace.consumers.history.places import PlaceReader
 from millrace.consumers.learner import layouts
@@ -36,10 +36,10 @@ from millrace.trainers.backends.layout import Layout
 from millrace.trainers.backends.places import RolePlace
 from millrace.trainers.backends.stores import own_store
 from millrace.trainers.batches.sample import Sample
+from millrace.trainers.compatibility import suits
 from millrace.trainers.errors import BadConfiguration, CheckpointError
 from millrace.trainers.learning import Schedule, Trainer
 from millrace.trainers.lora import Lora
-from millrace.trainers.refusals import suits
 
 
 def build(
@@ -52,7 +52,7 @@ def build(
     said: Callable[[LedgerEntry], None] | None = None,
 ) -> Parts:
     """The parts of a learner of an existing policy, its rendezvous store listening. Raises PolicyError without one."""
-    names = policy.topics(settings)
+    names = policy_names.topics(settings)
     head = newest.head(bus, names["weights"], names["ledger"])
     if head is None:
         raise PolicyError(
@@ -60,7 +60,7 @@ def build(
         )
     trainer = build_trainer(settings)
     need = layouts.needed(settings.learner)
-    root = policy.weights_root(settings)
+    root = policy_names.weights_root(settings)
     while True:
         try:
             if need.fewest == 1:
@@ -72,7 +72,7 @@ def build(
             if (later := newer(bus, names, head, root)) is None:
                 raise
             head = later
-    host, group, identity = settings.learner.host, policy.group(settings), identify(settings)
+    host, group, identity = settings.learner.host, policy_names.group(settings), identify(settings)
     store = own_store(host, STORE_TIMEOUT_S)
     me = client_id(f"learner/{identity.shown}", host, store.port)
     return Parts(
@@ -82,7 +82,7 @@ def build(
         url=f"tcp://{host}:{store.port}",
         topics=names,
         workers_topic=full_name(settings.namespace, "workers"),
-        transactional_id=policy.transactional_id(settings),
+        transactional_id=policy_names.transactional_id(settings),
         root=root,
         identity=identity,
         membership=Membership(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from millrace.consumers import policy
+from millrace.consumers import policy_names
 from millrace.consumers.history import newest
 from millrace.consumers.learner.agreement import address
 from millrace.consumers.learner.identity import differing, identify, shown_by
@@ -33,7 +33,7 @@ def check_peers(settings: Settings, bus: Bus) -> int:
     """How many live learners the policy has. Raises RefusedMember where this one differs from them, before joining
     costs them a rebalance."""
     mine = identify(settings).shown
-    members = bus.group(policy.group(settings)).members
+    members = bus.group(policy_names.group(settings)).members
     others = [shown_by(member.client_id) for member in members if not refuses(*address(member.client_id))]
     wrong = differing([*others, mine], "").get(len(others))
     if others and wrong:
@@ -54,7 +54,7 @@ def let_commit(
 ) -> None:
     """Return when no version is due: no whole batch is ready, or the others have committed it. Not later than after
     `LONGEST_S`, or when asked to stop."""
-    names = policy.topics(settings)
+    names = policy_names.topics(settings)
     before, deadline = newest.head(bus, names["weights"], names["ledger"]), clock() + LONGEST_S
     now = before
     while now is not None and before is not None and now.version == before.version:

@@ -11,16 +11,16 @@ that was not committed is forgotten with the whole generation.
 from __future__ import annotations
 
 from millrace.consumers.history.newest import Head
-from millrace.consumers.learner import alike, channel, verdict
+from millrace.consumers.learner import mismatch, rank_numbers, verdict
 from millrace.consumers.learner.agreement import Roster
 from millrace.consumers.learner.collect import newer
-from millrace.consumers.learner.entry import histogram
 from millrace.consumers.learner.order import Batch
 from millrace.consumers.learner.parts import Parts
 from millrace.consumers.learner.publish import Leader, Step
 from millrace.consumers.learner.reading import REASONS, ages, read
 from millrace.consumers.learner.rendezvous import Meeting
 from millrace.consumers.learner.verdict import Regroup, Stop, Train, Verdict, Wait
+from millrace.consumers.learner.version_records import histogram
 from millrace.infra import faults
 from millrace.infra.errors import RegroupError
 from millrace.infra.log.base import MemberToken
@@ -74,7 +74,7 @@ class Generation:
 
     def _start(self) -> None:
         p = self._parts
-        alike.refuse(p, self._roster)
+        mismatch.refuse(p, self._roster)
         meeting = Meeting(self._roster, p.store, lambda: p.membership.wait(self._roster))
         if self._rank == 0:
             try:
@@ -90,7 +90,7 @@ class Generation:
         p.at("met")
         p.backend.form(self._rank, self._roster.world, meeting.store, p.timeout_s)
         p.at("formed")
-        self._cells = channel.cells(p.backend)
+        self._cells = rank_numbers.cells(p.backend)
         p.trainer.load(self._read(head))
         self.version = head.version
         p.holds(self.version)
@@ -114,7 +114,7 @@ class Generation:
         p = self._parts
         with p.backend.clock.phase("boundary"):
             p.membership.poll()
-            moved, stopping = channel.count(p.backend, [not p.membership.holds(self._roster), p.stopping()])
+            moved, stopping = rank_numbers.count(p.backend, [not p.membership.holds(self._roster), p.stopping()])
             message = verdict.encode(self._lead(self._leader, moved > 0, stopping)) if self._leader else None
             decided = verdict.decode(p.backend.announce(message))
         if isinstance(decided, Wait):
@@ -148,7 +148,7 @@ class Generation:
         with clock.phase("fetch"):
             parts = train.shares[self._cells[self._rank]] if p.backend.acts else []
             share = read(p.reader, parts, vocabulary=p.backend.vocabulary, longest=p.backend.longest)
-            codes = channel.worst(p.backend, verdict.lost_codes(train, share.lost))
+            codes = rank_numbers.worst(p.backend, verdict.lost_codes(train, share.lost))
             lost = {seq: REASONS[code] for seq, code in enumerate(codes, train.seq_lo) if code}
             samples = [sample for sample in share.samples if sample.seq not in lost]
         for detail in share.details:

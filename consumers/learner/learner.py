@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 
-from millrace.consumers.learner import alike, aside, layouts
+from millrace.consumers.learner import layouts, mismatch, standby
 from millrace.consumers.learner.agreement import Roster
 from millrace.consumers.learner.generation import Generation
 from millrace.consumers.learner.parts import Parts
@@ -71,8 +71,8 @@ class Learner:
         p.waits(why)
         p.note(why)
         try:
-            alike.refuse(p, roster)
-            return aside.wait(p, roster)
+            mismatch.refuse(p, roster)
+            return standby.wait(p, roster)
         except (RegroupError, UnreachableError) as error:
             reason = _first_line(error)
         p.note(f"no longer waiting as a spare: {reason}")

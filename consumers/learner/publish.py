@@ -17,10 +17,10 @@ from millrace.consumers.history.newest import Head
 from millrace.consumers.learner.agreement import Roster
 from millrace.consumers.learner.collect import collect, serving_versions
 from millrace.consumers.learner.commit import checkpoint_fault, commit_version
-from millrace.consumers.learner.entry import Machine, WrittenVersion, ledger_entry, rank_shares, weight_event
 from millrace.consumers.learner.log import PolicyLog
 from millrace.consumers.learner.order import Batch
 from millrace.consumers.learner.parts import Parts
+from millrace.consumers.learner.version_records import Machine, WrittenVersion, ledger_entry, rank_shares, weight_event
 from millrace.infra import faults
 from millrace.infra.errors import BusError, FencedError, LearnerError, RefusedError, UnreachableError
 from millrace.infra.log.base import MemberToken, Transactor

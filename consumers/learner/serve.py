@@ -11,8 +11,8 @@ from functools import partial
 
 from millrace.consumers.learner import layouts
 from millrace.consumers.learner.entrance import check_peers, let_commit
-from millrace.consumers.learner.measure import measure
-from millrace.consumers.learner.screen import LearnerScreen
+from millrace.consumers.learner.progress_line import LearnerScreen
+from millrace.consumers.learner.version_metrics import measure
 from millrace.infra.config import Settings, is_local
 from millrace.infra.connect import connect
 from millrace.infra.heartbeat import BeatPace, Heartbeat, Standing

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rich.text import Text
 
-from millrace.consumers import policy
+from millrace.consumers import policy_names
 from millrace.consumers.history.places import PlaceReader
 from millrace.consumers.history.reader import History
 from millrace.consumers.replay import same
@@ -49,7 +49,7 @@ def proving(
     """The plan, and the outcomes as they come. Raises ProofError before anything is trained where versions cannot be
     trained again, or differ in what decides their bytes."""
     recorded = RecordedVersions(History(bus, settings.namespace, settings.policy.name, claims(settings).resolve))
-    kept = recorded.kept(policy.weights_root(settings))
+    kept = recorded.kept(policy_names.weights_root(settings))
     first, last = asked(options.versions, recorded.newest)
     _refuse_branch(recorded, settings.policy.name, range(first, last + 1))
     chosen = plan(first, last, recorded.newest, set(kept), recorded.gone())

@@ -12,7 +12,7 @@ import torch
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from millrace.consumers.learner import channel
+from millrace.consumers.learner import rank_numbers
 from millrace.consumers.learner.build import build_trainer
 from millrace.consumers.learner.rendezvous import STORE_TIMEOUT_S
 from millrace.consumers.replay import material, packed
@@ -82,7 +82,7 @@ class RankWorker:
             store = PrefixStore(order.key, store)
         backend.form(order.rank, order.world, store, self._timeout_s)
         self._rank = order.rank
-        self._cells = channel.cells(backend)
+        self._cells = rank_numbers.cells(backend)
         self._built.load(checkpoint.read(order.start, digest=order.digest))
         return Formed(backend.layout, self._cells)
 

@@ -15,13 +15,13 @@ import msgspec
 import orjson
 
 from millrace.producers.gateway import shape
-from millrace.producers.gateway.aside import Step, aside, by_turns
 from millrace.producers.gateway.asks import ToolAsk
 from millrace.producers.gateway.bodies import ACTORS, EndIn, EventsIn, FeedbackIn, RewardIn, StartIn, ToolCallIn
 from millrace.producers.gateway.callers import Caller
 from millrace.producers.gateway.errors import ApiError, bad_request
 from millrace.producers.gateway.gateway import Gateway
 from millrace.producers.gateway.judges import SELF, check_room, check_source
+from millrace.producers.gateway.offload import Step, aside, by_turns
 from millrace.producers.gateway.recorder import log_full
 from millrace.producers.gateway.replies import SeveralReplies
 from millrace.producers.gateway.session import GatewaySession, RewardKey

@@ -19,7 +19,6 @@ from millrace.infra import telemetry
 from millrace.infra.engines.base import Chunk
 from millrace.infra.errors import ConfigError, EngineError, EngineRejected
 from millrace.producers.gateway import keys
-from millrace.producers.gateway.aside import Step, aside, by_turns
 from millrace.producers.gateway.call import SLICE, Call, Choice, slices
 from millrace.producers.gateway.callers import Caller, Callers
 from millrace.producers.gateway.constraint import grammar_of
@@ -29,6 +28,7 @@ from millrace.producers.gateway.fleet import Fleet
 from millrace.producers.gateway.followups import followup
 from millrace.producers.gateway.lineage import ABORT
 from millrace.producers.gateway.models import wanted
+from millrace.producers.gateway.offload import Step, aside, by_turns
 from millrace.producers.gateway.options import GatewayOptions
 from millrace.producers.gateway.protocols.all import CHAT
 from millrace.producers.gateway.protocols.base import Dialect

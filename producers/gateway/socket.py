@@ -19,11 +19,11 @@ import orjson
 from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope, Send
 
-from millrace.producers.gateway.aside import aside
 from millrace.producers.gateway.callers import Caller
 from millrace.producers.gateway.errors import ApiError, bad_request
 from millrace.producers.gateway.gateway import Gateway
 from millrace.producers.gateway.intake import Intake
+from millrace.producers.gateway.offload import aside
 from millrace.producers.gateway.protocols.base import Dialect
 from millrace.schemas import bounds
 

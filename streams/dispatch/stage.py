@@ -32,6 +32,7 @@ from millrace.schemas.records import (
     ResolutionKind,
     WeightVersion,
 )
+from millrace.streams.decoding import Decoder, Unreadable, dead_letter, place_of
 from millrace.streams.dispatch import records, settings
 from millrace.streams.dispatch.admission import EVEN, even, may_admit, may_grant
 from millrace.streams.dispatch.release import POLICIES, ReleaseCandidate
@@ -59,7 +60,6 @@ from millrace.streams.dispatch.state import (
     line_key,
     ticket_key,
 )
-from millrace.streams.words import Decoder, Unreadable, dead_letter, place_of
 
 Handler = Callable[[View, Record, Any, Micros], Iterator[Op]]
 

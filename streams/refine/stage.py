@@ -24,6 +24,7 @@ from millrace.schemas import codec, records
 from millrace.schemas.chain import START, VERSION, event_hash
 from millrace.schemas.ids import Micros
 from millrace.schemas.records import Body, Event, EventKind, ModelCall, Progress, SecurityLabels
+from millrace.streams.decoding import Decoder, dead_letter, place_of
 from millrace.streams.refine import custody as chain
 from millrace.streams.refine.detectors.base import Detector
 from millrace.streams.refine.names import Replacements
@@ -38,7 +39,6 @@ from millrace.streams.refine.validate import (
     decode_body,
     decode_event,
 )
-from millrace.streams.words import Decoder, dead_letter, place_of
 
 EVENTS = "events"
 CHAINS = Table[bytes]("chain")

@@ -17,8 +17,8 @@ from millrace.schemas.errors import CorruptRecord, UnknownSchema
 from millrace.schemas.limits import beyond, beyond_body
 from millrace.schemas.records import Body, Event, Reward
 from millrace.schemas.registry import current
+from millrace.streams.decoding import Decoder, Unreadable
 from millrace.streams.refine.strings import ARRAY, Step
-from millrace.streams.words import Decoder, Unreadable
 
 
 class Refusal(Unreadable):

@@ -19,8 +19,8 @@ from millrace.schemas.chain import START, VERSION, event_hash
 from millrace.schemas.errors import SchemaError
 from millrace.schemas.ids import now_micros
 from millrace.schemas.records import EpisodeEnded, Event, Reward
+from millrace.streams.decoding import Decoder, Unreadable, made_id
 from millrace.streams.reward.pool import Verdict
-from millrace.streams.words import Decoder, Unreadable, made_id
 
 TOO_LARGE = "too_large"
 """failure of a verdict that no record can hold"""

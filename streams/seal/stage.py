@@ -37,12 +37,12 @@ from millrace.schemas.records import (
     Progress,
     Reward,
 )
+from millrace.streams.decoding import Decoder, Unreadable, dead_letter, place_of
 from millrace.streams.seal import attempts as state
 from millrace.streams.seal.attempts import ATTEMPTS, CALLS, GROUPS, TOMBSTONES, Attempt, OpenGroup
 from millrace.streams.seal.closing import ClosingRules, EndedSample, completion, sample_of, verdict, why_bad
 from millrace.streams.seal.policies import POLICIES, SETTING, parse, policies, policy_key, rules_of
 from millrace.streams.seal.rewards import silent, take
-from millrace.streams.words import Decoder, Unreadable, dead_letter, place_of
 
 KINDS = frozenset({"episode_started", "episode_ended", "model_call", "reward", "gap"})
 """kinds that sealing needs; the others are history"""

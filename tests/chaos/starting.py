@@ -13,7 +13,7 @@ from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
-from millrace.consumers import policy
+from millrace.consumers import policy_names, version_zero
 from millrace.consumers.history.newest import head
 from millrace.infra.config import Settings, load
 from millrace.infra.connect import connect
@@ -28,7 +28,7 @@ STEPS = ("topics", "policy")
 
 def topic(settings: Settings) -> str:
     """Where the records go: one that has a single partition."""
-    return policy.topics(settings)["completions"]
+    return policy_names.topics(settings)["completions"]
 
 
 def main(file: Path, model: Path) -> None:
@@ -38,12 +38,12 @@ def main(file: Path, model: Path) -> None:
     deployment.programs = [program for program in deployment.programs if program.name == BROKER]
     deployment.up()
     print(STEPS[0], flush=True)
-    names = policy.topics(settings)
+    names = policy_names.topics(settings)
     with connect(settings) as bus:
         if head(bus, names["weights"], names["ledger"]) is None:
             # The broker may only now show what it had decided before the cut: then version 0 is there.
             with suppress(PolicyError):
-                policy.create(settings, model, bus)
+                version_zero.create(settings, model, bus)
             wait_until(lambda: head(bus, names["weights"], names["ledger"]) is not None, "version 0", 60)
         print(STEPS[1], flush=True)
         publisher = bus.publisher()

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from millrace.consumers import policy
+from millrace.consumers import policy_names
 from millrace.consumers.reloader.serve import cache_of
 from tests.chaos.ways import points_of
 from tests.support.ends import FLAGS, Ends
@@ -72,7 +72,7 @@ def test_deltas(deploy: Deploy, tmp_path: Path) -> None:
     assert cache is not None
     assert sorted(path.name.partition("-")[0] for path in cache.iterdir()) == [f"v{it.fed - 1}", f"v{it.fed}"]
 
-    root = policy.weights_root(it.settings)
+    root = policy_names.weights_root(it.settings)
     assert list(root.glob("deltas/.tmp-*")), "one was killed over its draft"
     it.change(**{"learner.keep": 1})
     it.kill("learner")

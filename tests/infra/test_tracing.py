@@ -20,7 +20,7 @@ from typing import Any
 import httpx
 import pytest
 
-from millrace.consumers import policy
+from millrace.consumers import version_zero
 from millrace.infra.config import Settings, load
 from millrace.infra.log.base import Bus, Outgoing
 from millrace.infra.log.kafka.bus import KafkaBus
@@ -131,7 +131,7 @@ async def deployment(broker: str, folder: Path, collector: str) -> AsyncIterator
         file.write_text(FILE.format(**names, port=free_ports(1)[0], collector=collector))
         settings = load(file)
         await asyncio.to_thread(bus.ensure_topics, settings.layout.specs())
-        await asyncio.to_thread(policy.create, settings, model, bus)
+        await asyncio.to_thread(version_zero.create, settings, model, bus)
         serves = {**status(0, url=engine.url), "expires_at": now_micros() + 600_000_000}
         with bus.publisher() as publisher:
             workers = Outgoing(full_name(settings.namespace, "workers"), b"k", codec.encode("WorkerStatus", serves))

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from millrace.consumers import policy
+from millrace.consumers import policy_names
 from millrace.consumers.audit import audit
 from millrace.consumers.history import newest
-from millrace.consumers.learner.entry import Machine
 from millrace.consumers.learner.identity import Identity
+from millrace.consumers.learner.version_records import Machine
 from millrace.consumers.replay.branch.guard import Reach
 from millrace.consumers.replay.branch.items import BranchItems
 from millrace.consumers.replay.branch.job import BranchOptions
@@ -143,7 +143,7 @@ def branch(
 def train_on(bus: Bus, settings: Settings, noise: float = 0.0) -> WeightVersion:
     """The policy's next version, as a learner would leave it: other weights, and in the log. noise: how far each weight
     is moved at random besides, in standard deviations of its tensor."""
-    names, root = policy.topics(settings), policy.weights_root(settings)
+    names, root = policy_names.topics(settings), policy_names.weights_root(settings)
     head = newest.head(bus, names["weights"], names["ledger"])
     assert head is not None
     state = checkpoint.read(Path(head.weights["uri"]), digest=head.weights["digest"])
@@ -157,7 +157,7 @@ def train_on(bus: Bus, settings: Settings, noise: float = 0.0) -> WeightVersion:
     event |= dict.fromkeys(("selection", "selection_digest", "selection_places"))
     identity = Identity("", "", {}, "", "", {})
     entry = ledger_entry(head, event, [], {}, "learner", identity, Machine("cpu", 1), 0)
-    with bus.transactor(policy.transactional_id(settings)) as transactor:
+    with bus.transactor(policy_names.transactional_id(settings)) as transactor:
         transactor.begin()
         transactor.send(Outgoing(names["weights"], b"w", codec.encode("WeightVersion", event)))
         transactor.send(Outgoing(names["ledger"], b"l", codec.encode("LedgerEntry", entry)))
@@ -167,7 +167,7 @@ def train_on(bus: Bus, settings: Settings, noise: float = 0.0) -> WeightVersion:
 
 def events(bus: Bus, settings: Settings, name: str = "b") -> list[WeightVersion]:
     """Every weight event of a branch."""
-    names = policy.topics(BranchOptions(name).settings(settings))
+    names = policy_names.topics(BranchOptions(name).settings(settings))
     head = newest.head(bus, names["weights"], names["ledger"])
     found: Iterable[Any] = range(head.version + 1 if head else 0)
     heads = [newest.older(bus, names["weights"], names["ledger"], number) for number in found]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from millrace.consumers import policy
+from millrace.consumers import policy_names
 from millrace.consumers.audit import audit
 from millrace.infra.config import variables
 from millrace.infra.log.kafka.bus import KafkaBus
@@ -76,7 +76,7 @@ class Cells:
 
     def members(self) -> int:
         """Of the group, once it is stable; 0 before."""
-        view = self.bus.group(policy.group(self.settings))
+        view = self.bus.group(policy_names.group(self.settings))
         return len(view.members) if view.stable else 0
 
     def of(self, rank: int) -> int:
@@ -121,7 +121,8 @@ class Cells:
         feed(whole.bus, whole.settings, range(4 * self._fed))
         whole.learn(self._fed)
         one, two = (
-            checkpoint.read(next(policy.weights_root(it.settings).glob(f"v{self._fed}-*"))) for it in (self, whole)
+            checkpoint.read(next(policy_names.weights_root(it.settings).glob(f"v{self._fed}-*")))
+            for it in (self, whole)
         )
         assert (one.critic is None) == (two.critic is None)
         pairs = [(one.weights, two.weights)]

@@ -17,7 +17,7 @@ from typing import Any, Self
 
 import httpx
 
-from millrace.consumers import policy
+from millrace.consumers import policy_names
 from millrace.consumers.audit import audit
 from millrace.infra.config import Settings, variables
 from millrace.infra.local_keys import ENGINE, engine_key, make
@@ -199,7 +199,7 @@ class Ends:
 
     def events(self) -> dict[int, Mapping[str, Any]]:
         """The weight events by version."""
-        records = self.bus.read(policy.topics(self.settings)["weights"], 0)
+        records = self.bus.read(policy_names.topics(self.settings)["weights"], 0)
         found = [codec.decode_as("WeightVersion", record.value or b"") for record in records]
         return {event["version"]: event for event in found}
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from millrace.consumers import policy
+from millrace.consumers import policy_names, version_zero
 from millrace.infra.config import Settings, load
 from millrace.infra.log.base import Bus, Outgoing, Place
 from millrace.infra.log.topics import partition_of
@@ -59,13 +59,13 @@ def start_policy(
 
     bus.ensure_topics(settings.layout.specs())
     if model is not None:
-        return policy.create(settings, model, bus)
+        return version_zero.create(settings, model, bus)
     model = folder / "model"
     state = tiny.random_state(seed)
     config = {**json.loads(state.assets["config.json"]), "num_attention_heads": heads, "num_key_value_heads": heads}
     assets = {**state.assets, "config.json": json.dumps(config).encode()}
     checkpoint.export(model, state if heads == 3 else replace(state, assets=assets))
-    return policy.create(settings, model, bus)
+    return version_zero.create(settings, model, bus)
 
 
 def trajectory(policy_name: str, seq: int, sample: int, *, size: int, version: int | None = None) -> dict[str, Any]:
@@ -170,7 +170,7 @@ def feed(
 
     `version` stamps their tokens (default: the version that trains them when B is 4). Samples of the seqs in `gone`
     are in an aborted transaction: their places hold nothing. `change` may alter each sample before it is written."""
-    names = policy.topics(settings)
+    names = policy_names.topics(settings)
     size = settings.policy.group_size
     shards = settings.topics.shards
     ready = []

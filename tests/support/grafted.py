@@ -10,8 +10,8 @@ from typing import Any
 from millrace.consumers.history import newest
 from millrace.consumers.history.ledger import chained
 from millrace.consumers.history.newest import Head
-from millrace.consumers.learner.entry import Machine
 from millrace.consumers.learner.identity import Identity
+from millrace.consumers.learner.version_records import Machine
 from millrace.consumers.replay.branch.items import BranchItem
 from millrace.consumers.replay.branch.records import BranchChoice, ledger_entry, weight_event
 from millrace.infra.log.base import Outgoing, Place

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from millrace.consumers import policy
+from millrace.consumers import policy_names
 from millrace.consumers.history import ledger, newest
 from millrace.infra.config import Settings
 from millrace.infra.log.base import Bus
@@ -154,13 +154,13 @@ class Place:
 
 def entries(bus: Bus, settings: Settings) -> list[Mapping[str, Any]]:
     """The whole ledger, its chain checked."""
-    topic = policy.topics(settings)["ledger"]
+    topic = policy_names.topics(settings)["ledger"]
     return list(ledger.entries(bus.read(topic, 0)))
 
 
 def version(bus: Bus, settings: Settings) -> int:
     """The newest committed version."""
-    names = policy.topics(settings)
+    names = policy_names.topics(settings)
     head = newest.head(bus, names["weights"], names["ledger"])
     return head.version if head else -1
 

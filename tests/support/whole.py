@@ -20,9 +20,9 @@ from millrace.consumers.audit import AuditReport, audit
 from millrace.consumers.audit.facts import Facts
 from millrace.consumers.history import ledger
 from millrace.consumers.learner.agreement import client_id
-from millrace.consumers.learner.entry import batch_staleness, histogram
 from millrace.consumers.learner.identity import Identity
 from millrace.consumers.learner.order import Batch
+from millrace.consumers.learner.version_records import batch_staleness, histogram
 from millrace.infra.log.base import Place, Record
 from millrace.infra.log.memory.bus import MemoryBus
 from millrace.infra.log.topics import full_name, stages_of, turns_of
@@ -188,7 +188,7 @@ def _directory(version: int, content: str) -> dict[str, Any]:
 
 
 class _Trainer(Life):
-    """A learner whose records say what those of `millrace.consumers.learner.entry` say."""
+    """A learner whose records say what those of `millrace.consumers.learner.version_records` say."""
 
     def records(self, world: World, batch: Batch, masked: int) -> tuple[Any, Any]:
         assert self.head is not None

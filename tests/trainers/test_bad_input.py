@@ -16,9 +16,9 @@ from millrace.trainers.algorithms.base import Algorithm
 from millrace.trainers.algorithms.registry import algorithm, policy
 from millrace.trainers.backends.fsdp import TorchBackend
 from millrace.trainers.batches.sample import Sample
+from millrace.trainers.compatibility import suits
 from millrace.trainers.errors import BadConfiguration, BadSample, CheckpointError
 from millrace.trainers.learning import Report, Schedule, Trainer
-from millrace.trainers.refusals import suits
 from millrace.trainers.state import State
 from tests.support.samples import random_samples, small_state
 from tests.support.steps import train_share

@@ -26,7 +26,7 @@ from millrace.trainers.algorithms.base import Algorithm
 from millrace.trainers.backends.layout import Layout
 from millrace.trainers.backends.names import ACTOR, CRITIC, FROZEN, REFERENCE, REWARD_MODEL, ROLES, TEACHER
 from millrace.trainers.batches.packing import Packed
-from millrace.trainers.clock import Clock
+from millrace.trainers.phase_clock import Clock
 from millrace.trainers.state import State
 
 __all__ = [

@@ -20,7 +20,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from millrace.trainers.backends.comms import COLLECTIVES
 from millrace.trainers.backends.group import FORM_S, announced
 from millrace.trainers.backends.sockets import GroupSockets
-from millrace.trainers.clock import Clock
+from millrace.trainers.phase_clock import Clock
 
 DTYPES = (torch.float64, torch.float32, torch.int64, torch.int32, torch.uint8)
 

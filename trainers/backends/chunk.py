@@ -24,9 +24,9 @@ from millrace.trainers.backends.parallel.schedules import ONE_F_ONE_B
 from millrace.trainers.backends.parallel.split import split
 from millrace.trainers.backends.parallel.stages import PipelineStage, name_of
 from millrace.trainers.backends.rows import has_rows
-from millrace.trainers.clock import Clock
 from millrace.trainers.errors import BadConfiguration
 from millrace.trainers.lora import attach
+from millrace.trainers.phase_clock import Clock
 from millrace.trainers.state import State
 
 SINKS = "sinks"

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
 
-from millrace.trainers.clock import Clock
+from millrace.trainers.phase_clock import Clock
 
 COLLECTIVES = "collectives"
 

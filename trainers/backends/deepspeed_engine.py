@@ -31,8 +31,8 @@ from millrace.trainers.backends.group import RankGroup
 from millrace.trainers.backends.models import build
 from millrace.trainers.backends.seeding import reseed
 from millrace.trainers.batches.packing import Packed
-from millrace.trainers.clock import Clock
 from millrace.trainers.errors import BadConfiguration
+from millrace.trainers.phase_clock import Clock
 from millrace.trainers.state import State
 
 

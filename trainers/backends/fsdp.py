@@ -30,8 +30,8 @@ from millrace.trainers.backends.rows import has_rows
 from millrace.trainers.backends.seeding import repeatable
 from millrace.trainers.backends.trainee import Trainee
 from millrace.trainers.batches.packing import Packed
-from millrace.trainers.clock import Clock
 from millrace.trainers.errors import BadConfiguration, NotFormed
+from millrace.trainers.phase_clock import Clock
 from millrace.trainers.state import State
 
 __all__ = ["Adam", "TorchBackend"]

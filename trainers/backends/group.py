@@ -20,8 +20,8 @@ from torch.distributed.distributed_c10d import PrefixStore, Store, _set_pg_timeo
 from millrace.trainers.backends.caches import forget_meshes
 from millrace.trainers.backends.comms import COLLECTIVES
 from millrace.trainers.backends.sockets import GroupSockets
-from millrace.trainers.clock import Clock
 from millrace.trainers.errors import BadConfiguration
+from millrace.trainers.phase_clock import Clock
 
 FORM_S = 10.0
 """longest that ranks wait for each other to form, all of them being on their way: one of them may have died since"""

@@ -22,7 +22,7 @@ from millrace.trainers.backends.parallel.context import Context, ContextPass, co
 from millrace.trainers.backends.parallel.pipeline import Pipe
 from millrace.trainers.backends.parallel.slices import padded
 from millrace.trainers.batches.packing import Packed, pack
-from millrace.trainers.clock import Clock
+from millrace.trainers.phase_clock import Clock
 
 
 @dataclass(frozen=True, slots=True, eq=False)

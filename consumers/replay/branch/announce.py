@@ -13,12 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from millrace.consumers import policy
+from millrace.consumers import policy_names
 from millrace.consumers.history import newest
 from millrace.consumers.history.newest import Head
 from millrace.consumers.learner.collect import collect, serving_versions
-from millrace.consumers.learner.entry import Machine
 from millrace.consumers.learner.identity import Identity
+from millrace.consumers.learner.version_records import Machine
 from millrace.consumers.replay.branch.items import BranchItem
 from millrace.consumers.replay.branch.records import BranchChoice, joined, ledger_entry, weight_event
 from millrace.infra import faults
@@ -59,10 +59,10 @@ class Announcer(RunListener):
         self._trained = trained
         self._heard = heard
         self._keep = keep
-        self._topics = policy.topics(settings)
-        self._root = policy.weights_root(settings)
+        self._topics = policy_names.topics(settings)
+        self._root = policy_names.weights_root(settings)
         self._member = f"branch/{identity.shown}@{uuid.uuid4().hex}"
-        self._transactor: Transactor = bus.transactor(policy.transactional_id(settings))
+        self._transactor: Transactor = bus.transactor(policy_names.transactional_id(settings))
         faults.point("branch.fenced")
         head = newest.head(bus, self._topics["weights"], self._topics["ledger"])
         first = newest.older(bus, self._topics["weights"], self._topics["ledger"], 0)

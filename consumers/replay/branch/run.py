@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from millrace.consumers import clearance, policy
+from millrace.consumers import clearance, policy_names, version_zero
 from millrace.consumers.history import newest
 from millrace.consumers.history.newest import Head
 from millrace.consumers.history.places import PlaceReader
@@ -115,7 +115,7 @@ class Brancher:
         with ExitStack() as held:
             head = self._head(own)
             if head is None:
-                held.enter_context(kept.beginning(policy.weights_root(own)))
+                held.enter_context(kept.beginning(policy_names.weights_root(own)))
                 head = self._head(own)  # whoever held it meanwhile may have begun it
             return self._make(options, question, watcher or BranchListener(), trackers, own, head, held.close)
 
@@ -147,7 +147,7 @@ class Brancher:
             begin = partial(_beginning, parent, options.seed)
             backend.load(begin())
             limits = ModelLimits(backend.vocabulary, backend.longest)
-            as_of = self._clock() if head is None else kept.read(policy.weights_root(own)).as_of
+            as_of = self._clock() if head is None else kept.read(policy_names.weights_root(own)).as_of
             selector = self._selector(options, limits, self._writer(options, parent, limits, as_of))
             samples = partial(self._samples, selector, limits)
             if head is None:
@@ -157,7 +157,7 @@ class Brancher:
                     self._guard(options, backend, algorithm, items, samples, heard)
                 self._begin(own, parent, begin(), items, chosen, as_of)
             begun()
-            found = kept.read(policy.weights_root(own))
+            found = kept.read(policy_names.weights_root(own))
             items = found.items
             if head is not None:
                 self._still_allowed(items, selector)
@@ -195,7 +195,7 @@ class Brancher:
                     batch,
                     order,
                     pace,
-                    policy.weights_root(own),
+                    policy_names.weights_root(own),
                     about=described,
                     resume=True,
                     trackers=trackers,
@@ -211,7 +211,7 @@ class Brancher:
     def _parent(self, options: BranchOptions, own: Settings, branch: Head | None) -> Parent:
         """Where it begins: at the version that was asked for, else where it began, else at the newest. branch: what it
         came to so far. Raises BranchError for a policy of that name that is no branch of such a version."""
-        names = policy.topics(self._settings)
+        names = policy_names.topics(self._settings)
         head = newest.head(self._bus, names["weights"], names["ledger"])
         name = self._settings.policy.name
         if head is None:
@@ -233,8 +233,8 @@ class Brancher:
             found = newest.older(self._bus, names["weights"], names["ledger"], version)
         if found is None:
             raise BranchError(f"{name} has no version {version}: it has 0 to {head.version}")
-        event, root = found.weights, policy.weights_root(self._settings)
-        lying = [(event, root), *([] if first is None else [(first, policy.weights_root(own))])]
+        event, root = found.weights, policy_names.weights_root(self._settings)
+        lying = [(event, root), *([] if first is None else [(first, policy_names.weights_root(own))])]
         for weights, under in lying:
             if (directory := directory_of(weights, Path(under))) is not None:
                 return Parent(event, directory, weights["digest"])
@@ -245,12 +245,12 @@ class Brancher:
 
     def _first(self, own: Settings) -> WeightVersion | None:
         """Version 0 of a branch, which names its parent."""
-        names = policy.topics(own)
+        names = policy_names.topics(own)
         first = newest.older(self._bus, names["weights"], names["ledger"], 0)
         return None if first is None else first.weights
 
     def _head(self, own: Settings) -> Head | None:
-        names = policy.topics(own)
+        names = policy_names.topics(own)
         if not {names["weights"], names["ledger"]} <= {*self._bus.topics(f"{own.namespace}.")}:
             return None
         return newest.head(self._bus, names["weights"], names["ledger"])
@@ -265,12 +265,12 @@ class Brancher:
         as_of: datetime | None,
     ) -> None:
         """Keep what decides, then announce version 0."""
-        root = policy.weights_root(own)
+        root = policy_names.weights_root(own)
         kept.write(root, items, as_of, *((chosen.source, chosen.rubric) if chosen else ()))
         (root / ABOUT).unlink(missing_ok=True)  # of a branch that was never announced
         faults.point("branch.kept")
         self._bus.ensure_topics(own.layout.specs())
-        policy.begin(own, state, self._bus, (self._settings.policy.name, parent.weights["version"]))
+        version_zero.begin(own, state, self._bus, (self._settings.policy.name, parent.weights["version"]))
         faults.point("branch.begun")
 
     # -- what it learns from

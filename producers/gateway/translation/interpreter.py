@@ -15,9 +15,9 @@ import orjson
 from millrace.infra.engines.upstream import NO_HEADERS, StreamedReply, TextServer, UpstreamReply, succeeded
 from millrace.infra.errors import EngineUnavailable
 from millrace.producers.gateway import shape
-from millrace.producers.gateway.aside import aside
 from millrace.producers.gateway.conversation import Ask
 from millrace.producers.gateway.errors import ApiError
+from millrace.producers.gateway.offload import aside
 from millrace.producers.gateway.protocols import all as dialects
 from millrace.producers.gateway.protocols.base import Dialect, ReplyStream, StreamEvent
 from millrace.producers.gateway.translation.base import ReplyFacts, Translator, parts_of

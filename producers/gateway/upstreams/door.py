@@ -14,11 +14,11 @@ from starlette.responses import Response
 
 from millrace.infra.engines.upstream import UpstreamReply, succeeded
 from millrace.infra.errors import EngineError
-from millrace.producers.gateway.aside import aside
 from millrace.producers.gateway.callers import Caller
 from millrace.producers.gateway.errors import ApiError, of_engine
 from millrace.producers.gateway.event_stream import EventStream
 from millrace.producers.gateway.gateway import Gateway
+from millrace.producers.gateway.offload import aside
 from millrace.producers.gateway.protocols.all import reader
 from millrace.producers.gateway.protocols.base import Dialect
 from millrace.producers.gateway.protocols.head import RequestHead, read_head, renamed

@@ -24,11 +24,11 @@ from millrace.infra.engines.upstream import UNTRAINABLE, StreamedReply, TextServ
 from millrace.infra.errors import EngineError, EngineUnavailable
 from millrace.producers.gateway import keys
 from millrace.producers.gateway.answers import AnswerChoice, WholeAnswer
-from millrace.producers.gateway.aside import Step, aside, by_turns
 from millrace.producers.gateway.callers import Caller
 from millrace.producers.gateway.errors import ApiError, of_engine
 from millrace.producers.gateway.gateway import Gateway
 from millrace.producers.gateway.lineage import ABORT
+from millrace.producers.gateway.offload import Step, aside, by_turns
 from millrace.producers.gateway.prices import Usage, cost
 from millrace.producers.gateway.protocols.events import ReplyEvents
 from millrace.producers.gateway.protocols.head import RequestHead, renamed

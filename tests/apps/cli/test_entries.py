@@ -13,7 +13,7 @@ from millrace.apps.cli.context import entry
 from millrace.apps.cli.roles import ROLES
 
 CALLS = {
-    "millrace.consumers.policy:create": ["settings", Path(), "bus"],
+    "millrace.consumers.version_zero:create": ["settings", Path(), "bus"],
     "millrace.streams.seal.policies:announce": ["settings", "bus"],
     "millrace.consumers.learner.layouts:started": ["learner"],
     "millrace.consumers.audit.command:run": ["settings", False, False, False],

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from millrace.apps.cli import evaluation
 from millrace.apps.cli.main import app
-from millrace.consumers import policy
+from millrace.consumers import version_zero
 from millrace.consumers.audit import audit
 from millrace.consumers.evaluation import find
 from millrace.consumers.history.kinds import SCORES
@@ -172,7 +172,7 @@ def world(model: Path, tmp_path: Path) -> Iterator[tuple[Settings, MemoryBus]]:
     bus.ensure_topics(settings.layout.specs())
     with pytest.raises(PolicyError, match="does not exist"):
         find(settings, bus)
-    policy.create(settings, model, bus)
+    version_zero.create(settings, model, bus)
     yield settings, bus
     bus.close()
 

@@ -13,8 +13,8 @@ import torch
 
 from millrace.consumers.learner.build import build_trainer
 from millrace.consumers.learner.collect import collect
-from millrace.consumers.policy import topics as policy_topics
-from millrace.consumers.policy import weights_root
+from millrace.consumers.policy_names import topics as policy_topics
+from millrace.consumers.policy_names import weights_root
 from millrace.consumers.reloader.adapter import base_of
 from millrace.consumers.reloader.directory import check
 from millrace.infra.config import load

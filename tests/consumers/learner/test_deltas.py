@@ -11,7 +11,7 @@ import httpx
 import pytest
 import torch
 
-from millrace.consumers import policy
+from millrace.consumers import policy_names
 from millrace.consumers.reloader.compose import compose
 from millrace.infra import faults
 from millrace.schemas import codec
@@ -24,7 +24,7 @@ Make = Callable[..., Place]
 
 
 def events(it: Place) -> dict[int, WeightVersion]:
-    topic = policy.topics(it.settings)["weights"]
+    topic = policy_names.topics(it.settings)["weights"]
     found = [codec.decode_as("WeightVersion", record.value or b"") for record in it.bus.read(topic, 0)]
     return {event["version"]: cast(WeightVersion, event) for event in found}
 
@@ -57,7 +57,7 @@ def test_old_deltas_go_and_the_newest_chain_stays(place: Make, tmp_path: Path) -
     it = place(**{"learner.anchor_every": 4, "learner.keep": 1})
     feed(it.bus, it.settings, range(44))
     it.learn(11)
-    root = policy.weights_root(it.settings)
+    root = policy_names.weights_root(it.settings)
     numbers = sorted(int(path.name[1:].partition("-")[0]) for path in (root / "deltas").iterdir())
     assert numbers[-3:] == [9, 10, 11]
     assert numbers[0] > 1

@@ -14,7 +14,7 @@ import psutil
 import pytest
 import torch
 
-from millrace.consumers import policy
+from millrace.consumers import policy_names
 from millrace.infra import faults
 from millrace.infra.config import Settings
 from millrace.infra.log.kafka.bus import KafkaBus
@@ -53,12 +53,12 @@ class Deployment:
 
     def world(self) -> int:
         """Members of the group that have partitions, once it is stable; 0 before."""
-        view = self.bus.group(policy.group(self.settings))
+        view = self.bus.group(policy_names.group(self.settings))
         return sum(bool(member.partitions) for member in view.members) if view.stable else 0
 
     def idle(self) -> list[int]:
         """Learners that are members without a partition, once the group is stable; none before."""
-        view = self.bus.group(policy.group(self.settings))
+        view = self.bus.group(policy_names.group(self.settings))
         waiting = [member.client_id for member in view.members if view.stable and not member.partitions]
         return [n for n in range(len(self.learners.processes)) if any(self.advertised(n, name) for name in waiting)]
 
@@ -110,7 +110,7 @@ class Deployment:
             assert [group["seq"] for group in row["groups"]] == list(range(row["seq_lo"], row["seq_hi"]))
             assert sum(share["samples"] for share in row["ranks"]) == 8
             assert not any(group["lost"] for group in row["groups"])
-        for path in policy.weights_root(self.settings).glob("v*"):
+        for path in policy_names.weights_root(self.settings).glob("v*"):
             number, _, short = path.name[1:].partition("-")
             if int(number) < len(rows) and rows[int(number)]["digest"].startswith(short):
                 try:
@@ -124,7 +124,7 @@ class Deployment:
         """Of the newest version."""
         row = entries(self.bus, self.settings)[-1]
         name = f"v{row['version']}-{row['digest'][:12]}"
-        return dict(checkpoint.read(policy.weights_root(self.settings) / name).weights)
+        return dict(checkpoint.read(policy_names.weights_root(self.settings) / name).weights)
 
 
 @pytest.fixture
@@ -151,7 +151,7 @@ def reference(place: Callable[[], Place], versions: int) -> tuple[list[str], dic
     whole.learn(versions)
     row = entries(whole.bus, whole.settings)
     name = f"v{versions}-{row[-1]['digest'][:12]}"
-    state = checkpoint.read(policy.weights_root(whole.settings) / name)
+    state = checkpoint.read(policy_names.weights_root(whole.settings) / name)
     return [one["digest"] for one in row], dict(state.weights)
 
 
@@ -249,7 +249,7 @@ def test_several_joiners_at_once_cost_one_regroup_and_get_shares(
     it.feed(1)
     until(lambda: any(freezes.glob("held-*")), it.learners)
     it.start(2)
-    until(lambda: len(it.bus.group(policy.group(it.settings)).members) == 3, it.learners)
+    until(lambda: len(it.bus.group(policy_names.group(it.settings)).members) == 3, it.learners)
     hold.unlink()
     until(lambda: all(("formed" in it.states(n)) for n in (1, 2)), it.learners)
     it.step_by(2)
@@ -367,7 +367,7 @@ def test_a_full_disk_ends_a_learner_that_says_so_and_loses_nothing(
     it = deploy(1)
     (number,) = it.start()
     it.at_least(1)
-    kept = sorted(policy.weights_root(it.settings).rglob("*"))
+    kept = sorted(policy_names.weights_root(it.settings).rglob("*"))
     it.fill_disk(number)
     it.feed(1)
     assert it.learners.wait(number, 180) == 1
@@ -375,7 +375,7 @@ def test_a_full_disk_ends_a_learner_that_says_so_and_loses_nothing(
     assert "CheckpointError: version 2 cannot be written to" in said
     assert "make room there, or mend it, and start again; no version was lost" in said
     assert version(it.bus, it.settings) == 1
-    assert sorted(policy.weights_root(it.settings).rglob("*")) == kept
+    assert sorted(policy_names.weights_root(it.settings).rglob("*")) == kept
     it.start()
     it.step_by()
     assert [row["digest"] for row in it.ledger()] == digests

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from millrace.consumers import policy
+from millrace.consumers import policy_names
 from millrace.consumers.learner import build
 from millrace.infra import faults
 from millrace.infra.config import Settings
@@ -38,10 +38,11 @@ def test_versions_are_dense_chained_and_durable(place: Make) -> None:
     assert [(row["seq_lo"], row["seq_hi"]) for row in rows] == [(0, 0), (0, 4), (4, 8), (8, 12)]
     assert [group["seq"] for row in rows for group in row["groups"]] == list(range(12))
     weights = [
-        codec.decode_as("WeightVersion", r.value or b"") for r in it.bus.read(policy.topics(it.settings)["weights"], 0)
+        codec.decode_as("WeightVersion", r.value or b"")
+        for r in it.bus.read(policy_names.topics(it.settings)["weights"], 0)
     ]
     for event in weights:
-        path = policy.weights_root(it.settings) / event["uri"].rpartition("/")[2]
+        path = policy_names.weights_root(it.settings) / event["uri"].rpartition("/")[2]
         assert manifest.verify(path, event["digest"]).files == event["files"]
     assert len(set(digests(it))) == 4
     last = rows[-1]
@@ -59,8 +60,8 @@ def test_offsets_are_what_is_settled(place: Make) -> None:
     it = place()
     feed(it.bus, it.settings, range(6))
     it.learn(1)
-    names = policy.topics(it.settings)
-    group = it.bus.groups[policy.group(it.settings)]
+    names = policy_names.topics(it.settings)
+    group = it.bus.groups[policy_names.group(it.settings)]
     rows = [codec.decode_as("Resolution", r.value or b"") for r in it.bus.read(names["resolutions"], 0)]
     for partition in range(4):
         waiting = [p["offset"] for row in rows[4:] for p in row["trajectories"] if p["partition"] == partition]
@@ -144,11 +145,11 @@ def test_old_directories_go_and_needed_ones_stay(place: Make) -> None:
     it = place()
     feed(it.bus, it.settings, range(48))
     it.learn(12)
-    kept = sorted(int(p.name[1:].partition("-")[0]) for p in policy.weights_root(it.settings).iterdir())
+    kept = sorted(int(p.name[1:].partition("-")[0]) for p in policy_names.weights_root(it.settings).iterdir())
     assert kept[0] == 0
     assert kept[-3:] == [10, 11, 12]
     assert len(kept) <= 8
-    assert checkpoint.read(next(policy.weights_root(it.settings).glob("v12-*"))).step == 12
+    assert checkpoint.read(next(policy_names.weights_root(it.settings).glob("v12-*"))).step == 12
 
 
 def test_a_version_that_others_collect_while_a_learner_starts_is_not_missed(
@@ -162,7 +163,7 @@ def test_a_version_that_others_collect_while_a_learner_starts_is_not_missed(
     def slow(settings: Settings) -> Trainer:
         monkeypatch.undo()
         it.learn(8)
-        assert not list(policy.weights_root(settings).glob("v1-*"))
+        assert not list(policy_names.weights_root(settings).glob("v1-*"))
         return build_trainer(settings)
 
     monkeypatch.setattr(build, "build_trainer", slow)
@@ -182,7 +183,7 @@ def test_a_learner_that_stops_before_it_has_read_its_version_goes_on_from_the_ne
         if state != "formed" or stopped:
             return
         stopped = True
-        group = policy.group(it.settings)
+        group = policy_names.group(it.settings)
         (member,) = it.bus.group(group).members
         it.bus.expel(group, member.member_id)
         it.learn(8)

@@ -12,7 +12,7 @@ import torch
 
 from millrace.consumers.audit import LawFinding, audit
 from millrace.consumers.evaluation import find
-from millrace.consumers.policy import topics, weights_root
+from millrace.consumers.policy_names import topics, weights_root
 from millrace.schemas import codec
 from millrace.schemas.records import WeightVersion
 from millrace.trainers.manifest import base_digest

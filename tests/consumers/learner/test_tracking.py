@@ -7,9 +7,9 @@ from typing import Any, cast
 
 import pytest
 
-from millrace.consumers import policy
-from millrace.consumers.learner.measure import line
+from millrace.consumers import policy_names
 from millrace.consumers.learner.tracking import Tracking
+from millrace.consumers.learner.version_metrics import line
 from millrace.schemas.records import LedgerEntry
 from millrace.trainers.tracking.base import Tracker
 from tests.support import tracked
@@ -153,7 +153,7 @@ def test_the_ledger_of_a_real_learner_fills_a_tracker(place: Callable[..., Any])
     chosen = it.settings.model_copy(
         update={"learner": it.settings.learner.model_copy(update={"trackers": ("jsonl", "tensorboard")})}
     )
-    tracking = Tracking.of(chosen, it.bus, policy.topics(chosen)["ledger"])
+    tracking = Tracking.of(chosen, it.bus, policy_names.topics(chosen)["ledger"])
     tracking.write(it.said[-1])
     tracking.close()
     home = chosen.home / "tracking" / chosen.policy.name

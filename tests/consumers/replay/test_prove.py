@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file
 
-from millrace.consumers import policy
+from millrace.consumers import policy_names
 from millrace.consumers.learner import identity
 from millrace.consumers.replay.command import ReplayOptions, proving
 from millrace.consumers.replay.load import load
@@ -45,14 +45,14 @@ def words(outcomes: list[Outcome]) -> list[tuple[int, str]]:
 
 
 def root(it: Place) -> Path:
-    return policy.weights_root(it.settings)
+    return policy_names.weights_root(it.settings)
 
 
 def everything(it: Place) -> Any:
     """All that lies on the bus, and in the directory of versions."""
     topics = {name: [list(it.bus.read(name, p)) for p in range(it.bus.partitions(name))] for name in it.bus.topics("")}
     files = {path: path.stat().st_mtime_ns for path in sorted(root(it).rglob("*"))}
-    return topics, files, dict(it.bus.groups[policy.group(it.settings)].offsets)
+    return topics, files, dict(it.bus.groups[policy_names.group(it.settings)].offsets)
 
 
 def with_learner(it: Place, **changes: Any) -> Any:
@@ -85,7 +85,7 @@ def test_every_version_is_proven_and_nothing_is_touched(place: Make) -> None:
 
 def alter(it: Place, seq: int, change: Callable[[dict[str, Any]], None]) -> None:
     """The first trajectory of a group becomes another one, where it lies."""
-    topic = policy.topics(it.settings)["trajectories"]
+    topic = policy_names.topics(it.settings)["trajectories"]
     for log in it.bus.of(topic):
         for offset, record in enumerate(log.entries):
             if record is not None and record.key == f"group-{seq}".encode():
@@ -209,7 +209,7 @@ def test_what_retention_took_is_refused_with_what_is_left(place: Make) -> None:
     it = place(**{"learner.keep": 1})
     feed(it.bus, it.settings, range(24))
     it.learn(6)
-    topic = policy.topics(it.settings)["trajectories"]
+    topic = policy_names.topics(it.settings)["trajectories"]
     lost = next(row for row in entries(it.bus, it.settings) if row["version"] == 2)["groups"][0]["trajectories"][0]
     it.bus.delete_before(topic, lost["partition"], lost["offset"] + 1)
     with pytest.raises(ProofError, match=r"samples of version [12] are gone from the log.*Version 6 can be proven"):

@@ -92,7 +92,7 @@ ROOMS = {
     "seal": ["streams/serve.py:seal", "streams/seal"],
     "dispatch": ["streams/serve.py:dispatch", "streams/dispatch"],
     "reward": ["streams/reward"],
-    "learn": ["consumers/learner", "consumers/policy.py", "trainers"],
+    "learn": ["consumers/learner", "consumers/policy_names.py", "consumers/version_zero.py", "trainers"],
     "rollout": ["producers/rollout", "producers/tasks"],
     "warehouse": ["consumers/warehouse"],
     "otlp": ["producers/intake/otlp", "producers/capture"],

@@ -13,11 +13,11 @@ from millrace.producers.client import AsyncSession
 from millrace.producers.gateway.rendering.template import TemplateRenderer
 from millrace.producers.gateway.session import RewardKey
 from millrace.schemas import bounds, codec
+from millrace.streams.decoding import made_id
 from millrace.streams.refine.stage import Refine
 from millrace.streams.reward.judge import Evaluator, Judge
 from millrace.streams.reward.pool import Verdict
 from millrace.streams.seal.stage import Seal
-from millrace.streams.words import made_id
 from millrace.testing import world as stages
 from tests.producers.gateway.test_sessions import make_engine
 from tests.support.gateway_world import World, world

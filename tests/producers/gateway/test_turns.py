@@ -16,8 +16,8 @@ import orjson
 import pytest
 
 from millrace.producers.gateway import keys, shape
-from millrace.producers.gateway.aside import HEAVY
 from millrace.producers.gateway.call import slices
+from millrace.producers.gateway.offload import HEAVY
 from millrace.producers.gateway.rendering.template import TemplateRenderer
 from millrace.schemas import bounds
 from tests.support.in_process import InProcess, Played

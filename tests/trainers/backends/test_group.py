@@ -11,8 +11,8 @@ from torch._C._distributed_c10d import HashStore
 from torch.distributed.distributed_c10d import _world
 
 from millrace.trainers.backends.group import FORM_S, RankGroup
-from millrace.trainers.clock import Clock
 from millrace.trainers.errors import BadConfiguration
+from millrace.trainers.phase_clock import Clock
 
 
 @pytest.fixture

@@ -25,8 +25,8 @@ from millrace.trainers.backends.layout import MEGATRON, Layout
 from millrace.trainers.backends.megatron.groups import EXTRA, MegatronGroups, close_groups, open_groups
 from millrace.trainers.backends.seeding import repeatable
 from millrace.trainers.batches.packing import Packed
-from millrace.trainers.clock import Clock
 from millrace.trainers.errors import BadConfiguration, NotFormed
+from millrace.trainers.phase_clock import Clock
 from millrace.trainers.state import State
 
 if TYPE_CHECKING:

@@ -34,8 +34,8 @@ from millrace.trainers.backends.megatron.transfer import collect
 from millrace.trainers.backends.megatron.weights import check_state, fill, pieces
 from millrace.trainers.backends.seeding import reseed
 from millrace.trainers.batches.packing import Packed
-from millrace.trainers.clock import Clock
 from millrace.trainers.errors import BadConfiguration, NotFormed
+from millrace.trainers.phase_clock import Clock
 from millrace.trainers.state import State
 
 

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from millrace.trainers.backends.comms import COLLECTIVES
-from millrace.trainers.clock import Clock
+from millrace.trainers.phase_clock import Clock
 
 
 @dataclass(frozen=True, slots=True, eq=False)

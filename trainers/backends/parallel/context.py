@@ -28,8 +28,8 @@ from millrace.trainers.backends.parallel.grid import CP, Groups
 from millrace.trainers.backends.parallel.slices import Slice, spans, take
 from millrace.trainers.batches.attention import packed_attention
 from millrace.trainers.batches.packing import Packed
-from millrace.trainers.clock import Clock
 from millrace.trainers.errors import BadConfiguration
+from millrace.trainers.phase_clock import Clock
 
 NAME = "millrace_packed_context"
 

@@ -17,7 +17,7 @@ from millrace.trainers.backends.comms import COLLECTIVES
 from millrace.trainers.backends.parallel.grid import PP, Groups
 from millrace.trainers.backends.parallel.schedules import actions, chunks_of, forwards
 from millrace.trainers.backends.parallel.stages import PipelineStage
-from millrace.trainers.clock import Clock
+from millrace.trainers.phase_clock import Clock
 
 Forward = Callable[[int, int, torch.Tensor | None], torch.Tensor]
 """(chunk, micro, hidden states of the stage before or None) -> hidden states, or the loss on the last stage."""

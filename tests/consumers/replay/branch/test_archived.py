@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from millrace.consumers import policy
+from millrace.consumers import policy_names
 from millrace.consumers.history.kinds import TRAJECTORIES
 from millrace.consumers.history.reader import History
 from millrace.consumers.replay.branch import kept
@@ -23,7 +23,7 @@ SHORT = {"steps": 2, "save_every": 2, "lr": 3e-4}
 
 
 def chosen(place: Place, name: str) -> kept.KeptItems:
-    return kept.read(policy.weights_root(BranchOptions(name).settings(place.settings)))
+    return kept.read(policy_names.weights_root(BranchOptions(name).settings(place.settings)))
 
 
 def test_it_learns_the_same_from_the_archive_and_refuses_what_is_nowhere(place: Place, tmp_path: Path) -> None:

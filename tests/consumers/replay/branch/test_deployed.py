@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from millrace.apps.cli.main import app
-from millrace.consumers import policy
+from millrace.consumers import policy_names
 from millrace.consumers.history.kinds import TRAJECTORIES, WEIGHTS
 from millrace.consumers.history.reader import History
 from millrace.consumers.replay.asked import one
@@ -125,7 +125,7 @@ def test_the_page_does_what_it_says(deployed: Deployed, tmp_path: Path) -> None:
         ("replay", "v2")
     }
     sealed = {row.place: row["reward"] for row in History(bus, settings.namespace, "pico").rows(TRAJECTORIES)}
-    items = kept.read(Path(policy.weights_root(BranchOptions("strict").settings(settings)))).items
+    items = kept.read(Path(policy_names.weights_root(BranchOptions("strict").settings(settings)))).items
     assert [item.rewards[0] for item in items] == [1 - (sealed[item.places[0]] or 0) for item in items]
     assert len(items) > 0, "the best by the new rewards are the worst by the sealed ones"
     code, said = run("--set", "policy.name=strict", "replay", "prove", "all")

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from millrace.consumers import policy
+from millrace.consumers import policy_names
 from millrace.consumers.audit import audit
 from millrace.consumers.history.kinds import EVENTS
 from millrace.consumers.history.reader import History
@@ -161,7 +161,7 @@ def test_text_is_written_as_of_the_day_of_its_selection(tmp_path: Path, monkeypa
     assert ends[0] == ends[1]
 
     begun("other")
-    root = policy.weights_root(BranchOptions("other").settings(place.settings))
+    root = policy_names.weights_root(BranchOptions("other").settings(place.settings))
     file = root / kept.FILE
     file.write_bytes(file.read_bytes().replace(b"2026-05-04", b"2026-05-29"))
     first = kept.read(root).items[0].places[0]

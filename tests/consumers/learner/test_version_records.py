@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from millrace.consumers.learner.agreement import Peer, Roster
-from millrace.consumers.learner.entry import rank_shares
+from millrace.consumers.learner.version_records import rank_shares
 from millrace.trainers.learning import Share
 
 

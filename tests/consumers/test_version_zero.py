@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from millrace.consumers import policy
+from millrace.consumers import policy_names, version_zero
 from millrace.consumers.history import newest
 from millrace.infra.errors import PolicyError
 from millrace.infra.log.memory.bus import MemoryBus
@@ -22,7 +22,7 @@ def test_version_0_is_an_event_with_everything_that_starts_a_policy(tmp_path: Pa
     settings = settings_for(tmp_path, "127.0.0.1:1", "t", **{"learner.seed": 7})[0]
     bus = MemoryBus()
     event = start_policy(settings, bus, tmp_path)
-    names = policy.topics(settings)
+    names = policy_names.topics(settings)
     found = newest.head(bus, names["weights"], names["ledger"])
     assert found is not None
     assert found.weights == event
@@ -43,7 +43,7 @@ def test_a_policy_is_created_once(tmp_path: Path) -> None:
     bus = MemoryBus()
     start_policy(settings, bus, tmp_path)
     with pytest.raises(PolicyError, match="exists already, at version 0"):
-        policy.create(settings, tmp_path / "model", bus)
+        version_zero.create(settings, tmp_path / "model", bus)
 
 
 def test_what_is_no_model_creates_nothing(tmp_path: Path) -> None:
@@ -52,15 +52,15 @@ def test_what_is_no_model_creates_nothing(tmp_path: Path) -> None:
     bus.ensure_topics(settings.layout.specs())
     (tmp_path / "empty").mkdir()
     with pytest.raises(CheckpointError):
-        policy.create(settings, tmp_path / "empty", bus)
-    names = policy.topics(settings)
+        version_zero.create(settings, tmp_path / "empty", bus)
+    names = policy_names.topics(settings)
     assert newest.head(bus, names["weights"], names["ledger"]) is None
 
 
 def test_the_template_may_lie_in_the_tokenizer_settings(tmp_path: Path) -> None:
-    assert policy.template_hash(tmp_path) == hashlib.sha256(b"").hexdigest()
+    assert version_zero.template_hash(tmp_path) == hashlib.sha256(b"").hexdigest()
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ x }}"}))
-    assert policy.template_hash(tmp_path) == hashlib.sha256(b"{{ x }}").hexdigest()
+    assert version_zero.template_hash(tmp_path) == hashlib.sha256(b"{{ x }}").hexdigest()
 
 
 def test_every_template_of_a_model_is_in_version_0_and_under_its_hash(tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_every_template_of_a_model_is_in_version_0_and_under_its_hash(tmp_path: 
         if number:
             (model / "additional_chat_templates").mkdir()
             (model / "additional_chat_templates" / "tool_use.jinja").write_text(plain.replace("# Tools", tools))
-        event = policy.create(settings, model, bus)
+        event = version_zero.create(settings, model, bus)
         mine, version = ChatTokenizer(model), ChatTokenizer(Path(event["uri"]))
         tool = [{"type": "function", "function": {"name": "f", "description": "d", "parameters": {}}}]
         for offered in (None, tool):
@@ -91,13 +91,13 @@ def test_every_template_of_a_model_is_in_version_0_and_under_its_hash(tmp_path: 
 def test_an_object_store_needs_a_mount(tmp_path: Path) -> None:
     settings = settings_for(tmp_path, "127.0.0.1:1", "t", objects="s3://bucket/x")[0]
     with pytest.raises(PolicyError, match="mount"):
-        policy.weights_root(settings)
+        policy_names.weights_root(settings)
 
 
 def test_tied_embeddings_are_refused_where_vllm_reloads_them_wrongly_and_untied_on_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(policy, "installed", lambda _: "cpu")
+    monkeypatch.setattr(version_zero, "installed", lambda _: "cpu")
     settings = settings_for(tmp_path, "127.0.0.1:1", "t")[0]
     settings = settings.model_copy(
         update={"engine": settings.engine.model_copy(update={"kind": "vllm", "local": True})}
@@ -110,6 +110,6 @@ def test_tied_embeddings_are_refused_where_vllm_reloads_them_wrongly_and_untied_
     bus = MemoryBus()
     bus.ensure_topics(settings.layout.specs())
     with pytest.raises(PolicyError, match=r"ties its embeddings.*--untie"):
-        policy.create(settings, tmp_path / "tied", bus)
-    made = policy.create(settings, tmp_path / "tied", bus, untie=True)
+        version_zero.create(settings, tmp_path / "tied", bus)
+    made = version_zero.create(settings, tmp_path / "tied", bus, untie=True)
     assert "lm_head.weight" in checkpoint.read(Path(made["uri"])).weights

@@ -8,7 +8,7 @@ from threading import Barrier
 from types import SimpleNamespace
 from typing import Any
 
-from millrace.consumers.learner import channel
+from millrace.consumers.learner import rank_numbers
 
 
 def together(what: Callable[[Any], Any], *ranks: dict[str, Any]) -> list[Any]:
@@ -31,19 +31,19 @@ def together(what: Callable[[Any], Any], *ranks: dict[str, Any]) -> list[Any]:
 
 def test_flags_are_counted_over_all_ranks() -> None:
     flags = [[True, False, 1], [True, False, 0], [False, False, 7]]
-    found = together(lambda backend: channel.count(backend, flags[backend.rank]), {}, {}, {})
+    found = together(lambda backend: rank_numbers.count(backend, flags[backend.rank]), {}, {}, {})
     assert found == [[2, 0, 2]] * 3
 
 
 def test_everybody_learns_every_cell_and_who_is_in_none() -> None:
     ranks = [{"data_rank": cell, "acts": acts} for cell, acts in ((0, True), (1, True), (0, True), (0, False))]
-    assert together(channel.cells, *ranks) == [[0, 1, 0, channel.SERVES]] * 4
+    assert together(rank_numbers.cells, *ranks) == [[0, 1, 0, rank_numbers.SERVES]] * 4
 
 
 def test_the_worst_code_holds_for_all() -> None:
     codes = [[0, 3, 0], [2, 1, 0]]
-    assert together(lambda backend: channel.worst(backend, codes[backend.rank]), {}, {}) == [[2, 3, 0]] * 2
+    assert together(lambda backend: rank_numbers.worst(backend, codes[backend.rank]), {}, {}) == [[2, 3, 0]] * 2
 
 
 def test_alone_there_is_nobody_else() -> None:
-    assert together(lambda backend: channel.count(backend, [True, False]), {}) == [[1, 0]]
+    assert together(lambda backend: rank_numbers.count(backend, [True, False]), {}) == [[1, 0]]

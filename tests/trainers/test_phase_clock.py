@@ -4,7 +4,7 @@ from contextlib import suppress
 
 import pytest
 
-from millrace.trainers.clock import Clock
+from millrace.trainers.phase_clock import Clock
 
 
 def test_time_belongs_to_the_innermost_phase(monkeypatch: pytest.MonkeyPatch) -> None:

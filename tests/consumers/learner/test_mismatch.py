@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from millrace.consumers import policy
+from millrace.consumers import policy_names
 from millrace.consumers.learner.agreement import Peer, Roster, client_id
-from millrace.consumers.learner.alike import refuse
 from millrace.consumers.learner.identity import identify
+from millrace.consumers.learner.mismatch import refuse
 from millrace.infra.errors import RefusedMember, RegroupError
 from tests.support.feed import feed
 from tests.support.learners import Place
@@ -23,7 +23,7 @@ def roster(rank: int, *shown: str, world: int) -> Roster:
 
 
 def parts(place: Place) -> Any:
-    return SimpleNamespace(bus=place.bus, topics=policy.topics(place.settings))
+    return SimpleNamespace(bus=place.bus, topics=policy_names.topics(place.settings))
 
 
 def test_members_that_are_alike_ask_nobody() -> None:

@@ -13,13 +13,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from millrace.consumers import policy_names
 from millrace.consumers.history import newest
 from millrace.consumers.history.ledger import chained
 from millrace.infra.config import Settings
 from millrace.infra.engines.vllm.launch import installed
 from millrace.infra.errors import PolicyError, ServiceError
 from millrace.infra.log.base import Bus, Outgoing
-from millrace.infra.log.topics import full_name
 from millrace.schemas import codec
 from millrace.schemas.ids import now_micros
 from millrace.schemas.records import LedgerEntry, WeightVersion
@@ -37,30 +37,6 @@ TOKENIZER = (
     "merges.txt",
     "tokenizer.model",
 )
-
-
-def transactional_id(settings: Settings) -> str:
-    """The one id under which versions of a policy are written: whoever opens it fences everybody before."""
-    return group(settings)
-
-
-def group(settings: Settings) -> str:
-    """The consumer group of a policy's learners."""
-    return full_name(settings.namespace, f"{settings.policy.name}.learn")
-
-
-def topics(settings: Settings) -> dict[str, str]:
-    """Full names of the policy's topics by their last word (weights, ledger, trajectories, ...)."""
-    names = ("weights", "ledger", "trajectories", "resolutions", "completions")
-    return {name: full_name(settings.namespace, f"{settings.policy.name}.{name}") for name in names}
-
-
-def weights_root(settings: Settings) -> Path:
-    """The directory of the policy's versions. Raises PolicyError for an object store, which needs a mount."""
-    where = settings.weights.removeprefix("file://")
-    if "://" in where:
-        raise PolicyError(f"weights must lie in a directory that all learners share, not at {where}: mount it")
-    return Path(where)
 
 
 def create(settings: Settings, model_dir: Path, bus: Bus, *, untie: bool = False) -> WeightVersion:
@@ -85,12 +61,12 @@ def begin(settings: Settings, state: State, bus: Bus, parent: tuple[str, int] | 
     they are, for a branch. Raises PolicyError when the policy exists."""
     from millrace.trainers import checkpoint, delta_files, manifest
 
-    names = topics(settings)
+    names = policy_names.topics(settings)
     weights, ledger_topic = names["weights"], names["ledger"]
     _refuse_existing(settings, bus)  # before the fence, which would cost running learners a regroup
-    with bus.transactor(transactional_id(settings)) as transactor:
+    with bus.transactor(policy_names.transactional_id(settings)) as transactor:
         _refuse_existing(settings, bus)
-        written = checkpoint.write(weights_root(settings), 0, state)
+        written = checkpoint.write(policy_names.weights_root(settings), 0, state)
         tokenizer_hash = manifest.subset_hash(manifest.Manifest(written.files), TOKENIZER)
         event = _event(settings, written, tokenizer_hash, delta_files.full_size(written.path), parent)
         transactor.begin()
@@ -114,7 +90,7 @@ def unservable(settings: Settings, config: Mapping[str, Any]) -> str | None:
 
 
 def _refuse_existing(settings: Settings, bus: Bus) -> None:
-    names = topics(settings)
+    names = policy_names.topics(settings)
     existing = newest.head(bus, names["weights"], names["ledger"])
     if existing is not None:
         raise PolicyError(

@@ -10,7 +10,7 @@ import torch
 from millrace.trainers import checkpoint, tiny
 from millrace.trainers.algorithms.registry import algorithm
 from millrace.trainers.learning import Schedule
-from millrace.trainers.rehearsal import Behind, rehearse
+from millrace.trainers.rl_in_process import Behind, rehearse
 
 
 @pytest.fixture(scope="module")
