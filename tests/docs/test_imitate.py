@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from millrace.apps.cli import evaluation
 from millrace.apps.cli.main import app
 from millrace.consumers import evaluation as committed
-from millrace.consumers import policy
+from millrace.consumers import version_zero
 from millrace.consumers.audit import command as audit
 from millrace.consumers.history.kinds import TRAJECTORIES, WEIGHTS
 from millrace.consumers.history.reader import History
@@ -109,7 +109,7 @@ def test_a_small_model_learns_a_provider_s_work_from_captured_traffic(
     settings, bus = load(tmp_path / "millrace.toml"), MemoryBus({})
     bus.ensure_topics(settings.layout.specs())
     announce(settings, bus)
-    policy.create(settings, tmp_path / "model", bus)
+    version_zero.create(settings, tmp_path / "model", bus)
     with running(PROVIDER.replace("9100", str(port))):
         asyncio.run(captured(settings, tmp_path, bus, WORK))
     sealed(settings, bus)
