@@ -27,9 +27,10 @@ from millrace.producers.gateway.callers import Caller
 from millrace.producers.gateway.episodes import Episodes
 from millrace.producers.gateway.errors import ApiError, bad_request
 from millrace.producers.gateway.event_stream import EventStream
-from millrace.producers.gateway.gateway import SERVED, Gateway
+from millrace.producers.gateway.gateway import Gateway
 from millrace.producers.gateway.intake import Intake, Visit, check_origin
 from millrace.producers.gateway.named_path import plain
+from millrace.producers.gateway.policies import SERVED
 from millrace.producers.gateway.protocols import all as dialects
 from millrace.producers.gateway.protocols.base import Beside, Dialect, SideRequest
 from millrace.producers.gateway.socket import TRY_AGAIN, Sockets
@@ -126,7 +127,7 @@ def make_app(gateway: Gateway, upstream: TextUpstream | Upstreams | None = None,
     def listed() -> dict[str, str]:
         """Who answers each model that has a name of its own."""
         owned = {gateway.options.policy: "millrace"}
-        for policy, served in gateway.served.items():
+        for policy, served in gateway.engines.served.items():
             versions = [make_label(policy, version) for version in sorted(served.fleet.versions)]
             owned |= dict.fromkeys((policy, *versions), "millrace")
         for name in upstreams.models if upstreams is not None else ():
@@ -152,7 +153,7 @@ def make_app(gateway: Gateway, upstream: TextUpstream | Upstreams | None = None,
         # No error: a load balancer would turn away rewards and ends of episodes too.
         recorder = gateway.recorder
         down = await recorder.down() if recorder.required else None
-        policies = gateway.standing()
+        policies = gateway.engines.standing()
         status = "capture down" if down is not None else overall(policies)
         try:
             enter(request)
@@ -161,7 +162,7 @@ def make_app(gateway: Gateway, upstream: TextUpstream | Upstreams | None = None,
         log = recorder.log
         engines = {
             target.url: {"version": target.version, "running": target.running}
-            for served in gateway.served.values()
+            for served in gateway.engines.served.values()
             for target in served.fleet.targets.values()
         }
         sessions = gateway.sessions

@@ -30,6 +30,7 @@ from millrace.producers.gateway.lineage import ABORT
 from millrace.producers.gateway.models import wanted
 from millrace.producers.gateway.offload import Step, aside, by_turns
 from millrace.producers.gateway.options import GatewayOptions
+from millrace.producers.gateway.policies import Policies
 from millrace.producers.gateway.protocols.all import CHAT
 from millrace.producers.gateway.protocols.base import Dialect
 from millrace.producers.gateway.recorder import LARGE, Recorder
@@ -48,7 +49,6 @@ from millrace.schemas.records import EpisodeEnded, EpisodeStatus
 
 logger = logging.getLogger(__name__)
 
-SERVED = "served"
 ENDING_S = 5.0
 """how long an end waits for a call that was cut off, before it cuts it off again"""
 WHOLE = 2**17
@@ -77,49 +77,18 @@ class Gateway:
         self.callers = Callers(options, sessions)
         self.sessions = sessions
         self.recorder = recorder
-        self.fleet = fleet
         self.stopping = False
         """no new call is taken any more"""
-        self.served: dict[str, Served] = {}
-        """by the name of the policy, the gateway's own first; none where upstreams answer everything"""
+        served: tuple[Served, ...] = ()
         if renderer is not None:
-            own = Served(options.policy, renderer, fleet, options.max_model_len, options.prices)
-            self.served = {served.policy: served for served in (own, *others)}
-        self.awaited = {one.policy: one for one in awaited}
-        """those that are not served yet"""
-        self._order = (*self.served, *self.awaited)
+            served = (Served(options.policy, renderer, fleet, options.max_model_len, options.prices), *others)
+        self.engines = Policies(options.policy, served, awaited)
+        """the policies that engines answer; none where upstreams answer everything"""
 
     @property
     def policies(self) -> tuple[str, ...]:
         """Whose episodes are kept here, the gateway's own first: also where upstreams answer their calls."""
-        return self._order or (self.options.policy,)
-
-    def standing(self) -> dict[str, str]:
-        """How each policy that engines answer stands now, by name: `served`, or why not. Nothing of it is remembered:
-        an engine is gone when its newest status says so or has expired."""
-        out = {}
-        for policy in self._order:
-            served = self.served.get(policy)
-            if served is None:
-                out[policy] = self.awaited[policy].why
-            else:
-                out[policy] = "no engine" if served.fleet.away else SERVED
-        return out
-
-    def join(self, served: Served) -> None:
-        """A policy that was awaited is served from now on."""
-        found = {**self.served, served.policy: served}
-        self.served = {policy: found[policy] for policy in self._order if policy in found}
-        self.awaited.pop(served.policy, None)
-        if served.policy == self.options.policy:
-            self.fleet = served.fleet
-
-    def observe(self, status: Mapping[str, Any]) -> None:
-        """A WorkerStatus of the workers topic: of one policy's engines, or of the own policy's where it names none."""
-        known: list[Served | Awaited] = [*self.served.values(), *self.awaited.values()]
-        for one in known:
-            if one.policy == (status["policy"] or self.options.policy):
-                one.fleet.observe(status)
+        return self.engines.names or (self.options.policy,)
 
     # ------------------------------------------------------------------ whose
 
@@ -224,19 +193,19 @@ class Gateway:
 
     async def prepare(self, caller: Caller, headers: Mapping[str, str], body: bytes, dialect: Dialect = CHAT) -> Call:
         """Everything of a call before its first token. Raises ApiError."""
-        if not self._order:
+        if not self.engines.names:
             raise ConfigError("this gateway has no model to render for: set [gateway] engine_url, or upstream_url")
         size = HEAVY if dialect.refers(body) else len(body)
         asked = await aside(size, understand, dialect, body, partial(self.recall, caller, headers), self.options)
         request, messages, body = asked.request, asked.messages, asked.body
-        policy, version = wanted(self._order, request.model)
+        policy, version = wanted(self.engines.names, request.model)
         if policy is not None:
-            self._served(policy)
+            self.engines.of(policy)
         await self.check_serves(caller)
         said = hints(headers, *request.users, name=request.name, field=dialect.names_in)
         session, proven, by = self.called(caller, said, messages, asked.digests, asked.used, policy)
         try:
-            served = self._served(policy or session.policy)
+            served = self.engines.of(policy or session.policy)
         except ApiError:
             self.unbegun(session)
             raise
@@ -289,27 +258,17 @@ class Gateway:
 
     async def count(self, parse: Callable[[bytes], Ask], body: bytes) -> int:
         """Tokens of the prompt of a request, as a conversation of its own would have it. Raises ApiError."""
-        if not self._order:
+        if not self.engines.names:
             raise ApiError(404, "The tokens of an upstream's prompts are not counted here", code="not_found")
         try:
             return await aside(len(body), self._counted, parse, body)
         except RenderError as error:
             raise _unwritten(error, "messages") from error
 
-    def _served(self, policy: str) -> Served:
-        """A policy that is served here; for one that is not any more, the gateway's own. Raises ApiError 503 for one
-        that is not served yet."""
-        if policy not in self._order:
-            policy = self.options.policy
-        if policy in self.awaited:
-            said = f"The policy {policy} is not served yet: /health says what it waits for"
-            raise ApiError(503, said, type="server_error", code="policy_awaited", retry_after_s=1)
-        return self.served[policy]
-
     def _counted(self, parse: Callable[[bytes], Ask], body: bytes) -> int:
         asked = parse(body)
-        policy, _ = wanted(self._order, asked.model)
-        renderer = self._served(policy or self.options.policy).renderer
+        policy, _ = wanted(self.engines.names, asked.model)
+        renderer = self.engines.of(policy or self.options.policy).renderer
         return len(renderer.render(messages_of(asked.turns), asked.tools, template_options(body)))
 
     async def chat(self, call: Call) -> bytes:
@@ -421,7 +380,7 @@ class Gateway:
             answer = of_engine(error)
             logger.warning("%s of %s: %s", call.response_id, call.session.id, error)
             if answer.status >= 500:
-                self.fleet.doubt(target)
+                call.served.fleet.doubt(target)
             raise answer from error
         finally:
             target.running -= 1
@@ -461,7 +420,7 @@ class Gateway:
         except ApiError:
             logger.warning("%s of %s: another version from %s", call.response_id, call.session.id, call.target.url)
             if call.target.version == call.version:
-                self.fleet.doubt(call.target)
+                call.served.fleet.doubt(call.target)
             raise
 
     def _record(self, call: Call, responses: list[bytes] | None = None) -> None:
@@ -511,7 +470,7 @@ class Gateway:
                 continue
             if breach is not None:
                 logger.warning("%s of %s: %s from %s", call.response_id, session.id, breach, call.target.url)
-                self.fleet.doubt(call.target)
+                call.served.fleet.doubt(call.target)
             id = self.recorder.record(
                 session,
                 "model_call",

@@ -119,9 +119,9 @@ async def first(waiting: Sequence[Joining], bus: Bus, stop: asyncio.Event) -> li
 async def rest(waiting: Sequence[Joining], bus: Bus, gateway: Gateway) -> None:
     """Let those that are not served yet be served, each as soon as it can be: what its folder lacks may still come.
     Runs until all are or it is cancelled."""
-    while left := [one for one in waiting if one.awaited.policy in gateway.awaited]:
+    while left := [one for one in waiting if one.awaited.policy in gateway.engines.awaited]:
         for served in await _look(left, bus):
-            gateway.join(served)
+            gateway.engines.join(served)
             logger.info("policy %s is served from now on", served.policy)
         await asyncio.sleep(LOOK_S)
 

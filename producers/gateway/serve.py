@@ -104,11 +104,11 @@ async def _run(settings: Settings, bus: Bus) -> None:
     awaited = [one.awaited for one in waiting]
     gateway = Gateway(options, sessions, recorder, Fleet(options.policy, engines), None, awaited=awaited)
     for served in found:
-        gateway.join(served)
+        gateway.engines.join(served)
     if said := settings.unbound:
         logger.warning("%s", said)
     forwarder.start()
-    watch = WorkersWatch(bus, full_name(settings.namespace, "workers"), loop, gateway.observe)
+    watch = WorkersWatch(bus, full_name(settings.namespace, "workers"), loop, gateway.engines.observe)
     watch.start()
     address = f"http://{settings.gateway.host}:{settings.gateway.port}"
     name = os.environ.get("MILLRACE_ROLE") or f"gateway-{settings.gateway.port}"

@@ -152,7 +152,7 @@ class World:
         policy: str = POLICY,
     ) -> None:
         """As if the engine's reloader had said so."""
-        self.gateway.observe({**status(version, state, incarnation, url), "policy": policy})
+        self.gateway.engines.observe({**status(version, state, incarnation, url), "policy": policy})
 
     def events(self, trajectory: str | None = None) -> list[dict[str, Any]]:
         """Events of the capture log with decoded bodies under `data`, in order."""

@@ -182,7 +182,7 @@ class InProcess:
         """The engines say once more which versions they serve, as after an answer for which they were doubted."""
         for policy, version in self._versions.items():
             said = {**status(version, url=f"{ENGINE}/{policy}"), "policy": policy, "expires_at": NEVER}
-            self.gateway.observe(said)
+            self.gateway.engines.observe(said)
 
     async def ask(
         self,

@@ -273,7 +273,7 @@ async def test_health_says_when_no_engine_serves(w: World):
         w.acknowledge(0, state=state)
         assert await said() == (200, word), state
     w.acknowledge(0)
-    (target,) = w.gateway.fleet.targets.values()
+    (target,) = w.gateway.engines.of("policy").fleet.targets.values()
     target.expires_at = 1
     assert await said() == (200, "no engine")
 

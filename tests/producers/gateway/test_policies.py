@@ -205,7 +205,7 @@ async def test_a_policy_that_is_not_there_yet_stops_no_other(tmp_path: Path, ren
         w.acknowledge(5, url=SMALL, policy="small", state="failed")
         w.acknowledge(1, url=SMALL, policy="late")
         assert (await w.http.get("/health")).json()["policies"]["small"] == "no engine"
-        w.gateway.join(Served("late", TemplateRenderer(renderer.tokenizer), fleets["late"], 512))
+        w.gateway.engines.join(Served("late", TemplateRenderer(renderer.tokenizer), fleets["late"], 512))
         assert (await w.http.get("/health")).json()["policies"]["late"] == "served"
         small.label = "late@1"
         await say(w, [USER], "late@1", late["api_key"])

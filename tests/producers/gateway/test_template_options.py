@@ -108,7 +108,7 @@ async def test_every_api_has_them(w: World):
     for path, body in asked:
         answer = await w.http.post(f"/v1/{path}", json={"model": "m", **body}, headers=headers)
         assert answer.status_code == 200, answer.text
-    found = [w.gateway.served["policy"].renderer.tokenizer.decode(one.prompt) for one in w.engine.asked]  # type: ignore[union-attr]
+    found = [w.gateway.engines.served["policy"].renderer.tokenizer.decode(one.prompt) for one in w.engine.asked]  # type: ignore[union-attr]
     assert ["Effort: low" in text for text in found] == [True, False, True, False, True]
     assert [text.endswith("<think></think>") for text in found] == [False, True, False, True, False]
 

@@ -141,7 +141,7 @@ async def test_a_swap_in_mid_reply_ends_it(
         # The next try is told where it stands; no engine passes for one at 17.
         again = await w.http.post(kind.path, json={**body, "stream": False})
         assert again.status_code == 404
-        assert (w.gateway.fleet.targets[OLD].version == 18) is known
+        assert (w.gateway.engines.of("policy").fleet.targets[OLD].version == 18) is known
 
 
 async def test_an_engine_that_says_nothing_of_its_version_passes_for_none(
@@ -158,15 +158,15 @@ async def test_an_engine_that_says_nothing_of_its_version_passes_for_none(
         await asyncio.sleep(0.05)
         w.acknowledge(17, url=OLD)
         assert (await calling).status_code == 200
-        lapsed = w.gateway.fleet.targets[OLD]
+        lapsed = w.gateway.engines.of("policy").fleet.targets[OLD]
         lapsed.expires_at = now_micros() - 1
-        assert w.gateway.fleet.versions == set()
+        assert w.gateway.engines.of("policy").fleet.versions == set()
 
 
 async def test_an_adapter_answers_for_its_version(tmp_path: Path, renderer: TemplateRenderer) -> None:
     async with two(tmp_path, renderer) as w:
         said = {**_status(w, OLD), "adapter": "policy@17"}
-        w.gateway.fleet.observe(said)
+        w.gateway.engines.of("policy").fleet.observe(said)
         assert (await ask(w, "policy@17")).status_code == 200
         assert w.engine[OLD].adapter == "policy@17"
         w.engine[OLD].label = "mixed"  # its base changed under it
@@ -174,7 +174,7 @@ async def test_an_adapter_answers_for_its_version(tmp_path: Path, renderer: Temp
 
 
 def _status(w: World, url: str) -> dict[str, Any]:
-    return status(w.gateway.fleet.targets[url].version, url=url)
+    return status(w.gateway.engines.of("policy").fleet.targets[url].version, url=url)
 
 
 @given(st.text(max_size=20) | st.text("0123456789@", max_size=5), st.integers(0, 2**70))

@@ -240,7 +240,7 @@ async def test_it_goes_on_when_its_episode_has_ended(w: World) -> None:
     await w.gateway.end(session, status="completed", stop_condition="idle")
     second = await client(w).responses.create(model="m", input="so", previous_response_id=first.id)
     assert len({event["trajectory"] for event in w.events()}) == 2
-    assert "user\nhi<" in w.gateway.served["policy"].renderer.tokenizer.decode(w.engine.asked[1].prompt)  # type: ignore[union-attr]
+    assert "user\nhi<" in w.gateway.engines.served["policy"].renderer.tokenizer.decode(w.engine.asked[1].prompt)  # type: ignore[union-attr]
     await client(w).responses.create(model="m", input="and", previous_response_id=second.id)
     assert w.calls()[-1]["opened"] is None
 
