@@ -93,7 +93,7 @@ def elements(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Elements]:
 @pytest.mark.kafka
 @needs_disk
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("element", ["power", "freeze", "full", "read-only", "brokers"])
+@pytest.mark.parametrize("element", ["power", "freeze", "full", "brokers"])
 def test_a_deployment_outlives_the_elements(elements: Elements, element: str) -> None:
     """Three more versions come."""
     elements.strike(element)
