@@ -30,6 +30,37 @@ class ByUrl(NamedTuple):
     folder: Path
 
 
+# One process opens one set of tables at a time: these come before those that share theirs.
+
+
+def test_a_server_by_url_is_told_the_limits_of_a_query(tmp_path: Path) -> None:
+    with answering(tmp_path) as url:
+        known = url.replace("//", f"//millrace:{KEY}@")
+        config = Settings(home=tmp_path, warehouse={"url": known, "query_seconds": 0.5, "query_rows": 5})
+        with open_asking(config) as asking:
+            limits = "getSetting('max_execution_time'), getSetting('max_result_rows'), getSetting('max_memory_usage')"
+            assert list(asking.table(f"SELECT {limits}").to_pylist()[0].values()) == [1, 5, 512 << 20]
+            with pytest.raises(QueryError, match="query_rows"):
+                list(asking.ask("SELECT off FROM steps"))
+
+
+def test_whoever_asks_is_the_reader_where_there_is_one(tmp_path: Path) -> None:
+    with answering(tmp_path) as url:
+        reader = url.replace("//", f"//millrace:{KEY}@")
+        for nobody, wanted in ((url.replace("//", "//millrace:wrong@"), reader), (reader, "")):
+            config = Settings(home=tmp_path, warehouse={"url": nobody, "read_url": wanted})
+            with open_asking(config) as asking:
+                assert asking.table("SELECT count() AS n FROM steps").to_pylist() == [{"n": ROWS}]
+
+
+def test_a_password_in_a_url_may_hold_any_sign(tmp_path: Path) -> None:
+    with clickhouse_server(tmp_path, password="p@ss/w%rd:?") as url:
+        with Server(url) as server:
+            server.prepare()
+        with open_asking(Settings(home=tmp_path, warehouse={"url": url})) as asking:
+            assert asking.table("SELECT 1 AS a").to_pylist() == [{"a": 1}]
+
+
 @pytest.fixture(scope="module", params=SERVERS)
 def by_url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ByUrl]:
     folder = tmp_path_factory.mktemp("by_url")
@@ -62,31 +93,3 @@ def test_no_attack_reaches_a_server(by_url: ByUrl) -> None:
 @pytest.mark.parametrize("sql", SERVED)
 def test_a_server_gets_what_people_ask(by_url: ByUrl, sql: str) -> None:
     list(by_url.asking.ask(sql))
-
-
-def test_a_server_by_url_is_told_the_limits_of_a_query(tmp_path: Path) -> None:
-    with answering(tmp_path) as url:
-        known = url.replace("//", f"//millrace:{KEY}@")
-        config = Settings(home=tmp_path, warehouse={"url": known, "query_seconds": 0.5, "query_rows": 5})
-        with open_asking(config) as asking:
-            limits = "getSetting('max_execution_time'), getSetting('max_result_rows'), getSetting('max_memory_usage')"
-            assert list(asking.table(f"SELECT {limits}").to_pylist()[0].values()) == [1, 5, 512 << 20]
-            with pytest.raises(QueryError, match="query_rows"):
-                list(asking.ask("SELECT off FROM steps"))
-
-
-def test_whoever_asks_is_the_reader_where_there_is_one(tmp_path: Path) -> None:
-    with answering(tmp_path) as url:
-        reader = url.replace("//", f"//millrace:{KEY}@")
-        for nobody, wanted in ((url.replace("//", "//millrace:wrong@"), reader), (reader, "")):
-            config = Settings(home=tmp_path, warehouse={"url": nobody, "read_url": wanted})
-            with open_asking(config) as asking:
-                assert asking.table("SELECT count() AS n FROM steps").to_pylist() == [{"n": ROWS}]
-
-
-def test_a_password_in_a_url_may_hold_any_sign(tmp_path: Path) -> None:
-    with clickhouse_server(tmp_path, password="p@ss/w%rd:?") as url:
-        with Server(url) as server:
-            server.prepare()
-        with open_asking(Settings(home=tmp_path, warehouse={"url": url})) as asking:
-            assert asking.table("SELECT 1 AS a").to_pylist() == [{"a": 1}]
