@@ -143,6 +143,31 @@ def test_a_branch_that_dies_anywhere_goes_on_to_the_same_bytes(place: Place, beg
     assert (heard.steps, heard.went_on) == ([], [3]), "nothing is left to do"
 
 
+def test_files_of_a_branch_that_died_behind_its_last_version_are_collected(place: Place) -> None:
+    """Also where nothing is left to train."""
+    branch(place.bus, place.settings, "whole", **SHORT)
+    left = 3
+
+    def hook(passed: str) -> None:
+        nonlocal left
+        left -= passed == "branch.committed"
+        if not left:
+            raise Died
+
+    before = faults.install(hook)
+    try:
+        with pytest.raises(Died):
+            branch(place.bus, place.settings, **SHORT)
+    finally:
+        faults.install(before)
+    root = Path(events(place.bus, place.settings)[0]["uri"]).parent
+    (root / ".tmp-v2-0123456789ab").mkdir()
+    _, heard = branch(place.bus, place.settings, **SHORT)
+    assert (heard.steps, heard.went_on) == ([], [3]), "nothing is left to do"
+    whole = Path(events(place.bus, place.settings, "whole")[0]["uri"]).parent
+    assert sorted(path.name for path in root.iterdir()) == sorted(path.name for path in whole.iterdir())
+
+
 def test_two_that_begin_one_branch_at_once(place: Place) -> None:
     """The second is told who begins it, and changes nothing of what the first has chosen."""
     refused = list[str]()
