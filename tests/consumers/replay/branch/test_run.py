@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from millrace.consumers import policy_names
 from millrace.consumers.audit import audit
 from millrace.consumers.history import newest
 from millrace.consumers.history.kinds import TRAJECTORIES
@@ -214,6 +215,31 @@ def test_a_branch_goes_on_from_where_it_began_though_its_source_trained_on(place
         branch(place.bus, place.settings, version=2, **SHORT)
     with pytest.raises(BranchError, match="the files of version 1 of pico are gone"):
         branch(place.bus, place.settings, "late", version=1, **SHORT)
+
+
+def test_a_branch_goes_on_in_a_deployment_that_was_moved(place: Place, tmp_path: Path) -> None:
+    branch(place.bus, place.settings, "whole", **SHORT)
+
+    def hook(passed: str) -> None:
+        if passed == "branch.committed":
+            raise Died
+
+    before = faults.install(hook)
+    try:
+        with pytest.raises(Died):
+            branch(place.bus, place.settings, **SHORT)
+    finally:
+        faults.install(before)
+    old = policy_names.weights_root(place.settings).parent
+    place.settings = place.settings.model_copy(update={"objects": str(tmp_path / "moved")})
+    new = policy_names.weights_root(place.settings).parent
+    new.parent.mkdir(parents=True)
+    old.rename(new)
+    _, heard = branch(place.bus, place.settings, **SHORT)
+    assert heard.went_on == [1]
+    branch(place.bus, place.settings, "late", **SHORT)
+    assert ends(place) == ends(place, "late") == ends(place, "whole")
+    assert {Path(event["uri"]).parent.parent for event in events(place.bus, place.settings, "late")} == {new}
 
 
 def test_a_name_that_is_taken_is_refused(place: Place) -> None:
