@@ -74,7 +74,8 @@ class Announcer(RunListener):
         self._metrics: list[Mapping[str, float]] = []
 
     def tidy(self) -> None:
-        """Remove directories that no announced version names. Raises BranchError where the newest one is gone."""
+        """Remove directories that no announced version names, and what is older than those that are kept, which who
+        died behind a version had left. Raises BranchError where the newest one is gone."""
         committed = self._committed()
         for number, path in versions(self._root):
             if number <= self.head.version and number not in committed:
@@ -87,6 +88,7 @@ class Announcer(RunListener):
                 f"version {self.head.version} of {self.head.weights['policy']} is not in {self._root}: restore "
                 f"v{self.head.version}-{self.head.weights['digest'][:12]}, or make another branch"
             )
+        self._collect()
 
     def check(self, choice: BranchChoice) -> None:
         """Raises BranchError where the versions so far were trained on another selection."""
