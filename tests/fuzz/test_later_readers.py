@@ -3,6 +3,7 @@ reloader, audit, report, why, trajectory, lineage, export, and what replays look
 
 Laws, for every damaged copy of a real history: a reader ends; a command gives an answer or an error of Millrace's tree,
 a role goes on (the learner alone may stop, at a ledger that contradicts itself); the archive gives back what lay there;
+each record is one row of the warehouse or is named there as unreadable;
 and what a reader says stays the same, to the letter, where all that was added are bytes that nobody can read.
 
 `MILLRACE_FUZZ` says how many inputs, `MILLRACE_FUZZ_SEED` which; a failure names its seed and what was done."""
@@ -11,8 +12,11 @@ from __future__ import annotations
 
 import logging
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -87,6 +91,24 @@ def test_nothing_that_lies_anywhere_ends_a_reader(reader: str) -> None:
     for seed in range(many):
         part.add(survives(reader, str(seed)))
     part.end()
+
+
+def warehouse(folder: Path, count: int, *more: str) -> subprocess.CompletedProcess[str]:
+    """Damaged histories into tables, in a process of its own."""
+    command = [sys.executable, "-m", "tests.support.odd_warehouse", str(folder), str(count), str(OTHERS), *more]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_each_record_is_one_row_or_is_named_in_the_warehouse(tmp_path: Path) -> None:
+    ended = warehouse(tmp_path / "tables", max(COUNT // 6, 2))
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    print(ended.stdout)
+
+
+def test_a_warehouse_that_names_nothing_is_found(tmp_path: Path) -> None:
+    ended = warehouse(tmp_path / "tables", 2, "silent")
+    assert ended.returncode != 0
+    assert "AssertionError" in ended.stderr
 
 
 @pytest.mark.parametrize("reader", UNMOVED)
