@@ -7,6 +7,8 @@ import pytest
 
 from millrace.consumers.history.ledger import entries, entry_hash, stored_hash
 from millrace.consumers.history.newest import head
+from millrace.consumers.history.reader import History
+from millrace.consumers.replay.recorded import RecordedVersions
 from millrace.infra.errors import LedgerError
 from millrace.infra.log.base import Outgoing, Record, TopicSpec
 from millrace.infra.log.memory.bus import MemoryBus
@@ -70,6 +72,28 @@ def test_what_breaks_it_is_named(bus: MemoryBus, change: dict[str, Any], word: s
     write(bus, [*rows[:2], bad])
     with pytest.raises(LedgerError, match=word):
         list(entries(bus.read(LEDGER, 0)))
+
+
+@pytest.mark.parametrize(
+    ("value", "word"),
+    [
+        (b"no record", "must start with C3 01"),
+        (b"", "must start with C3 01"),
+        (codec.encode("LedgerEntry", chain(3)[2])[:-1], "do not decode|expected"),
+        (codec.encode("LedgerEntry", chain(3)[2]) + b"x", "1 bytes follow a LedgerEntry"),
+        (codec.encode("Place", {"topic": "t", "partition": 0, "offset": 0}), "expected a LedgerEntry, found a Place"),
+        (b"\xc3\x01" + b"fromafar", b"fromafar".hex()[:4]),
+    ],
+)
+def test_what_is_no_entry_is_named_with_its_place(bus: MemoryBus, value: bytes, word: str) -> None:
+    """As `replay prove` reads the ledger, too."""
+    write(bus, chain(2))
+    place = bus.publisher().publish(Outgoing(LEDGER, b"k", value)).result()
+    at = rf"the record at {LEDGER}/0@{place.offset} is no ledger entry .*({word}).*; audit the policy"
+    with pytest.raises(LedgerError, match=at):
+        list(entries(bus.read(LEDGER, 0)))
+    with pytest.raises(LedgerError, match=at):
+        RecordedVersions(History(bus, "n", "p"))
 
 
 def test_the_head_is_found_behind_holes_of_any_length(bus: MemoryBus) -> None:
