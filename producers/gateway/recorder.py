@@ -233,7 +233,7 @@ class Recorder:
         log, event = self.log, self._event(session, kind, actor, event_time, parent_event, policy)
         written, begun = (draft and draft.written) or (codec.encode_named(codec.BODIES[kind], body), None)
         event = envelope.linked({**event, "body": written}, begun)
-        headers = envelope.headers_of(event, log.source) | notes
+        headers = {**envelope.headers_of(event, log.source), **notes}
         if kind == "episode_started":
             headers |= session.origin
         if context := telemetry.context(session.root, session.id):
