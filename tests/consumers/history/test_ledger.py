@@ -7,8 +7,6 @@ import pytest
 
 from millrace.consumers.history.ledger import entries, entry_hash, stored_hash
 from millrace.consumers.history.newest import head
-from millrace.consumers.history.reader import History
-from millrace.consumers.replay.recorded import RecordedVersions
 from millrace.infra.errors import LedgerError
 from millrace.infra.log.base import Outgoing, Record, TopicSpec
 from millrace.infra.log.memory.bus import MemoryBus
@@ -86,14 +84,11 @@ def test_what_breaks_it_is_named(bus: MemoryBus, change: dict[str, Any], word: s
     ],
 )
 def test_what_is_no_entry_is_named_with_its_place(bus: MemoryBus, value: bytes, word: str) -> None:
-    """As `replay prove` reads the ledger, too."""
     write(bus, chain(2))
     place = bus.publisher().publish(Outgoing(LEDGER, b"k", value)).result()
     at = rf"the record at {LEDGER}/0@{place.offset} is no ledger entry .*({word}).*; audit the policy"
     with pytest.raises(LedgerError, match=at):
         list(entries(bus.read(LEDGER, 0)))
-    with pytest.raises(LedgerError, match=at):
-        RecordedVersions(History(bus, "n", "p"))
 
 
 def test_the_head_is_found_behind_holes_of_any_length(bus: MemoryBus) -> None:
