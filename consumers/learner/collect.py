@@ -48,9 +48,9 @@ def choose(
 ) -> list[str]:
     """The directory names to remove.
 
-    committed: digest by version, of every version up to the newest; keep: how many of the newest stay; serving:
-    versions that live engines have loaded or load; deltas: versions that engines read as changes to their parent;
-    every: each version that this divides stays, 0: none but the first."""
+    committed: digest by version, up to the newest; a version of which none is known stays; keep: how many of the newest
+    stay; serving: versions that live engines have loaded or load; deltas: versions that engines read as changes to
+    their parent; every: each version that this divides stays, 0: none but the first."""
     anchors, _ = chains(max(committed, default=-1), keep, deltas)
     newest = max(committed, default=-1)
     chosen = []
@@ -61,6 +61,8 @@ def choose(
             chosen.append(name)
         elif version and int(version["version"]) <= newest and name not in pinned:
             number = int(version["version"])
+            if number not in committed:
+                continue  # its record cannot be read, so nobody can tell an orphan from it
             orphan = committed[number][:12] != version["digest"]
             kept = number == 0 or (every > 0 and number % every == 0)
             needed = kept or number > newest - keep or number in serving or number in anchors
@@ -91,7 +93,8 @@ def choose_deltas(
         found = re.fullmatch(DELTA, name)
         if found and int(found["version"]) <= newest:
             version = int(found["version"])
-            wanted = version in links and committed[version][:12] == found["digest"] and not found["draft"]
+            known = committed.get(version, found["digest"])[:12] == found["digest"]
+            wanted = version in links and known and not found["draft"]
             if not wanted:
                 chosen.append(name)
     return sorted(chosen)

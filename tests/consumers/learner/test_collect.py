@@ -39,6 +39,13 @@ def test_an_orphan_goes_once_its_number_is_committed() -> None:
     assert chosen(["v5-ffffffffffff", "v6-ffffffffffff", "v7-ffffffffffff"]) == ["v5-ffffffffffff"]
 
 
+def test_a_version_whose_record_cannot_be_read_stays() -> None:
+    known = {number: digest for number, digest in DIGESTS.items() if number != 2}
+    assert choose(MINE, known, keep=1, serving=set(), pinned=set()) == [MINE[1], *MINE[3:5]]
+    deltas = [f"{name}.delta" for name in MINE]
+    assert f"{MINE[4]}.delta" not in choose_deltas(deltas, {5: DIGESTS[5]}, keep=1, deltas={4, 5})
+
+
 def test_drafts_go_once_their_number_is_committed() -> None:
     names = [".tmp-v5-0011aabbccdd", ".tmp-v6-0011aabbccdd", ".tmp-v5-0011aabbccdd-damaged"]
     assert chosen(names) == [names[0], names[2]]
