@@ -13,6 +13,8 @@ from millrace.schemas.records import Turn
 
 WRITTEN = ("events", "trajectories", "evaluations", "completions", "grants", "resolutions", "dead-letters")
 """kinds of topic that stages alone write"""
+DIGITS = 18
+"""of the number of a turn; a longer one is none"""
 
 
 class Outputs(Law):
@@ -40,7 +42,7 @@ class Outputs(Law):
         if turn is None:
             self.fail(f"a record of {kind} was written by no turn", mark)
             return
-        if kind == "dead-letters" and turn.rpartition(b"/")[0].rpartition(b"/")[0].decode() not in self._stages:
+        if kind == "dead-letters" and _shown(turn.rpartition(b"/")[0].rpartition(b"/")[0]) not in self._stages:
             return  # another policy's dispatch: audited with it
         self._wrote[turn, kind] += 1
         self._first.setdefault((turn, kind), mark)
@@ -58,29 +60,33 @@ class Outputs(Law):
             known = self._turns.get(turn)
             if known is None:
                 if self._expected(turn):
-                    message = f"a record of {kind} names turn {turn.decode()}, which does not exist"
+                    message = f"a record of {kind} names turn {_shown(turn)}, which does not exist"
                     self.fail(message, self._first[turn, kind])
             elif count > known[1].get(kind, 0):
-                message = f"turn {turn.decode()} wrote {known[1].get(kind, 0)} records to {kind}, {count} lie there"
+                message = f"turn {_shown(turn)} wrote {known[1].get(kind, 0)} records to {kind}, {count} lie there"
                 self.fail(message, known[0], self._first[turn, kind])
         for turn, (mark, emitted) in self._turns.items():
             for kind in WRITTEN:
                 count, there = emitted.get(kind, 0), self._wrote.get((turn, kind), 0)
                 if there < count and self.facts.begins_at_zero(kind):
-                    self.fail(f"turn {turn.decode()} wrote {count} records to {kind}, {there} lie there", mark)
+                    self.fail(f"turn {_shown(turn)} wrote {count} records to {kind}, {there} lie there", mark)
 
     def _expected(self, turn: bytes) -> bool:
         """Whether a turn of this name should be among those kept: neither older than the first nor newer than the last
         that was read. A slot of which none was read may have begun since the end was taken."""
         slot, _, number = turn.rpartition(b"/")
-        if slot not in self._span:
-            stage = slot.rpartition(b"/")[0].decode()
-            return self.facts.latest(turns_of(self.facts.kind(stage))) is None
-        first, last = self._span[slot]
-        return not number.isdigit() or first <= int(number) <= last or (int(number) > last and not self._later(slot))
-
-    def _later(self, slot: bytes) -> bool:
-        """Whether a slot went on since the end of its turns was taken. One that rests has written nothing since."""
-        stage, _, partition = slot.decode().rpartition("/")
+        stage, _, partition = _shown(slot).rpartition("/")
         kind = turns_of(self.facts.kind(stage))
-        return self.facts.moved(kind, int(partition))
+        if self.facts.stages.get(kind) != stage:
+            return True  # anybody may write a header; no stage has this name
+        if slot not in self._span:
+            return self.facts.latest(kind) is None
+        first, last = self._span[slot]
+        if not number.isdigit() or len(number) > DIGITS:
+            return True
+        return first <= int(number) <= last or (int(number) > last and not self.facts.moved(kind, int(partition)))
+
+
+def _shown(name: bytes) -> str:
+    """What a header says, whatever bytes it holds."""
+    return name.decode(errors="replace")

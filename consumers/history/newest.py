@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
-from millrace.consumers.history.ledger import entries
+from millrace.consumers.history.ledger import entries, stored_hash
 from millrace.infra.errors import LedgerError
 from millrace.infra.log.base import Bus, Record
 from millrace.infra.log.newest import last
@@ -60,44 +60,49 @@ def _head(bus: Bus, weights: str, ledger: str) -> Head | None:
     if record is None:
         return None
     entry = next(iter(entries([record])))
-    version = _event_of(bus, weights, entry["version"])
-    if version is None or version["digest"] != entry["digest"]:
+    event = _event_of(bus, weights, entry)
+    if event is None:
         raise _Apart(
             f"{ledger} ends with version {entry['version']} and digest {entry['digest'][:12]}, which {weights} does "
             "not hold: they were not written together; audit the policy"
         )
-    return Head(version, entry)
+    return Head(event, entry)
 
 
 def older(bus: Bus, weights: str, ledger: str, version: int) -> Head | None:
     """A committed version of a policy by its two full topic names; None where one of them does not hold it."""
-    event, record = _event_of(bus, weights, version), last(bus, ledger, _entry_of(version))
-    if event is None or record is None:
+    record = last(bus, ledger, _entry_of(version))
+    if record is None:
         return None
-    return Head(event, codec.decode_as("LedgerEntry", record.value or b""))
+    entry = codec.decode_as("LedgerEntry", record.value or b"")
+    event = _event_of(bus, weights, entry)
+    return None if event is None else Head(event, entry)
 
 
-def _event_of(bus: Bus, weights: str, version: int) -> WeightVersion | None:
-    record = last(bus, weights, _event_with(version))
+def _event_of(bus: Bus, weights: str, entry: LedgerEntry) -> WeightVersion | None:
+    record = last(bus, weights, _event_with(entry["version"], entry["digest"]))
     return None if record is None else codec.decode_as("WeightVersion", record.value or b"")
 
 
-def _event_with(version: int) -> Callable[[Record], bool]:
-    """Whether a record is the weight event of a version. Nobody else's bytes hide it."""
+def _event_with(version: int, digest: str) -> Callable[[Record], bool]:
+    """Whether a record is the weight event of a version with its digest. Nobody else's bytes hide it, and no event of
+    the same number that the ledger does not name."""
 
     def wanted(record: Record) -> bool:
         found = readable(WeightVersion, record)
-        return found is not None and found["version"] == version
+        return found is not None and (found["version"], found["digest"]) == (version, digest)
 
     return wanted
 
 
 def _entry_of(version: int) -> Callable[[Record], bool]:
-    """Whether a record is the ledger entry of a version. Nobody else's bytes hide it."""
+    """Whether a record is the ledger entry of a version, with the hash of its bytes. Nobody else's bytes hide it."""
 
     def wanted(record: Record) -> bool:
         found = readable(LedgerEntry, record)
-        return found is not None and found["version"] == version
+        if found is None or found["version"] != version:
+            return False
+        return stored_hash(record.value or b"") == found["hash"]
 
     return wanted
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from millrace.consumers.history.follow import PartitionCursor
-from millrace.consumers.history.kinds import COMPLETIONS, RESOLUTIONS, WEIGHTS, deployment_of
+from millrace.consumers.history.kinds import COMPLETIONS, LEDGER, RESOLUTIONS, WEIGHTS, deployment_of
 from millrace.consumers.history.reader import History, named
 from millrace.consumers.history.rows import Row, as_stored
 from millrace.consumers.learner.frontier import Frontier
@@ -34,12 +34,15 @@ class PolicyLog:
         resolve = as_stored if claims is None else claims.resolve
         history = History(bus, *deployment_of(topics["weights"]), resolve, bounded=True)
         self._events = PartitionCursor(history, WEIGHTS)
+        self._entries = PartitionCursor(history, LEDGER)
         self._completions = PartitionCursor(history, COMPLETIONS)
         self._resolutions = PartitionCursor(history, RESOLUTIONS, unreadable=_seq_kept)
-        self.digests: dict[int, str] = {}
-        """digest by committed version"""
-        self.deltas: set[int] = set()
-        """committed versions that engines read as changes to their parent"""
+        self._announced: dict[int, str] = {}
+        """digest by version, as the first weight event of each says"""
+        self._trained: dict[int, str] = {}
+        """the same of the ledger, which is believed where the two differ"""
+        self._modes: dict[tuple[int, str], str] = {}
+        """how engines read a version, by number and digest"""
         self._first: WeightVersion | None = None
         first = self._weights()
         self.order = LearningOrder(batch=first["batch"] or 1, eta=first["eta"] or 0, release=release)
@@ -89,18 +92,25 @@ class PolicyLog:
         self.order.commit(seq_hi)
         self.frontier.commit(seq_hi)
 
-    def all_digests(self) -> Mapping[int, str]:
-        """Digest by version, up to the newest committed one."""
+    def all_digests(self, newest: int) -> Mapping[int, str]:
+        """Digest by version, up to the newest committed one. A weight event that the ledger does not name changes none:
+        what lies on the disk goes or stays by these."""
         self._weights()
-        return self.digests
+        for row in self._entries.new():
+            self._trained.setdefault(row["version"], row["digest"])
+        known = {**self._announced, **self._trained}
+        return {version: digest for version, digest in known.items() if 0 <= version <= newest}
+
+    def deltas(self, committed: Mapping[int, str]) -> set[int]:
+        """Which of these versions engines read as changes to their parent."""
+        return {version for version, digest in committed.items() if self._modes.get((version, digest)) == "delta"}
 
     def _weights(self) -> WeightVersion:
         for row in self._events.new():
             event = row.record
             self._first = self._first or event
-            self.digests[event["version"]] = event["digest"]
-            if event["mode"] == "delta":
-                self.deltas.add(event["version"])
+            self._announced.setdefault(event["version"], event["digest"])
+            self._modes.setdefault((event["version"], event["digest"]), event["mode"])
         if self._first is None:
             raise LedgerError(
                 f"{self._topics['weights']} is empty: `millrace policy create --model DIR` writes version 0"

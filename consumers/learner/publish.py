@@ -192,7 +192,8 @@ class Leader:
         if sum(1 for _ in p.root.iterdir()) > keep + for_good + SPARE:
             with p.backend.clock.phase("collect"):
                 serving = serving_versions(p.bus, p.workers_topic, p.settings.policy.name, now_micros())
-                committed, deltas = self.log.all_digests(), self.log.deltas
+                committed = self.log.all_digests(self.head.version)
+                deltas = self.log.deltas(committed)
                 collect(p.root, committed, keep=keep, serving=serving, deltas=deltas, every=every)
 
 

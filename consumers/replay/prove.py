@@ -28,7 +28,7 @@ from millrace.consumers.replay.dump import Dump
 from millrace.consumers.replay.material import Material
 from millrace.consumers.replay.orders import TrainedStep
 from millrace.consumers.replay.plan import Plan
-from millrace.consumers.replay.recorded import RecordedVersion, RecordedVersions
+from millrace.consumers.replay.recorded import RecordedVersion, RecordedVersions, believed
 from millrace.infra.config import Settings
 from millrace.infra.errors import ProofError
 from millrace.trainers import manifest
@@ -133,6 +133,11 @@ class Prover:
     def material(self, version: RecordedVersion, settings: Settings, world: int | None = None) -> Material:
         """What the learner read for a version. Raises ProofError where samples that it trained on cannot be read any
         more, or are others."""
+        with believed(version.entry):
+            return self._material(version, settings, world)
+
+    def _material(self, version: RecordedVersion, settings: Settings, world: int | None) -> Material:
+        """`material` of an entry that is believed."""
         entry, cells = version.entry, shares.cells_of(version.entry)
         if world is not None:
             cells = list(range(world))

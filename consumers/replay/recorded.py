@@ -6,7 +6,8 @@ the ledger names; nothing is written, and no consumer group is joined.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from millrace.consumers.history.reader import History, left_out
 from millrace.consumers.learner.order import LearningOrder
 from millrace.infra import versions
 from millrace.infra.errors import LearnerError, PolicyError, ProofError
+from millrace.infra.reading import readable
 from millrace.schemas.records import LedgerEntry, Resolution, WeightVersion
 from millrace.trainers import manifest
 from millrace.trainers.errors import CheckpointError
@@ -48,7 +50,8 @@ class RecordedVersions:
         for row in history.rows(WEIGHTS, unreadable=left_out):
             events[row.record["version"], row.record["digest"]] = row.record
         self.versions: dict[int, RecordedVersion] = {}
-        for entry in entries(history.records(LEDGER)):
+        # What is no entry trained nothing, and learners pass it over too; where it was one, the chain has a hole.
+        for entry in entries(one for one in history.records(LEDGER) if readable(LedgerEntry, one) is not None):
             event = events.get((entry["version"], entry["digest"]))
             if event is None:
                 raise ProofError(
@@ -110,6 +113,18 @@ class RecordedVersions:
         """Directories of the versions whose files are there, by version."""
         found = {number: directory_of(version.weights, root) for number, version in self.versions.items()}
         return {number: path for number, path in found.items() if path is not None}
+
+
+@contextmanager
+def believed(entry: LedgerEntry) -> Iterator[None]:
+    """Inside, whatever no learner can have written into an entry becomes a ProofError that names its version."""
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
+        raise ProofError(
+            f"the ledger entry of version {entry['version']} says what no learner writes ({type(error).__name__}): "
+            "run `millrace audit`"
+        ) from error
 
 
 def directory_of(event: WeightVersion, root: Path) -> Path | None:

@@ -15,6 +15,7 @@ from typing import Any
 from millrace.consumers.learner.identity import NOT_TRAINING, Identity, identify
 from millrace.consumers.learner.publish import machine
 from millrace.consumers.replay.plan import named
+from millrace.consumers.replay.recorded import believed
 from millrace.infra import config
 from millrace.infra.config import Settings
 from millrace.infra.errors import ProofError
@@ -41,7 +42,8 @@ def differences(here: Here, entry: LedgerEntry) -> list[str]:
     found: list[str] = []
     mine = here.identity
     if mine.config != entry["config_hash"]:
-        found += _settings(mine.text, entry["config"])
+        with believed(entry):
+            found += _settings(mine.text, entry["config"])
     if mine.code != entry["code_hash"]:
         found.append(f"the code is {mine.code[:12]}, was {entry['code_hash'][:12]}: check out the release that trained")
     for name, then in sorted(entry["libraries"].items()):
@@ -98,22 +100,23 @@ def _shown(values: Mapping[str, Any], name: str) -> str:
 
 def recorded(settings: Settings, entry: LedgerEntry) -> Settings:
     """These settings with the learner and the release policy that the entry names. Raises ProofError where it names
-    none."""
+    none, or none that a learner can have had."""
     if not entry["config"]:
         raise ProofError(
             f"version {entry['version']} does not say its configuration, only its hash: set [learner] as it was, and "
             "leave --recorded out"
         )
-    said = json.loads(entry["config"])
     # Models are on record by content alone: where they lie is for these settings to say.
     own = {name: getattr(settings.learner, name) for name in NOT_TRAINING}
-    said["learner"] |= {role: getattr(settings.learner, role) for role in FROZEN}
-    return settings.model_copy(
-        update={
-            "learner": config.Learner.model_validate({**own, **said["learner"]}),
-            "policy": settings.policy.model_copy(update={"release": said["release"]}),
-        }
-    )
+    with believed(entry):
+        said = json.loads(entry["config"])
+        said["learner"] |= {role: getattr(settings.learner, role) for role in FROZEN}
+        return settings.model_copy(
+            update={
+                "learner": config.Learner.model_validate({**own, **said["learner"]}),
+                "policy": settings.policy.model_copy(update={"release": said["release"]}),
+            }
+        )
 
 
 def refusal(found: Sequence[tuple[int, Sequence[str]]]) -> str:

@@ -18,6 +18,9 @@ from millrace.infra.errors import ProofError
 from millrace.schemas.records import LedgerEntry, Resolution, TrainedGroup
 from millrace.trainers.batches.sample import Sample
 
+MOST_SPARES = 100_000
+"""beside the ranks of one version: more than any group of learners has"""
+
 
 def cells_of(entry: LedgerEntry) -> list[int]:
     """The cell of each rank, below 0 where it served a role."""
@@ -29,9 +32,16 @@ def manifest(
 ) -> tuple[list[list[int]], dict[int, int]]:
     """Seqs in each minibatch, in training order, and the cell that trains each seq, for ranks in `cells`.
 
-    tokens: of each group, by seq; shards: partitions of the trajectories."""
+    tokens: of each group, by seq; shards: partitions of the trajectories. Raises ProofError for ranks that no learners
+    had."""
+    spares = entry["metrics"].get("spares", 0.0)
+    if not cells or not 0 <= max(cells) < len(cells) or not 0 <= spares <= MOST_SPARES:
+        raise ProofError(
+            f"version {entry['version']}: its ledger entry names no ranks that can have trained it: run "
+            "`millrace audit`"
+        )
     batch = Batch(entry["seq_lo"], tuple(_resolution(group, tokens) for group in entry["groups"]), entry["eta"])
-    roster = _roster(len(cells), int(entry["metrics"].get("spares", 0)), shards)
+    roster = _roster(len(cells), int(spares), shards)
     train = verdict.manifest(batch, roster, cells, entry["version"] - 1, minibatches, None)
     found = {part.seq: cell for cell, parts in enumerate(train.shares) for part in parts}
     if list(cells) == cells_of(entry):

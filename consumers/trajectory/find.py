@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from millrace.consumers.history.kinds import EVALUATIONS, EVENTS, TRAJECTORIES
 from millrace.consumers.history.rows import Row
 from millrace.consumers.why.find import find
-from millrace.consumers.why.read import PolicyTopics
+from millrace.consumers.why.read import PolicyTopics, sought
 from millrace.infra.log.base import Place, Record
 from millrace.infra.log.topics import partition_of
 from millrace.schemas.records import Event
 
-_PLACE = re.compile(r"(?P<topic>[\w.-]+)(?:\[(?P<one>\d+)\]|/(?P<two>\d+))@(?P<offset>\d+)")
+_PLACE = re.compile(r"(?P<topic>[\w.-]+)(?:\[(?P<one>\d{1,18})\]|/(?P<two>\d{1,18}))@(?P<offset>\d{1,18})")
 SEALED = (TRAJECTORIES, EVALUATIONS)
 
 
@@ -75,7 +75,7 @@ def _at(topics: PolicyTopics, place: Place) -> Iterator[FoundTrajectory]:
 
 def _by_header(topics: PolicyTopics, wanted: str) -> Iterator[FoundTrajectory]:
     """By what the headers of events say, without decoding the others."""
-    value = wanted.encode()
+    value = sought(wanted)
 
     def named(record: Record) -> bool:
         return value in (record.headers.get("id"), record.headers.get("trajectory"))
@@ -96,7 +96,7 @@ def _by_attempt(topics: PolicyTopics, wanted: str) -> Iterator[FoundTrajectory]:
 
 def _of_group(topics: PolicyTopics, key: str | None, group: str | None) -> Iterator[FoundTrajectory]:
     if key is not None and (count := topics.count(EVENTS)):
-        wanted = key.encode()
+        wanted = sought(key)
         own = topics.rows(EVENTS, partition_of(wanted, count), lambda record: record.key == wanted)
         yield from (_of(row) for row in own if row.name == "Event")
     if group is not None:

@@ -4,6 +4,7 @@ Invariant: ids are compared whole; a number is a ticket."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -19,7 +20,7 @@ from millrace.consumers.history.kinds import (
     TRAJECTORIES,
 )
 from millrace.consumers.history.rows import Row
-from millrace.consumers.why.read import PolicyTopics
+from millrace.consumers.why.read import PolicyTopics, sought
 from millrace.infra.log.base import Record
 from millrace.schemas.errors import SchemaError
 from millrace.schemas.records import Event, ModelCall
@@ -31,6 +32,8 @@ BODY_IDS = {
     "reward": (("reward_id", "reward"),),
 }
 """kind of event -> fields of its body that name something, and what"""
+NUMBER = re.compile("[0-9]{1,18}")
+"""a ticket as people write it; other digits, and more of them, may be a tenant's name for anything"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +54,7 @@ class Subject:
 
 def find(topics: PolicyTopics, wanted: str) -> Subject | None:
     """The subject of an id, None when no topic knows it."""
-    if wanted.isdigit():
+    if NUMBER.fullmatch(wanted):
         return _ticket(topics, int(wanted))
     return _by_header(topics, wanted) or _by_group(topics, wanted) or _by_body(topics, wanted)
 
@@ -69,7 +72,7 @@ def _ticket(topics: PolicyTopics, ticket: int) -> Subject | None:
 
 def _key(topics: PolicyTopics, group: str) -> str | None:
     """The key of a group's events."""
-    wanted = group.encode()
+    wanted = sought(group)
     for kind in (EVENTS, RAW):
         for record in topics.records(kind):
             if record.headers.get("group") == wanted:
@@ -79,7 +82,7 @@ def _key(topics: PolicyTopics, group: str) -> str | None:
 
 def _by_header(topics: PolicyTopics, wanted: str) -> Subject | None:
     """An event, trajectory or group by the headers of events and raw events."""
-    value = wanted.encode()
+    value = sought(wanted)
     for kind in (EVENTS, RAW):
         for record in topics.records(kind):
             for header, what in (("id", "event"), ("trajectory", "session"), ("group", "group")):

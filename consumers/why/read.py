@@ -17,6 +17,11 @@ from millrace.infra.log.topics import NAME, full_name
 from millrace.schemas.records import Event
 
 
+def sought(id: str) -> bytes:
+    """An id as headers and keys hold it. One that no UTF-8 holds, which a shell can give, is that of nothing."""
+    return id.encode("utf-8", "surrogatepass")
+
+
 class PolicyTopics:
     """The topics of one policy; a topic that does not exist reads as empty."""
 
@@ -72,7 +77,7 @@ class PolicyTopics:
 
     def others(self, id: str) -> set[str]:
         """Policies whose events, captured or governed, carry an id in their headers."""
-        wanted, own = id.encode(), self.policy.encode()
+        wanted, own = sought(id), self.policy.encode()
         return {
             record.headers["policy"].decode("utf-8", "replace")
             for kind in (EVENTS, RAW)

@@ -20,8 +20,8 @@ from millrace.consumers.history.kinds import (
     TRAJECTORIES,
 )
 from millrace.consumers.history.rows import Row, place_of
-from millrace.consumers.why.find import Subject
-from millrace.consumers.why.read import PolicyTopics
+from millrace.consumers.why.find import NUMBER, Subject
+from millrace.consumers.why.read import PolicyTopics, sought
 from millrace.infra.log.base import Place, Record
 from millrace.infra.log.topics import partition_of
 from millrace.schemas.records import (
@@ -103,7 +103,7 @@ def tell(topics: PolicyTopics, subject: Subject) -> Story:
     for row in topics.rows(RESOLUTIONS):
         if (group and row["group"] == group) or (row["ticket"] is not None and row["ticket"] == story.ticket):
             story.resolutions.append(row)
-    if story.ticket is None and group is not None and group.isdigit():
+    if story.ticket is None and group is not None and NUMBER.fullmatch(group):
         story.subject = subject = _with_ticket(subject, int(group))
     if (ticket := story.ticket) is not None:
         story.grants = [row for row in topics.rows(GRANTS) if row["ticket"] == ticket]
@@ -122,7 +122,7 @@ def _passages(topics: PolicyTopics, key: str) -> list[Passage]:
 
     Groups of another policy may have the same key. What another policy said in an episode of this one is part of it:
     every kind of event but a model's call is of the policy of its episode."""
-    wanted = key.encode()
+    wanted = sought(key)
 
     def ours(record: Record) -> bool:
         return record.key == wanted

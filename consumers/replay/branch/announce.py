@@ -29,7 +29,7 @@ from millrace.infra.log.topics import full_name
 from millrace.infra.reading import readable
 from millrace.schemas import codec
 from millrace.schemas.ids import now_micros
-from millrace.schemas.records import WeightVersion
+from millrace.schemas.records import LedgerEntry, WeightVersion
 from millrace.trainers import delta_files
 from millrace.trainers.checkpoint import Checkpoint
 from millrace.trainers.offline.run import RunListener, versions
@@ -74,9 +74,12 @@ class Announcer(RunListener):
         self._metrics: list[Mapping[str, float]] = []
 
     def tidy(self) -> None:
-        """Remove directories that no announced version names. Raises BranchError where the newest one is gone."""
+        """Remove directories that no announced version names, and what is older than those that are kept, which who
+        died behind a version had left. Raises BranchError where the newest one is gone."""
         committed = self._committed()
         for number, path in versions(self._root):
+            if number <= self.head.version and number not in committed:
+                continue  # its records cannot be read, so nobody can tell
             if path.name != f"v{number}-{committed.get(number, '')[:12]}":
                 shutil.rmtree(path)
         kept = [number for number, _ in versions(self._root)]
@@ -85,6 +88,7 @@ class Announcer(RunListener):
                 f"version {self.head.version} of {self.head.weights['policy']} is not in {self._root}: restore "
                 f"v{self.head.version}-{self.head.weights['digest'][:12]}, or make another branch"
             )
+        self._collect()
 
     def check(self, choice: BranchChoice) -> None:
         """Raises BranchError where the versions so far were trained on another selection."""
@@ -143,12 +147,15 @@ class Announcer(RunListener):
         collect(self._root, self._committed(), keep=self._keep, serving=serving)
 
     def _committed(self) -> dict[int, str]:
-        """Digests of all versions."""
-        found = {}
+        """Digests of all versions: the ledger's, where it names one."""
+        announced, trained = dict[int, str](), dict[int, str]()
         for record in self._bus.read(self._topics["weights"], 0):
-            event = readable(WeightVersion, record)
-            if event is not None:
-                found[event["version"]] = event["digest"]
+            if (event := readable(WeightVersion, record)) is not None:
+                announced.setdefault(event["version"], event["digest"])
+        for record in self._bus.read(self._topics["ledger"], 0):
+            if (entry := readable(LedgerEntry, record)) is not None:
+                trained.setdefault(entry["version"], entry["digest"])
+        found = {**announced, **trained}
         return {number: digest for number, digest in found.items() if number <= self.head.version}
 
     def __enter__(self) -> Announcer:

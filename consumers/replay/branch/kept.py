@@ -95,6 +95,8 @@ def beginning(root: Path) -> Iterator[None]:
         file.truncate(0)
         file.write(f"process {os.getpid()} on {socket.gethostname()}")
         file.flush()
+        for draft in root.glob(f".{FILE}-*"):  # of one that died while it wrote
+            draft.unlink()
         yield
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 
-from millrace.consumers.history.newest import head
+from millrace.consumers.history.newest import head, older
 from millrace.infra.errors import LedgerError
 from millrace.infra.log.base import Outgoing
 from millrace.infra.log.memory.bus import MemoryBus
@@ -43,6 +43,18 @@ def test_an_odd_entry_stops_in_one_line_or_is_passed_over(odd: dict[str, Any]) -
     with pytest.raises(LedgerError, match="audit the policy") as stopped:
         head(bus, "n.p.weights", "n.p.ledger", 0.0)
     assert "\n" not in str(stopped.value)
+
+
+def test_a_weight_event_that_the_ledger_does_not_name_hides_no_version() -> None:
+    bus, entry = begun()
+    known = head(bus, "n.p.weights", "n.p.ledger", 0.0)
+    assert known is not None
+    for other in ({"digest": "f" * 64}, {"version": 10**14}, {"version": 0, "digest": ""}):
+        put(bus, "n.p.weights", codec.encode_named("WeightVersion", {**known.weights, **other}))
+    assert head(bus, "n.p.weights", "n.p.ledger", 0.0) == known
+    forged = codec.encode_named("LedgerEntry", {**entry, "digest": "f" * 64})
+    put(bus, "n.p.ledger", forged)
+    assert older(bus, "n.p.weights", "n.p.ledger", 0) == known, "an entry without the hash of its bytes is none"
 
 
 def test_an_entry_with_one_other_figure_stops_too() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from millrace.consumers.learner.collect import PIN, choose, choose_deltas, collect
-from millrace.infra import faults
+from millrace.infra import durable, faults
 
 DIGESTS = {n: f"{n:012x}" + "0" * 52 for n in range(6)}
 MINE = [f"v{n}-{DIGESTS[n][:12]}" for n in DIGESTS]
@@ -37,6 +37,13 @@ def test_every_nth_stays_for_good(tmp_path: Path) -> None:
 
 def test_an_orphan_goes_once_its_number_is_committed() -> None:
     assert chosen(["v5-ffffffffffff", "v6-ffffffffffff", "v7-ffffffffffff"]) == ["v5-ffffffffffff"]
+
+
+def test_a_version_whose_record_cannot_be_read_stays() -> None:
+    known = {number: digest for number, digest in DIGESTS.items() if number != 2}
+    assert choose(MINE, known, keep=1, serving=set(), pinned=set()) == [MINE[1], *MINE[3:5]]
+    deltas = [f"{name}.delta" for name in MINE]
+    assert f"{MINE[4]}.delta" not in choose_deltas(deltas, {5: DIGESTS[5]}, keep=1, deltas={4, 5})
 
 
 def test_drafts_go_once_their_number_is_committed() -> None:
@@ -106,8 +113,16 @@ def test_what_leads_to_the_newest_stays() -> None:
 
 
 def test_deltas_of_orphans_and_drafts_go_once_their_number_is_committed() -> None:
-    names = [f"{ahead}v{n}-ffffffffffff{end}.delta" for n in (5, 6) for ahead, end in (("", ""), (".tmp-", "-0a1b"))]
+    names = [
+        f"{ahead}v{n}-ffffffffffff.delta{end}" for n in (5, 6) for ahead, end in (("", ""), (".tmp-", "-0a1b2c3d4e5f"))
+    ]
     assert choose_deltas([*names, "notes"], DIGESTS, keep=9, deltas={1, 2, 3, 4, 5}) == sorted(names[:2])
+
+
+def test_a_draft_of_a_delta_that_is_needed_goes_and_the_delta_stays() -> None:
+    """Named by the writer itself, so that the two agree on what a draft is."""
+    drafts = [durable.draft_of(Path(name)).name for name in DELTAS]
+    assert choose_deltas([*DELTAS, *drafts], DIGESTS, keep=9, deltas={1, 2, 3, 4, 5}) == sorted([DELTAS[0], *drafts])
 
 
 def test_collect_removes_deltas_from_disk(tmp_path: Path) -> None:

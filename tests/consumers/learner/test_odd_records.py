@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millrace.consumers.history.places import GONE, Lost, PlaceReader
+from millrace.consumers.learner.collect import choose
 from millrace.consumers.learner.log import PolicyLog
 from millrace.consumers.learner.reading import EMPTY, REASONS, read
 from millrace.consumers.learner.verdict import PlacedGroup
@@ -59,11 +60,34 @@ def test_the_log_is_followed_past_any_record(odd: list[dict[str, Any]]) -> None:
     for seq in (0, 1):
         put(bus, "resolutions", ready(seq))
     log.catch_up()
-    log.all_digests()
+    log.all_digests(0)
     batch = log.order.next(0)
     assert batch is not None
     assert [group["group"] for group in batch.groups] == ["g0", "g1"]
     log.frontier.offsets(2)
+
+
+def test_a_weight_event_that_the_ledger_does_not_name_takes_no_directory_away() -> None:
+    bus, log = begun()
+    first, entry = version_zero(Plan(None, 2, 1, 1, 1, "reserve", 0.0, "drop"))  # type: ignore[arg-type]
+    digests = {0: first["digest"]} | {version: f"{version:064x}" for version in (1, 2, 3)}
+    put(bus, "weights", codec.encode_named("WeightVersion", {**first, "version": 2, "digest": "e" * 64}))
+    for version in (1, 2, 3):
+        put(
+            bus,
+            "weights",
+            codec.encode_named("WeightVersion", {**first, "version": version, "digest": digests[version]}),
+        )
+    for version, digest in digests.items():
+        put(bus, "ledger", codec.encode_named("LedgerEntry", {**entry, "version": version, "digest": digest}))
+    for odd in ({"version": 3, "digest": "f" * 64, "mode": "delta"}, {"version": 10**14}, {"version": -7}):
+        put(bus, "weights", codec.encode_named("WeightVersion", {**first, **odd}))
+    put(bus, "ledger", b"no record")
+    committed = log.all_digests(3)
+    assert committed == digests
+    assert log.deltas(committed) == set()
+    names = [f"v{version}-{digest[:12]}" for version, digest in digests.items()]
+    assert choose(names, committed, keep=2, serving=set(), pinned=set()) == [names[1]]
 
 
 def test_a_ready_group_that_cannot_be_read_keeps_its_seq_and_is_lost() -> None:

@@ -83,6 +83,19 @@ def test_every_version_is_proven_and_nothing_is_touched(place: Make) -> None:
     assert [(one.version, one.asked) for one in outcomes] == [(1, False), (2, False), (3, True)]
 
 
+def test_a_moved_deployment_is_proven(place: Make, tmp_path: Path) -> None:
+    """The log names its versions where they lay then."""
+    it = place(**{"learner.keep": 1})
+    feed(it.bus, it.settings, range(12))
+    it.learn(3)
+    old = root(it)
+    it.settings = it.settings.model_copy(update={"objects": str(tmp_path / "moved")})
+    root(it).parent.mkdir(parents=True)
+    old.rename(root(it))
+    plan, outcomes = prove(it)
+    assert (plan.start, words(outcomes)) == (0, [(version, "equal") for version in (1, 2, 3)])
+
+
 def alter(it: Place, seq: int, change: Callable[[dict[str, Any]], None]) -> None:
     """The first trajectory of a group becomes another one, where it lies."""
     topic = policy_names.topics(it.settings)["trajectories"]

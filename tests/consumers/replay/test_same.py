@@ -8,8 +8,10 @@ import pytest
 
 from millrace.consumers.learner import identity
 from millrace.consumers.learner.identity import identify
+from millrace.consumers.replay import same
 from millrace.consumers.replay.same import Here, differences
 from millrace.infra.config import load
+from millrace.infra.errors import ProofError
 from millrace.infra.process import cuda
 from tests.support.versions import entry
 
@@ -53,3 +55,14 @@ def test_an_older_entry_is_compared_by_the_names_that_it_has() -> None:
     old = {name: version for name, version in one.identity.libraries.items() if name != "megatron-core"}
     assert differences(one, recorded(one, **old)) == []
     assert differences(one, recorded(one, **old | {"gone": "1"})) == ["gone is none, was 1"]
+
+
+@pytest.mark.parametrize("config", ["{", "[]", "null", '{"learner": 1}', '{"learner": {"lr": "fast"}}', "[" * 100_000])
+def test_a_configuration_that_no_learner_had_is_named_by_its_version(config: str) -> None:
+    one = here("torch")
+    forged = {**recorded(one), "config": config, "config_hash": "another"}
+    with pytest.raises(ProofError, match="version 1 says what no learner writes"):
+        same.recorded(load(), forged)
+    if '"lr"' not in config:  # which is another setting, and is shown as one
+        with pytest.raises(ProofError, match="version 1 says what no learner writes"):
+            differences(one, forged)

@@ -103,3 +103,21 @@ def test_other_shares_than_the_ledger_counts_are_refused() -> None:
     shares.check(it, {0: 0, 1: 1}, samples)
     with pytest.raises(ProofError, match="which rank trained which group"):
         shares.check(it, {0: 1, 1: 0}, samples)
+
+
+@pytest.mark.parametrize(
+    ("cells", "metrics"),
+    [
+        ([], {}),
+        ([-1, -1], {}),
+        ([0, 2**31 - 1], {}),
+        ([0], {"spares": float("nan")}),
+        ([0], {"spares": float("inf")}),
+        ([0], {"spares": -1.0}),
+        ([0], {"spares": 1e18}),
+    ],
+)
+def test_ranks_that_nobody_had_are_refused(cells: list[int], metrics: dict[str, float]) -> None:
+    forged = {**entry([group(0, 0)], cells), "metrics": metrics}
+    with pytest.raises(ProofError, match="version 5: its ledger entry names no ranks"):
+        shares.manifest(forged, cells, {0: 3}, 4, 1)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from millrace.consumers.why import explain_in
+from millrace.infra.log.topics import partition_of
 from millrace.schemas import codec
 from tests.support.history import History
 from tests.support.history_log import NS
@@ -126,3 +127,19 @@ def test_a_namespace_without_topics_knows_nothing() -> None:
     assert "Nothing is known of" in text
     assert not known
     assert explain_in(world().bus, NS, POLICY, "1").known
+
+
+@pytest.mark.parametrize("wanted", ["²", "٣", "9" * 5000, "\udcff", "\ud800x", "-1", "\x00"])
+def test_what_names_nothing_is_said_to_name_nothing(wanted: str) -> None:
+    assert explain_in(world().bus, NS, POLICY, wanted) == (explain_in(world().bus, NS, POLICY, wanted).text, False)
+
+
+@pytest.mark.parametrize("name", ["²", "٣", "9" * 200])
+def test_a_group_may_be_called_by_any_digits(name: str) -> None:
+    made = world().copy()
+    _, sample = next((r, s) for r, s in made.rows("trajectories") if s["ticket"] is None)
+    partition = partition_of(name, made.bus.partitions(made.topic("trajectories")))
+    made.append("trajectories", "Trajectory", {**sample, "group": name, "id": "named"}, name, partition)
+    told = explain_in(made.bus, NS, POLICY, name)
+    assert told.known
+    assert f"sealed as sample {sample['sample']}" in told.text

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from millrace.consumers import policy_names
 from millrace.consumers.audit import audit
 from millrace.consumers.history import newest
 from millrace.consumers.history.kinds import TRAJECTORIES
@@ -143,6 +144,31 @@ def test_a_branch_that_dies_anywhere_goes_on_to_the_same_bytes(place: Place, beg
     assert (heard.steps, heard.went_on) == ([], [3]), "nothing is left to do"
 
 
+def test_files_of_a_branch_that_died_behind_its_last_version_are_collected(place: Place) -> None:
+    """Also where nothing is left to train."""
+    branch(place.bus, place.settings, "whole", **SHORT)
+    left = 3
+
+    def hook(passed: str) -> None:
+        nonlocal left
+        left -= passed == "branch.committed"
+        if not left:
+            raise Died
+
+    before = faults.install(hook)
+    try:
+        with pytest.raises(Died):
+            branch(place.bus, place.settings, **SHORT)
+    finally:
+        faults.install(before)
+    root = Path(events(place.bus, place.settings)[0]["uri"]).parent
+    (root / ".tmp-v2-0123456789ab").mkdir()
+    _, heard = branch(place.bus, place.settings, **SHORT)
+    assert (heard.steps, heard.went_on) == ([], [3]), "nothing is left to do"
+    whole = Path(events(place.bus, place.settings, "whole")[0]["uri"]).parent
+    assert sorted(path.name for path in root.iterdir()) == sorted(path.name for path in whole.iterdir())
+
+
 def test_two_that_begin_one_branch_at_once(place: Place) -> None:
     """The second is told who begins it, and changes nothing of what the first has chosen."""
     refused = list[str]()
@@ -189,6 +215,31 @@ def test_a_branch_goes_on_from_where_it_began_though_its_source_trained_on(place
         branch(place.bus, place.settings, version=2, **SHORT)
     with pytest.raises(BranchError, match="the files of version 1 of pico are gone"):
         branch(place.bus, place.settings, "late", version=1, **SHORT)
+
+
+def test_a_branch_goes_on_in_a_deployment_that_was_moved(place: Place, tmp_path: Path) -> None:
+    branch(place.bus, place.settings, "whole", **SHORT)
+
+    def hook(passed: str) -> None:
+        if passed == "branch.committed":
+            raise Died
+
+    before = faults.install(hook)
+    try:
+        with pytest.raises(Died):
+            branch(place.bus, place.settings, **SHORT)
+    finally:
+        faults.install(before)
+    old = policy_names.weights_root(place.settings).parent
+    place.settings = place.settings.model_copy(update={"objects": str(tmp_path / "moved")})
+    new = policy_names.weights_root(place.settings).parent
+    new.parent.mkdir(parents=True)
+    old.rename(new)
+    _, heard = branch(place.bus, place.settings, **SHORT)
+    assert heard.went_on == [1]
+    branch(place.bus, place.settings, "late", **SHORT)
+    assert ends(place) == ends(place, "late") == ends(place, "whole")
+    assert {Path(event["uri"]).parent.parent for event in events(place.bus, place.settings, "late")} == {new}
 
 
 def test_a_name_that_is_taken_is_refused(place: Place) -> None:
