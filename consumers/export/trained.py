@@ -1,6 +1,6 @@
 """Which version trained a trajectory, by its place.
 
-Invariant: twelve bytes a trained trajectory, however long the history is."""
+Invariant: sixteen bytes a trained trajectory, however long the history is, for any number that an entry may hold."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class TrainingVersions:
         for partition, pairs in found.items():
             pairs.sort()
             self._offsets[partition] = array("q", (offset for offset, _ in pairs))
-            self._versions[partition] = array("i", (version for _, version in pairs))
+            self._versions[partition] = array("q", (version for _, version in pairs))
 
     def version(self, place: Place) -> int | None:
         """The version that trained on the trajectory at a place, None when none did."""
