@@ -1,10 +1,11 @@
-"""One durable write of a small file: a reader sees the old bytes or the new ones, before and after a power cut.
+"""The one durable write: a reader sees the old or the new, whole, before and after a power cut.
 
-    bytes -> a draft beside the file -> fsync -> rename -> fsync of the folder
+    draft beside it (.tmp-NAME-random) -> fsync of its bytes -> rename -> fsync of the folder
 
-Invariants: nothing appears under the name but whole; when `write` returns, the file is on the disk; a process killed
-inside leaves the old file and at most a draft, which no reader takes for anything. What is made `once` is the same for
-all who ask, in every process and for good.
+Invariants: nothing appears under the name but whole; when a function returns, what it wrote is on the disk under that
+name; a process killed inside leaves the old and at most a draft, which no reader takes for anything and `meant` tells
+from all else; no two writers share a draft, in whatever processes, containers or machines they are. What is made `once`
+is the same for all who ask, in every process and for good.
 """
 
 from __future__ import annotations
@@ -12,35 +13,48 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Literal
 
 PRIVATE = 0o600
+SHARED = 0o666
+"""as the umask says"""
+DRAFT = ".tmp-"
+"""how the name of a draft begins"""
+
+Step = Literal["filled", "flushed", "named"]
+"""what was done: the bytes are in the draft; they are on the disk; they have their name, maybe in memory alone"""
+Passed = Callable[[Step], None]
 
 
-def write(path: Path, data: bytes | str, *, mode: int = PRIVATE, sync: bool = True) -> None:
+def _nobody(step: Step) -> None:
+    """The default listener."""
+
+
+def write(path: Path, data: bytes | str, *, mode: int = PRIVATE, sync: bool = True, passed: Passed = _nobody) -> None:
     """Put `data` (text as UTF-8) in the place of the file `path`, whose folder is there. sync: whether it outlives a
-    power cut, and not only the process. Raises OSError; then the old file stands."""
-    draft = _draft(path)
+    power cut, and not only the process. passed: hears of each step. Raises OSError; then the old file stands."""
+    draft = draft_of(path)
     try:
-        _fill(draft, data.encode() if isinstance(data, str) else data, mode, sync)
-        draft.rename(path)
+        _fill(draft, data.encode() if isinstance(data, str) else data, mode)
+        passed("filled")
+        name(draft, path, sync=sync, passed=passed)
     except BaseException:
         with suppress(OSError):
             draft.unlink()
         raise
-    if sync:
-        flush(path.parent)
 
 
 def once(path: Path, data: bytes) -> bytes:
     """Put `data` in the file `path`, unless it holds something already; gives what it holds. Of several that do so at
     once, the first decides. An empty file counts as none. Raises OSError."""
     if not path.is_file() or not path.stat().st_size:
-        draft = _draft(path)
+        draft = draft_of(path)
         try:
-            _fill(draft, data, PRIVATE, sync=True)
+            _fill(draft, data, PRIVATE)
+            flush(draft)
             try:
                 os.link(draft, path)
             except FileExistsError:
@@ -53,24 +67,66 @@ def once(path: Path, data: bytes) -> bytes:
 
 
 @contextmanager
-def drafted(path: Path) -> Iterator[Path]:
+def drafted(path: Path, *, replace: bool = False, sync: bool = True) -> Iterator[Path]:
     """Inside, fill the draft that is given, a file or a folder, however long that takes; behind it stands under the
-    name `path`, whole and on the disk. Where an error leaves the block, or `path` exists already (FileExistsError), the
-    draft goes. Raises OSError."""
-    draft = _draft(path)
+    name `path`, whole and, with `sync`, on the disk. Where an error leaves the block, or `path` exists already and is
+    not to be replaced (FileExistsError), the draft goes. Raises OSError."""
+    draft = draft_of(path)
     try:
         yield draft
-        flush_all(draft)
-        if path.exists():
+        if sync:
+            flush_all(draft)
+        if path.exists() and not replace:
             raise FileExistsError(f"{path} is there already")
-        draft.rename(path)
+        rename(draft, path, sync=sync)
     except BaseException:
         if draft.is_dir():
             shutil.rmtree(draft, ignore_errors=True)
         else:
             draft.unlink(missing_ok=True)
         raise
-    flush(path.parent)
+
+
+def name(draft: Path, path: Path, *, aside: Path | None = None, sync: bool = True, passed: Passed = _nobody) -> None:
+    """Give a filled draft, a file or a folder on the disk of `path`, that name. aside: where what stands there goes
+    first, by one rename; without it a file is replaced, and a folder that holds something is an error. Raises OSError;
+    then, unless it was the last flush that failed, the draft still lies where it was."""
+    if sync:
+        flush_all(draft)
+    passed("flushed")
+    rename(draft, path, aside=aside, sync=sync, passed=passed)
+
+
+def rename(draft: Path, path: Path, *, aside: Path | None = None, sync: bool = True, passed: Passed = _nobody) -> None:
+    """`name` for a draft whose bytes are on the disk already, or need not be. Raises OSError."""
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise FileExistsError(f"{path} is a device or a pipe, which a file cannot replace: name a file")
+    if aside is not None and path.exists():
+        path.rename(aside)
+    draft.rename(path)
+    passed("named")
+    if sync:
+        flush(path.parent)
+
+
+def draft_of(path: Path) -> Path:
+    """Where to prepare what is to be named `path`: beside it, and nobody else's. Nothing is made."""
+    return path.with_name(f"{DRAFT}{path.name}-{secrets.token_hex(6)}")
+
+
+def meant(name: str) -> str:
+    """The name that a draft was to get; empty for a name that is no draft's. Pure."""
+    wanted, dash, tail = name.removeprefix(DRAFT).rpartition("-")
+    return wanted if dash and name.startswith(DRAFT) and len(tail) == 12 and tail.isalnum() else ""
+
+
+def make_folder(path: Path, mode: int = 0o777) -> None:
+    """Have the folder `path`, with those above it, there and on the disk. Raises OSError."""
+    new = [each for each in (path, *path.parents) if not each.exists()]
+    path.mkdir(mode, parents=True, exist_ok=True)
+    for each in new or [path]:  # whoever else made it may not have come so far
+        with suppress(PermissionError):  # names in a folder that may not be read are the kernel's to write
+            flush(each.parent)
 
 
 def flush_all(path: Path) -> None:
@@ -80,24 +136,6 @@ def flush_all(path: Path) -> None:
     flush(path)
 
 
-def _draft(path: Path) -> Path:
-    return path.with_name(f".{path.name}-{secrets.token_hex(6)}")
-
-
-def _fill(draft: Path, data: bytes, mode: int, sync: bool) -> None:
-    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
-        file.write(data)
-        file.flush()
-        if sync:
-            os.fsync(file.fileno())
-
-
-def flush_tree(folder: Path) -> None:
-    """`flush` a folder with all that lies in it, and its own name. Raises OSError."""
-    for path in (*folder.rglob("*"), folder, folder.parent):
-        flush(path)
-
-
 def flush(path: Path) -> None:
     """Have the kernel put a file, or the names in a folder, on the disk. Raises OSError."""
     handle = os.open(path, os.O_RDONLY)
@@ -105,3 +143,8 @@ def flush(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def _fill(draft: Path, data: bytes, mode: int) -> None:
+    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+        file.write(data)

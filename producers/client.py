@@ -27,7 +27,7 @@ import orjson
 from tenacity import AsyncRetrying, Retrying, retry_if_exception_type, stop_after_attempt, wait_exponential
 
 from millrace.infra.errors import GatewayError
-from millrace.producers.intake.capture import Owner
+from millrace.producers.intake.conversation import Owner
 from millrace.producers.reports import REPORTS
 from millrace.producers.session_keys import session_id
 from millrace.producers.tools import SideEffect, ToolStatus, decorated, enter, leave

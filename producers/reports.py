@@ -18,7 +18,8 @@ from multiprocessing.util import Finalize, register_after_fork
 from pathlib import Path
 from typing import Any
 
-from millrace.producers.intake.capture import Capture, Owner
+from millrace.producers.intake.capture import Capture
+from millrace.producers.intake.conversation import Owner
 from millrace.producers.intake.spool import Spool, home
 
 logger = logging.getLogger(__name__)

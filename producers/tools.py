@@ -27,7 +27,7 @@ from typing import Any, Literal, Self, TypeVar, overload
 
 import orjson
 
-from millrace.producers.intake.capture import Owner
+from millrace.producers.intake.conversation import Owner
 from millrace.producers.reports import REPORTS
 from millrace.schemas import bounds
 from millrace.schemas.ids import new_id, now_micros

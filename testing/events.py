@@ -15,8 +15,9 @@ from typing import Any, Literal, TypeAlias, cast
 import numpy as np
 import orjson
 
-from millrace.schemas import arrays, codec
-from millrace.schemas.chain import START, VERSION, event_hash
+from millrace.schemas import arrays, codec, envelope
+from millrace.schemas.chain import START
+from millrace.schemas.envelope import Belonging, ChainLink, Numbered
 from millrace.schemas.records import EpisodeEnded, EpisodeStarted, Event, ModelCall, Reward, Sampling, Usage, Versions
 
 VERSIONS: Versions = {
@@ -175,43 +176,22 @@ class Episode:
 
     def event(self, kind: str, content: Mapping[str, Any], *, judge: str | None = None, **fields: Any) -> Event:
         """The next event, of any kind; a judge's event has no step, number or chain."""
-        step = -1 if judge else self.step
-        plain: Event = {
-            "id": made(self.trajectory, judge or "", step, kind, content.get("reward_id", "")),
-            "kind": cast(Any, kind),
-            "tenant": self.tenant,
-            "policy": self.policy,
-            "group": self.group,
-            "root_trajectory": self.root,
-            "trajectory": self.trajectory,
-            "parent_trajectory": None,
-            "parent_event": None,
-            "spawn_call": None,
-            "attempt": self.attempt,
-            "step": step,
-            "actor": "evaluator" if judge else "gateway",
-            "split": self.split,
-            "event_time": self.clock(),
-            "capture_time": self.clock(),
-            "log_time": None,
-            "source": judge or self.source,
-            "source_epoch": 0,
-            "source_seq": None if judge else self.numbers,
-            "prev_hash": START if judge else self.hash,
-            "hash": b"",
-            "hash_version": VERSION,
-            "source_place": None,
-            "source_hash": None,
-            "trace_id": None,
-            "span_id": None,
-            "governance": None,
-            "body_encoding": "plain",
-            "body": codec.encode_named(codec.BODIES[kind], content),
-        }
-        event = cast(Event, {**plain, **fields})
-        event["hash"] = event_hash(event["prev_hash"], event)
+        after = ChainLink() if judge else ChainLink(self.step, self.hash)
+        whose = Belonging(self.tenant, self.policy, self.group, self.root, self.trajectory, self.attempt, self.split)
+        plain = envelope.unlinked(
+            whose,
+            cast(Any, kind),
+            codec.encode_named(codec.BODIES[kind], content),
+            id=made(self.trajectory, judge or "", after.step, kind, content.get("reward_id", "")),
+            actor="evaluator" if judge else "gateway",
+            number=Numbered(judge or self.source, 0, None if judge else self.numbers),
+            after=after,
+            happened=self.clock(),
+            captured=self.clock(),
+        )
+        event = envelope.linked(cast(Event, {**plain, **fields}))
         if not judge:
-            self.step, self.hash, self.numbers = step + 1, event["hash"], self.numbers + 1
+            self.step, self.hash, self.numbers = after.step + 1, event["hash"], self.numbers + 1
         return event
 
     def start(self) -> Event:

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import secrets
 import shutil
 import time
 from collections.abc import Callable, Mapping
@@ -48,7 +47,6 @@ _OWN = {MOMENTS, TRAINING, CRITIC, CRITIC_TRAINING, ADAPTER_CONFIG, ADAPTER, man
 _MASTER, _ADAPTER = "master", "adapter"
 _PEFT = "base_model.model."
 """before every name in a file of peft"""
-_TEMPORARY = ".tmp-"
 
 Fault = Callable[[str], None]
 
@@ -72,15 +70,17 @@ def write(root: Path, version: int, state: State, *, fault: Fault = _no_fault) -
     `fault` is called with the name of each point at which a crash must be harmless. Raises CheckpointError when the
     disk is full or gone; then nothing but a temporary directory, removed if possible, is left.
     """
-    temporary = root / f"{_TEMPORARY}v{version}-{secrets.token_hex(6)}"
+    temporary = durable.draft_of(root / f"v{version}")
     try:
-        root.mkdir(parents=True, exist_ok=True)
+        durable.make_folder(root)
         listing = _fill(temporary, state, fault)
         target = root / f"v{version}-{listing.digest[:12]}"
         fault("checkpoint.before_rename")
-        _publish(temporary, target, listing.digest)
-        fault("checkpoint.after_rename")
-        durable.flush(root)
+        if _is_whole(target, listing.digest):
+            durable.flush(root)  # whoever wrote it may not have come so far
+        else:
+            damaged = temporary.with_name(f"{temporary.name}-damaged") if target.exists() else None
+            durable.rename(temporary, target, aside=damaged, passed=lambda _: fault("checkpoint.after_rename"))
         fault("checkpoint.after_parent_fsync")
     except OSError as error:
         raise CheckpointError(
@@ -101,22 +101,18 @@ def _fill(directory: Path, state: State, fault: Fault) -> Manifest:
     listing = Manifest({name: manifest.file_hash(directory / name) for name in sorted(files)})
     (directory / manifest.NAME).write_bytes(listing.to_bytes())
     fault("checkpoint.after_write")
-    for name in (*files, manifest.NAME):
-        durable.flush(directory / name)
-    durable.flush(directory)
+    durable.flush_all(directory)
     fault("checkpoint.after_fsync")
     return listing
 
 
-def _publish(temporary: Path, target: Path, digest: str) -> None:
-    if target.exists():
-        # The same bytes were written before, by a step that was never committed: keep them if they are whole.
-        try:
-            manifest.verify(target, digest)
-            return
-        except CorruptCheckpoint:
-            target.rename(temporary.with_name(temporary.name + "-damaged"))
-    temporary.rename(target)
+def _is_whole(target: Path, digest: str) -> bool:
+    """Whether the same bytes were written before, by a step that was never committed."""
+    try:
+        manifest.verify(target, digest)
+    except CorruptCheckpoint:
+        return False
+    return True
 
 
 def export(directory: Path, state: State) -> None:
@@ -204,14 +200,13 @@ def fingerprint(state: State) -> str:
 
 
 def sweep(root: Path, older_than: float = 3600.0) -> list[Path]:
-    """Removes temporary directories that were last written more than `older_than` seconds ago; returns them."""
-    old = [
-        path
-        for path in root.glob(f"{_TEMPORARY}*")
-        if path.is_dir() and time.time() - path.stat().st_mtime > older_than
-    ]
+    """Removes drafts that were last written more than `older_than` seconds ago; returns them."""
+    old = [path for path in root.glob(f"{durable.DRAFT}*") if time.time() - path.stat().st_mtime > older_than]
     for path in old:
-        shutil.rmtree(path, ignore_errors=True)
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
     return old
 
 

@@ -11,10 +11,7 @@ is the learner's own file, bit for bit."""
 from __future__ import annotations
 
 import hashlib
-import os
-import secrets
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +23,6 @@ from millrace.trainers.tensorfile import open_file, open_folder, weight_files
 
 FOLDER = "deltas"
 WEIGHTS = "model.safetensors"
-_TEMPORARY = ".tmp-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,26 +53,22 @@ def write(parent: Path, folder: Path, *, fault: Callable[[str], None] = lambda _
         return None
     directory = folder.parent / FOLDER
     target = directory / f"{folder.name}.delta"
-    temporary = directory / f"{_TEMPORARY}{folder.name}-{secrets.token_hex(6)}.delta"
+
+    def passed(step: durable.Step) -> None:
+        match step:
+            case "flushed":
+                fault("delta.before_rename")
+            case "named":
+                fault("delta.after_rename")
+
     try:
-        directory.mkdir(exist_ok=True)
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        fault("delta.before_rename")
-        temporary.replace(target)
-        fault("delta.after_rename")
-        for each in (directory, directory.parent):
-            durable.flush(each)
+        durable.make_folder(directory)
+        durable.write(target, data, mode=durable.SHARED, passed=passed)
     except OSError as error:
         raise CheckpointError(
             f"the changes of {folder.name} cannot be written to {directory} ({error.strerror or error}): make room "
             "there, or mend it, and start again; no version was lost"
         ) from error
-    finally:
-        with suppress(OSError):  # there is an error already, or nothing to remove
-            temporary.unlink()
     return WrittenDelta(target, hashlib.sha256(data).hexdigest(), len(data), full)
 
 

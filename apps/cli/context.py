@@ -116,10 +116,12 @@ def _expected() -> tuple[type[Exception], ...]:
 
 
 def _disk(error: OSError) -> str:
-    """What to do about a disk that takes nothing; empty for other errors."""
+    """What to do about a disk that takes nothing, or a name that cannot be had; empty for other errors."""
     place = f" at {error.filename}" if error.filename else ""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"the disk is full{place}: make room; what was running goes on by itself, else run `millrace up`"
+    if isinstance(error, FileExistsError) and error.errno is None:
+        return str(error)  # in words of our own
     if error.errno == errno.EROFS:
         return f"the disk is read-only{place}: mount it writable, or choose another home, then run `millrace up`"
     return ""

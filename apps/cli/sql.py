@@ -15,6 +15,7 @@ from rich.text import Text
 
 from millrace.apps.cli.context import call, complain, console
 from millrace.apps.cli.selecting import query as query_of
+from millrace.infra import durable
 from millrace.infra.config import Settings
 from millrace.infra.errors import ConfigError, WarehouseError
 from millrace.infra.local_keys import private
@@ -115,13 +116,8 @@ def answer(asking: Asking, statement: str, form: AnswerFormat, out: Path | None,
     if out is None:
         put_bytes(pieces, as_json=form in (AnswerFormat.JSON, AnswerFormat.JSONL))
         return
-    draft = out.with_name(f".{out.name}.part")
-    try:
-        with draft.open("wb") as file:
-            file.writelines(pieces)
-        draft.replace(out)
-    finally:
-        draft.unlink(missing_ok=True)
+    with durable.drafted(out, replace=True, sync=False) as draft, draft.open("wb") as file:
+        file.writelines(pieces)
     console.print(f"wrote {out}", highlight=False, soft_wrap=True)
 
 

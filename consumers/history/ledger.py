@@ -17,6 +17,7 @@ from fastavro import schemaless_reader, schemaless_writer
 from millrace.infra.errors import LedgerError
 from millrace.infra.log.base import Record
 from millrace.schemas import codec
+from millrace.schemas.errors import SchemaError
 from millrace.schemas.records import LedgerEntry
 from millrace.schemas.registry import by_fingerprint
 
@@ -47,13 +48,16 @@ def chained(entry: LedgerEntry, previous: bytes) -> LedgerEntry:
 def entries(records: Iterable[Record]) -> Iterator[LedgerEntry]:
     """The ledger's records in order, each checked against its parent.
 
-    Raises LedgerError naming the first record that breaks a hash, the chain, the order of versions or the tiling. The
-    first record may be any version, where older ones are not given."""
+    Raises LedgerError naming the first record that is no entry, or breaks a hash, the chain, the order of versions or
+    the tiling. The first record may be any version, where older ones are not given."""
     parent: LedgerEntry | None = None
     for record in records:
-        value = record.value or b""
-        entry = codec.decode_as("LedgerEntry", value)
-        at = f"ledger entry of version {entry['version']} at {record.topic}/{record.partition}@{record.offset}"
+        value, place = record.value or b"", f"{record.topic}/{record.partition}@{record.offset}"
+        try:
+            entry = codec.decode_as("LedgerEntry", value)
+        except SchemaError as error:
+            raise LedgerError(f"the record at {place} is no ledger entry ({error}); audit the policy") from error
+        at = f"ledger entry of version {entry['version']} at {place}"
         if stored_hash(value) != entry["hash"]:
             raise LedgerError(f"{at} does not have the hash of its bytes: it was changed; audit the policy")
         fault = _against(parent, entry)

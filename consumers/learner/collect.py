@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import logging
 import re
-import secrets
 import shutil
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
@@ -22,7 +21,7 @@ from millrace.consumers.history import newest
 from millrace.consumers.history.kinds import WORKERS
 from millrace.consumers.history.newest import Head
 from millrace.consumers.history.reader import History, left_out
-from millrace.infra import faults
+from millrace.infra import durable, faults
 from millrace.infra.log.base import Bus
 from millrace.infra.versions import directory
 from millrace.trainers.delta_files import FOLDER
@@ -31,7 +30,7 @@ log = logging.getLogger(__name__)
 
 NAME = re.compile(r"v(?P<version>\d+)-(?P<digest>[0-9a-f]{12})")
 TEMPORARY = re.compile(r"\.tmp-v(?P<version>\d+)-[0-9a-f]+(-damaged)?")
-DELTA = re.compile(r"(?P<draft>\.tmp-)?v(?P<version>\d+)-(?P<digest>[0-9a-f]{12})(-[0-9a-f]+)?\.delta")
+DELTA = re.compile(r"v(?P<version>\d+)-(?P<digest>[0-9a-f]{12})\.delta")
 PIN = "PINNED"
 """a file of this name beside the weights keeps a version for good"""
 
@@ -90,11 +89,12 @@ def choose_deltas(
     _, links = chains(newest, keep, deltas)
     chosen = []
     for name in names:
-        found = re.fullmatch(DELTA, name)
+        draft = durable.meant(name)
+        found = re.fullmatch(DELTA, draft or name)
         if found and int(found["version"]) <= newest:
             version = int(found["version"])
             known = committed.get(version, found["digest"])[:12] == found["digest"]
-            wanted = version in links and known and not found["draft"]
+            wanted = version in links and known and not draft
             if not wanted:
                 chosen.append(name)
     return sorted(chosen)
@@ -157,7 +157,7 @@ def _remove(version: Path) -> bool:
     or was pinned since it was chosen, stays."""
     named = re.fullmatch(NAME, version.name)
     if named:
-        draft = version.with_name(f".tmp-v{named['version']}-{secrets.token_hex(6)}")
+        draft = durable.draft_of(version.with_name(f"v{named['version']}"))
         try:
             version.rename(draft)
             if (draft / PIN).exists():

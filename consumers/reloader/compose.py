@@ -10,13 +10,12 @@ cannot be composed is read whole, and that is said."""
 from __future__ import annotations
 
 import logging
-import secrets
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
 from millrace.consumers.reloader.directory import Signature, check, is_served, local_folder
-from millrace.infra import faults
+from millrace.infra import durable, faults
 from millrace.infra.errors import ReloadError
 from millrace.schemas.records import WeightVersion
 from millrace.trainers import delta_files, manifest
@@ -25,7 +24,6 @@ from millrace.trainers.manifest import Manifest
 
 log = logging.getLogger(__name__)
 
-DRAFT = ".tmp-"
 KEPT = 2
 """composed versions that stay: the one served, and the one before it"""
 
@@ -61,17 +59,14 @@ def compose(event: WeightVersion, events: Events, cache: Path, reference: Signat
         except ReloadError:
             shutil.rmtree(target)
     base, held, links = chain(event, events, cache)
-    draft = cache / f"{DRAFT}{target.name}-{secrets.token_hex(6)}"
-    draft.mkdir(parents=True)
-    try:
+    cache.mkdir(parents=True, exist_ok=True)
+    with durable.drafted(target, sync=False) as draft:  # whoever reads it checks it
+        draft.mkdir()
         deltas = [delta_files.read(local_folder(each["delta"] or ""), each["delta_hash"] or "") for each in links]
         delta_files.compose(base, deltas, draft)
         _copy_assets(event, held, base, draft)
         faults.point("reload.before_rename")
-        draft.rename(target)
-        faults.point("reload.after_rename")
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
+    faults.point("reload.after_rename")
     found = check(here, reference)
     log.info(
         "version %d: read %d bytes of changes since version %d, of %d bytes in all",
@@ -116,7 +111,7 @@ def folders(cache: Path) -> list[Path]:
 
 def clear(cache: Path, *, keep: int = 0) -> None:
     """Remove drafts, and all composed versions but the newest `keep`."""
-    for path in [*cache.glob(f"{DRAFT}*"), *folders(cache)[: -keep or None]]:
+    for path in [*cache.glob(f"{durable.DRAFT}*"), *folders(cache)[: -keep or None]]:
         shutil.rmtree(path, ignore_errors=True)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -18,6 +17,7 @@ from millrace.infra.engines.vllm.control import VllmControl
 from millrace.infra.engines.vllm.launch import installed
 from millrace.infra.errors import ServiceError
 from millrace.infra.local_keys import engine_key
+from millrace.infra.process.stopping import stop_asked
 
 
 def run(settings: Settings, *, url: str | None = None) -> None:
@@ -56,10 +56,7 @@ def cache_of(settings: Settings, url: str) -> Path | None:
 
 
 async def _run(settings: Settings, url: str) -> None:
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+    stop = stop_asked()
     bus = connect(settings)
     control = VllmControl(url, key=partial(engine_key, settings), on_cpu=on_cpu(settings))
     try:

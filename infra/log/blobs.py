@@ -19,7 +19,7 @@ from typing import Any
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from millrace.infra import faults
+from millrace.infra import durable, faults
 from millrace.infra.errors import ClaimError, StorageError
 from millrace.infra.log.base import Record
 from millrace.schemas import codec
@@ -42,16 +42,28 @@ class ClaimStore:
         self._beside = beside
         self._root = path.rstrip("/")
         self._local = isinstance(self._fs, LocalFileSystem)
+        self._folders = set[Path]()
+        """those of digests that are on the disk, as this process knows"""
 
     def store(self, name: str, data: bytes) -> Claim:
         """Make the encoded bytes of a record called `name` durable; returns the Claim record for them."""
         digest = hashlib.sha256(data).hexdigest()
         path = f"{self._root}/{digest[:2]}/{digest}"
-        if not self._local:
+        if self._local:
+            self._keep(Path(path), data)
+        else:
             self._fs.pipe_file(path, data)
-        elif not _renewed(Path(path), len(data)):
-            _write_durably(Path(path), data)
         return {"uri": self._fs.unstrip_protocol(path), "sha256": digest, "size": len(data), "name": name}
+
+    def _keep(self, path: Path, data: bytes) -> None:
+        folder = path.parent
+        if folder not in self._folders or not folder.is_dir():
+            durable.make_folder(folder)
+            self._folders.add(folder)
+        if _renewed(path, len(data)):
+            durable.flush(folder)  # whoever wrote it may not have come so far
+        else:
+            durable.write(path, data, mode=durable.SHARED, passed=_passed)
 
     def fitting(self, name: str, data: bytes, largest: int = LARGEST) -> bytes:
         """What to write for the encoded bytes of a record called `name`: the bytes, or a claim where they are more than
@@ -86,13 +98,14 @@ class ClaimStore:
         written before then is removed on the way, what it left half removed is put back."""
         for path in self._fs.find(self._root) if self._fs.exists(self._root) else ():
             name = path.rpartition("/")[2]
-            digest, _, rest = name.partition(".")
+            meant = durable.meant(name)
+            digest, _, rest = (meant or name).partition(".")
             if not _DIGEST.fullmatch(digest):
                 continue
             if rest.endswith(ASIDE):
                 _put_back(Path(path))
             elif self._written(path) < moment:
-                if rest:
+                if meant or rest:
                     self._fs.rm_file(path)
                 else:
                     yield digest
@@ -163,19 +176,11 @@ def _put_back(aside: Path) -> None:
             os.rename(aside, path)
 
 
-def _write_durably(path: Path, data: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    with part.open("wb") as file:
-        file.write(data)
-        faults.point("claims.before_fsync")
-        file.flush()
-        os.fsync(file.fileno())
-    faults.point("claims.before_rename")
-    part.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-    faults.point("claims.after_rename")
+def _passed(step: durable.Step) -> None:
+    match step:
+        case "filled":
+            faults.point("claims.before_fsync")
+        case "flushed":
+            faults.point("claims.before_rename")
+        case "named":
+            faults.point("claims.after_rename")

@@ -169,9 +169,7 @@ class Broker(Service):
         identity = ["-t", self._cluster_id(), "-c", str(settings)]
         self._tool("format", "--standalone", *identity, *self.format_arguments())
         settings.unlink()
-        durable.flush_tree(draft)
-        draft.rename(self._data)
-        durable.flush(self.home)
+        durable.name(draft, self._data)
 
     def configuration(self, port: int, controller: int) -> str:
         """What server.properties says when it is first written. Sibling brokers may say more, on later lines."""

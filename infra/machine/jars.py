@@ -99,8 +99,7 @@ def _fetch(jars: list[Jar], home: Path) -> None:
             raise ServiceError(
                 f"the broker's jars cannot be fetched from Maven Central ({error}): check the network, then try again"
             ) from error
-        durable.flush_tree(work / "libs")
-        (work / "libs").rename(home)
+        durable.name(work / "libs", home)
     finally:
         shutil.rmtree(work)
 

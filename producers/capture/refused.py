@@ -17,8 +17,7 @@ from millrace.infra import durable, telemetry
 from millrace.infra.stages.letters import made_id
 from millrace.producers.capture.entry import Entry, StoredEntry
 from millrace.producers.capture.log import CaptureLog
-from millrace.schemas import codec
-from millrace.schemas.chain import event_hash
+from millrace.schemas import codec, envelope
 from millrace.schemas.errors import SchemaError
 
 logger = logging.getLogger(__name__)
@@ -91,7 +90,7 @@ def _instead(entry: Entry, error: str) -> Entry:
         "body_encoding": "plain",
         "body": codec.encode_body("gap", {"missed": 1, "reason": f"refused by the log ({error}): {what}"}),
     }
-    event["hash"] = event_hash(event["prev_hash"], event)
+    event = envelope.linked(event)
     headers = {"id": event["id"], "kind": "gap"} | {name: said[name] for name in ROUTED if name in said}
     return Entry(entry.key, headers, codec.encode("Event", event))
 

@@ -12,6 +12,7 @@ import msgspec
 
 from millrace.schemas import bounds
 from millrace.schemas.limits import CONTROL
+from millrace.schemas.signals import Signal
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=bounds.INT)]
 Positive = Annotated[int, msgspec.Meta(ge=1, le=bounds.INT)]
@@ -21,16 +22,6 @@ Micros = Annotated[int, msgspec.Meta(ge=0, le=bounds.WAIT_MS * 1000)]
 Amount = Annotated[float, msgspec.Meta(ge=-bounds.REWARD, le=bounds.REWARD)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Names = Annotated[list[str], msgspec.Meta(max_length=bounds.NAMES)]
-Signal = Literal[
-    "deterministic_check",
-    "task_outcome",
-    "process_reward",
-    "user_feedback",
-    "delayed_operational",
-    "judge",
-    "safety",
-]
-"""what kind of evidence a reward is, the most trusted first"""
 
 
 class Body(msgspec.Struct, forbid_unknown_fields=True):

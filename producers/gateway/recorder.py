@@ -23,8 +23,9 @@ from millrace.producers.gateway.errors import RETRY_AFTER_S, ApiError
 from millrace.producers.gateway.session import GatewaySession
 from millrace.producers.gateway.spending import Spending
 from millrace.producers.gateway.underway import REPLY, Underway
-from millrace.schemas import codec
-from millrace.schemas.chain import LONG, VERSION, Begun, begin, event_hash
+from millrace.schemas import codec, envelope
+from millrace.schemas.chain import LONG, Begun, begin
+from millrace.schemas.envelope import Belonging, ChainLink, Numbered
 from millrace.schemas.ids import new_id, now_micros
 from millrace.schemas.records import Body, Event, EventKind
 
@@ -231,18 +232,8 @@ class Recorder:
     ) -> str:
         log, event = self.log, self._event(session, kind, actor, event_time, parent_event, policy)
         written, begun = (draft and draft.written) or (codec.encode_named(codec.BODIES[kind], body), None)
-        event["body"] = written
-        event["hash"] = event_hash(session.link, event, begun)
-        headers = {
-            "id": event["id"],
-            "kind": kind,
-            "policy": event["policy"],
-            "group": session.group,
-            "trajectory": session.id,
-            "source": log.source,
-            "source-seq": str(log.end),
-        }
-        headers |= notes
+        event = envelope.linked({**event, "body": written}, begun)
+        headers = {**envelope.headers_of(event, log.source), **notes}
         if kind == "episode_started":
             headers |= session.origin
         if context := telemetry.context(session.root, session.id):
@@ -268,38 +259,30 @@ class Recorder:
     ) -> Event:
         """An event as it would be appended now, without its body and link."""
         now, log = now_micros(), self.log
-        return {
-            "id": new_id(),
-            "kind": cast(EventKind, kind),
-            "tenant": session.tenant,
-            "policy": policy or session.policy,
-            "group": session.group,
-            "root_trajectory": session.root,
-            "trajectory": session.id,
-            "parent_trajectory": session.parent,
-            "parent_event": parent_event,
-            "spawn_call": session.spawn_call,
-            "attempt": session.attempt,
-            "step": session.step,
-            "actor": actor,
-            "split": session.split,
-            "event_time": event_time or now,
-            "capture_time": now,
-            "log_time": None,
-            "source": log.identity.source,
-            "source_epoch": log.identity.epoch,
-            "source_seq": log.end,
-            "prev_hash": session.link,
-            "hash_version": VERSION,
-            "source_place": None,
-            "source_hash": None,
-            "trace_id": session.root.replace("-", ""),
-            "span_id": None,
-            "governance": None,
-            "body_encoding": "plain",
-            "hash": b"",
-            "body": b"",
-        }
+        whose = Belonging(
+            tenant=session.tenant,
+            policy=policy or session.policy,
+            group=session.group,
+            root=session.root,
+            trajectory=session.id,
+            attempt=session.attempt,
+            split=session.split,
+            trace_id=session.root.replace("-", ""),
+            parent=session.parent,
+            spawn_call=session.spawn_call,
+        )
+        return envelope.unlinked(
+            whose,
+            cast(EventKind, kind),
+            b"",
+            id=new_id(),
+            actor=actor,
+            number=Numbered(log.identity.source, log.identity.epoch, log.end),
+            after=ChainLink(session.step, session.link),
+            happened=event_time or now,
+            captured=now,
+            parent_event=parent_event,
+        )
 
 
 def capture_down() -> ApiError:

@@ -11,7 +11,6 @@ import asyncio
 import gc
 import logging
 import os
-import signal
 import socket
 import sys
 import threading
@@ -38,6 +37,7 @@ from millrace.infra.local_keys import make as make_keys
 from millrace.infra.log.base import EARLIEST, Bus, Record
 from millrace.infra.log.blobs import ClaimStore
 from millrace.infra.log.topics import PARTS, full_name
+from millrace.infra.process.stopping import stop_asked
 from millrace.infra.reading import readable
 from millrace.producers.capture.forwarder import Forwarder
 from millrace.producers.capture.log import CaptureLog
@@ -74,10 +74,7 @@ def run(settings: Settings) -> None:
 
 
 async def _run(settings: Settings, bus: Bus) -> None:
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+    stop = stop_asked()
     upstreams = make_upstreams(settings, os.environ)
     options = GatewayOptions.of(settings, ANY)
     resubmits, key = settings.engine.interrupt == "abort", partial(engine_key, settings)
@@ -108,7 +105,9 @@ async def _run(settings: Settings, bus: Bus) -> None:
     if said := settings.unbound:
         logger.warning("%s", said)
     forwarder.start()
-    watch = WorkersWatch(bus, full_name(settings.namespace, "workers"), loop, gateway.engines.observe)
+    watch = WorkersWatch(
+        bus, full_name(settings.namespace, "workers"), asyncio.get_running_loop(), gateway.engines.observe
+    )
     watch.start()
     address = f"http://{settings.gateway.host}:{settings.gateway.port}"
     name = os.environ.get("MILLRACE_ROLE") or f"gateway-{settings.gateway.port}"

@@ -9,11 +9,10 @@ import logging
 import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from functools import partial
-from typing import NamedTuple
 
 from millrace.producers.intake import jsonrpc
+from millrace.producers.intake.conversation import ChildEvent, ConversationFold, Event, Owner
 from millrace.producers.intake.jsonrpc import EventCutter, Lines, TooLong
-from millrace.producers.intake.mcp import Conversation, Event
 from millrace.producers.intake.sender import ReportSender
 from millrace.producers.intake.spool import Spool
 from millrace.schemas.ids import now_micros
@@ -25,13 +24,6 @@ LOST = "captured events are lost: the spool is full or cannot be written"
 SAY_AT = (1, 10, 100, 1000, 10_000, 100_000, 1_000_000)
 """counts at which a loss is said again"""
 Tell = Callable[[str], None]
-
-
-class Owner(NamedTuple):
-    """Whose conversation it is: the key of a session, and its gateway's base URL."""
-
-    key: str
-    base_url: str
 
 
 class Capture:
@@ -50,16 +42,17 @@ class Capture:
         """Events that the gateway will never take."""
         return self._sender.refused
 
-    def side(self, owner: Owner, conversation: Conversation, cutter: Lines | EventCutter, *, client: bool) -> Side:
+    def side(self, owner: Owner, conversation: ConversationFold, cutter: Lines | EventCutter, *, client: bool) -> Side:
         """One direction of a conversation: what the client says, or what the server says."""
         return Side(self, owner, conversation, cutter, client)
 
-    def take(self, owner: Owner, events: Callable[[], Iterable[Event]]) -> None:
+    def take(self, owner: Owner, events: Callable[[], Iterable[Event | ChildEvent]]) -> None:
         """Keep events of a conversation. Never raises."""
         try:
             with self._turn:
-                for event in events():
-                    if not self._spool.put(event, owner.key, owner.base_url):
+                for told in events():
+                    of, event = told if isinstance(told, ChildEvent) else (owner, told)
+                    if not self._spool.put(event, of.key, of.base_url):
                         self._count(self._spool.lost, LOST)
         except Exception:  # serving goes on, whatever capture meets
             logger.exception("a message could not be captured")
@@ -89,7 +82,7 @@ class Side:
     """Bytes of one direction."""
 
     def __init__(
-        self, capture: Capture, owner: Owner, conversation: Conversation, cutter: Lines | EventCutter, client: bool
+        self, capture: Capture, owner: Owner, conversation: ConversationFold, cutter: Lines | EventCutter, client: bool
     ) -> None:
         self._capture = capture
         self._owner = owner
@@ -129,7 +122,7 @@ class Side:
                     self.ids.append(jsonrpc.id_of(message))
                 self._capture.take(self._owner, partial(self._events, message))
 
-    def _events(self, message: jsonrpc.Message) -> Iterator[Event]:
+    def _events(self, message: jsonrpc.Message) -> Iterator[Event | ChildEvent]:
         now = now_micros()
         if self._client:
             return self._conversation.sent(message, now, self.traceparent)

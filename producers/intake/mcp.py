@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 from millrace.producers.intake import jsonrpc
+from millrace.producers.intake.conversation import ConversationFold, Event
 from millrace.producers.intake.jsonrpc import Message
 from millrace.schemas import bounds
 
@@ -21,7 +21,6 @@ MOST = 4096
 """requests that may wait for their answers; the oldest are given up"""
 SAME = 16
 """requests under one id, which is against the protocol, that may wait at once"""
-Event = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +48,7 @@ class Parked:
         return self.calls.pop(name, None)
 
 
-class Conversation:
+class Conversation(ConversationFold):
     """One client and one server. `server`: what the server is called; `parked` is shared by all conversations of a
     client where each request is a conversation of its own."""
 

@@ -1,4 +1,4 @@
-"""The processes behind `millrace mcp`: standard input and output, or a port.
+"""The processes behind `millrace mcp` and `millrace a2a`: standard input and output, or a port.
 
 Invariant: a session that is missing, and before a command a spool that cannot be made, is said and costs the capture
 alone: the server is served all the same."""
@@ -11,11 +11,13 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from millrace.infra.errors import ConfigError, GatewayError
 from millrace.infra.terminal import CleanFormatter, clean
-from millrace.producers.intake.capture import Capture, Owner
+from millrace.producers.intake.capture import Capture
+from millrace.producers.intake.conversation import Owner
 from millrace.producers.intake.jsonrpc import Lines
 from millrace.producers.intake.mcp import Conversation
 from millrace.producers.intake.spool import Spool, home
@@ -23,6 +25,9 @@ from millrace.producers.intake.tee import FLUSH_S, NotStarted, Tee, leave
 from millrace.producers.session_keys import session_id
 from millrace.schemas import bounds
 from millrace.schemas.ids import new_id
+
+if TYPE_CHECKING:  # it loads aiohttp, which a server on standard input and output does without
+    from millrace.producers.intake.reverse import ReverseProxy
 
 KEY, URL = "MILLRACE_SESSION_KEY", "MILLRACE_GATEWAY_URL"
 GATEWAY = "http://127.0.0.1:8900/v1"
@@ -32,7 +37,7 @@ UNNAMED = f"no session is named ({KEY} or --session): serving goes on, and nothi
 def tell(text: str) -> None:
     """A line on standard error, which the server's own lines share."""
     try:
-        os.write(2, f"millrace mcp: {clean(text)}\n".encode())
+        os.write(2, f"millrace: {clean(text)}\n".encode())
     except OSError:
         return  # nobody reads it
 
@@ -69,7 +74,7 @@ def _name(server: str) -> str:
 def captured(folder: Path | None) -> Capture | None:
     """A capture with a spool of its own; None, and said, where none can be made."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(CleanFormatter("millrace mcp: %(message)s"))
+    handler.setFormatter(CleanFormatter("millrace: %(message)s"))
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
     try:
         return Capture(Spool(folder or home()), tell)
@@ -105,16 +110,44 @@ def http(
     url: str, host: str, port: int, owner: Owner | None, base_url: str, server: str, folder: Path | None,
     told: Callable[[str], None],
 ) -> None:  # fmt: skip
-    """Serve a server's other address until SIGTERM. Raises ConfigError for an address that is none."""
-    from millrace.producers.intake.proxy import FLUSH_S as PATIENCE_S
-    from millrace.producers.intake.proxy import Proxy, serve
+    """Serve an MCP server's other address until SIGTERM. Raises ConfigError for an address that is none."""
+    from millrace.producers.intake.mcp_proxy import McpProxy
 
     _check_address(url, f"{url!r} is no address of a server: write http://HOST:PORT/mcp")
+    capture = _needed(folder)
+    _serve(McpProxy(url, _name(server or urlsplit(url).netloc), capture, base_url, owner, tell, host), port, told)
+
+
+def agent(
+    url: str, host: str, port: int, owner: Owner | None, base_url: str, name: str, folder: Path | None, key: str,
+    hands_on: bool, told: Callable[[str], None],
+) -> None:  # fmt: skip
+    """Serve another agent's other address until SIGTERM. `key`: a gateway's that may start sessions, or none. Raises
+    ConfigError for an address that is none, and for a key to hand on where no session begins."""
+    from millrace.producers.intake.a2a_proxy import A2aProxy, Children
+
+    _check_address(url, f"{url!r} is no address of an agent: write http://HOST:PORT")
+    if hands_on and not key:
+        raise ConfigError("--hand-on-key needs --key: only a delegation with a session of its own has a key")
+    children = Children(key, hands_on) if key else None
+    capture = _needed(folder)
+    proxy = A2aProxy(url, _name(name or urlsplit(url).netloc), capture, base_url, owner, tell, host, children)
+    _serve(proxy, port, told)
+
+
+def _needed(folder: Path | None) -> Capture:
+    """Raises ConfigError."""
     capture = captured(folder)
     if capture is None:
         raise ConfigError("choose a folder for the spool with --spool")
-    proxy = Proxy(url, _name(server or urlsplit(url).netloc), capture, base_url.rstrip("/"), owner, tell, host)
+    return capture
+
+
+def _serve(proxy: ReverseProxy, port: int, told: Callable[[str], None]) -> None:
+    from millrace.producers.intake.reverse import FLUSH_S as PATIENCE_S
+    from millrace.producers.intake.reverse import serve
+
     try:
-        asyncio.run(serve(proxy, host, port, told))
+        asyncio.run(serve(proxy, proxy.host, port, told))
     finally:
-        capture.close(PATIENCE_S)
+        proxy.capture.close(PATIENCE_S)

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 from millrace.producers.capture.cursor import CaptureCursor
 from millrace.producers.capture.entry import StoredEntry
 from millrace.producers.capture.log import CaptureLog
-from millrace.producers.intake.spool import LARGEST, Spool, outdated, remove
+from millrace.producers.intake.spool import ENDS, LARGEST, Spool, outdated, remove
 from millrace.producers.session_keys import session_id
 
 logger = logging.getLogger(__name__)
@@ -30,6 +30,8 @@ LOOK_S = 30.0
 """between looks for what ended processes left"""
 GONE = {"session_not_found", "session_ended", "session_expired", "wrong_session", "not_granted", "invalid_api_key"}
 """codes of a gateway that will never take an event of this session"""
+OVER = {"session_not_found", "session_ended", "session_expired"}
+"""those of them that say what an end asks for"""
 AT_ONCE = 32
 """events that are held in memory"""
 UNFIT = {400, 413}
@@ -143,7 +145,7 @@ class ReportSender:
 
     def _send(self, report: Sequence[StoredEntry]) -> None:
         status, code, said = self._post(report)
-        if status < 300:
+        if status < 300 or (code in OVER and ENDS in report[0].entry.headers):
             self._trouble = ""
         elif status in UNFIT and len(report) > 1:
             for kept in report:
@@ -162,11 +164,12 @@ class ReportSender:
         """(status, code, message) of the gateway's answer. Raises Unanswered."""
         url, entry = _url(report), report[0].entry
         headers = {"content-type": "application/json", "authorization": f"Bearer {entry.key}"}
-        path = f"{urlsplit(url).path}/sessions/{session_id(entry.key)}/events"
+        ends = ENDS in entry.headers
+        path = f"{urlsplit(url).path}/sessions/{session_id(entry.key)}/{'end' if ends else 'events'}"
         fresh = url not in self._lines
         try:
             line = self._lines.setdefault(url, _line(url))
-            line.request("POST", path, body_of(report), headers)
+            line.request("POST", path, entry.value if ends else body_of(report), headers)
             answer = line.getresponse()
             status, content = answer.status, answer.read()
         except (OSError, http.client.HTTPException) as error:
@@ -178,12 +181,13 @@ class ReportSender:
 
 
 def reports(found: Sequence[StoredEntry]) -> Iterator[list[StoredEntry]]:
-    """Entries in their order, in reports of one source, session and gateway each that a gateway takes."""
+    """Entries in their order, in reports of one source, session and gateway each that a gateway takes; the end of a
+    session alone."""
     for _, group in groupby(found, lambda kept: (kept.entry.key, kept.entry.headers)):
         report: list[StoredEntry] = []
         size = 0
         for kept in group:
-            if report and size + kept.size > LARGEST:
+            if report and (size + kept.size > LARGEST or ENDS in kept.entry.headers):
                 yield report
                 report, size = [], 0
             report.append(kept)

@@ -34,6 +34,8 @@ ROOM = 4096
 """bytes of a report beside its events"""
 LARGEST = bounds.REPORT_BYTES - ROOM
 """bytes of an event that one report takes"""
+ENDS = "ends"
+"""header of an entry that is the end of its session"""
 
 
 def home() -> Path:
@@ -53,9 +55,12 @@ class Spool:
         """events that did not fit, or could not be written"""
 
     def put(self, event: dict[str, Any], key: str, base_url: str) -> bool:
-        """Keep an event for the session behind `key`; whether it was kept."""
+        """Keep an event for the session behind `key`, or of `kind` "end" its end; whether it was kept."""
+        headers = {"source": self.log.source, "url": base_url}
+        if event["kind"] == "end":
+            headers[ENDS] = ""
         try:
-            self.log.append(Entry(key, {"source": self.log.source, "url": base_url}, encoded(event)))
+            self.log.append(Entry(key, headers, encoded(event)))
         except LogFull:
             self.lost += 1
             return False
@@ -109,7 +114,10 @@ def outdated(log: CaptureLog) -> bool:
 
 
 def encoded(event: dict[str, Any]) -> bytes:
-    """An event as JSON. Content that no report takes is left out, and its size and digest say so in its place."""
+    """An event as JSON, without the kind where that is an end. Content that no report takes is left out, and its size
+    and digest say so in its place."""
+    if event["kind"] == "end":
+        return orjson.dumps({name: value for name, value in event.items() if name != "kind"})
     field = "arguments" if event["kind"] == "tool_call" else "content"
     content = str(event[field])
     if len(content) <= LARGEST and len(data := orjson.dumps(event)) <= LARGEST:

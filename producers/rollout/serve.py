@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import socket
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from millrace.infra.heartbeat import Heartbeat, unless_in
 from millrace.infra.local_keys import WORKERS, make, workers_key
 from millrace.infra.log.base import Bus
 from millrace.infra.log.blobs import ClaimStore
+from millrace.infra.process.stopping import stop_asked
 from millrace.producers.rollout.agents import load_agent
 from millrace.producers.rollout.episodes import Runner
 from millrace.producers.rollout.worker import Names, RolloutWorker
@@ -51,9 +51,7 @@ def worker_name() -> str:
 
 
 async def _run(settings: Settings, bus: Bus) -> None:
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    stop = stop_asked()
     rollout, gateway = settings.rollout, settings.gateway
     runner = Runner(
         load_agent(rollout.agent, rollout.concurrency),

@@ -14,8 +14,8 @@ from millrace.infra import proof, telemetry
 from millrace.infra.log.base import Outgoing, Record
 from millrace.infra.log.blobs import ClaimStore
 from millrace.infra.log.topics import full_name, logical_name
-from millrace.schemas import codec
-from millrace.schemas.chain import START, VERSION, event_hash
+from millrace.schemas import codec, envelope
+from millrace.schemas.envelope import Belonging, ChainLink, Numbered
 from millrace.schemas.errors import SchemaError
 from millrace.schemas.ids import now_micros
 from millrace.schemas.records import EpisodeEnded, Event, Reward
@@ -154,47 +154,30 @@ class Judge:
         }
 
     def _outgoing(self, topic: str, record: Record, ended: Event, reward: Reward) -> Outgoing:
-        event: Event = {
-            "tenant": ended["tenant"],
-            "policy": ended["policy"],
-            "group": ended["group"],
-            "root_trajectory": ended["root_trajectory"],
-            "trajectory": ended["trajectory"],
-            "attempt": ended["attempt"],
-            "split": ended["split"],
-            "trace_id": ended["trace_id"],
-            "id": made_id("event", reward["reward_id"]),
-            "kind": "reward",
-            "parent_trajectory": None,
-            "parent_event": ended["id"],
-            "spawn_call": None,
-            "step": -1,
-            "actor": "evaluator",
-            "event_time": reward["observed_at"],
-            "capture_time": reward["observed_at"],
-            "log_time": None,
-            "source": self._evaluator.source,
-            "source_epoch": 0,
-            "source_seq": None,
-            "prev_hash": START,
-            "hash": b"",
-            "hash_version": VERSION,
-            "source_place": None,
-            "source_hash": None,
-            "span_id": None,
-            "governance": None,
-            "body_encoding": "plain",
-            "body": codec.encode_body("reward", reward),
-        }
-        event["hash"] = event_hash(START, event)
-        headers = {
-            "id": event["id"].encode(),
-            "kind": event["kind"].encode(),
-            "policy": event["policy"].encode(),
-            "group": event["group"].encode(),
-            "trajectory": event["trajectory"].encode(),
-            "source": event["source"].encode(),
-        }
+        whose = Belonging(
+            tenant=ended["tenant"],
+            policy=ended["policy"],
+            group=ended["group"],
+            root=ended["root_trajectory"],
+            trajectory=ended["trajectory"],
+            attempt=ended["attempt"],
+            split=ended["split"],
+            trace_id=ended["trace_id"],
+        )
+        draft = envelope.unlinked(
+            whose,
+            "reward",
+            codec.encode_body("reward", reward),
+            id=made_id("event", reward["reward_id"]),
+            actor="evaluator",
+            number=Numbered(self._evaluator.source, 0, None),
+            after=ChainLink(),
+            happened=reward["observed_at"],
+            captured=reward["observed_at"],
+            parent_event=ended["id"],
+        )
+        event = envelope.linked(draft)
+        headers = {name: said.encode() for name, said in envelope.headers_of(event).items()}
         if self._key:
             headers[proof.HEADER] = proof.proof_of(self._key, event["hash"]).encode()
         if "traceparent" in record.headers:

@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 import orjson
 from pebble import ProcessExpired, ProcessPool
 
-from millrace.streams.reward.verifiers import Signal, load, normal
+from millrace.schemas.signals import Signal
+from millrace.streams.reward.verifiers import load, normal
 
 LIFE = 10_000
 """verdicts after which a process is replaced, should a verifier leak"""

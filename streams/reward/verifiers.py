@@ -13,22 +13,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, SupportsFloat, get_args
+from typing import Any, SupportsFloat, get_args
 
 from millrace.infra.errors import RewardError
 from millrace.infra.process.loaders import load_function
 from millrace.schemas import bounds
+from millrace.schemas.signals import Signal
 
-Signal = Literal[
-    "deterministic_check",
-    "task_outcome",
-    "process_reward",
-    "user_feedback",
-    "delayed_operational",
-    "judge",
-    "safety",
-]
-"""what kind of evidence a reward is, the most trusted first"""
 PARTS = frozenset({"value", "components", "label", "critique", "confidence", "signal"})
 Verifier = Callable[[dict[str, Any], str, dict[str, Any]], float | Mapping[str, Any]]
 

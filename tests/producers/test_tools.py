@@ -26,7 +26,7 @@ from millrace.infra.process.net import free_ports
 from millrace.producers.client import AsyncSession, Session
 from millrace.producers.gateway.rendering.template import TemplateRenderer
 from millrace.producers.gateway.rendering.tokenizer import ChatTokenizer
-from millrace.producers.intake.capture import Owner
+from millrace.producers.intake.conversation import Owner
 from millrace.producers.reports import REPORTS
 from millrace.producers.tools import arguments, as_json, as_text, current, enter, leave, status
 from tests.producers.gateway.test_asks import ASK, TOOLS, asking, engine

@@ -25,10 +25,11 @@ from millrace.producers.gateway.rendering.tokenizer import ChatTokenizer
 from millrace.producers.gateway.upstreams import embeddings
 from millrace.producers.gateway.upstreams.routes import RouteRule
 from millrace.producers.gateway.upstreams.upstreams import Upstream, Upstreams
-from millrace.producers.intake.capture import Capture, Owner
+from millrace.producers.intake.capture import Capture
+from millrace.producers.intake.conversation import Owner
+from millrace.producers.intake.mcp_proxy import McpProxy
 from millrace.producers.intake.otlp.app import OtlpEndpoint
 from millrace.producers.intake.otlp.serve import serve
-from millrace.producers.intake.proxy import Proxy
 from millrace.producers.intake.spool import Spool
 from tests.support import chat_tokenizer
 from tests.support.gateway_world import ScriptedEngine, world
@@ -73,7 +74,9 @@ async def main() -> None:
         capture = Capture(Spool(folder / "spool"), lambda said: None)
         stack.callback(capture.close, 1.0)
         base_url = f"{gateway.url}/v1"
-        proxy = Proxy(f"{far}/mcp", "calc", capture, base_url, Owner(session["api_key"], base_url), lambda said: None)
+        proxy = McpProxy(
+            f"{far}/mcp", "calc", capture, base_url, Owner(session["api_key"], base_url), lambda said: None
+        )
         await proxy.open()
         stack.push_async_callback(proxy.close)
         runner = web.ServerRunner(web.Server(proxy.handle, handler_cancellation=True), shutdown_timeout=0.1)

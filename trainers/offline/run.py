@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from millrace.infra import durable
 from millrace.trainers import checkpoint, flops, manifest
 from millrace.trainers.backends.fsdp import TorchBackend
 from millrace.trainers.batches.sample import Sample
@@ -195,10 +196,8 @@ def _beginning(
 
 
 def _describe(path: Path, about: Mapping[str, object]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{ABOUT}")
-    temporary.write_text(json.dumps(about, indent=1, sort_keys=True) + "\n")
-    temporary.replace(path)
+    durable.make_folder(path.parent)
+    durable.write(path, json.dumps(about, indent=1, sort_keys=True) + "\n", mode=durable.SHARED)
 
 
 def _compare(path: Path, about: Mapping[str, object]) -> None:

@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from millrace.infra import durable
 from millrace.trainers.tracking.base import Tracker
 from millrace.trainers.tracking.installed import package
 
@@ -41,9 +42,7 @@ class WandbTracker(Tracker):
         return self._last
 
     def _write(self, step: int, metrics: Mapping[str, float]) -> None:
-        temporary = self._mark.with_suffix(".tmp")
-        temporary.write_text(str(step))
-        temporary.replace(self._mark)
+        durable.write(self._mark, str(step), mode=durable.SHARED)
         self._last = step
         self._run.log(dict(metrics), step=step, commit=True)
 

@@ -175,7 +175,7 @@ class RebuildSpool:
                 found[kind] = WrittenPartition(records, estimated)
             faults.point("rebuilt.drafted")
             for kind in kinds:
-                _name(drafts / self._full[kind], root / self._full[kind])
+                _name(drafts, self._full[kind], root)
             shutil.rmtree(drafts, ignore_errors=True)
         return found
 
@@ -207,13 +207,10 @@ class RebuildSpool:
             yield Record(self._full[where[0]], where[1], offset, kept.key, value, dict(kept.headers), kept.timestamp)
 
 
-def _name(draft: Path, topic: Path) -> None:
-    """Give a topic that is whole its name. What lies there already is of no manifest."""
-    if draft.exists():
-        durable.flush_tree(draft)
-        shutil.rmtree(topic, ignore_errors=True)
-        draft.rename(topic)
-        durable.flush(topic.parent)
+def _name(drafts: Path, topic: str, root: Path) -> None:
+    """Give a topic that is whole its name. What lies there already is of no manifest, and goes with the drafts."""
+    if (drafts / topic).exists():
+        durable.name(drafts / topic, root / topic, aside=durable.draft_of(drafts / topic))
         faults.point("rebuilt.named")
 
 

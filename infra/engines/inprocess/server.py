@@ -13,7 +13,6 @@ import argparse
 import asyncio
 import os
 import pkgutil
-import signal
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from pathlib import Path
@@ -46,6 +45,7 @@ from millrace.infra.engines.inprocess.wire import (
 from millrace.infra.engines.keyed import KEY, Keyed
 from millrace.infra.errors import EngineError, EngineRejected, EngineUnavailable
 from millrace.infra.process.ending import end
+from millrace.infra.process.stopping import stop_asked
 
 VERSION = "inprocess-1"
 
@@ -257,10 +257,7 @@ async def serve(
     if os.environ.get(KEY):
         app = Keyed(app)
     server: Any = Server(app, address=host, port=port, interface=Interfaces.ASGI, log_enabled=False)
-    stopping = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopping.set)
+    stopping = stop_asked()
     serving = asyncio.create_task(server.serve())
     while not (stopping.is_set() or serving.done() or engine.death):
         try:

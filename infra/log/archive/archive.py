@@ -183,7 +183,7 @@ class Archive:
         """A path for a draft of a segment, on the archive's own disk where that is local; gone afterwards."""
         if self._local:
             folder = Path(self._folder(topic, partition))
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            durable.make_folder(folder, 0o700)
             path = folder / DRAFT
             try:
                 yield path
@@ -200,10 +200,8 @@ class Archive:
         grown = shelf.with_segment(segment, shelf.partitions)
         faults.point("archive.drafted")
         if self._local:
-            durable.flush(draft)
             draft.chmod(durable.PRIVATE)
-            draft.rename(f"{folder}/{segment.file}")
-            durable.flush(Path(folder))
+            durable.name(draft, Path(folder) / segment.file)
             faults.point("archive.placed")
             durable.write(Path(folder) / MANIFEST, encode(grown))
         else:

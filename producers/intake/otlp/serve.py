@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import signal
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -25,6 +24,7 @@ from millrace.infra.heartbeat import Heartbeat, unless_in
 from millrace.infra.log.base import Bus
 from millrace.infra.log.blobs import ClaimStore
 from millrace.infra.log.topics import PARTS, full_name
+from millrace.infra.process.stopping import stop_asked
 from millrace.producers.capture.forwarder import Forwarder
 from millrace.producers.capture.log import CaptureLog
 from millrace.producers.capture.recent import Recent
@@ -48,10 +48,7 @@ def run(settings: Settings) -> None:
 
 
 async def _run(settings: Settings, bus: Bus) -> None:
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+    stop = stop_asked()
     receiver, forwarder = opened(settings, bus)
     asked = settings.otlp
     logger.info(

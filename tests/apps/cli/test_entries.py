@@ -38,6 +38,18 @@ CALLS = {
     "millrace.producers.imports:import_files": ["settings", [Path()], "options", "ready", "told"],
     "millrace.producers.intake.run:owner_of": ["key", "url"],
     "millrace.producers.intake.run:stdio": [["command"], "owner", "server", Path()],
+    "millrace.producers.intake.run:agent": [
+        "url",
+        "host",
+        0,
+        "owner",
+        "gateway",
+        "name",
+        Path(),
+        "key",
+        True,
+        "told",
+    ],  # fmt: skip
     "millrace.producers.intake.run:http": ["url", "host", 0, "owner", "gateway", "server", Path(), "told"],
     "millrace.streams.seal.policies:check_announced": ["settings", "bus"],
     "millrace.consumers.export:export": ["settings", "jsonl", Path(), "selection", "watch"],

@@ -64,6 +64,21 @@ def test_other_formats(form: str, said: str) -> None:
     assert run("SELECT arrayJoin([1, 2]) AS a", "--format", form) == (0, said)
 
 
+def test_a_pipe_or_a_device_is_not_replaced_by_the_answer(tmp_path: Path) -> None:
+    """Of root, `-o /dev/null` made it a file for the whole machine."""
+    os.mkfifo(tmp_path / "pipe")
+    code, said = run("SELECT 1 AS a", "--format", "csv", "--out", "pipe")
+    assert (code, "is a device or a pipe" in said) == (1, True)
+    assert "Traceback" not in said
+    assert [(path.name, path.is_fifo()) for path in tmp_path.iterdir()] == [("pipe", True)]
+
+
+def test_an_answer_takes_the_place_of_another(tmp_path: Path) -> None:
+    for number in (1, 2):
+        assert run(f"SELECT {number} AS a", "--out", "answer.csv")[0] == 0
+        assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("answer.csv", f'"a"\n{number}\n')]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("form", ["csv", "jsonl"])
 def test_what_is_in_the_log_steers_no_terminal(home: Path, form: str) -> None:

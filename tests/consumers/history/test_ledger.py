@@ -72,6 +72,25 @@ def test_what_breaks_it_is_named(bus: MemoryBus, change: dict[str, Any], word: s
         list(entries(bus.read(LEDGER, 0)))
 
 
+@pytest.mark.parametrize(
+    ("value", "word"),
+    [
+        (b"no record", "must start with C3 01"),
+        (b"", "must start with C3 01"),
+        (codec.encode("LedgerEntry", chain(3)[2])[:-1], "do not decode|expected"),
+        (codec.encode("LedgerEntry", chain(3)[2]) + b"x", "1 bytes follow a LedgerEntry"),
+        (codec.encode("Place", {"topic": "t", "partition": 0, "offset": 0}), "expected a LedgerEntry, found a Place"),
+        (b"\xc3\x01" + b"fromafar", b"fromafar".hex()[:4]),
+    ],
+)
+def test_what_is_no_entry_is_named_with_its_place(bus: MemoryBus, value: bytes, word: str) -> None:
+    write(bus, chain(2))
+    place = bus.publisher().publish(Outgoing(LEDGER, b"k", value)).result()
+    at = rf"the record at {LEDGER}/0@{place.offset} is no ledger entry .*({word}).*; audit the policy"
+    with pytest.raises(LedgerError, match=at):
+        list(entries(bus.read(LEDGER, 0)))
+
+
 def test_the_head_is_found_behind_holes_of_any_length(bus: MemoryBus) -> None:
     rows = chain(3)
     write(bus, rows)

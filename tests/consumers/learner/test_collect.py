@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from millrace.consumers.learner.collect import PIN, choose, choose_deltas, collect
-from millrace.infra import faults
+from millrace.infra import durable, faults
 
 DIGESTS = {n: f"{n:012x}" + "0" * 52 for n in range(6)}
 MINE = [f"v{n}-{DIGESTS[n][:12]}" for n in DIGESTS]
@@ -113,8 +113,16 @@ def test_what_leads_to_the_newest_stays() -> None:
 
 
 def test_deltas_of_orphans_and_drafts_go_once_their_number_is_committed() -> None:
-    names = [f"{ahead}v{n}-ffffffffffff{end}.delta" for n in (5, 6) for ahead, end in (("", ""), (".tmp-", "-0a1b"))]
+    names = [
+        f"{ahead}v{n}-ffffffffffff.delta{end}" for n in (5, 6) for ahead, end in (("", ""), (".tmp-", "-0a1b2c3d4e5f"))
+    ]
     assert choose_deltas([*names, "notes"], DIGESTS, keep=9, deltas={1, 2, 3, 4, 5}) == sorted(names[:2])
+
+
+def test_a_draft_of_a_delta_that_is_needed_goes_and_the_delta_stays() -> None:
+    """Named by the writer itself, so that the two agree on what a draft is."""
+    drafts = [durable.draft_of(Path(name)).name for name in DELTAS]
+    assert choose_deltas([*DELTAS, *drafts], DIGESTS, keep=9, deltas={1, 2, 3, 4, 5}) == sorted([DELTAS[0], *drafts])
 
 
 def test_collect_removes_deltas_from_disk(tmp_path: Path) -> None:

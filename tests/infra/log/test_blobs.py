@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from millrace.infra import faults
+from millrace.infra import durable, faults
 from millrace.infra.errors import ClaimError
 from millrace.infra.log.base import Record
 from millrace.infra.log.blobs import ClaimStore
@@ -60,6 +60,45 @@ def test_stored_once(tmp_path: Path) -> None:
     assert len([path for path in tmp_path.rglob("*") if path.is_file()]) == 1
 
 
+def test_two_processes_of_one_number_do_not_share_a_draft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In containers both may be process 1. One dies over its draft, or another is in the middle of its own."""
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    one, other = ClaimStore(str(tmp_path)), ClaimStore(str(tmp_path))
+    meanwhile = list[bytes]()
+
+    def hook(name: str) -> None:
+        if name == "claims.before_rename" and not meanwhile:
+            meanwhile.append(b"")
+            claim = other.store("Event", b"data")
+            meanwhile.append(other.load(claim))
+
+    before = faults.install(hook)
+    try:
+        claim = one.store("Event", b"data")
+    finally:
+        faults.install(before)
+    assert meanwhile[1:] == [one.load(claim)] == [b"data"]
+    assert len([path for path in tmp_path.rglob("*") if path.is_file()]) == 1
+
+
+def test_a_claim_that_another_process_stored_is_on_the_disk_before_it_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have been killed between the rename and the flush of the folder."""
+    claim = ClaimStore(str(tmp_path)).store("Event", b"data")
+    folder = Path(claim["uri"].removeprefix("file://")).parent
+    flushed: set[int] = set()
+    fsync = os.fsync
+
+    def synced(handle: int) -> None:
+        flushed.add(os.fstat(handle).st_ino)
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    assert ClaimStore(str(tmp_path)).store("Event", b"data") == claim
+    assert {folder.stat().st_ino, tmp_path.stat().st_ino} <= flushed
+
+
 def test_a_torn_write_is_written_again(tmp_path: Path) -> None:
     store = ClaimStore(str(tmp_path))
     claim = store.store("Event", b"data")
@@ -97,7 +136,7 @@ def test_a_kill_at_any_point_leaves_nothing_half_claimed(point: str, tmp_path: P
         done = subprocess.run([sys.executable, "-c", STORE, str(tmp_path)], env=environment, timeout=120)
         assert done.returncode in (-signal.SIGKILL, 0), "0: an earlier one had stored it"
         for path in tmp_path.rglob("*"):
-            assert path.is_dir() or path.suffix == ".part" or path.read_bytes() == b"data" * 1000
+            assert path.is_dir() or durable.meant(path.name) or path.read_bytes() == b"data" * 1000
     store = ClaimStore(str(tmp_path))
     claim = store.store("Event", b"data" * 1000)
     assert list(store.older(LATER)) == [claim["sha256"]]

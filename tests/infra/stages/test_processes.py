@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from millrace.infra import faults
+from millrace.infra import durable, faults
 from millrace.infra.log.base import Outgoing, TopicSpec
 from millrace.infra.log.blobs import ClaimStore
 from millrace.infra.log.kafka.bus import KafkaBus
@@ -147,7 +147,7 @@ def test_values_larger_than_their_topic_survive_a_kill_and_a_sweep(broker: str, 
         swept = sweep(deployment.bus, deployment.namespace, ClaimStore(deployment.claims), -3600.0)
         assert swept.looked_at - swept.removed >= 7, "one large value a key is named by the changelog"
         deployment.verify()
-        assert not list((tmp_path / "claims").rglob("*.part"))
+        assert not list((tmp_path / "claims").rglob(f"{durable.DRAFT}*"))
     finally:
         deployment.close()
 

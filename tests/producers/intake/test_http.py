@@ -17,8 +17,9 @@ from mcp import Client, ClientSession, MCPError
 from mcp.client.streamable_http import streamable_http_client
 
 from millrace.infra.process.net import free_ports
-from millrace.producers.intake.capture import Capture, Owner
-from millrace.producers.intake.proxy import Proxy
+from millrace.producers.intake.capture import Capture
+from millrace.producers.intake.conversation import Owner
+from millrace.producers.intake.mcp_proxy import McpProxy
 from millrace.producers.intake.spool import Spool
 from tests.support.gateway_world import World
 from tests.support.mcp_captured import MILLRACE, SERVER, environment, pairs, recorded, until
@@ -139,7 +140,7 @@ async def before(tmp_path: Path, handler: Any, *, named: bool = True) -> AsyncIt
         stack.callback(capture.close, 10.0)
         base_url = f"{w.url}/v1"
         owner = Owner(session["api_key"], base_url) if named else None
-        proxy = Proxy(f"{upstream}/mcp", "calc", capture, base_url, owner, setup.said.append)
+        proxy = McpProxy(f"{upstream}/mcp", "calc", capture, base_url, owner, setup.said.append)
         await proxy.open()
         stack.push_async_callback(proxy.close)
         setup.url = await stack.enter_async_context(_served(proxy.handle))
@@ -315,7 +316,7 @@ async def test_a_server_that_is_away_or_breaks_off(tmp_path: Path) -> None:
     async with before(tmp_path / "away", broken) as s:
         capture = Capture(Spool(tmp_path / "away" / "other"), s.said.append)
         owner = Owner(s.session["api_key"], f"{s.w.url}/v1")
-        proxy = Proxy(f"http://127.0.0.1:{port}/mcp", "calc", capture, owner.base_url, owner, s.said.append)
+        proxy = McpProxy(f"http://127.0.0.1:{port}/mcp", "calc", capture, owner.base_url, owner, s.said.append)
         await proxy.open()
         async with _served(proxy.handle) as url, s.http.post(f"{url}/mcp", json=call(1)) as answer:
             assert answer.status == 502

@@ -138,7 +138,7 @@ def test_bytes_pass_unaltered_whatever_they_are(tmp_path: Path, name: str, captu
 def test_what_could_not_be_read_is_said(tmp_path: Path) -> None:
     process = through(tmp_path, sys.executable, "-c", "input()", session=KEY, url=AWAY)
     _, err = process.communicate(b"nonsense\n" * 3, timeout=120)
-    assert b"millrace mcp: 1 messages that passed could not be read" in err
+    assert b"millrace: 1 messages that passed could not be read" in err
     assert b"3 messages that passed could not be read" in err
 
 
@@ -219,7 +219,7 @@ def test_a_server_that_ends_while_another_holds_its_output_open(tmp_path: Path) 
 def test_a_command_that_cannot_run_says_so(tmp_path: Path, command: str, status: int) -> None:
     process = through(tmp_path, command)
     _, err = process.communicate(timeout=120)
-    assert (process.returncode, err.startswith(f"millrace mcp: cannot run {command}: ".encode())) == (status, True)
+    assert (process.returncode, err.startswith(f"millrace: cannot run {command}: ".encode())) == (status, True)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,4 @@
-"""`millrace mcp --url`: a streamable HTTP server behind another port, with a copy of what passes. Both eras of MCP.
-
-A request of the first era names its conversation in `mcp-session-id`; one that has none is a conversation of its own,
-as every request of the second era is (2026-07-28, which has no sessions).
+"""What stands before a server under another address and reads a copy of what passes: the base of the proxies.
 
 Invariants: bodies pass unaltered and as they come, in both directions, with status and headers, but for those of one
 hop, `accept-encoding` (what is compressed could not be read) and the session's key, which the server never sees; a
@@ -12,10 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Iterable
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping
 from contextlib import suppress
-from typing import Any
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -25,20 +21,15 @@ from yarl import URL
 
 from millrace.infra.config import is_local
 from millrace.infra.errors import GatewayError
-from millrace.producers.intake.capture import Capture, Owner, Side
+from millrace.producers.intake.capture import Capture, Side
+from millrace.producers.intake.conversation import ConversationFold, Owner
 from millrace.producers.intake.jsonrpc import EventCutter, WholeMessage
-from millrace.producers.intake.mcp import Conversation, Parked
 from millrace.producers.session_keys import session_id
 from millrace.schemas import bounds
-from millrace.schemas.ids import new_id
 
 logger = logging.getLogger(__name__)
 
 KEY_HEADER = "x-millrace-key"
-SESSION_HEADER = "mcp-session-id"
-VERSION_HEADER = "mcp-protocol-version"
-MOST = 4096
-"""conversations that are kept, the newest"""
 HEADER_BYTES = 64 << 10
 CONNECT_S = 30.0
 FLUSH_S = 5.0
@@ -54,51 +45,56 @@ HOP = {
     "upgrade",
 }
 OURS = {"host", "accept-encoding", KEY_HEADER}
-LEFT = '{"cancelled":"the client left before the result"}'
-UNANSWERED = '{"error":"the answer ended without a result"}'
 
 
-class ServerConversations:
-    """Those of one server, by the session they are captured for. The oldest is forgotten."""
+class Exchange(ABC):
+    """One request and its answer, as they are captured. `asked` reads what the client sends; `added`: headers that the
+    server is sent beside the client's own."""
 
-    def __init__(self, server: str) -> None:
-        self._server = server
-        self._named: OrderedDict[tuple[str, str], Conversation] = OrderedDict()
-        self._parked: OrderedDict[str, Parked] = OrderedDict()
+    def __init__(self, capture: Capture, owner: Owner, fold: ConversationFold, request: web.BaseRequest) -> None:
+        self.capture, self.owner, self.fold = capture, owner, fold
+        self.asked = capture.side(owner, fold, WholeMessage(), client=True)
+        self.asked.keeps_ids = True
+        beside = request.headers.get("traceparent", "")
+        self.asked.traceparent = beside if beside.isascii() and 0 < len(beside) <= bounds.NAME_BYTES else None
+        self.added: Mapping[str, str] = {}
 
-    def find(self, key: str, name: str | None) -> Conversation:
-        """The conversation that a request belongs to."""
-        parked = self._parked.setdefault(key, Parked())
-        _limited(self._parked, key)
-        if name is None:
-            return Conversation(self._server, _call_id, parked)
-        found = self._named.setdefault((key, name), Conversation(self._server, _call_id, parked))
-        _limited(self._named, (key, name))
-        return found
+    async def body(self, request: web.BaseRequest) -> AsyncIterable[bytes]:
+        """What is sent on of a request that has a body."""
+        return passing(request.content, request.content_length, self.asked)
 
-    def forget(self, key: str, name: str | None) -> None:
-        """Its client says that it is over."""
-        self._named.pop((key, name or ""), None)
+    def answered(self, answer: aiohttp.ClientResponse) -> Side | None:
+        """Who reads the answer; None for one that says nothing or cannot be read."""
+        if answer.headers.get("content-encoding", "identity") != "identity":
+            self.capture.passed_unread()
+            return None
+        kind = answer.content_type
+        if kind == "text/event-stream":
+            return self.capture.side(self.owner, self.fold, EventCutter(), client=False)
+        if kind == "application/json" or kind.endswith("+json"):
+            return self.capture.side(self.owner, self.fold, WholeMessage(), client=False)
+        return None
+
+    def failed(self, status: int) -> None:
+        """The server's answer is an error of HTTP."""
+        self.asked.break_off(self.asked.ids, "error", f'{{"http_status":{status}}}')
+
+    @abstractmethod
+    def ended(self, status: int) -> None:
+        """The answer has passed."""
+
+    @abstractmethod
+    def left(self) -> None:
+        """The client is gone."""
 
 
-def _limited(kept: OrderedDict[Any, Any], newest: object) -> None:
-    kept.move_to_end(newest)
-    while len(kept) > MOST:
-        kept.popitem(last=False)
-
-
-def _call_id() -> str:
-    return f"mcp-{new_id()}"
-
-
-class Proxy:
+class ReverseProxy(ABC):
     """In front of the server at `url`, for the session of `owner` where a request names none. `host`: the address that
     it listens on."""
 
     def __init__(
         self,
         url: str,
-        server: str,
         capture: Capture,
         base_url: str,
         owner: Owner | None,
@@ -106,18 +102,21 @@ class Proxy:
         host: str = "127.0.0.1",
     ) -> None:
         parts = urlsplit(url)
-        self._origin = f"{parts.scheme}://{parts.netloc}"
-        self._capture = capture
-        self._base_url = base_url
+        self.origin = f"{parts.scheme}://{parts.netloc}"
+        self.capture = capture
+        self.base_url = base_url.rstrip("/")
         self._owner = owner
-        self._tell = tell
-        self._conversations = ServerConversations(server)
-        self._local = is_local(host)
-        self._http: aiohttp.ClientSession | None = None
+        self.tell = tell
+        self.host = host
+        self.http: aiohttp.ClientSession | None = None
+
+    @abstractmethod
+    def exchange(self, owner: Owner, request: web.BaseRequest) -> Exchange:
+        """What captures a request."""
 
     async def open(self) -> None:
         """Make the client to the server."""
-        self._http = aiohttp.ClientSession(
+        self.http = aiohttp.ClientSession(
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
             connector=aiohttp.TCPConnector(limit=0),
             auto_decompress=False,
@@ -128,36 +127,37 @@ class Proxy:
 
     async def close(self) -> None:
         """Let go of the server."""
-        if self._http is not None:
-            await self._http.close()
+        if self.http is not None:
+            await self.http.close()
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Pass one request on, and its answer back."""
-        assert self._http is not None
-        if self._local and not _local(request.headers.get("host", "localhost")):
+        assert self.http is not None
+        if is_local(self.host) and not _local(request.headers.get("host", "localhost")):
             # A page from elsewhere, open in a browser here, under a name that its owner points at this machine.
             return web.Response(status=403, text="this address serves its own machine alone, and host names another\n")
-        key, path = _key_in(request.raw_path)
+        key, path = key_in(request.raw_path)
         try:
             owner = self._owner_of(request.headers.get(KEY_HEADER) or key)
         except GatewayError as error:
             return web.Response(status=401, text=f"{error}\n")
-        exchange = None if owner is None else _Exchange(self._capture, self._conversations, owner, request)
+        exchange = None if owner is None else self.exchange(owner, request)
         body = None
         if request.can_read_body:
-            body = _passing(request.content, request.content_length, exchange.asked if exchange else None)
-        headers = _passed_on(request.headers, OURS)
+            body = await exchange.body(request) if exchange else passing(request.content, request.content_length, None)
+        headers = passed_on(request.headers, OURS)
         headers["accept-encoding"] = "identity"
+        headers.update(exchange.added if exchange else {})
         try:
-            async with self._http.request(
+            async with self.http.request(
                 request.method,
-                URL(self._origin + path, encoded=True),
+                URL(self.origin + path, encoded=True),
                 headers=headers,
                 data=body,
                 allow_redirects=False,
                 skip_auto_headers=("user-agent", "content-type", "accept"),
             ) as answer:
-                return await self._answer(request, answer, exchange)
+                return await self.answer(request, answer, exchange)
         except aiohttp.ClientConnectionError as error:
             if exchange is not None:
                 with suppress(ConnectionError, web.RequestPayloadError):
@@ -165,27 +165,28 @@ class Proxy:
                         exchange.asked.feed(part)
                 exchange.asked.end()
                 exchange.failed(502)
-            return web.Response(status=502, text=f"{self._origin} does not answer: {error}\n")
+            return web.Response(status=502, text=f"{self.origin} does not answer: {error}\n")
         except asyncio.CancelledError:
             if exchange is not None:
                 exchange.left()
             raise
 
-    async def _answer(
-        self, request: web.BaseRequest, answer: aiohttp.ClientResponse, exchange: _Exchange | None
+    async def answer(
+        self, request: web.BaseRequest, answer: aiohttp.ClientResponse, exchange: Exchange | None
     ) -> web.StreamResponse:
-        response = web.StreamResponse(status=answer.status, reason=answer.reason, headers=_passed_on(answer.headers))
+        """Pass an answer back."""
+        response = web.StreamResponse(status=answer.status, reason=answer.reason, headers=passed_on(answer.headers))
         said = exchange.answered(answer) if exchange is not None else None
         await response.prepare(request)
         try:
-            async for part in _passing(answer.content, answer.content_length, said):
+            async for part in passing(answer.content, answer.content_length, said):
                 await response.write(part)
         except ConnectionResetError:
             if exchange is not None:
                 exchange.left()
             return response
         except aiohttp.ClientError as error:
-            logger.warning("%s broke off: %s", self._origin, error)
+            logger.warning("%s broke off: %s", self.origin, error)
             if exchange is not None:
                 exchange.ended(answer.status)
             # Without its end the client sees that the answer is not whole.
@@ -201,59 +202,13 @@ class Proxy:
         """Raises GatewayError for what is no session's key."""
         if key is None:
             if self._owner is None:
-                self._tell("a request names no session: it is passed on and not captured")
+                self.tell("a request names no session: it is passed on and not captured")
             return self._owner
         session_id(key)
-        return Owner(key, self._base_url)
+        return Owner(key, self.base_url)
 
 
-class _Exchange:
-    """One request and its answer, as they are captured."""
-
-    def __init__(
-        self, capture: Capture, conversations: ServerConversations, owner: Owner, request: web.BaseRequest
-    ) -> None:
-        self._capture, self._owner = capture, owner
-        name = request.headers.get(SESSION_HEADER)
-        self._alone = name is None
-        self._conversation = conversations.find(owner.key, name)
-        if request.method == "DELETE":
-            conversations.forget(owner.key, name)
-        self.asked = capture.side(owner, self._conversation, WholeMessage(), client=True)
-        self.asked.keeps_ids = True
-        beside = request.headers.get("traceparent", "")
-        self.asked.traceparent = beside if beside.isascii() and 0 < len(beside) <= bounds.NAME_BYTES else None
-
-    def answered(self, answer: aiohttp.ClientResponse) -> Side | None:
-        """Who reads the answer; None for one that says nothing or cannot be read."""
-        if answer.headers.get("content-encoding", "identity") != "identity":
-            self._capture.passed_unread()
-            return None
-        match answer.content_type:
-            case "application/json":
-                return self._capture.side(self._owner, self._conversation, WholeMessage(), client=False)
-            case "text/event-stream":
-                return self._capture.side(self._owner, self._conversation, EventCutter(), client=False)
-        return None
-
-    def failed(self, status: int) -> None:
-        """The server's answer is an error of HTTP."""
-        self.asked.break_off(self.asked.ids, "error", f'{{"http_status":{status}}}')
-
-    def ended(self, status: int) -> None:
-        """The answer has passed. In a conversation that goes on a result may come later, in another answer."""
-        if status >= 400:
-            self.failed(status)
-        elif self._alone:
-            self.asked.break_off(self.asked.ids, "error", UNANSWERED)
-
-    def left(self) -> None:
-        """The client is gone: without a session that is how it cancels."""
-        if self._alone:
-            self.asked.break_off(self.asked.ids, "cancelled", LEFT)
-
-
-async def _passing(content: StreamReader, length: int | None, side: Side | None) -> AsyncIterator[bytes]:
+async def passing(content: StreamReader, length: int | None, side: Side | None) -> AsyncIterator[bytes]:
     """A body as it comes, each part of it read before it passes, and the last of it as the last."""
     left = length
     async for part in content.iter_any():
@@ -275,20 +230,20 @@ def _local(host: str) -> bool:
         return False
 
 
-def _key_in(path: str) -> tuple[str | None, str]:
+def key_in(path: str) -> tuple[str | None, str]:
     """The session's key that a path begins with, and the rest of the path."""
     first, slash, rest = path.removeprefix("/").partition("/")
     return (first, f"/{rest}") if slash and first.startswith("mr-") else (None, path)
 
 
-def _passed_on(headers: CIMultiDictProxy[str], without: Iterable[str] = ()) -> CIMultiDict[str]:
+def passed_on(headers: CIMultiDictProxy[str], without: Iterable[str] = ()) -> CIMultiDict[str]:
     """The headers that are not of one hop."""
     named = {name.strip().lower() for value in headers.getall("connection", []) for name in value.split(",")}
     left_out = {*HOP, *named, *without}
     return CIMultiDict((name, value) for name, value in headers.items() if name.lower() not in left_out)
 
 
-async def serve(proxy: Proxy, host: str, port: int, told: Callable[[str], None]) -> None:
+async def serve(proxy: ReverseProxy, host: str, port: int, told: Callable[[str], None]) -> None:
     """Serve until SIGTERM or SIGINT. `told` hears the address."""
     await proxy.open()
     runner = web.ServerRunner(
