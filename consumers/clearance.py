@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from millrace.consumers.history.dialogue import Unsayable
 from millrace.consumers.history.rows import Row
 from millrace.infra.config import Settings
+from millrace.schemas.errors import CorruptRecord
 from millrace.schemas.records import Event, Governance, ModelCall, Split
 from millrace.streams.refine.tenancy import Tenancy
 
@@ -56,9 +57,11 @@ def barred(event: Row[Event], owner: str) -> str | None:
 def cleared(calls: Sequence[Row[Event]], owner: str) -> list[Row[Event]]:
     """The calls of one trajectory whose content may be used. A call that may not is left out where it holds no token,
     as refine leaves what it withholds. Raises Unsayable `ineligible` where its tokens lie among the others', or where
-    any call is denied or was never governed."""
+    any call is denied or was never governed, SchemaError for what is no model call."""
     out = []
     for call in calls:
+        if call["kind"] != "model_call":
+            raise CorruptRecord(f"an event of kind {call['kind']} where a model call belongs")
         why = barred(call, owner)
         if why is None:
             out.append(call)

@@ -170,12 +170,13 @@ class History:
         return {key: record for key, record in found.items() if record.value is not None}
 
     def fetch(self, kind: Kind[R], places: Sequence[Place], unreadable: Unreadable = named) -> list[Row[R] | None]:
-        """The rows at places in this kind of topic, in the same order; None where nothing readable lies (any more), and
-        for a place that can be none of its: what is forged may name any topic."""
+        """The rows at places in this kind of topic, in the same order; None where nothing readable lies (any more), or
+        a Progress where an event should, and for a place that can be none of its: what is forged may name any."""
         topic, count = self.names[kind], len(self.partitions(kind))
         there = [p for p in places if p.topic == topic and 0 <= p.partition < count and 0 <= p.offset < 1 << 63]
         found = dict(zip(there, self.bus.fetch(there) if there else [], strict=True))
-        return [self.row(kind, record, unreadable) if (record := found.get(place)) else None for place in places]
+        rows = (self.row(kind, record, unreadable) if (record := found.get(place)) else None for place in places)
+        return [row if row is not None and row.name == HOLDS[kind][0] else None for row in rows]
 
 
 def _policy_of(row: Row[Any]) -> str | None:

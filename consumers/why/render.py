@@ -119,7 +119,10 @@ def event_line(row: Row[Event]) -> str:
     match row["kind"]:
         case "model_call":
             call: ModelCall = body
-            versions = unpack(call["output_versions"])
+            try:
+                versions = unpack(call["output_versions"])
+            except SchemaError:
+                return f"model call of policy {row['policy']}, reply {call['response_id']} (its tokens cannot be read)"
             made = f"{len(versions)} tokens"
             if len(versions):
                 low, high = int(versions.min()), int(versions.max())
@@ -193,4 +196,7 @@ def _at(passage: Passage) -> str:
 
 
 def _when(micros: int) -> str:
-    return datetime.fromtimestamp(micros / 1e6, UTC).strftime("%H:%M:%S.%f")[:-3]
+    try:
+        return datetime.fromtimestamp(micros / 1e6, UTC).strftime("%H:%M:%S.%f")[:-3]
+    except (OverflowError, OSError, ValueError):  # a producer writes any time
+        return "–"

@@ -49,7 +49,7 @@ CALLS = {
         "key",
         True,
         "told",
-    ],  # fmt: skip
+    ],
     "millrace.producers.intake.run:http": ["url", "host", 0, "owner", "gateway", "server", Path(), "told"],
     "millrace.streams.seal.policies:check_announced": ["settings", "bus"],
     "millrace.consumers.export:export": ["settings", "jsonl", Path(), "selection", "watch"],

@@ -13,11 +13,12 @@ from pathlib import Path
 import orjson
 import pytest
 
-from millrace.consumers.clearance import today
+from millrace.consumers.clearance import anyone, today
 from millrace.consumers.export import export_from
 from millrace.consumers.export.layouts import LAYOUTS
 from millrace.consumers.export.select import Selection
 from millrace.consumers.history.reader import History
+from millrace.consumers.replay.selection import Selector
 from millrace.infra import durable
 from millrace.infra.config import load
 from millrace.infra.errors import ExportError
@@ -194,3 +195,22 @@ def test_a_draft_becomes_the_file_or_goes(tmp_path: Path) -> None:
         (draft / "inside").write_text("x")
         raise ValueError
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"file": "whole"}
+
+
+@pytest.mark.parametrize(("kind", "reason"), [("reward", "unreadable"), ("Progress", "events_gone")])
+def test_a_trajectory_that_names_what_is_no_call_is_refused_alone(kind: str, reason: str, tmp_path: Path) -> None:
+    made = WORLD.copy()
+    before = export_from(history(made), "jsonl", tmp_path / "before", Selection(), "local")
+    record, sample = made.rows("trajectories")[0]
+    if kind == "Progress":
+        place = made.append("events", "Progress", {"stage": "refine", "slot": 0, "time": 0}, "progress/0")
+    else:
+        place = next(one.place for one, event in made.rows("events") if event["kind"] == kind)
+    named = [*sample["events"], {"topic": place.topic, "partition": place.partition, "offset": place.offset}]
+    made.rewrite(record, {**sample, "events": named})
+    after = export_from(history(made), "jsonl", tmp_path / "after", Selection(), "local")
+    assert after.exported == before.exported - 1
+    assert after.refused == {**before.refused, reason: before.refused.get(reason, 0) + 1}
+    there = [one.id for one in Selector(history(made), anyone, "local", None).by_rule(lambda _: True).candidates]
+    assert sample["id"] not in there
+    assert there

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -143,3 +144,16 @@ def test_a_group_may_be_called_by_any_digits(name: str) -> None:
     told = explain_in(made.bus, NS, POLICY, name)
     assert told.known
     assert f"sealed as sample {sample['sample']}" in told.text
+
+
+def test_odd_numbers_of_an_event_are_told_as_such() -> None:
+    made = world().copy()
+    record, event = next((r, e) for r, e in made.rows("events") if e["kind"] == "model_call")
+    body = codec.decode_body("model_call", event["body"])
+    odd = {**body, "output_versions": {"dtype": "int64", "data": b"ragged"}}
+    made.rewrite(record, {**event, "body": codec.encode_body("model_call", odd)})
+    for log in made.bus.logs[made.topic("ledger")]:
+        log.entries = [one and replace(one, timestamp=2**62) for one in log.entries]
+    text = explain_in(made.bus, NS, POLICY, event["id"]).text
+    assert "(its tokens cannot be read)" in text
+    assert "–" in text, "a time that no calendar has"
