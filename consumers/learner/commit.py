@@ -46,8 +46,8 @@ def commit_version(
 
 
 def checkpoint_fault(name: str) -> None:
-    """The points of `millrace.trainers.checkpoint` and `delta_files`, which know no `infra`, under names that the list
-    of points finds."""
+    """The points of `millrace.trainers.checkpoint` and `delta_files`, whose callers say what happens at them, under
+    names that the list of points finds."""
     match name:
         case "checkpoint.between_files":
             faults.point("checkpoint.between_files")

@@ -16,6 +16,9 @@ from typing import NoReturn
 def end(code: int = 0) -> NoReturn:
     """End this process now, with what it registered for its end done and what it printed written; the interpreter is
     not taken down. Call it when all is closed."""
+    # It has no public name, and no public way does the same: leaving by sys.exit first waits for threads, which may
+    # never end, and then takes the interpreter down; a function registered with atexit runs before all that were
+    # registered earlier, so it could not be the last.
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError):  # whoever read it is gone

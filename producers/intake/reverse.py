@@ -144,7 +144,11 @@ class ReverseProxy(ABC):
         exchange = None if owner is None else self.exchange(owner, request)
         body = None
         if request.can_read_body:
-            body = await exchange.body(request) if exchange else passing(request.content, request.content_length, None)
+            try:
+                plain = passing(request.content, request.content_length, None)
+                body = plain if exchange is None else await exchange.body(request)
+            except (ConnectionError, web.RequestPayloadError):
+                return web.Response(status=400, text="the request broke off\n")
         headers = passed_on(request.headers, OURS)
         headers["accept-encoding"] = "identity"
         headers.update(exchange.added if exchange else {})

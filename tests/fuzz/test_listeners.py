@@ -67,6 +67,8 @@ SOUND: dict[str, Any] = {
     "feedback": {"rating": 1.0},
     "embeddings": {"model": "m", "input": "hi"},
 }
+SENT = {"jsonrpc": "2.0", "id": 1, "method": "SendMessage", "params": {"message": {"parts": []}}}
+TASK = {"task": {"id": "t", "status": {"state": "TASK_STATE_COMPLETED"}}}
 MINTED = re.compile(rb"chatcmpl-[0-9a-f-]{36}|\"created\":\d+")
 
 
@@ -82,6 +84,10 @@ async def far_answer(request: web.BaseRequest) -> web.StreamResponse:
         pass
     if request.path.startswith("/mcp"):
         return web.Response(body=RESULT, content_type="application/json")
+    if request.path.endswith("agent-card.json"):
+        return web.json_response({"name": "far", "url": f"http://{request.host}/rpc"})
+    if request.path.startswith(("/rpc", "/message", "/tasks")):
+        return web.json_response({"jsonrpc": "2.0", "id": 1, "result": TASK} if request.path == "/rpc" else TASK)
     response = web.StreamResponse(headers={"content-type": "text/event-stream"})
     await response.prepare(request)
     for part in FAR:
@@ -121,6 +127,8 @@ class Listeners:
         }
         out += [Target("otlp", "POST", path, bodies[path], KEY) for path in ROUTES]
         out.append(Target("otlp", "GET", HEALTH, None, KEY))
+        out += [Target("a2a", "POST", path, SENT) for path in ("/rpc", "/message:send", "/tasks/t:cancel")]
+        out += [Target("a2a", "GET", path, None) for path in ("/.well-known/agent-card.json", "/tasks/t")]
         return [*out, *(Target("mcp", method, "/mcp", CALL if method == "POST" else None) for method in HTTP)]
 
     async def sound(self, listener: str, started: asyncio.Event | None = None) -> bytes:
@@ -130,6 +138,7 @@ class Listeners:
             "door": ("/v1/chat/completions", HELLO, "sk-two"),
             "otlp": ("/v1/traces", traced([a_span(1, a_call("q", "a", "r1"))]), KEY),
             "mcp": ("/mcp", CALL, ""),
+            "a2a": ("/rpc", SENT, ""),
         }[listener]
         headers = {"authorization": f"Bearer {key}"}
         async with self.http.post(self.addresses[listener] + url, json=body, headers=headers) as answer:
@@ -182,7 +191,7 @@ def check_shape(target: Target, got: Answered) -> None:
     assert all("evil" not in value for _, value in got.headers), got
     if got.status < 400:
         return
-    if target.listener == "mcp":
+    if target.listener in badness.PROXIES:
         assert got.body.strip(), got
         return
     if dict(got.headers)["content-type"] == "application/x-protobuf":

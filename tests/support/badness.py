@@ -57,6 +57,10 @@ class Target:
         return self.head(len(body), *more, key=key, path=path) + body
 
 
+PROXIES = ("mcp", "a2a")
+"""listeners that pass everything on to a server"""
+
+
 @dataclass(frozen=True)
 class Case:
     """`parts` are sent one after another, `pause_s` between two; then the client ends its side if `half`."""
@@ -94,7 +98,7 @@ def _zeros(before: bytes, chunked: bool) -> Iterator[bytes]:
 
 def _bodies(target: Target, r: Random) -> Iterator[tuple[str, Case]]:
     """For a route that takes a body."""
-    body, passes = target.body, target.listener in ("door", "mcp")
+    body, passes = target.body, target.listener in ("door", *PROXIES)
     bad = of(200, 400) if passes else of(400) if target.serves else of(404)
     names = json.dumps(target.sound).encode()[:-1] + (b", " if target.sound else b"")
     deep = r.randrange(50_000, 200_000)
@@ -110,16 +114,16 @@ def _bodies(target: Target, r: Random) -> Iterator[tuple[str, Case]]:
     }.items():
         yield name, Case([target.whole(sent)], bad)
     # Refused by its length: what the client still sends may then end the connection before it reads the answer.
-    large = of(200) if target.listener == "mcp" else of(413, DROPPED)
+    large = of(200) if target.listener in PROXIES else of(413, DROPPED)
     yield "too large", Case(_zeros(target.head(HUGE), False), large)
     chunked = target.head(None, "transfer-encoding: chunked")
     # Of a client that is slow, or on a machine that is, the time may be over before the bytes are too many.
-    yield "too large, in chunks", Case(_zeros(chunked, True), large if target.listener == "mcp" else large | of(408))
+    yield "too large, in chunks", Case(_zeros(chunked, True), large if target.listener in PROXIES else large | of(408))
     length = len(body) + 1000
     yield "half a body", Case([target.head(length) + body], of(400, DROPPED), half=True)
     slow = [target.head(length), *[b" "] * 120]
-    late = {"otlp": of(400), "mcp": of(DROPPED)}.get(target.listener, of(408))
-    yield "a slow body", Case(slow, late, pause_s=0.05, half=target.listener in ("otlp", "mcp"))
+    late = {"otlp": of(400), "mcp": of(DROPPED), "a2a": of(400, DROPPED)}.get(target.listener, of(408))
+    yield "a slow body", Case(slow, late, pause_s=0.05, half=target.listener in ("otlp", *PROXIES))
     wrong = target.head(None, "transfer-encoding: chunked") + b"zz\r\n" + body
     yield "a chunk of no length", Case([wrong], of(400, DROPPED), ours=False)
     if target.foreign is not None:
@@ -132,7 +136,7 @@ def _heads(target: Target, r: Random, open_to_all: bool) -> Iterator[tuple[str, 
     line = f"{target.method} {target.path} HTTP/1.1\r\nhost: 127.0.0.1\r\n"
     refused = of(400, 413, 431, DROPPED)
     served = of(200, 400, 401, 404, 405)
-    if target.listener != "mcp":
+    if target.listener not in PROXIES:
         for name, key in (("no key", ""), ("a wrong key", "sk-wrong"), ("a session's key that is none", "mr-x.y")):
             yield name, Case([target.whole(key=key)], of(200) if open_to_all else of(401))
     else:

@@ -1,8 +1,8 @@
 """Every listener in one process, to be sent anything: `python -m tests.support.listeners_process FOLDER FAR`
 
-A gateway before a scripted engine, a gateway before the upstream FAR, a receiver of OTLP, and a proxy of MCP before
-FAR/mcp that captures for a session of the first gateway. Writes one line of JSON, their addresses and that session,
-and serves until its standard input ends."""
+A gateway before a scripted engine, a gateway before the upstream FAR, a receiver of OTLP, a proxy of MCP before
+FAR/mcp and one of A2A before FAR that capture for a session of the first gateway. Writes one line of JSON, their
+addresses and that session, and serves until its standard input ends."""
 
 from __future__ import annotations
 
@@ -25,11 +25,13 @@ from millrace.producers.gateway.rendering.tokenizer import ChatTokenizer
 from millrace.producers.gateway.upstreams import embeddings
 from millrace.producers.gateway.upstreams.routes import RouteRule
 from millrace.producers.gateway.upstreams.upstreams import Upstream, Upstreams
+from millrace.producers.intake.a2a_proxy import A2aProxy, Children
 from millrace.producers.intake.capture import Capture
 from millrace.producers.intake.conversation import Owner
 from millrace.producers.intake.mcp_proxy import McpProxy
 from millrace.producers.intake.otlp.app import OtlpEndpoint
 from millrace.producers.intake.otlp.serve import serve
+from millrace.producers.intake.reverse import ReverseProxy
 from millrace.producers.intake.spool import Spool
 from tests.support import chat_tokenizer
 from tests.support.gateway_world import ScriptedEngine, world
@@ -74,15 +76,13 @@ async def main() -> None:
         capture = Capture(Spool(folder / "spool"), lambda said: None)
         stack.callback(capture.close, 1.0)
         base_url = f"{gateway.url}/v1"
-        proxy = McpProxy(
-            f"{far}/mcp", "calc", capture, base_url, Owner(session["api_key"], base_url), lambda said: None
+        owner = Owner(session["api_key"], base_url)
+        proxy = McpProxy(f"{far}/mcp", "calc", capture, base_url, owner, lambda said: None)
+        mcp = await _proxied(stack, proxy)
+        children = Children("sk-one", hands_on=False)
+        a2a = await _proxied(
+            stack, A2aProxy(far, "far", capture, base_url, owner, lambda said: None, children=children)
         )
-        await proxy.open()
-        stack.push_async_callback(proxy.close)
-        runner = web.ServerRunner(web.Server(proxy.handle, handler_cancellation=True), shutdown_timeout=0.1)
-        await runner.setup()
-        stack.push_async_callback(runner.cleanup)
-        await web.TCPSite(runner, LOCALHOST, 0).start()
 
         receiver, stop, (port,) = made(folder / "otlp", 3600), asyncio.Event(), free_ports(1)
         receiving = asyncio.create_task(serve(OtlpEndpoint(receiver, options()), LOCALHOST, port, stop))
@@ -90,13 +90,25 @@ async def main() -> None:
             "gateway": gateway.url,
             "door": door.url,
             "otlp": f"http://{LOCALHOST}:{port}",
-            "mcp": f"http://{LOCALHOST}:{runner.addresses[0][1]}",
+            "mcp": mcp,
+            "a2a": a2a,
         }
         print(json.dumps({"addresses": addresses, "session": session["session"]}), flush=True)
         await asyncio.to_thread(sys.stdin.read)
         stop.set()
         await receiving
         receiver.close()
+
+
+async def _proxied(stack: AsyncExitStack, proxy: ReverseProxy) -> str:
+    """Its address."""
+    await proxy.open()
+    stack.push_async_callback(proxy.close)
+    runner = web.ServerRunner(web.Server(proxy.handle, handler_cancellation=True), shutdown_timeout=0.1)
+    await runner.setup()
+    stack.push_async_callback(runner.cleanup)
+    await web.TCPSite(runner, LOCALHOST, 0).start()
+    return f"http://{LOCALHOST}:{runner.addresses[0][1]}"
 
 
 if __name__ == "__main__":
