@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from millrace.apps.cli.context import call, console, entry, reading
+from millrace.apps.cli.named import newest_named
 from millrace.infra.terminal import put, put_json
 
 policy = typer.Typer(no_args_is_help=True, help="The models being trained.")
@@ -67,7 +68,8 @@ def why(
         str,
         typer.Argument(
             metavar="ID",
-            help="id of an event, call, reply, session, prompt, group, ticket, reward, attempt or dead letter",
+            help="id of an event, call, reply, session, prompt, group, ticket, reward, attempt or dead letter; or the "
+            "name that an agent gave its session, while the gateway answers",
         ),
     ],
     text: Annotated[
@@ -76,8 +78,12 @@ def why(
     as_json: Annotated[bool, typer.Option("--json", help="for programs")] = False,
 ) -> None:
     """Say what became of something, and why. Exit code 1 when nothing is known of it."""
+    settings = call(context).settings()
+    explain = entry("millrace.consumers.why:explain")
     with reading():
-        told, known = entry("millrace.consumers.why:explain")(call(context).settings(), what, text=text)
+        told, known = explain(settings, what, text=text)
+        if not known and (id := newest_named(settings, what)):
+            told, known = explain(settings, id, text=text)
     if as_json:
         put_json({"id": what, "known": known, "said": told.splitlines()})
     else:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from millrace.apps.cli.context import call, console, entry, reading
+from millrace.apps.cli.named import newest_named
+from millrace.infra.errors import LookError
 from millrace.infra.terminal import put_json
 
 
@@ -16,7 +19,9 @@ def trajectory(
     what: Annotated[
         str,
         typer.Argument(
-            metavar="ID", help="id of a trajectory, attempt, event or call, or a place as topic[partition]@offset"
+            metavar="ID",
+            help="id of a trajectory, attempt, event or call, or a place as topic[partition]@offset; or the name that "
+            "an agent gave its session, while the gateway answers",
         ),
     ],
     tokens: Annotated[bool, typer.Option("--tokens", help="show every token, not only runs of them")] = False,
@@ -30,10 +35,16 @@ def trajectory(
 
     Example: millrace trajectory ID --page trajectory.html
     """
+    settings = call(context).settings()
+    show = partial(entry("millrace.consumers.trajectory:show"), settings, tokens=tokens, tokenizer=tokenizer, out=page)
     with reading():
-        shown = entry("millrace.consumers.trajectory:show")(
-            call(context).settings(), what, tokens=tokens, tokenizer=tokenizer, out=page
-        )
+        try:
+            shown = show(what)
+        except LookError:
+            id = newest_named(settings, what)
+            if id is None:
+                raise
+            shown = show(id)
     if as_json:
         put_json(shown.json)
     elif page is not None:

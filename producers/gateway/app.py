@@ -50,6 +50,7 @@ OWN = (
     ("/v1/models/{id:path}", "GET", "model"),
     ("/health", "GET", "health"),
     ("/v1/sessions", "POST", "start"),
+    ("/v1/sessions", "GET", "sessions"),
     ("/v1/sessions/{id}/reward", "POST", "reward"),
     ("/v1/sessions/{id}/events", "POST", "events"),
     ("/v1/sessions/{id}/end", "POST", "end"),
@@ -189,6 +190,10 @@ def make_app(gateway: Gateway, upstream: TextUpstream | Upstreams | None = None,
         visit, caller = enter(request)
         return _json(await episodes.start(caller, await visit.body(request), f"{address}/v1"))
 
+    async def sessions(request: Request) -> Response:
+        _, caller = enter(request)
+        return _json({"sessions": episodes.of_name(caller, request.query_params.get("name"))})
+
     async def reward(request: Request) -> Response:
         visit, caller = enter(request)
         session = episodes.judged(caller, request.path_params["id"], request.headers)
@@ -214,6 +219,7 @@ def make_app(gateway: Gateway, upstream: TextUpstream | Upstreams | None = None,
         "model": model,
         "health": health,
         "start": start,
+        "sessions": sessions,
         "reward": reward,
         "feedback": feedback,
         "events": on_session(episodes.events),

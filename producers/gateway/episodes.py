@@ -100,6 +100,15 @@ class Episodes:
             session = sessions.newest(caller.tenant, said)
         return name if session is None else session.id
 
+    def of_name(self, caller: Caller, name: str | None) -> list[dict[str, str | bool]]:
+        """The sessions that bear a name, the newest last, and whether they go on."""
+        if caller.session is not None:
+            raise ApiError(403, "A session's own key asks for no others: use a configured key", code="not_granted")
+        if not name:
+            raise bad_request("name: which? GET /v1/sessions?name=NAME", param="name")
+        found = self.gateway.sessions.of_name(caller.tenant, name)
+        return [{"session": one.id, "live": not one.ended} for one in found]
+
     def own(self, caller: Caller, id: str) -> GatewaySession:
         """The session that a caller may add to and end."""
         session = self.find(caller, id)

@@ -157,6 +157,13 @@ class Sessions:
         name = (tenant, hints.subject, hints.name or "")
         return self._aliases.get(name) or self._former.get(name)
 
+    def of_name(self, tenant: str, name: str) -> list[GatewaySession]:
+        """The sessions that a tenant's clients gave this name, whoever their end users are, the newest last; of one end
+        user the live one and the newest ended one."""
+        kept = (*self._former.items(), *self._aliases.items())
+        found = {one.id: one for (whose, _, alias), one in kept if (whose, alias) == (tenant, name)}
+        return sorted(found.values(), key=lambda one: one.began)
+
     def _worn(self, session: GatewaySession) -> bool:
         """Whether a name that is in use all the time has used this episode up: silence will end it."""
         return session.turns >= NAMED_CALLS or now_micros() - session.began >= self.named_s * 1e6

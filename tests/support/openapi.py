@@ -34,6 +34,7 @@ SAID = {
     "model": "One of them, by its name",
     "health": "Whether events are taken, and whether an engine is known; more of it to who has a key",
     "start": "Begin an episode",
+    "sessions": "The episodes that clients gave a name (`?name=`), the newest last",
     "reward": "Judge an episode, or one reply of it",
     "events": "Say what the agent did and saw beyond its calls",
     "end": "The episode is over",
@@ -87,6 +88,7 @@ ANSWERS: dict[str, dict[str, Any]] = {
     "model": an_object(id=TEXT, object=TEXT, created={"type": "integer"}, owned_by=TEXT),
     "health": an_object(status={"enum": ["ok", "partial", "no engine", "capture down"]}),
     "start": an_object(session=TEXT, api_key=TEXT, base_url=TEXT),
+    "sessions": an_object(sessions={"type": "array", "items": an_object(session=TEXT, live={"type": "boolean"})}),
     "reward": an_object(reward_id=TEXT),
     "events": an_object(ids={"type": "array", "items": {"type": ["string", "null"]}}),
     "end": an_object(session=TEXT, ended={"const": True}),
@@ -138,6 +140,7 @@ REFUSED_OF = {
     "model": ("401", "404"),
     "health": ("503",),
     "start": (*BODY, "503"),
+    "sessions": ("400", "401", "403"),
     "reward": (*BODY, "404"),
     "events": (*BODY, "404"),
     "end": (*BODY, "404"),
@@ -174,6 +177,8 @@ def operation(path: str, name: str) -> dict[str, Any]:
     spoken = name in {dialect.name for dialect in DIALECTS}
     if spoken:
         taken += [at(header, "header", said) for header, said in HEADERS.items()]
+    if name == "sessions":
+        taken.append({**at("name", "query", "The name"), "required": True})
     if taken:
         made["parameters"] = taken
     if name in BODIES:

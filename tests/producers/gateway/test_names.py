@@ -118,3 +118,27 @@ class Watched(CaptureLog):
             if hasattr(self, "seen"):
                 self.seen.append(kept.seq)
             yield kept
+
+
+async def test_a_name_is_asked_for_by_its_tenant_alone(tmp_path: Path, renderer: TemplateRenderer):
+    keys = {"sk-one": "one", "sk-two": "two"}
+    name = "team/chat 17"
+    async with world(tmp_path, renderer, make_engine(renderer), keys=keys, rollout_key="sk-one") as w:
+
+        async def asked(key: str, **query: str) -> Any:
+            return await w.http.get("/v1/sessions", params=query, headers={"authorization": f"Bearer {key}"})
+
+        for key, user in (("sk-one", "ann"), ("sk-one", "ben"), ("sk-two", "ann")):
+            headers = {"authorization": f"Bearer {key}", "x-millrace-session": name, "x-millrace-user": user}
+            body = {"model": "m", "messages": [HI]}
+            answer = await w.http.post("/v1/chat/completions", json=body, headers=headers)
+            assert answer.status_code == 200, answer.text
+        first, second, foreign = trajectories(w)
+        await w.gateway.end(w.gateway.sessions.live[first], status="completed", stop_condition="idle")
+        found = (await asked("sk-one", name=name)).json()["sessions"]
+        assert found == [{"session": first, "live": False}, {"session": second, "live": True}]
+        assert (await asked("sk-two", name=name)).json()["sessions"] == [{"session": foreign, "live": True}]
+        assert (await asked("sk-one", name="nobody's")).json() == {"sessions": []}
+        assert (await asked("sk-one")).status_code == 400
+        own = w.gateway.sessions.key_of(w.gateway.sessions.live[second])
+        assert (await asked(own, name=name)).status_code == 403
