@@ -19,7 +19,6 @@ CALLER = "it says so in `Raises`, and whoever calls it answers"
 STATE = "without it the state, or the chain, is another: nobody may go on past it"
 BARE = {
     "consumers/audit/again.py:difference": OWN,
-    "consumers/history/ledger.py:entries": STATE,
     "consumers/history/ledger.py:stored_hash": CALLER,
     "consumers/history/newest.py:_event_of": OWN,
     "consumers/history/newest.py:older": OWN,
