@@ -86,6 +86,7 @@ IMITATE = "tests/docs/test_imitate.py"
 OTLP = "tests/docs/test_otlp.py"
 MCP = "tests/docs/test_mcp.py"
 A2A = "tests/docs/test_a2a.py"
+NAMED = "tests/apps/cli/test_named.py"
 SQL = "tests/docs/test_sql.py"
 QUESTIONS = "tests/apps/cli/test_questions.py"
 WAREHOUSE = "tests/consumers/warehouse/test_process.py"
@@ -214,6 +215,8 @@ RUN_BY = {
     "millrace export --layout parquet -o held-out.parquet --split evaluation": READING,
     "millrace a2a": A2A,
     "millrace a2a --url http://127.0.0.1:9300 --port 9400": A2A,
+    "millrace why NAME": NAMED,
+    "millrace trajectory NAME": NAMED,
     "millrace mcp": MCP,
     "millrace mcp -- python my_server.py": MCP,
     "millrace mcp --url http://127.0.0.1:9000/mcp --port 9100": MCP,
