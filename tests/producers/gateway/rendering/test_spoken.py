@@ -43,12 +43,18 @@ def of(folder: Path, kind: str) -> Renderer:
     if kind == "packaged":
         return PackagedRenderer(ChatTokenizer(folder), "qwen3")
     if kind == "tiny":
-        tiny.tokenizer().save_pretrained(folder / kind)
-        return TemplateRenderer(ChatTokenizer(folder / kind))
+        small = _beside(folder, kind)
+        tiny.tokenizer().save_pretrained(small)
+        return TemplateRenderer(ChatTokenizer(small))
     if kind == "qwen3":
         return TemplateRenderer(ChatTokenizer(folder))
     template = {"plain": chat_tokenizer.TEMPLATE, "forgetful": chat_tokenizer.FORGETFUL}.get(kind, kind)
-    return TemplateRenderer(ChatTokenizer(chat_tokenizer.write(folder / str(abs(hash(kind))), template)))
+    return TemplateRenderer(ChatTokenizer(chat_tokenizer.write(_beside(folder, str(abs(hash(kind)))), template)))
+
+
+def _beside(folder: Path, name: str) -> Path:
+    """The model in `folder` is shared with other files of tests, which copy all that lies there."""
+    return folder.with_name(f"{folder.name}-{name}")
 
 
 def text(renderer: Any, ids: list[int]) -> str:
