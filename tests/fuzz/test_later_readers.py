@@ -75,9 +75,9 @@ def undisturbed(reader: str, seed: str) -> None:
     """What a reader says beside bytes that are no records, wherever they lie."""
     r = Random(f"unmoved {seed} {OTHERS}")
     some = tuple(r.sample(ids(), ASKED))
-    before = repr(READERS[reader](Asked(copied(history().bus), some)))
     odd = logs().beside(r, 12)
     try:
+        before = repr(READERS[reader](Asked(copied(history().bus), some)))
         after: Any = repr(READERS[reader](Asked(odd.bus, some)))
     except Exception as error:
         raise AssertionError(f"{reader} {seed}: {error!r} after {[str(one) for one in odd.done]}") from error
