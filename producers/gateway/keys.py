@@ -30,7 +30,8 @@ EXACT = 2**53
 def canonical(value: Any) -> bytes:
     """JSON with sorted keys and whole floats as integers; Python's own text of what nests too deep for that."""
     try:
-        return orjson.dumps(_whole(value), option=orjson.OPT_SORT_KEYS)
+        value = _whole(value)
+        return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
     except (TypeError, RecursionError):
         return repr(value).encode(errors="surrogatepass")
 

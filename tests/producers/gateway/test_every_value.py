@@ -132,6 +132,14 @@ def test_whole_floats_and_integers_have_one_key(number: int) -> None:
     assert keys.canonical([number]) == keys.canonical([float(number)])
 
 
+def test_a_long_number_has_the_same_key_beside_what_nests_too_deep_to_be_written() -> None:
+    deep: list[Any] = []
+    for _ in range(300):
+        deep = [deep]
+    number = 12345678901234567890123
+    assert keys.canonical([number, deep]) == keys.canonical([float(number), deep])
+
+
 def depth(value: Any) -> int:
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
     return 0 if inner is None else 1 + max(map(depth, inner), default=0)
