@@ -27,9 +27,12 @@ from millrace.producers.intake.capture import Capture
 from millrace.producers.intake.conversation import Owner
 from millrace.producers.intake.spool import Spool
 from tests.support.gateway_world import World
-from tests.support.mcp_captured import PATIENCE_S, ROOT, pairs, recorded, until
+from tests.support.mcp_captured import MILLRACE, PATIENCE_S, ROOT, environment, pairs, recorded, until
+
+pytestmark = pytest.mark.slow
 
 BINDINGS = ["JSONRPC", "HTTP+JSON"]
+KILLS = 4
 
 
 @pytest.fixture(scope="module")
@@ -273,3 +276,29 @@ async def test_an_agent_that_is_away_is_a_result_and_ends_the_child(tmp_path: Pa
         await runner.cleanup()
         await proxy.close()
         await asyncio.to_thread(capture.close, 10.0)
+
+
+async def test_what_a_client_heard_outlives_the_proxy(tmp_path: Path, far: str) -> None:
+    """Real processes, each killed behind an answer; the last one sends what the others left."""
+    async with recorded(tmp_path / "gateway") as w:
+        session = await w.start()
+        key = {"MILLRACE_GATEWAY_KEY": str(w.gateway.options.rollout_key)}
+        told = environment(tmp_path / "spool", session, f"{w.url}/v1") | key
+        for last in (*[False] * KILLS, True):
+            with subprocess.Popen([*MILLRACE, "a2a", "--url", far], env=told, stdout=subprocess.PIPE) as ours:
+                assert ours.stdout is not None
+                line = await asyncio.to_thread(ours.stdout.readline)
+                if not last:
+                    async with client(line.split()[-1].decode(), "JSONRPC") as one:
+                        await heard(one, message("work"))
+                    ours.kill()
+                    continue
+                await until(lambda: [e["kind"] for e in w.events()].count("episode_ended") == KILLS)
+                ours.terminate()
+        found = pairs(w.events(session["session"]))
+        assert [result and result["status"] for _, result in found] == ["ok"] * KILLS
+        children = {event["trajectory"] for event in w.events() if event["parent_trajectory"] is not None}
+        assert len(children) == KILLS
+        for child in children:
+            kinds = [event["kind"] for event in w.events(child)]
+            assert kinds == ["episode_started", *["observation"] * 6, "episode_ended"]
