@@ -142,11 +142,13 @@ class ReverseProxy(ABC):
         except GatewayError as error:
             return web.Response(status=401, text=f"{error}\n")
         exchange = None if owner is None else self.exchange(owner, request)
-        body = None
+        body: AsyncIterable[bytes] | None = None
         if request.can_read_body:
             try:
-                plain = passing(request.content, request.content_length, None)
-                body = plain if exchange is None else await exchange.body(request)
+                if exchange is None:
+                    body = passing(request.content, request.content_length, None)
+                else:
+                    body = await exchange.body(request)
             except (ConnectionError, web.RequestPayloadError):
                 return web.Response(status=400, text="the request broke off\n")
         headers = passed_on(request.headers, OURS)
