@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from millrace.infra.engines.upstream import NOT_WHOLE
 from millrace.producers.gateway.answers import text, thoughts_of
 from millrace.producers.gateway.protocols.all import as_chat
 from millrace.schemas.records import ModelCall
@@ -43,6 +44,8 @@ class Dialogue:
 
 def dialogue(call: ModelCall) -> Dialogue:
     """The chat of a call in canonical messages. Raises Unsayable where there is none, or one that is not all text."""
+    if call["opened"] == NOT_WHOLE:
+        raise Unsayable("not_whole", f"call {call['call_id']} goes on from messages that only its upstream knows")
     request, response = as_chat(call["request"], call["response"])
     asked = parsed(request)
     messages, reply = asked.get("messages"), reply_of(response, call["choice"])
