@@ -45,7 +45,7 @@ from millrace.producers.gateway.protocols.reader import DialectReader, NamedBefo
 from millrace.producers.gateway.recorder import LARGE
 from millrace.producers.gateway.session import GatewaySession
 from millrace.producers.gateway.spending import Spent, borne, spent
-from millrace.producers.gateway.stored import ResponseOrigin, Recalled
+from millrace.producers.gateway.stored import Recalled, ResponseOrigin
 from millrace.producers.gateway.upstreams.cut import Cut
 from millrace.producers.gateway.upstreams.routes import RouteRule
 from millrace.producers.gateway.upstreams.sending import R, first_answer
