@@ -31,6 +31,7 @@ from millrace.producers.gateway.spending import Spending
 from millrace.producers.gateway.underway import Underway
 from millrace.schemas import codec
 from millrace.schemas.ids import now_micros
+from tests.support.recorded import Recorded
 
 POLICY = "policy"
 RAW = "t.raw"
@@ -168,12 +169,12 @@ class World:
         self.gateway.engines.observe({**status(version, state, incarnation, url), "policy": policy})
 
     def events(self, trajectory: str | None = None) -> list[dict[str, Any]]:
-        """Events of the capture log with decoded bodies under `data`, in order."""
-        out = []
+        """Events of the capture log with decoded bodies under `data`, model calls with whole requests, in order."""
+        recorded, out = Recorded(), []
         for kept in self.log.read():
             event = codec.decode_as("Event", kept.entry.value)
             if trajectory in (None, event["trajectory"]):
-                out.append({**event, "data": codec.decode_body(event["kind"], event["body"])})
+                out.append({**event, "data": recorded.body(event)})
         return out
 
     def calls(self, trajectory: str | None = None) -> list[dict[str, Any]]:
