@@ -194,7 +194,7 @@ def served(folder: Path, renderer: TemplateRenderer, **options: Any) -> Any:
 
 
 def client(w: World, key: str = "a long random word", **headers: str) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(base_url=f"{w.url}/v1", api_key=key, max_retries=0, default_headers=headers)
+    return w.kept(openai.AsyncOpenAI(base_url=f"{w.url}/v1", api_key=key, max_retries=0, default_headers=headers))
 
 
 async def test_a_conversation_goes_on_by_its_last_response(tmp_path: Path, renderer: TemplateRenderer) -> None:
