@@ -37,6 +37,7 @@ from millrace.schemas import codec
 from millrace.schemas.errors import SchemaError
 from millrace.schemas.ids import new_id, now_micros
 from millrace.schemas.records import EpisodeStarted, Event, ModelCall, Reward, ToolCall
+from millrace.schemas.requests import RequestStore, outlined
 
 logger = logging.getLogger(__name__)
 
@@ -78,6 +79,8 @@ class Sessions:
         self._former: dict[tuple[str, str, str], GatewaySession] = {}
         """the newest ended session of each name"""
         self._attempts: dict[tuple[str, str], GatewaySession] = {}
+        self._requests: dict[str, RequestStore] = {}
+        """those of live sessions, while the log is read"""
 
     # ------------------------------------------------------------------ keys
 
@@ -233,6 +236,7 @@ class Sessions:
             if underway is not None:
                 underway.fold(kept.entry.headers)
             self._refolded(kept.entry.headers.get("trajectory", ""), kept.entry, spending or Spending({}))
+        self._requests.clear()
         return len(self.live)
 
     def _refolded(self, trajectory: str, entry: Entry, spending: Spending) -> None:
@@ -270,6 +274,7 @@ class Sessions:
             session.followed(event["kind"], event["step"], event["hash"])
             if session.ended and session.id in self.live:
                 self.retire(session)
+                self._requests.pop(session.id, None)
         if session is not None and REPORT in headers:
             source, _, seq = headers[REPORT].rpartition(" ")
             session.reported[source] = int(seq) + 1
@@ -289,7 +294,11 @@ class Sessions:
             session.rewards.add(RewardKey(reward["source"], reward["reward_id"]))
 
     def _recall(self, session: GatewaySession, event: Event, call: ModelCall, headers: Mapping[str, str]) -> None:
-        messages, tools, replies, stored, behind = read(call["request"], call["response"])
+        request = self._requests.setdefault(session.id, RequestStore()).add(event["id"], call)
+        if request is None:
+            raise ValueError(f"its request goes on from {call['request_base']}, which the log does not hold")
+        session.said_before(event["policy"]).recorded(event["id"], outlined(request))
+        messages, tools, replies, stored, behind = read(request, call["response"])
         message = replies[call["choice"]]
         ours, whole = call["untrainable_reason"] != UNTRAINABLE, call["opened"] != NOT_WHOLE
         origin = OURS if ours else origin_of(headers, whole=whole)
@@ -308,8 +317,8 @@ class Sessions:
         if not ours:  # it has no tokens that another call could go on from
             session.lineages.turns = max(session.turns, call["turn"] + 1)
             if ORIGIN in headers:
-                session.lineages.served(keys.request_hash(call["request"]), call["response_id"], call["turn"])
+                session.lineages.served(keys.request_hash(request), call["response_id"], call["turn"])
         elif session.id not in self.unreadable:
             lineages = session.lineages_of(event["policy"])
-            hash, options = keys.request_hash(call["request"]), template_options(call["request"])
+            hash, options = keys.request_hash(request), template_options(request)
             lineages.apply(call, messages, digests, hash, message, options)

@@ -148,12 +148,12 @@ class NewestConversation(NamedTuple):
 
 
 def items_of(response: bytes) -> list[dict[str, Any]]:
-    """The items of a response that this gateway wrote, or that `outlined` made."""
+    """The items of a response that this gateway wrote, or that `items_alone` made."""
     found: list[dict[str, Any]] = msgspec.json.decode(response)["output"]
     return found
 
 
-def outlined(response: bytes) -> bytes:
+def items_alone(response: bytes) -> bytes:
     """The items of an upstream's response, and nothing else of it."""
     output = orjson.loads(response).get("output")  # as it was read before: of any numbers
     items = [item for item in output if isinstance(item, dict)] if isinstance(output, list) else []
@@ -191,7 +191,7 @@ class ResponseStore:
     ) -> None:
         """A caller was told this response (JSON) at `at` (micros; now where None)."""
         if origin.away:
-            response = outlined(response)
+            response = items_alone(response)
         if origin is not OURS and not self._new(id, session, response):
             return
         owned = _owned(response, origin)

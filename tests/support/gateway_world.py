@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import httpx
 
@@ -31,6 +31,7 @@ from millrace.producers.gateway.spending import Spending
 from millrace.producers.gateway.underway import Underway
 from millrace.schemas import codec
 from millrace.schemas.ids import now_micros
+from tests.support.recorded import Recorded
 
 POLICY = "policy"
 RAW = "t.raw"
@@ -49,6 +50,13 @@ class Asked:
 
 
 Script = Callable[[list[int], Sampling, int], Sequence[int]]
+
+
+class Closes(Protocol):
+    async def close(self) -> None: ...
+
+
+Client = TypeVar("Client", bound=Closes)
 
 
 class ScriptedEngine(Engine):
@@ -141,6 +149,12 @@ class World:
     url: str
     http: httpx.AsyncClient
     forwarder: Forwarder
+    _kept: AsyncExitStack
+
+    def kept(self, client: Client) -> Client:
+        """A client of this gateway, which is closed before the gateway is."""
+        self._kept.push_async_callback(client.close)
+        return client
 
     def acknowledge(
         self,
@@ -155,12 +169,12 @@ class World:
         self.gateway.engines.observe({**status(version, state, incarnation, url), "policy": policy})
 
     def events(self, trajectory: str | None = None) -> list[dict[str, Any]]:
-        """Events of the capture log with decoded bodies under `data`, in order."""
-        out = []
+        """Events of the capture log with decoded bodies under `data`, model calls with whole requests, in order."""
+        recorded, out = Recorded(), []
         for kept in self.log.read():
             event = codec.decode_as("Event", kept.entry.value)
             if trajectory in (None, event["trajectory"]):
-                out.append({**event, "data": codec.decode_body(event["kind"], event["body"])})
+                out.append({**event, "data": recorded.body(event)})
         return out
 
     def calls(self, trajectory: str | None = None) -> list[dict[str, Any]]:
@@ -213,7 +227,8 @@ async def world(
     awaited: Sequence[Awaited] = (),
     **options: Any,
 ) -> AsyncIterator[World]:
-    """Serve a gateway; its folder may be used again by another world afterwards. `engine`: one, or several by url."""
+    """Serve a gateway; its folder may be used again by another world afterwards. `engine`: one, or several by url. An
+    upstream ends with it."""
     bus = MemoryBus()
     bus.ensure_topics([TopicSpec(RAW, 2)])
     log = CaptureLog(folder / "capture", **(log_options or {}))
@@ -231,15 +246,17 @@ async def world(
     stop, port = asyncio.Event(), port or free_ports(1)[0]
     serving = asyncio.create_task(serve(gateway, "127.0.0.1", port, stop, upstream))
     url = f"http://127.0.0.1:{port}"
-    async with httpx.AsyncClient(base_url=url, timeout=30) as http:
+    async with httpx.AsyncClient(base_url=url, timeout=30) as http, AsyncExitStack() as kept:
         await _answers(http)
         try:
-            yield World(gateway, log, bus, engine, url, http, forwarder)
+            yield World(gateway, log, bus, engine, url, http, forwarder, kept)
         finally:
             stop.set()
             await serving
             await asyncio.to_thread(forwarder.close)
             log.close()
+            if upstream is not None:
+                await upstream.close()
 
 
 async def _answers(http: httpx.AsyncClient) -> None:

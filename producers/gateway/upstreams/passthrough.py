@@ -54,6 +54,7 @@ from millrace.producers.gateway.whose import hints
 from millrace.schemas.arrays import empty
 from millrace.schemas.ids import new_id, now_micros
 from millrace.schemas.records import ModelCall
+from millrace.schemas.requests import RequestOutline, outlined
 
 logger = logging.getLogger(__name__)
 
@@ -82,6 +83,7 @@ class Passed:
     path: str
     headers: Mapping[str, str]
     asked: ReadRequest | None
+    outline: RequestOutline | None
     upstream: Upstream
     identified_by: str
     recalled: Recalled
@@ -168,7 +170,7 @@ class Passthrough:
         sent = await aside(len(body), renamed, body, rule.send_as) if rule.send_as else body
         named = await aside(len(body), reader.named, body, partial(recalled, users))
         body = body if named is None else named.body
-        asked = await aside(len(body), _understood, reader, body, named is None or named.whole)
+        asked, outline = await aside(len(body), _understood, reader, body, named is None or named.whole)
         await self.gateway.check_serves(caller)
         messages, digests, _ = asked or ReadRequest([], keys.chain([], None))
         said = hints(headers, *users, name=name, field=reader.dialect.names_in)
@@ -188,6 +190,7 @@ class Passthrough:
             path,
             with_headers,
             asked,
+            outline,
             upstream,
             by,
             recalled,
@@ -366,6 +369,8 @@ class Passthrough:
             )
             notes = {}
             call.lost = call.lost or id is None
+            if id is not None:
+                session.said_before(session.policy).recorded(id, call.outline)
             try:
                 if id or not recorder.required:
                     self._keep(call, told, read.answer.id, said)
@@ -428,6 +433,7 @@ class Passthrough:
     ) -> ModelCall:
         now = time.perf_counter()
         prompt, completion, cached = answer.usage
+        stored = call.session.said_before(call.session.policy).stored(call.body, call.outline)
         return {
             "call_id": new_id(),
             "response_id": answer.id,
@@ -441,7 +447,7 @@ class Passthrough:
             "output_ids": empty("int32"),
             "output_logprobs": empty("float32"),
             "output_versions": empty("int32"),
-            "request": call.body,
+            "request": stored.request,
             "response": told.response,
             "sampling": call.head.sampling(),
             "finish_reason": told.finish or said.finish or ABORT,
@@ -458,6 +464,8 @@ class Passthrough:
             "trainable": False,
             "untrainable_reason": UNTRAINABLE,
             "identified_by": call.identified_by,
+            "request_base": stored.base,
+            "request_kept": stored.kept,
         }
 
 
@@ -489,11 +497,11 @@ def _stream(server: TextServer, path: str, body: bytes, headers: Mapping[str, st
     return server.stream(path, body, headers)
 
 
-def _understood(reader: DialectReader, body: bytes, whole: bool) -> ReadRequest | None:
+def _understood(reader: DialectReader, body: bytes, whole: bool) -> tuple[ReadRequest | None, RequestOutline | None]:
     try:
-        return reader.asked(body, whole=whole)
+        return reader.asked(body, whole=whole), outlined(body)
     except (ApiError, ValueError):
-        return None
+        return None, None
 
 
 def asked_with(headers: Mapping[str, str], tenant: str, subject: str) -> dict[str, str]:

@@ -23,6 +23,7 @@ from millrace.schemas import codec
 from millrace.schemas.ids import now_micros
 from tests.support.far_responses import FarResponses
 from tests.support.in_process import Far, InProcess, Played
+from tests.support.recorded import Recorded
 
 PATH = "/v1/responses"
 steps = st.lists(
@@ -78,9 +79,13 @@ class Player:
 
     def calls(self) -> list[tuple[str, dict[str, Any]]]:
         """(trajectory, body) of each."""
-        events = [codec.decode_as("Event", kept.entry.value) for kept in self.gateway.log.read()]
-        calls = [one for one in events if one["kind"] == "model_call"]
-        return [(one["trajectory"], codec.decode_body("model_call", one["body"])) for one in calls]
+        recorded, out = Recorded(), list[tuple[str, dict[str, Any]]]()
+        for kept in self.gateway.log.read():
+            event = codec.decode_as("Event", kept.entry.value)
+            body = recorded.body(event)
+            if event["kind"] == "model_call":
+                out.append((event["trajectory"], body))
+        return out
 
     async def ask(self, body: dict[str, Any]) -> dict[str, Any]:
         answer = await self.gateway.ask("POST", PATH, orjson.dumps(body))

@@ -73,7 +73,7 @@ async def before(folder: Path, renderer: TemplateRenderer, *upstreams: Upstream,
 
 
 def client(w: World, key: str = "a long random word", **headers: str) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(base_url=f"{w.url}/v1", api_key=key, max_retries=0, default_headers=headers)
+    return w.kept(openai.AsyncOpenAI(base_url=f"{w.url}/v1", api_key=key, max_retries=0, default_headers=headers))
 
 
 def rows(w: World) -> list[Row[Event]]:
