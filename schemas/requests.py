@@ -29,6 +29,8 @@ LONG = 256
 """bytes of a value from which on it may be left out whole: names stay, by which people ask"""
 MOST_ITEMS = 1 << 14
 """items, members and brackets at the top of a request, beyond which nothing of it is left out"""
+MOST_KEYS, KEY_BYTES = 64, 256
+"""keys of which something is left out, and bytes of one: what is kept has to be within the bounds of a record"""
 LARGEST = 64 << 20
 """bytes of a request that is put together again"""
 AT_HAND = 8
@@ -131,6 +133,8 @@ def outlined(body: bytes) -> RequestOutline | None:
         return None
     found: Digests = {}
     for key, value in values.items():
+        if len(found) == MOST_KEYS or len(key.encode()) > KEY_BYTES:
+            continue
         if value.ends is None:
             if value.hi - value.lo >= LONG:
                 found[key] = _digest(body[value.lo : value.hi])

@@ -9,6 +9,7 @@ import orjson
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from millrace.schemas.limits import beyond
 from millrace.schemas.requests import (
     LEAST,
     MOST_ITEMS,
@@ -121,6 +122,13 @@ def test_a_key_that_comes_twice_is_stored_whole() -> None:
 
 def test_what_is_too_long_to_compare_is_stored_whole() -> None:
     assert outlined(json.dumps({"prompt": list(range(MOST_ITEMS + 1))}).encode()) is None
+
+
+def test_what_is_kept_is_within_the_bounds_of_a_record() -> None:
+    body = json.dumps({"x" * 2000: [1, 2], **{f"{n:04}" * 60: "y" * 300 for n in range(2000)}}).encode()
+    found = whole_again(body, body)
+    assert found is not None
+    assert beyond("ModelCall", {"request": found[0], "request_kept": found[1]}) is None
 
 
 def test_what_does_not_fit_is_not_made_up() -> None:
