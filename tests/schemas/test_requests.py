@@ -9,6 +9,7 @@ import orjson
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from millrace.schemas import requests
 from millrace.schemas.limits import beyond
 from millrace.schemas.requests import (
     LEAST,
@@ -165,3 +166,10 @@ def test_a_store_puts_a_chain_together_in_any_order_and_raises_for_no_circle() -
     assert store.add("b", stored(b'{"messages":[]}', "a", messages=1)) is None
     assert store.add("c", stored(b'{"messages":[]}', "c", messages=1)) is None
     assert store.add("d", stored(b'{"messages":[]}', "gone", messages=1)) is None
+
+
+@given(conversations(), st.binary(max_size=60))
+def test_both_ways_of_counting_find_the_same(pair: tuple[bytes, bytes], odd: bytes) -> None:
+    for body in (*pair, odd, pair[0] + odd):
+        if b"\\" not in body:
+            assert requests._few_marks(body) == requests._many_marks(body)
