@@ -24,7 +24,7 @@ from millrace.producers.gateway.protocols.base import (
     StreamEvent,
     WholeRequest,
 )
-from millrace.producers.gateway.protocols.responses_expand import expanded, names_others, refers, to_store
+from millrace.producers.gateway.protocols.responses_expand import expanded, ids_named, names_others, refers, to_store
 from millrace.producers.gateway.protocols.responses_reader import ResponsesReader
 from millrace.producers.gateway.protocols.responses_request import (
     ResponsesRequest,
@@ -69,6 +69,9 @@ class Responses(Dialect):
 
     def refers(self, body: bytes) -> bool:
         return refers(body)
+
+    def named_in(self, body: bytes) -> list[str]:
+        return ids_named(parse_any(body)) if refers(body) else []
 
     def understand(self, body: bytes, recalled: Recalled) -> WholeRequest:
         request, used = parse_responses(body), list[StoredResponse]()

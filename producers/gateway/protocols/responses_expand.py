@@ -30,6 +30,13 @@ def names_others(request: ResponsesRequest) -> bool:
     return bool(request.previous_response_id) or any(map(_is_reference, items))
 
 
+def ids_named(request: AnyResponses) -> list[str]:
+    """The response and the items that a request names."""
+    items = request.input if isinstance(request.input, list) else ()
+    ids = [request.previous_response_id, *(item.get("id") for item in items if _is_reference(item))]
+    return [id for id in ids if isinstance(id, str) and id]
+
+
 def _is_reference(item: dict[str, Any]) -> bool:
     """OpenAI lets the type of a reference be left out."""
     kind = item.get("type")
