@@ -542,7 +542,7 @@ class ModelCall(TypedDict):
     output_versions: Array
     """int32; weight version of each sampled token, -1 unknown"""
     request: bytes
-    """request body as received"""
+    """request body as received, without what request_kept says"""
     response: bytes
     """response body as sent (streams: the assembled message)"""
     sampling: Sampling
@@ -575,6 +575,10 @@ class ModelCall(TypedDict):
     """why not"""
     identified_by: str | None
     """what put this call into its episode: key, path, header:NAME, body:FIELD, response_id, call_id, prefix or first"""
+    request_base: str | None
+    """event of an earlier call of the trajectory, whose request says what is left out of this one; null where nothing is"""
+    request_kept: dict[str, int]
+    """key at the top of the request -> how many leading items of its list are those of the base and left out; -1: its whole value is the base's, and reads null"""
 
 
 class Observation(TypedDict):

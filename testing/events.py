@@ -87,6 +87,8 @@ def model_call(
         "trainable": trainable,
         "untrainable_reason": None if trainable else "text only",
         "identified_by": None,
+        "request_base": None,
+        "request_kept": {},
     }
 
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from millrace.consumers.clearance import cleared
 from millrace.consumers.history.dialogue import Dialogue, Unsayable, dialogue
+from millrace.consumers.history.requests import whole_calls
 from millrace.consumers.history.rows import Row
 from millrace.infra.log.base import Place
 from millrace.schemas.arrays import unpack
@@ -55,7 +56,7 @@ class ExportedSample:
         self.version = version
         self.group_reward = math.nan
         usable = cleared(calls, owner)
-        bodies: list[ModelCall] = [call.body for call in usable]
+        bodies = whole_calls(usable)
         self.tokenizers = frozenset(body["tokenizer_hash"] for body in bodies if body["tokenizer_hash"])
         self.traces = [_trace(lineage, self.record["id"]) for lineage in self.record["lineages"]]
         reasons = dict(entry.rpartition(":")[::2] for entry in self.record["excluded"])

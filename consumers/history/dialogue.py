@@ -42,7 +42,10 @@ class Dialogue:
 
 
 def dialogue(call: ModelCall) -> Dialogue:
-    """The chat of a call in canonical messages. Raises Unsayable where there is none, or one that is not all text."""
+    """The chat of a call in canonical messages. Raises Unsayable where there is none, one that is not all text, or one
+    of which the record leaves out what an earlier one said (see `requests`)."""
+    if call["request_base"] is not None:
+        raise Unsayable("not_whole", f"the request of call {call['call_id']} goes on from one that is not here")
     request, response = as_chat(call["request"], call["response"])
     asked = parsed(request)
     messages, reply = asked.get("messages"), reply_of(response, call["choice"])

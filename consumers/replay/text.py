@@ -21,6 +21,7 @@ from hashlib import blake2b
 import numpy as np
 
 from millrace.consumers.history.dialogue import Unsayable, dialogue
+from millrace.consumers.history.requests import whole_calls
 from millrace.consumers.history.rows import Row
 from millrace.infra.engines.upstream import UNTRAINABLE
 from millrace.infra.errors import ConfigError
@@ -92,7 +93,7 @@ class Writer:
         out = Texts()
         if record["status"] not in FINISHED or any(entry.startswith("*:") for entry in record["excluded"]):
             return out  # nothing of a flawed attempt trains
-        bodies: list[ModelCall] = [call.body for call in calls]
+        bodies = whole_calls(calls)
         gone = {body["supersedes"] for body in bodies if body["supersedes"]}
         reasons = dict(entry.rpartition(":")[::2] for entry in record["excluded"])
         said: list[Spoken] = []

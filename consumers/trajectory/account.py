@@ -13,6 +13,7 @@ from statistics import fmean
 from typing import Any
 
 from millrace.consumers.audit.command import spot
+from millrace.consumers.history.requests import WholeRequests
 from millrace.consumers.history.rows import Row, place_of
 from millrace.consumers.trajectory.find import FoundTrajectory
 from millrace.consumers.trajectory.tokens import Traced, traced
@@ -160,17 +161,18 @@ def _branches(own: list[Passage]) -> tuple[TraceAccount, ...]:
     turns: dict[str, list[EventAccount]] = {}
     parents: dict[str, str | None] = {}
     told: set[str] = set()
+    requests = WholeRequests()
     for passage in own:
         row = passage.row
         if row is None or row["id"] in told:  # sent twice
             continue
         told.add(row["id"])
-        turns.setdefault(row["trajectory"], []).append(_turn(passage, row))
+        turns.setdefault(row["trajectory"], []).append(_turn(passage, row, requests))
         parents.setdefault(row["trajectory"], row["parent_trajectory"])
     return tuple(TraceAccount(id, parents[id], tuple(found)) for id, found in turns.items())
 
 
-def _turn(passage: Passage, row: Row[Event]) -> EventAccount:
+def _turn(passage: Passage, row: Row[Event], requests: WholeRequests) -> EventAccount:
     notes = [f"{letter['stage']}: {letter['reason']} ({letter['detail']})" for letter in passage.letters]
     if passage.event is None and not passage.letters:
         notes.append("not refined yet")
@@ -179,7 +181,7 @@ def _turn(passage: Passage, row: Row[Event]) -> EventAccount:
         notes.append(f"{governance['eligibility']}: {governance['reason']}")
     if governance is not None and governance["redaction"] != "none_needed":
         notes.append(f"redaction {governance['redaction']}")
-    said = spoken(passage.event) if passage.event is not None else []
+    said = spoken(passage.event, requests) if passage.event is not None else []
     step = row["step"] if row["source_seq"] is not None else None
     return EventAccount(
         step, row["kind"], event_line(row), row["event_time"], spot(row.place), tuple(said), tuple(notes)

@@ -9,6 +9,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from millrace.consumers.audit.command import spot
+from millrace.consumers.history.requests import WholeRequests
 from millrace.consumers.history.rows import Row
 from millrace.consumers.why.spoken import spoken
 from millrace.consumers.why.story import Passage, Story
@@ -40,6 +41,7 @@ def render(story: Story, *, text: bool = False) -> Tree:
         _add(tree, f"{line}, from version {grant['min_version']} on, for batch {grant['deadline']} at last", grant)
     attempts: dict[str, Tree] = {}
     told: set[str] = set()
+    requests = WholeRequests()
     for passage in story.passages:
         event = passage.row
         name = event["root_trajectory"] if event is not None else "cannot be read"
@@ -49,7 +51,7 @@ def render(story: Story, *, text: bool = False) -> Tree:
             twice = event is not None and event["id"] in told
             branch = _passage(attempts[name], passage, story, again=twice)
             if text and passage.event is not None:
-                for who, said in spoken(passage.event):
+                for who, said in spoken(passage.event, requests):
                     branch.add(Text.assemble((f"{who}: ", "cyan"), said))
         if passage.event is not None:
             told.add(passage.event["id"])

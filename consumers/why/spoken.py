@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from millrace.consumers.history.dialogue import asked_of, calls_of, reply_of, text_of
+from millrace.consumers.history.requests import WholeRequests
 from millrace.consumers.history.rows import Row
 from millrace.producers.gateway.protocols.all import as_chat
 from millrace.schemas.errors import SchemaError
@@ -29,10 +30,10 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
 """texts of a body, by the kind of its event"""
 
 
-def spoken(event: Row[Event]) -> list[tuple[str, str]]:
-    """(who or what, text) of everything that an event says."""
+def spoken(event: Row[Event], requests: WholeRequests) -> list[tuple[str, str]]:
+    """(who or what, text) of everything that an event says. requests: those of the calls before it."""
     try:
-        body: Mapping[str, Any] = event.body
+        body: Mapping[str, Any] = requests.whole(event) if event["kind"] == "model_call" else event.body
     except SchemaError:
         return []
     if event["kind"] == "model_call":

@@ -26,6 +26,7 @@ from millrace.schemas.arrays import pack
 from millrace.schemas.ids import new_id, now_micros
 from millrace.schemas.labels import make_label
 from millrace.schemas.records import ModelCall
+from millrace.schemas.requests import RequestOutline
 
 if TYPE_CHECKING:  # what writes a call is made of calls
     from millrace.producers.gateway.protocols.base import Dialect
@@ -141,6 +142,7 @@ class Call:
     dialect: Dialect
     request: Ask
     body: bytes
+    outline: RequestOutline | None
     plan: CallStart
     sampling: Sampling
     served: Served
@@ -291,6 +293,7 @@ class Call:
         why = "other_version" if self.strayed else self._why_not(choice) or breach
         ended = time.perf_counter()
         completion = len(choice.ids)
+        stored = self.session.said_before(self.policy).stored(self.body, self.outline)
         return {
             "call_id": self.call_id,
             "response_id": self.response_id,
@@ -304,7 +307,7 @@ class Call:
             "output_ids": pack(choice.ids, "int32"),
             "output_logprobs": pack(choice.logprobs, "float32"),
             "output_versions": pack(versions, "int32"),
-            "request": self.body,
+            "request": stored.request,
             "response": response,
             "sampling": {
                 "temperature": self.sampling.temperature,
@@ -333,6 +336,8 @@ class Call:
             "trainable": why is None,
             "untrainable_reason": why,
             "identified_by": self.identified_by,
+            "request_base": stored.base,
+            "request_kept": stored.kept,
         }, breach
 
     def spent(self, choice: Choice) -> Spent:

@@ -249,6 +249,7 @@ class Gateway:
             dialect,
             request,
             body,
+            asked.outline,
             plan,
             sampling,
             served,
@@ -493,6 +494,7 @@ class Gateway:
             if not at:
                 self.followed_up(session, plan.messages, plan.digests)
             if id is not None:
+                session.said_before(policy).recorded(id, call.outline)
                 self.sessions.answered(session, call.response_id, with_reply)
             session.said = reply["content"] or session.said
             _calls.add(1, finish=choice.reason)

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from millrace.producers.gateway.asks import Asks
 from millrace.producers.gateway.lineage import Lineages
 from millrace.producers.gateway.rendering.base import Message
+from millrace.producers.gateway.trail import RequestTrail
 from millrace.schemas.chain import START
 from millrace.schemas.ids import now_micros
 from millrace.schemas.records import EpisodeStarted, Event, Split
@@ -51,6 +52,8 @@ class GatewaySession:
     """those of calls that other policies answered, by policy: their tokens are another model's"""
     rewards: set[RewardKey] = field(default_factory=set)
     asks: Asks = field(default_factory=Asks)
+    requests: dict[str, RequestTrail] = field(default_factory=dict)
+    """what its calls said already, by the policy that answered them: history is read of one policy"""
     reported: dict[str, int] = field(default_factory=dict)
     """source of reports -> number from which on its events are new"""
     calls: dict[str, asyncio.Task[Any]] = field(default_factory=dict)
@@ -111,6 +114,10 @@ class GatewaySession:
         found.turns = self.turns
         return found
 
+    def said_before(self, policy: str) -> RequestTrail:
+        """What calls that a policy answered said in this session."""
+        return self.requests.setdefault(policy, RequestTrail())
+
     def stand(self, policy: str) -> tuple[Lineages, int]:
         """Differs as soon as another call of the policy was folded: what was placed before it may lie elsewhere now."""
         lineages = self.lineages_of(policy)
@@ -137,6 +144,7 @@ class GatewaySession:
         """Keep only what a late reward needs."""
         self.lineages, self.others = Lineages(), {}
         self.asks = Asks()
+        self.requests = {}
         self.reported = {}
         self.digests.clear()
         self.told.clear()

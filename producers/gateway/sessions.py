@@ -38,6 +38,7 @@ from millrace.schemas import codec
 from millrace.schemas.errors import SchemaError
 from millrace.schemas.ids import now_micros
 from millrace.schemas.records import EpisodeStarted, Event, ModelCall, Reward, ToolCall
+from millrace.schemas.requests import RequestStore, outlined
 
 logger = logging.getLogger(__name__)
 
@@ -83,6 +84,8 @@ class Sessions:
         self._former: dict[tuple[str, str, str], GatewaySession] = {}
         """the newest ended session of each name"""
         self._attempts: dict[tuple[str, str], GatewaySession] = {}
+        self._requests: dict[str, RequestStore] = {}
+        """those of live sessions, while the log is read"""
 
     # ------------------------------------------------------------------ keys
 
@@ -238,6 +241,7 @@ class Sessions:
             if underway is not None:
                 underway.fold(kept.entry.headers)
             self._refolded(kept.entry.headers.get("trajectory", ""), kept.entry, spending or Spending({}))
+        self._requests.clear()
         return len(self.live)
 
     def _refolded(self, trajectory: str, entry: Entry, spending: Spending) -> None:
@@ -275,6 +279,7 @@ class Sessions:
             session.followed(event["kind"], event["step"], event["hash"])
             if session.ended and session.id in self.live:
                 self.retire(session)
+                self._requests.pop(session.id, None)
         if session is not None and REPORT in headers:
             source, _, seq = headers[REPORT].rpartition(" ")
             session.reported[source] = int(seq) + 1
@@ -294,7 +299,11 @@ class Sessions:
             session.rewards.add(RewardKey(reward["source"], reward["reward_id"]))
 
     def _recall(self, session: GatewaySession, event: Event, call: ModelCall) -> None:
-        messages, tools, replies, stored = read(call["request"], call["response"])
+        request = self._requests.setdefault(session.id, RequestStore()).add(event["id"], call)
+        if request is None:
+            raise ValueError(f"its request goes on from {call['request_base']}, which the log does not hold")
+        session.said_before(event["policy"]).recorded(event["id"], outlined(request))
+        messages, tools, replies, stored = read(request, call["response"])
         message = replies[call["choice"]]
         ours = call["untrainable_reason"] != UNTRAINABLE
         if stored is not None and ours and call["finish_reason"] != ABORT:
@@ -310,5 +319,5 @@ class Sessions:
             session.lineages.turns = max(session.turns, call["turn"] + 1)
         elif session.id not in self.unreadable:
             lineages = session.lineages_of(event["policy"])
-            hash, options = keys.request_hash(call["request"]), template_options(call["request"])
+            hash, options = keys.request_hash(request), template_options(request)
             lineages.apply(call, messages, digests, hash, message, options)

@@ -18,6 +18,7 @@ from millrace.producers.gateway.rendering.base import Message, Options
 from millrace.producers.gateway.sampling import too_long
 from millrace.producers.gateway.stored import Recalled, StoredResponse
 from millrace.producers.gateway.template_options import template_options
+from millrace.schemas.requests import RequestOutline, outlined
 
 
 class Understood(NamedTuple):
@@ -33,6 +34,8 @@ class Understood(NamedTuple):
     """the responses that it named"""
     options: Options
     """what it says to the chat template"""
+    outline: RequestOutline | None
+    """where its parts stand in the body"""
 
 
 def understand(dialect: Dialect, body: bytes, recalled: Recalled, options: GatewayOptions) -> Understood:
@@ -50,4 +53,5 @@ def understand(dialect: Dialect, body: bytes, recalled: Recalled, options: Gatew
         raise too_long(request.asked_in)
     messages = messages_of(request.turns) if request.prompt is None else [prompt_message(request.prompt)]
     digests = keys.chain(messages, request.tools)
-    return Understood(request, messages, digests, keys.request_hash(body), body, used, template_options(body))
+    hash, said = keys.request_hash(body), template_options(body)
+    return Understood(request, messages, digests, hash, body, used, said, outlined(body))

@@ -207,6 +207,8 @@ class Bodies:
             "trainable": False,
             "untrainable_reason": self._origin.reason,
             "identified_by": None,
+            "request_base": None,
+            "request_kept": {},
         }
 
     def _lineage(self, step: ReplyStep, response: str) -> tuple[str, str | None]:

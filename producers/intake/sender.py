@@ -12,7 +12,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from itertools import groupby
 from urllib.parse import urlsplit
 
@@ -74,15 +74,23 @@ class ReportSender:
             self.spool.close()
 
     def _run(self) -> None:
+        try:
+            self._send_on()
+        finally:
+            for line in self._lines.values():
+                line.close()
+
+    def _send_on(self) -> None:
         cursor = self.spool.log.cursor(0)
         pause = BACKOFF_S[0]
         while True:
             self._wake.clear()
-            closing = self._closing.is_set()
+            ending = self._closing.is_set()
             try:
                 self._drain(self.spool.log, cursor)
                 pause = BACKOFF_S[0]
-                if closing:
+                if ending:
+                    cursor.close()
                     return
                 if time.monotonic() >= self._look:
                     self._look = time.monotonic() + LOOK_S
@@ -93,10 +101,11 @@ class ReportSender:
                 if not isinstance(error, Unanswered):
                     logger.exception("what was captured could not be sent")
                 self._complain(str(error))
-                if closing and time.monotonic() + pause > self._deadline:
+                cursor.close()
+                if ending and time.monotonic() + pause > self._deadline:
                     return
                 self._closing.wait(pause)
-                if closing:
+                if ending:
                     time.sleep(pause)
                 pause = min(2 * pause, BACKOFF_S[1])
                 cursor = self.spool.log.cursor(self.spool.log.acked)
@@ -112,7 +121,8 @@ class ReportSender:
         for log in self.spool.left_behind():
             try:
                 if not self._gave_up(log):
-                    self._drain(log, log.cursor(log.acked))
+                    with closing(log.cursor(log.acked)) as cursor:
+                        self._drain(log, cursor)
             except Unanswered:
                 log.close()
                 continue

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TypedDict
 
 from millrace.schemas.chain import START
-from millrace.schemas.records import Event, SecurityLabels, Split
+from millrace.schemas.records import Event, ModelCall, SecurityLabels, Split
 
 
 class Custody(TypedDict):
@@ -25,7 +25,7 @@ class Custody(TypedDict):
     labels: SecurityLabels | None
     """the newest ones"""
     withheld: list[str]
-    """lineages that hold a call that was withheld"""
+    """lineages that hold a call that was withheld, and events of withheld calls that a later request may go on from"""
     ended: bool
     """whether its end came"""
     seen: int
@@ -62,10 +62,17 @@ def followed(custody: Custody, event: Event, now: int) -> Custody:
     }
 
 
-def tainted(custody: Custody, lineage: str) -> Custody:
-    """The state after a call of a lineage was withheld."""
+def tainted(custody: Custody, event: str, call: ModelCall, came: ModelCall) -> Custody:
+    """The state after the call of an event was withheld; `came` is the call before it was governed."""
     known = custody["withheld"]
-    return {**custody, "withheld": [*known, lineage] if lineage not in known else list(known)}
+    tokens = came["prompt_ids"]["data"] or came["output_ids"]["data"]
+    new = [event, call["lineage"]] if tokens else [event]  # no call keeps a token of a lineage that has none
+    return {**custody, "withheld": [*known, *(name for name in new if name not in known)]}
+
+
+def holds_withheld(custody: Custody, call: ModelCall) -> bool:
+    """Whether a call goes on from what was withheld: its tokens, or what its request leaves out."""
+    return call["lineage"] in custody["withheld"] or call["request_base"] in custody["withheld"]
 
 
 def _flaw(custody: Custody, event: Event) -> str | None:

@@ -177,7 +177,7 @@ class Refine(Stage):
             flagged = flagged or "denied"
         if kind == "model_call" and flagged:
             call = cast(ModelCall, stored)
-            custody = chain.tainted(custody, call["lineage"])
+            custody = chain.tainted(custody, event["id"], call, cast(ModelCall, came))
             stored = withheld(call, flagged)
         data = event["body"] if stored is came else codec.encode_named(codec.BODIES[kind], stored)
         return data, self._record(verdict, governed, flagged), custody
@@ -190,7 +190,7 @@ class Refine(Stage):
             return None
         if governed.text_changed:
             return "redacted"
-        if kind == "model_call" and cast(ModelCall, body)["lineage"] in custody["withheld"]:
+        if kind == "model_call" and chain.holds_withheld(custody, cast(ModelCall, body)):
             return "withheld_context"
         return None
 

@@ -16,6 +16,7 @@ from tests.support.documents import BENCHMARKS, ROOT, RUN_BY
 SMALL = {
     "bench_backends": "--groups 2 --steps 1 --ranks 1",
     "bench_codec": "",
+    "bench_conversation": "--turns 10",
     "bench_delays": "--repeats 1 --only KB",
     "bench_delta": "--million 0.1 --steps 1",
     "bench_detection": "--items 1 --clean-mb 0.05",

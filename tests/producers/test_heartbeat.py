@@ -25,7 +25,7 @@ from millrace.producers.gateway import joining as module
 from millrace.producers.gateway.joining import NotYet, context_of, find_model, first, joining, make_renderer
 from millrace.schemas import bounds, codec
 from millrace.schemas.ids import now_micros
-from tests.support import chat_tokenizer
+from tests.support import chat_tokenizer, logged
 from tests.support.gateway_world import ScriptedEngine
 from tests.support.odd import records
 from tests.support.versions import weights
@@ -100,7 +100,7 @@ async def test_a_gateway_serves_every_policy_that_is_there_and_names_the_others(
     assert (served.policy, served.renderer.tokenizer_hash, served.max_model_len) == ("small", "tok", 32)
     assert (served.fleet.policy, opened[1:], served.prices) == ("small", ["http://far.test"], (1.0, 2.0, 1.0))
     assert [path.name for path in (settings.gateway.capture_dir / "policies").iterdir()] == ["small"]
-    said = [record.getMessage() for record in caplog.records]
+    said = logged.lines(caplog, "millrace.producers.gateway")
     assert len(said) == 2
     assert "policy policy has no version yet: `millrace policy create`" in said[0]
     assert "policy none is not served yet: its topics were never made" in said[1]
@@ -172,7 +172,7 @@ async def test_a_gateway_that_never_served_says_once_that_the_log_is_silent(
     monkeypatch.setattr(module, "FIRST_LOOK_S", 0.0)
     waiting = joining(settings, lambda url, **_: ScriptedEngine(lambda *_: []), 0.0)
     assert await first(waiting, bus, stop) == []
-    (said,) = [record.getMessage() for record in caplog.records]
+    (said,) = logged.lines(caplog, "millrace.producers.gateway")
     assert "the log does not answer" in said
     assert "no broker answered" in said
 

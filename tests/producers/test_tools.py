@@ -30,7 +30,7 @@ from millrace.producers.intake.conversation import Owner
 from millrace.producers.reports import REPORTS
 from millrace.producers.tools import arguments, as_json, as_text, current, enter, leave, status
 from tests.producers.gateway.test_asks import ASK, TOOLS, asking, engine
-from tests.support import chat_tokenizer
+from tests.support import chat_tokenizer, logged
 from tests.support.gateway_world import World, world
 from tests.support.mcp_captured import environment, pairs, recorded, until
 
@@ -221,7 +221,7 @@ def test_a_tool_goes_on_without_a_disk(tmp_path: Path, caplog: pytest.LogCapture
     with caplog.at_level(logging.WARNING, "millrace.producers.reports"):
         assert [add(1, 2), add(3, 4)] == [3, 7]
     assert session.lost == 4
-    assert len(caplog.messages) == 1
+    assert len(logged.lines(caplog, "millrace.producers.reports")) == 1
 
 
 def add(a: float, b: float) -> float:
@@ -340,7 +340,8 @@ async def test_what_is_lost_is_counted_and_said_once(tmp_path: Path, caplog: pyt
                 session.tool(add)(n, n)
                 await session.close()
         assert session.lost == 6
-        assert [message for message in caplog.messages if "lost" in message] == caplog.messages[:1]
+        lines = logged.lines(caplog, "millrace.producers.reports")
+        assert [line for line in lines if "lost" in line] == lines[:1]
 
 
 FORKED = """

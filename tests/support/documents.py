@@ -106,6 +106,7 @@ RUN_BY = {
     "make conformance": "tests/conformance/test_conformance_of_backends.py",
     ".venv/bin/python -m benchmarks.bench_backends": BENCHMARKS,
     ".venv/bin/python -m benchmarks.bench_codec": BENCHMARKS,
+    ".venv/bin/python -m benchmarks.bench_conversation": BENCHMARKS,
     ".venv/bin/python -m benchmarks.bench_delays": BENCHMARKS,
     ".venv/bin/python -m benchmarks.bench_delta": BENCHMARKS,
     ".venv/bin/python -m benchmarks.bench_detection": BENCHMARKS,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import httpx
 
@@ -35,6 +35,7 @@ from millrace.producers.gateway.spending import Spending
 from millrace.producers.gateway.underway import Underway
 from millrace.schemas import codec
 from millrace.schemas.ids import now_micros
+from tests.support.recorded import Recorded
 
 POLICY = "policy"
 RAW = "t.raw"
@@ -53,6 +54,13 @@ class Asked:
 
 
 Script = Callable[[list[int], Sampling, int], Sequence[int]]
+
+
+class Closes(Protocol):
+    async def close(self) -> None: ...
+
+
+Client = TypeVar("Client", bound=Closes)
 
 
 class ScriptedEngine(Engine):
@@ -145,6 +153,12 @@ class World:
     url: str
     http: httpx.AsyncClient
     forwarder: Forwarder
+    _kept: AsyncExitStack
+
+    def kept(self, client: Client) -> Client:
+        """A client of this gateway, which is closed before the gateway is."""
+        self._kept.push_async_callback(client.close)
+        return client
 
     def acknowledge(
         self,
@@ -159,12 +173,12 @@ class World:
         self.gateway.engines.observe({**status(version, state, incarnation, url), "policy": policy})
 
     def events(self, trajectory: str | None = None) -> list[dict[str, Any]]:
-        """Events of the capture log with decoded bodies under `data`, in order."""
-        out = []
+        """Events of the capture log with decoded bodies under `data`, model calls with whole requests, in order."""
+        recorded, out = Recorded(), []
         for kept in self.log.read():
             event = codec.decode_as("Event", kept.entry.value)
             if trajectory in (None, event["trajectory"]):
-                out.append({**event, "data": codec.decode_body(event["kind"], event["body"])})
+                out.append({**event, "data": recorded.body(event)})
         return out
 
     def calls(self, trajectory: str | None = None) -> list[dict[str, Any]]:
@@ -218,8 +232,8 @@ async def world(
     layout: ProcessLayout | None = None,
     **options: Any,
 ) -> AsyncIterator[World]:
-    """Serve a gateway; its folder may be used again by another world afterwards. `engine`: one, or several by url;
-    `layout`: it is one of several processes, which share the folder."""
+    """Serve a gateway; its folder may be used again by another world afterwards. `engine`: one, or several by url. An
+    upstream ends with it; `layout`: it is one of several processes, which share the folder."""
     bus = MemoryBus()
     bus.ensure_topics([TopicSpec(RAW, 2)])
     shared, index = folder / "capture", layout.here if layout is not None else 0
@@ -240,16 +254,18 @@ async def world(
     crossing = None if layout is None else Crossing(gateway, layout, Hops(folder))
     serving = asyncio.create_task(serve(gateway, "127.0.0.1", port, stop, upstream, None, crossing))
     url = f"http://127.0.0.1:{port}"
-    async with httpx.AsyncClient(base_url=url, timeout=30) as http:
+    async with httpx.AsyncClient(base_url=url, timeout=30) as http, AsyncExitStack() as kept:
         if crossing is None or not crossing.retired:
             await _answers(http)
         try:
-            yield World(gateway, log, bus, engine, url, http, forwarder)
+            yield World(gateway, log, bus, engine, url, http, forwarder, kept)
         finally:
             stop.set()
             await serving
             await asyncio.to_thread(forwarder.close)
             log.close()
+            if upstream is not None:
+                await upstream.close()
 
 
 async def _answers(http: httpx.AsyncClient) -> None:

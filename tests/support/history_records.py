@@ -58,6 +58,8 @@ def model_call(
         "trainable": True,
         "untrainable_reason": None,
         "identified_by": "key",
+        "request_base": None,
+        "request_kept": {},
     }
 
 

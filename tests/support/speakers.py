@@ -99,8 +99,13 @@ class ChatSpeaker(Speaker):
 
     @property
     def _client(self) -> openai.AsyncOpenAI:
-        return openai.AsyncOpenAI(
-            base_url=f"{self.w.url}/v1", api_key=self.key, max_retries=self.retries, default_headers=self.headers
+        return self.w.kept(
+            openai.AsyncOpenAI(
+                base_url=f"{self.w.url}/v1",
+                api_key=self.key,
+                max_retries=self.retries,
+                default_headers=self.headers,
+            )
         )
 
     @staticmethod
@@ -169,8 +174,13 @@ class CompletionsSpeaker(Speaker):
 
     @property
     def _client(self) -> openai.AsyncOpenAI:
-        return openai.AsyncOpenAI(
-            base_url=f"{self.w.url}/v1", api_key=self.key, max_retries=self.retries, default_headers=self.headers
+        return self.w.kept(
+            openai.AsyncOpenAI(
+                base_url=f"{self.w.url}/v1",
+                api_key=self.key,
+                max_retries=self.retries,
+                default_headers=self.headers,
+            )
         )
 
     @staticmethod
@@ -224,8 +234,13 @@ class MessagesSpeaker(Speaker):
 
     @property
     def client(self) -> anthropic.AsyncAnthropic:
-        return anthropic.AsyncAnthropic(
-            base_url=self.w.url, api_key=self.key, max_retries=self.retries, default_headers=self.headers
+        return self.w.kept(
+            anthropic.AsyncAnthropic(
+                base_url=self.w.url,
+                api_key=self.key,
+                max_retries=self.retries,
+                default_headers=self.headers,
+            )
         )
 
     @staticmethod
@@ -288,8 +303,13 @@ class ResponsesSpeaker(Speaker):
 
     @property
     def client(self) -> openai.AsyncOpenAI:
-        return openai.AsyncOpenAI(
-            base_url=f"{self.w.url}/v1", api_key=self.key, max_retries=self.retries, default_headers=self.headers
+        return self.w.kept(
+            openai.AsyncOpenAI(
+                base_url=f"{self.w.url}/v1",
+                api_key=self.key,
+                max_retries=self.retries,
+                default_headers=self.headers,
+            )
         )
 
     @staticmethod

@@ -45,6 +45,7 @@ from millrace.producers.gateway.whose import hints
 from millrace.schemas.arrays import empty
 from millrace.schemas.ids import new_id, now_micros
 from millrace.schemas.records import ModelCall
+from millrace.schemas.requests import RequestOutline, outlined
 
 logger = logging.getLogger(__name__)
 
@@ -71,6 +72,7 @@ class Passed:
     path: str
     headers: Mapping[str, str]
     asked: ReadRequest | None
+    outline: RequestOutline | None
     upstream: Upstream
     identified_by: str
     name: str = field(default_factory=new_id)
@@ -129,7 +131,7 @@ class Passthrough:
         query: str = "",
     ) -> Passed:
         """Whose call it is. Raises ApiError."""
-        asked = await aside(len(body), _understood, reader, body)
+        asked, outline = await aside(len(body), _understood, reader, body)
         sent = await aside(len(body), renamed, body, rule.send_as) if rule.send_as else body
         users, name = reader.dialect.names(head)
         await self.gateway.check_serves(caller)
@@ -140,7 +142,7 @@ class Passthrough:
         path = f"{reader.path}?{query}" if query else reader.path
         with_headers = asked_with(headers, session.tenant, session.subject)
         return Passed(
-            session, reader, rule, head, body, sent, path, with_headers, asked, upstream, by, payer=caller.key
+            session, reader, rule, head, body, sent, path, with_headers, asked, outline, upstream, by, payer=caller.key
         )
 
     async def answer(self, call: Passed) -> Response:
@@ -312,6 +314,8 @@ class Passthrough:
             )
             notes = {}
             call.lost = call.lost or id is None
+            if id is not None:
+                session.said_before(session.policy).recorded(id, call.outline)
             try:
                 self._known(call, call.asked, read.answer.id, said, digest, recorded=id is not None, first=not at)
             except Exception:  # the call is recorded: only what later calls may say of it is lost
@@ -352,6 +356,7 @@ class Passthrough:
     ) -> ModelCall:
         now = time.perf_counter()
         prompt, completion, cached = answer.usage
+        stored = call.session.said_before(call.session.policy).stored(call.body, call.outline)
         return {
             "call_id": new_id(),
             "response_id": answer.id,
@@ -365,7 +370,7 @@ class Passthrough:
             "output_ids": empty("int32"),
             "output_logprobs": empty("float32"),
             "output_versions": empty("int32"),
-            "request": call.body,
+            "request": stored.request,
             "response": told.response,
             "sampling": call.head.sampling(),
             "finish_reason": told.finish or said.finish or ABORT,
@@ -382,6 +387,8 @@ class Passthrough:
             "trainable": False,
             "untrainable_reason": UNTRAINABLE,
             "identified_by": call.identified_by,
+            "request_base": stored.base,
+            "request_kept": stored.kept,
         }
 
 
@@ -405,11 +412,11 @@ def _bill(call: Passed, told: PassedAnswer) -> Bill:
     return Bill(spent(call.rule.prices, usage), cost(call.rule.prices, usage) if known else None)
 
 
-def _understood(reader: DialectReader, body: bytes) -> ReadRequest | None:
+def _understood(reader: DialectReader, body: bytes) -> tuple[ReadRequest | None, RequestOutline | None]:
     try:
-        return reader.asked(body)
+        return reader.asked(body), outlined(body)
     except (ApiError, ValueError):
-        return None
+        return None, None
 
 
 def asked_with(headers: Mapping[str, str], tenant: str, subject: str) -> dict[str, str]:

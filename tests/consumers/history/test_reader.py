@@ -23,6 +23,7 @@ from millrace.infra.log.memory.bus import MemoryBus
 from millrace.infra.log.topics import TopicSizes
 from millrace.schemas import codec
 from millrace.schemas.errors import SchemaError
+from tests.support import logged
 
 PATIENCE_S = 120.0
 
@@ -195,7 +196,7 @@ def test_what_cannot_be_read_is_named_by_place_and_reason(caplog: pytest.LogCapt
     bus.publisher().publish(Outgoing("n.decisions", b"k", b"torn")).result()
     bus.publisher().publish(Outgoing("n.decisions", b"k", codec.encode("Decision", decision(1, "p" * 2000)))).result()
     assert list(History(bus, "n", "p", bounded=True).rows(DECISIONS)) == []
-    first, second = caplog.messages
+    first, second = logged.lines(caplog, "millrace.infra.reading")
     assert first == "n.decisions[0]@0 is passed over: it is no Decision (CorruptRecord)"
     assert second.startswith("n.decisions[0]@1 is passed over: policy of Decision is beyond its bound of ")
     assert len(list(History(bus, "n", "p").rows(DECISIONS))) == 1, "only who acts on records asks for their bounds"

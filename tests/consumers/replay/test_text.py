@@ -45,7 +45,7 @@ def call(name: str, messages: Messages, reply: Any, **changed: Any) -> Any:
     body = model_call(name, prompt=(), output=(), trainable=False)
     body |= {"untrainable_reason": UNTRAINABLE, "request": json.dumps({"messages": messages, "tools": TOOLS}).encode()}
     body |= {"response": json.dumps({"choices": [{"index": 0, "message": reply}]}).encode()} | changed
-    event = {"kind": "model_call", "body": codec.encode_body("model_call", body)}
+    event = {"id": name, "trajectory": "t", "kind": "model_call", "body": codec.encode_body("model_call", body)}
     return Row(Record("e", 0, 0, b"", b"", {}, 0), "Event", event, b"", "events")  # type: ignore[type-var]
 
 

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 
+from millrace.consumers.history.requests import WholeRequests
 from millrace.consumers.history.rows import Row
 from millrace.consumers.why import explain_in
 from millrace.consumers.why.spoken import MOST, spoken
@@ -32,12 +33,14 @@ class Event(SimpleNamespace):
 
 
 def said(kind: str, **body: Any) -> list[tuple[str, str]]:
-    return spoken(cast("Row[Any]", Event(kind=kind, body=body)))
+    row = Event(kind=kind, body=body, id="e", trajectory="t")
+    return spoken(cast("Row[Any]", row), WholeRequests())
 
 
 def call(request: object, response: object, choice: int = 0) -> list[tuple[str, str]]:
     sent = [part if isinstance(part, bytes) else json.dumps(part).encode() for part in (request, response)]
-    return said("model_call", request=sent[0], response=sent[1], choice=choice)
+    whole = {"request_base": None, "request_kept": {}}
+    return said("model_call", request=sent[0], response=sent[1], choice=choice, **whole)
 
 
 def test_a_call_tells_what_came_since_the_model_last_spoke_and_its_own_choice() -> None:
@@ -74,7 +77,7 @@ def test_a_body_that_cannot_be_read_says_nothing() -> None:
         def body(self) -> Any:
             raise CorruptRecord("no")
 
-    assert spoken(cast("Row[Any]", Broken(kind="reward"))) == []
+    assert spoken(cast("Row[Any]", Broken(kind="reward")), WholeRequests()) == []
 
 
 def test_only_what_was_governed_is_shown_and_only_on_request() -> None:

@@ -15,6 +15,7 @@ from millrace.infra.engines.vllm.launch import CPU_BUILD, GPU_BUILD, IDLE_GPU, D
 from millrace.infra.errors import ConfigError, ServiceError
 from millrace.infra.machine.local import lora_arguments
 from millrace.infra.process.net import socket_dir
+from tests.support import logged
 
 
 def test_what_is_no_model_is_refused_before_half_a_minute_is_lost(tmp_path: Path) -> None:
@@ -95,9 +96,9 @@ def test_a_gpu_that_stays_idle_is_told(
 ) -> None:
     machine(monkeypatch, {CPU_BUILD}, True)
     Vllm(tmp_path, "http://127.0.0.1:1", "m", "tiny", device="cpu")
-    assert not caplog.messages
+    assert not logged.lines(caplog, "millrace.infra.engines")
     assert Vllm(tmp_path, "http://127.0.0.1:1", "m", "tiny").device == "cpu"
-    assert caplog.messages == [IDLE_GPU]
+    assert logged.lines(caplog, "millrace.infra.engines") == [IDLE_GPU]
 
 
 @pytest.mark.slow

@@ -270,6 +270,8 @@ def test_a_reader_forgets_what_it_saw_of_a_write_that_failed(tmp_path: Path):
     log.append(entry(2))
     seen += [kept.seq for kept in cursor.take(10)]
     assert seen == [0, 1]
+    cursor.close()
+    log.close()
 
 
 def test_a_position_that_a_power_cut_emptied_sends_everything_again(tmp_path: Path):

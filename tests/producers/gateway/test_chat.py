@@ -35,7 +35,7 @@ async def w(tmp_path: Path, renderer: TemplateRenderer) -> AsyncIterator[World]:
 
 
 def client(w: World, key: str = "x") -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(base_url=f"{w.url}/v1", api_key=key, max_retries=0)
+    return w.kept(openai.AsyncOpenAI(base_url=f"{w.url}/v1", api_key=key, max_retries=0))
 
 
 async def test_a_plain_reply_is_captured_exactly(w: World, renderer: TemplateRenderer):

@@ -14,6 +14,7 @@ from millrace.infra.engines.vllm.engine import VllmEngine
 from millrace.infra.errors import EngineError, EngineTimeout, EngineUnavailable
 from millrace.producers.gateway.rendering.template import TemplateRenderer
 from millrace.schemas import bounds
+from tests.support import logged
 from tests.support.fake_http import answer, serving
 from tests.support.gateway_world import ScriptedEngine, World, world
 from tests.support.in_process import InProcess, Played
@@ -66,7 +67,7 @@ async def test_a_client_that_leaves_in_its_body_leaves_no_trace(
         got = await gateway.ask("POST", CHAT, [BODY[:cut]], leave=True)
         assert got.status in (0, 400)
     assert (gateway.log.end, gateway.sessions.live) == (0, {})
-    assert not [record for record in caplog.records if record.exc_info]
+    assert not [record for record in logged.records(caplog) if record.exc_info]
     await gateway.close()
 
 

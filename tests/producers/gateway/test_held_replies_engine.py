@@ -49,7 +49,7 @@ async def test_a_random_model_is_held_to_shapes_and_calls(vllm: Vllm, tmp_path: 
     white = {str(id): -100 for id in range(tokenizer.core.get_vocab_size()) if not tokenizer.decode([id]).strip()}
     engine = VllmEngine(vllm.url, "tiny")
     async with world(tmp_path / "gateway", TemplateRenderer(tokenizer), engine, max_model_len=512) as w:
-        client = openai.AsyncOpenAI(base_url=f"{w.url}/v1", api_key="x", max_retries=0)
+        client = w.kept(openai.AsyncOpenAI(base_url=f"{w.url}/v1", api_key="x", max_retries=0))
         chat, schema = client.chat.completions, {"name": "c", "schema": CLOSED}
         shaped = await chat.create(
             model="m", messages=USER, response_format={"type": "json_schema", "json_schema": schema},

@@ -24,6 +24,7 @@ from millrace.producers.rollout.progress import GrantProgress
 from millrace.producers.rollout.trouble import Trouble
 from millrace.producers.rollout.worker import Names, ResolvedTickets, RolloutWorker
 from millrace.schemas import codec
+from tests.support import logged
 from tests.support.gateway_world import POLICY, WORKERS, ScriptedEngine, World, world
 
 NAMES = Names("t", POLICY, "worker-0")
@@ -185,7 +186,7 @@ async def test_a_bug_in_the_agent_is_shown_and_burns_no_tasks(w: World, caplog: 
         mended.set()
         await until(lambda: len(ended(w)) == 120, 60)
         assert handed[-1]
-    traces = [record for record in caplog.records if record.exc_info and "the agent failed" in record.message]
+    traces = [record for record in logged.records(caplog) if record.exc_info and "the agent failed" in record.message]
     assert len(traces) == 1, "one trace for each kind of error"
     assert not trouble.said
 

@@ -23,6 +23,7 @@ from millrace.streams.reward.limited import DUMPABLE, LIBC
 from millrace.streams.reward.pool import Verdict
 from millrace.streams.reward.running import UnitTests, refused, run
 from millrace.streams.reward.unit_tests import How
+from tests.support import logged
 
 pytestmark = pytest.mark.slow
 
@@ -69,7 +70,7 @@ def test_without_namespaces_the_role_hides_itself_and_says_why(caplog: pytest.Lo
     """The kernel then keeps its environment, memory and descriptors from who is not root."""
     UnitTests(RewardTests(command=COMMAND, namespaces=False), workers=1, timeout_s=1).close()
     assert LIBC.prctl(DUMPABLE - 1, 0, 0, 0, 0) == 0, "PR_GET_DUMPABLE"
-    assert [record.message for record in caplog.records] == [
+    assert logged.lines(caplog, "millrace.streams.reward") == [
         "verifier tests: programs run with the rights of the reward role and its network, in no namespaces "
         "([reward.tests] namespaces is off)"
     ]

@@ -24,6 +24,7 @@ from millrace.trainers.backends.tested import TESTED
 from millrace.trainers.batches.packing import cut, pack
 from millrace.trainers.errors import BadConfiguration, CheckpointError
 from millrace.trainers.learning import Schedule, Trainer
+from tests.support import logged
 from tests.support.architectures import RIGHT, ROWS, judge, leak, plain_logprobs, samples, tiny_state
 
 SEVEN = {
@@ -90,7 +91,7 @@ def test_why_a_model_gets_rows_of_their_own_is_said_once(tmp_path: Path, caplog:
     with caplog.at_level(logging.WARNING, "millrace.models"):
         build(state.assets, state.weights)
         build(state.assets, state.weights)
-    (line,) = [r.getMessage() for r in caplog.records if "row of its own" in r.getMessage()]
+    (line,) = [line for line in logged.lines(caplog, "millrace.models") if "row of its own" in line]
     assert "Lfm2ForCausalLM (lfm2)" in line
     assert "conv" in line
 

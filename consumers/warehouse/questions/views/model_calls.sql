@@ -28,12 +28,15 @@
 -- trainable: whether its tokens may train, as far as the gateway knows
 -- why_not: why they may not
 -- eligibility: what its content may be used for, as refine decided
--- request: the request as it was received
+-- request: the request as it was received, without what an earlier call of the trace said
+-- request_base: event of the call that said it; null: the request is whole
+-- request_kept: how many leading items of which list of it that call said; -1: the whole value
 -- response: the reply as it was sent
 -- prompt_ids: exact prompt tokens behind the kept prefix
 -- output_ids: exact sampled tokens
 -- output_logprobs: log-probability of each sampled token when it was sampled
 -- output_versions: version that sampled each token
+-- event: id of its event
 -- happened_at: when it happened, by the gateway's clock
 -- logged_at: when it came into the history
 -- part: where it lies in events
@@ -53,9 +56,10 @@ SELECT
     if(notEmpty(model_call_output_versions), arrayMax(model_call_output_versions), NULL) AS newest_version,
     model_call_trainable AS trainable, model_call_untrainable_reason AS why_not,
     toString(governance_eligibility) AS eligibility,
-    model_call_request AS request, model_call_response AS response,
+    model_call_request AS request, model_call_request_base AS request_base, model_call_request_kept AS request_kept,
+    model_call_response AS response,
     model_call_prompt_ids AS prompt_ids, model_call_output_ids AS output_ids,
     model_call_output_logprobs AS output_logprobs, model_call_output_versions AS output_versions,
-    event_time AS happened_at, log_time AS logged_at, part, off
+    id AS event, event_time AS happened_at, log_time AS logged_at, part, off
 FROM millrace_log.events AS e
 WHERE kind = 'model_call'

@@ -33,7 +33,7 @@ async def w(tmp_path: Path, renderer: TemplateRenderer) -> AsyncIterator[World]:
 
 
 async def complete(w: World, prompt: Any, key: str = "x", **more: Any) -> Any:
-    client = openai.AsyncOpenAI(base_url=f"{w.url}/v1", api_key=key, max_retries=0)
+    client = w.kept(openai.AsyncOpenAI(base_url=f"{w.url}/v1", api_key=key, max_retries=0))
     return await client.completions.create(model="m", prompt=prompt, **{"max_tokens": 100, **more})
 
 

@@ -41,7 +41,7 @@ async def w(tmp_path: Path, renderer: TemplateRenderer) -> AsyncIterator[World]:
 
 
 def client(w: World, key: str = "x", **more: Any) -> anthropic.AsyncAnthropic:
-    return anthropic.AsyncAnthropic(base_url=w.url, api_key=key, max_retries=0, **more)
+    return w.kept(anthropic.AsyncAnthropic(base_url=w.url, api_key=key, max_retries=0, **more))
 
 
 def request(**fields: Any) -> dict[str, Any]:
@@ -114,7 +114,7 @@ async def test_one_session_in_two_dialects_is_one_lineage(w: World) -> None:
     function = {"name": "add", "arguments": json.dumps(call.input)}
     echo = {"role": "assistant", "tool_calls": [{"id": call.id, "type": "function", "function": function}]}
     tool = {"name": "add", "description": "d", "parameters": {"type": "object"}}
-    answer = await openai.AsyncOpenAI(base_url=f"{w.url}/v1", api_key=key).chat.completions.create(
+    answer = await w.kept(openai.AsyncOpenAI(base_url=f"{w.url}/v1", api_key=key)).chat.completions.create(
         model="m",
         messages=[*USER, echo, {"role": "tool", "tool_call_id": call.id, "content": "7"}],
         tools=[{"type": "function", "function": tool}],

@@ -59,7 +59,7 @@ async def test_an_agent_goes_on_from_exact_tokens(engine_url: str, model: Path, 
     renderer = TemplateRenderer(ChatTokenizer(model))
     async with world(tmp_path / "gateway", renderer, VllmEngine(engine_url), max_model_len=512) as w:
         session = await w.start()
-        client = anthropic.AsyncAnthropic(base_url=w.url, api_key=session["api_key"], max_retries=0)
+        client = w.kept(anthropic.AsyncAnthropic(base_url=w.url, api_key=session["api_key"], max_retries=0))
         messages: list[Any] = [tool_model.USER]
         for turn in range(1, tool_model.TURNS + 1):
             given: Any = {"model": "m", "messages": messages, "tools": [TOOL], "max_tokens": 4096}

@@ -37,7 +37,7 @@ async def w(tmp_path: Path, renderer: TemplateRenderer) -> AsyncIterator[World]:
 
 
 def client(w: World, key: str = "x") -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(base_url=f"{w.url}/v1", api_key=key, max_retries=0)
+    return w.kept(openai.AsyncOpenAI(base_url=f"{w.url}/v1", api_key=key, max_retries=0))
 
 
 async def test_events_come_in_the_order_of_the_api(w: World) -> None:

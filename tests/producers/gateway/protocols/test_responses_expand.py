@@ -25,6 +25,7 @@ from millrace.producers.gateway.rendering.template import TemplateRenderer
 from millrace.schemas import codec
 from tests.support.gateway_world import ScriptedEngine, World, world
 from tests.support.in_process import InProcess, Played
+from tests.support.recorded import recorded_calls
 
 PATH = "/v1/responses"
 TOOL: dict[str, Any] = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": False}
@@ -110,8 +111,7 @@ class Player:
             self.turns[at] = [(*one[:2], new) for one, new in zip(self.turns[at], answers, strict=True)]
 
     def calls(self) -> list[dict[str, Any]]:
-        events = [codec.decode_as("Event", kept.entry.value) for kept in self.gateway.log.read()]
-        return [codec.decode_body(one["kind"], one["body"]) for one in events if one["kind"] == "model_call"]
+        return recorded_calls(codec.decode_as("Event", kept.entry.value) for kept in self.gateway.log.read())
 
 
 def stood(call: dict[str, Any], names: dict[str, str]) -> Any:
@@ -194,7 +194,7 @@ def served(folder: Path, renderer: TemplateRenderer, **options: Any) -> Any:
 
 
 def client(w: World, key: str = "a long random word", **headers: str) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(base_url=f"{w.url}/v1", api_key=key, max_retries=0, default_headers=headers)
+    return w.kept(openai.AsyncOpenAI(base_url=f"{w.url}/v1", api_key=key, max_retries=0, default_headers=headers))
 
 
 async def test_a_conversation_goes_on_by_its_last_response(tmp_path: Path, renderer: TemplateRenderer) -> None:

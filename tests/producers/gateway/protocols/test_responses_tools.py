@@ -69,7 +69,7 @@ async def w(tmp_path: Path, renderer: TemplateRenderer) -> AsyncIterator[World]:
 
 @pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
 async def test_a_client_is_told_the_namespace_and_echoes_it(w: World, stream: bool) -> None:
-    client = openai.AsyncOpenAI(base_url=f"{w.url}/v1", api_key=(await w.start())["api_key"], max_retries=0)
+    client = w.kept(openai.AsyncOpenAI(base_url=f"{w.url}/v1", api_key=(await w.start())["api_key"], max_retries=0))
     talk: list[Any] = [{"role": "user", "content": "Both."}]
     for _ in range(2):
         if stream:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from millrace.producers.gateway.rendering.base import NoContinuation, Renderer, RenderError, ReplyDelta, ToolCall
+from tests.support import logged
 
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
 USER = {"role": "user", "content": "What is 3 + 4? Zürich ☂"}
@@ -131,4 +132,6 @@ def test_streams_say_what_whole_replies_are(
         assert "".join(delta.reasoning for delta in said) == (whole.reply.reasoning or "")
         assert [delta.call for delta in said if delta.call] == whole.reply.calls
         assert all(isinstance(json.loads(call.arguments), object) for call in whole.reply.calls)
-    assert not caplog.records, "the splitter and the package read some reply differently"
+    assert not logged.records(caplog, "millrace.producers.gateway.rendering"), (
+        "the splitter and the package read some reply differently"
+    )

@@ -18,6 +18,7 @@ from millrace.infra.engines.upstream import Longest, TextUpstream
 from millrace.producers.gateway.protocols.all import DIALECTS
 from millrace.producers.gateway.upstreams.routes import RouteRule
 from millrace.producers.gateway.upstreams.upstreams import Upstream, Upstreams
+from tests.support import logged
 from tests.support import upstream_answers as answers
 from tests.support.engines import until
 from tests.support.fake_http import FakeServer, Script, serving
@@ -120,7 +121,7 @@ async def test_any_answer(tmp_path: Path, api: str, streamed: bool, caplog: pyte
             await until(lambda: not any(session.busy for session in w.gateway.sessions.live.values()))
         live = {id: session.said for id, session in w.gateway.sessions.live.items()}
         assert live
-    assert not [line for line in caplog.records if line.levelname == "ERROR" and "millrace" in line.name]
+    assert not [line for line in logged.records(caplog) if line.levelname == "ERROR"]
     async with before(tmp_path) as (w, _):
         again = w.gateway.sessions
         assert ({id: session.said for id, session in again.live.items()}, again.unreadable) == (live, set())

@@ -56,7 +56,7 @@ async def test_an_episode_may_name_the_policy_of_a_gateway_without_engines(tmp_p
 async def test_an_upstream_s_answer_says_which_session_it_is_in(tmp_path: Path, streamed: bool) -> None:
     events = b'data: {"id": "c", "choices": [{"index": 0, "delta": {"content": "Hi"}}]}\n\ndata: [DONE]\n\n'
     whole = b'{"id": "c", "choices": [{"index": 0, "message": {"role": "assistant", "content": "Hi"}}]}'
-    async with before(tmp_path, stream([events]) if streamed else answer(whole)) as (w, _):
+    async with before(tmp_path, stream(events) if streamed else answer(whole)) as (w, _):
         got = await w.http.post(CHAT, json={"model": "far", "messages": [USER], "stream": streamed})
         assert got.status_code == 200
         assert {event["trajectory"] for event in w.events()} == {got.headers["x-millrace-trajectory"]}

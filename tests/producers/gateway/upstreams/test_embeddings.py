@@ -68,7 +68,7 @@ async def before(
 
 async def test_a_client_gets_them_and_nothing_is_captured(tmp_path: Path) -> None:
     async with before(tmp_path, answer(SAID)) as (w, far, _):
-        client = openai.AsyncOpenAI(api_key="sk-mine", base_url=f"{w.url}/v1", max_retries=0)
+        client = w.kept(openai.AsyncOpenAI(api_key="sk-mine", base_url=f"{w.url}/v1", max_retries=0))
         got = await client.embeddings.create(model="far", input="hi", encoding_format="float")
         assert got.data[0].embedding == [0.25, -1.5]
         assert got.usage.prompt_tokens == 7

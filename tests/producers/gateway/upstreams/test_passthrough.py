@@ -79,7 +79,7 @@ async def test_streams_pass_and_are_put_together(tmp_path: Path, cut: bool):
     ]
     script = stream(*(parts[:3] if cut else parts), then="cut" if cut else "end")
     async with before(tmp_path, script) as (w, _):
-        client = openai.AsyncOpenAI(base_url=f"{w.url}/v1", api_key="sk-mine", max_retries=0)
+        client = w.kept(openai.AsyncOpenAI(base_url=f"{w.url}/v1", api_key="sk-mine", max_retries=0))
         text = ""
         events = await client.chat.completions.create(model="gpt", messages=[USER], stream=True)
         try:
