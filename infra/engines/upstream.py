@@ -23,6 +23,10 @@ from millrace.schemas import bounds
 UNTRAINABLE = "the upstream gives text without token ids"
 """the reason that calls through here carry in the record"""
 
+NOT_WHOLE = "it goes on from a response that is not known here"
+"""`opened` of a call whose record lacks what its model read before: the request names it, and only the upstream has
+it"""
+
 IDLE_S = 2.0
 PASSED_ON = ("content-type", "retry-after", "retry-after-ms", "x-should-retry", "x-request-id", "request-id")
 """headers of an answer that its client gets, beside those of `FAMILIES`"""

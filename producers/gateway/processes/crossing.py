@@ -23,15 +23,17 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from millrace.producers.gateway.callers import Caller, key_of
-from millrace.producers.gateway.errors import ApiError
+from millrace.producers.gateway.errors import ApiError, bad_request
 from millrace.producers.gateway.gateway import Gateway
 from millrace.producers.gateway.intake import Intake, Visit, check_origin
+from millrace.producers.gateway.marks import index_of
 from millrace.producers.gateway.named_path import PREFIX, plain
 from millrace.producers.gateway.offload import aside
-from millrace.producers.gateway.processes.evidence import at_the_door, in_the_body
+from millrace.producers.gateway.processes.evidence import at_the_door, ids_in, in_the_body
 from millrace.producers.gateway.processes.hop import (
     ANY_CALL,
     HOP,
+    KNOWN,
     ONLY_HELD,
     SPENDING,
     BrokenOff,
@@ -49,7 +51,8 @@ from millrace.producers.gateway.whose import HELD, PATH
 
 logger = logging.getLogger(__name__)
 
-NOT_HELD = {400, 401, 404, 421}
+MISDIRECTED = 421
+NOT_HELD = {400, 401, 404, MISDIRECTED}
 """what a process says that is asked only for what it holds, and does not hold it"""
 ELSEWHERE = ":elsewhere"
 """the tenant of whoever bears the key of another process's session: which it is, that process knows"""
@@ -123,7 +126,8 @@ class Crossing:
                 route, places = ways(door.said, self.layout), self._listing(at)
             except ApiError:
                 return await inner(scope, receive, send)  # it says the same
-            if door.reads is None and places is None and self._stays(route):
+            responses = at["method"] == "POST" and at["path"] == dialects.RESPONSES.path
+            if door.reads is None and not responses and places is None and self._stays(route):
                 return await inner(scope, receive, send)
             visit = Visit(self.intake, receive)
             try:
@@ -132,6 +136,9 @@ class Crossing:
                 if door.reads is not None:
                     said = await aside(len(body), in_the_body, door.reads, body)
                     route = ways(said, self.layout)
+                if responses:
+                    exact = door.reads is not None and said.exact is not None
+                    route = await self.settled(route, body, exact=exact)
                 passage = _Passage(self, inner, scope, body, receive, send, visit)
                 await (passage.along(route) if places is None else passage.gathered(places))
             except ApiError as error:
@@ -148,6 +155,10 @@ class Crossing:
             if scope["type"] != "http":
                 return
             asked = dict(scope["headers"]).get(HOP, ONLY_HELD)
+            if asked == KNOWN:
+                ids = msgspec.json.decode(await _whole(receive), type=list[str])
+                knows = self.gateway.sessions.stored.knows
+                return await _answer(send, 200, msgspec.json.encode([id for id in ids if knows(id)]))
             if asked == SPENDING:
                 return await _answer(send, 200, msgspec.json.encode(self.gateway.recorder.spending.standing()))
             only = self.retired or asked == ONLY_HELD
@@ -178,6 +189,36 @@ class Crossing:
                 return
             await asyncio.sleep(1.0)
 
+    async def settled(self, route: list[ProcessWay], body: bytes, *, exact: bool) -> list[ProcessWay]:
+        """The way of a call of Responses, which may name what was said before by ids that an upstream gave. Raises
+        ApiError 400 where another process knows one of them, which is another caller's therefore. `exact`: these ids
+        alone say whose it is."""
+        ids = await aside(len(body), ids_in, dialects.RESPONSES, body)
+        if len({index_of(id) for id in ids} - {None}) < 2 and None not in map(index_of, ids):
+            return route
+        held = {index: known for index in self.layout.known if (known := await self._known(index, ids))}
+        allowed = [self.layout.here, *held] if exact else [way.process for way in route]
+        for at, (index, known) in enumerate(held.items()):
+            if index not in allowed or at:
+                raise _no_response(known[0])
+        if held or exact:
+            # Who knows them decides, and nobody else: an upstream would take them from anybody.
+            route = [ProcessWay(next(iter(held), self.layout.here), held=False)]
+        return route
+
+    async def _known(self, index: int, ids: list[str]) -> list[str]:
+        """Those of the ids that anybody was told at a process. Raises ApiError 503 where that cannot be known."""
+        if index == self.layout.here:
+            return [id for id in ids if self.gateway.sessions.stored.knows(id)]
+        try:
+            async with self.hops.ask(index, KNOWN, "POST", body=msgspec.json.encode(ids)) as answer:
+                return msgspec.json.decode(await answer.read(), type=list[str])
+        except NobodyThere:
+            self.check_drained(ProcessWay(index, held=False))
+            return []
+        except (BrokenOff, msgspec.DecodeError):
+            raise process_down() from None
+
     def _stays(self, route: list[ProcessWay]) -> bool:
         return route == [ProcessWay(self.layout.here, held=False)] and not self.retired
 
@@ -203,7 +244,8 @@ class Crossing:
         one of this process. Raises ApiError before the first of them."""
         door = at_the_door("POST", dialects.RESPONSES.path, headers)
         said = door.said if door.reads is None else await aside(len(body), in_the_body, door.reads, body)
-        route = ways(said, self.layout)
+        exact = door.reads is not None and said.exact is not None
+        route = await self.settled(ways(said, self.layout), body, exact=exact)
         for way in [*route, ProcessWay(self.layout.here, held=False)]:
             try:
                 if way.process == self.layout.here:
@@ -372,6 +414,8 @@ class _Passage:
                 if way.held and answer.status in NOT_HELD:
                     await answer.read()
                     return False
+                if answer.status == MISDIRECTED:  # it is retired
+                    raise _no_response("")
                 headers = passed_on(answer.raw_headers)
                 streams = any(name == b"content-type" and value.startswith(EVENT_STREAM) for name, value in headers)
                 begun = True
@@ -397,6 +441,20 @@ class _Passage:
 
 def _why(way: ProcessWay) -> bytes:
     return ONLY_HELD if way.held else ANY_CALL
+
+
+def _no_response(id: str) -> ApiError:
+    said = f"Previous response with id '{id}' not found." if id else "The previous response is not kept any more."
+    return bad_request(said, param="previous_response_id", code="previous_response_not_found")
+
+
+async def _whole(receive: Receive) -> bytes:
+    parts: list[bytes] = []
+    while True:
+        message = await receive()
+        parts.append(message.get("body", b""))
+        if not message.get("more_body"):
+            return b"".join(parts)
 
 
 def _only_held(scope: Scope) -> Scope:

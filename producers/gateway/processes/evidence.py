@@ -77,6 +77,14 @@ def at_the_door(method: str, path: str, headers: Mapping[str, str]) -> AtTheDoor
     return AtTheDoor(Evidence(exact=below) if below and method == "GET" else Evidence())
 
 
+def ids_in(dialect: Dialect, body: bytes) -> list[str]:
+    """The ids by which a call names what was said before; none where it cannot be read."""
+    try:
+        return dialect.named_in(body)
+    except (ApiError, UnicodeDecodeError, RecursionError):
+        return []
+
+
 def in_the_body(reads: Reads, body: bytes) -> Evidence:
     """What the body of a request says whose headers do not."""
     try:

@@ -22,9 +22,9 @@ from millrace.schemas import bounds
 
 HOP = b"x-millrace-hop"
 """the header of a request that another process handed on"""
-ONLY_HELD, ANY_CALL, SPENDING = b"held", b"any", b"spending"
-"""what it says: a request for who holds its conversation, one for whoever gets it, and a question of the other process
-itself, what keys have spent"""
+ONLY_HELD, ANY_CALL, SPENDING, KNOWN = b"held", b"any", b"spending", b"known"
+"""what it says: a request for who holds its conversation, one for whoever gets it, and two questions of the other
+process itself: what keys have spent, and which of the ids in the body anybody was told there"""
 CONNECT_S = 5.0
 OF_A_CONNECTION = {
     b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"te", b"trailer",

@@ -43,12 +43,14 @@ class StreamEvent(NamedTuple):
 
 class RecordedCall(NamedTuple):
     """A call of the capture log as lineages know it: what was asked, and the replies by their choice. `stored`: what
-    was asked, where its response may be named by later requests."""
+    was asked, where its response may be named by later requests. `behind`: what the request names of what was said
+    before."""
 
     messages: list[Message]
     tools: Tools
     replies: dict[int, Message]
     stored: Given | None = None
+    behind: str = ""
 
 
 class WholeRequest(NamedTuple):

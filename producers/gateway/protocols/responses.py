@@ -24,7 +24,14 @@ from millrace.producers.gateway.protocols.base import (
     StreamEvent,
     WholeRequest,
 )
-from millrace.producers.gateway.protocols.responses_expand import expanded, ids_named, names_others, refers, to_store
+from millrace.producers.gateway.protocols.responses_expand import (
+    expanded,
+    ids_named,
+    names_of,
+    names_others,
+    refers,
+    to_store,
+)
 from millrace.producers.gateway.protocols.responses_reader import ResponsesReader
 from millrace.producers.gateway.protocols.responses_request import (
     ResponsesRequest,
@@ -110,7 +117,8 @@ class Responses(Dialect):
         parts = [part for item in listed(response.get("output")) for part in _read(mapping(item))]
         (reply,) = messages_of([Turn("assistant", parts)])
         messages = messages_of(turns_of(asked, strict=False), strict=False)
-        return RecordedCall(messages, tools_of(asked.tools, strict=False), {0: reply}, to_store(asked))
+        tools = tools_of(asked.tools, strict=False)
+        return RecordedCall(messages, tools, {0: reply}, to_store(asked), names_of(asked))
 
 
 class ResponsesStream(ReplyStream):

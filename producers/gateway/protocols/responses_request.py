@@ -74,6 +74,7 @@ class AnyResponses(msgspec.Struct, kw_only=True):
     tools: list[dict[str, Any]] | None = None
     store: bool | None = None
     previous_response_id: str | None = None
+    conversation: Any = None
 
 
 class ResponsesRequest(AnyResponses, kw_only=True):
@@ -94,7 +95,6 @@ class ResponsesRequest(AnyResponses, kw_only=True):
     include: list[str] | None = None
     reasoning: dict[str, Any] | None = None
     truncation: str | None = None
-    conversation: Any = None
     background: Any = None
     prompt: Any = None
     context_management: Any = None

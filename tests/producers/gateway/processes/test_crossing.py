@@ -19,9 +19,13 @@ from millrace.producers.gateway.prices import Prices
 from millrace.producers.gateway.processes.owner import ProcessLayout, chosen
 from millrace.producers.gateway.rendering.template import TemplateRenderer
 from millrace.producers.gateway.spending import KeyLimits
+from millrace.producers.gateway.upstreams.routes import RouteRule
+from millrace.producers.gateway.upstreams.upstreams import Upstream, Upstreams
 from millrace.producers.gateway.whose import TOLD
 from millrace.schemas.ids import now_micros
+from tests.support.far_responses import FarResponses
 from tests.support.gateway_world import ScriptedEngine, World, world
+from tests.support.in_process import PlayedUpstream
 
 USER = {"role": "user", "content": "What is 3 + 4?"}
 MORE = {"role": "user", "content": "And then?"}
@@ -472,3 +476,43 @@ async def test_a_process_that_stops_breaks_off_what_another_answers(
             while not other.calls():
                 await asyncio.sleep(0.01)
         assert other.calls()[0]["finish_reason"] == "abort"
+
+
+def far_upstreams() -> tuple[FarResponses, Upstreams]:
+    """An upstream that keeps its responses, and gives them to whoever asks by the gateway's key."""
+    far = FarResponses()
+    client = PlayedUpstream("http://far.test/v1")
+    client.script = far.answer
+    return far, Upstreams([Upstream("far", client, frozenset({"responses"}))], [RouteRule("far", "far")])
+
+
+async def test_what_an_upstream_keeps_is_its_callers_through_any_door(
+    tmp_path: Path, renderer: TemplateRenderer
+) -> None:
+    far, upstreams = far_upstreams()
+    async with processes(tmp_path, renderer, upstream=upstreams) as both:
+        for at in range(4):
+            first = await post(both[at % 2], "/v1/responses", {"model": "far", "input": f"{at}"})
+            id, item = first.json()["id"], first.json()["output"][0]["id"]
+            for door in both:
+                more = {"model": "far", "input": "more", "previous_response_id": id}
+                assert (await post(door, "/v1/responses", more)).headers[TOLD] == first.headers[TOLD]
+                by_item = {"model": "far", "input": [{"type": "item_reference", "id": item}]}
+                asked = len(far.bodies)
+                started = (await post(door, "/v1/sessions", {})).json()["api_key"]
+                for body in (more, by_item):
+                    for key, named in (
+                        ("sk-b-of-another", {}),
+                        ("sk-b-of-another", {"x_session_id": names_of(0)}),
+                        ("sk-b-of-another", {"x_session_id": names_of(1)}),
+                        ("sk-a-of-a-tenant", {"x_session_id": names_of(0)}),
+                        ("sk-a-of-a-tenant", {"x_session_id": names_of(1)}),
+                        ("sk-a-of-a-tenant", {"x_millrace_user": "another"}),
+                        (started, {}),
+                    ):
+                        refused = await post(door, "/v1/responses", body, key, **named)
+                        assert refused.status_code in (400, 404), refused.text
+                assert len(far.bodies) == asked, "an upstream would have told anybody"
+        elsewhere = {"model": "far", "input": "more", "previous_response_id": "resp_of_nobody_here"}
+        assert (await post(both[0], "/v1/responses", elsewhere)).json()["error"]["message"].startswith("Previous")
+        assert len(far.bodies) > asked, "what nobody was told here may be known there"
