@@ -147,6 +147,10 @@ class TextServer(ABC):
         """The same of a body that asks for a stream: returns once the status is known."""
 
     @abstractmethod
+    async def send(self, method: str, path: str, headers: Mapping[str, str] = NO_HEADERS) -> UpstreamReply:
+        """A request without a body, as `ask`: about what the server keeps itself."""
+
+    @abstractmethod
     async def close(self) -> None:
         """Let go of every connection. Idempotent."""
 
@@ -182,6 +186,9 @@ class TextUpstream(TextServer):
 
     async def ask(self, path: str, body: bytes, headers: Mapping[str, str] = NO_HEADERS) -> UpstreamReply:
         return await self._whole("POST", path, body, headers)
+
+    async def send(self, method: str, path: str, headers: Mapping[str, str] = NO_HEADERS) -> UpstreamReply:
+        return await self._whole(method, path, None, headers)
 
     async def models(self) -> UpstreamReply:
         """GET /models. Raises what `ask` does."""

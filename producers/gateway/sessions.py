@@ -23,6 +23,7 @@ from millrace.infra.engines.upstream import NOT_WHOLE, UNTRAINABLE
 from millrace.producers.capture.entry import Entry
 from millrace.producers.capture.log import CaptureLog
 from millrace.producers.gateway import keys
+from millrace.producers.gateway.deleted import DeletedResponses
 from millrace.producers.gateway.lineage import ABORT
 from millrace.producers.gateway.marks import marked_id
 from millrace.producers.gateway.protocols.all import read
@@ -80,6 +81,7 @@ class Sessions:
         self.conversations = ReplyOwners()
         self.replies = Replies()
         self.stored = ResponseStore(named_s)
+        self.deleted = DeletedResponses(folder)
         self._aliases: dict[tuple[str, str, str], GatewaySession] = {}
         self._former: dict[tuple[str, str, str], GatewaySession] = {}
         """the newest ended session of each name"""
@@ -231,6 +233,12 @@ class Sessions:
             nameless=hints.name is None,
         )
 
+    def delete(self, response: str) -> None:
+        """Nobody may name a response any more, also after a restart. Raises OSError where the disk does not take
+        that."""
+        self.deleted.add(response)
+        self.stored.delete(response)
+
     # ------------------------------------------------------------------ restart
 
     def rebuild(self, log: CaptureLog, spending: Spending | None = None, underway: Underway | None = None) -> int:
@@ -241,6 +249,7 @@ class Sessions:
             if underway is not None:
                 underway.fold(kept.entry.headers)
             self._refolded(kept.entry.headers.get("trajectory", ""), kept.entry, spending or Spending({}))
+        self.deleted.settle(self.stored.delete)
         self._requests.clear()
         return len(self.live)
 

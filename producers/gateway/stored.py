@@ -105,6 +105,8 @@ class StoredResponse:
     owned: tuple[str, ...] = ()
     """its items whose ids do not say that they are"""
     origin: ResponseOrigin = OURS
+    deleted: bool = False
+    """whether it can be named no more; what goes on from it has its words all the same"""
     used: int = 0
     """micros; never before a response that goes on from it"""
 
@@ -249,7 +251,14 @@ class ResponseStore:
     def find(self, owner: Owner, id: str) -> StoredResponse | None:
         """The response of an id; None for one that is not known, or that is not the owner's."""
         kept = self._kept.get(id)
-        return kept if kept is not None and kept.owner == owner else None
+        return kept if kept is not None and kept.owner == owner and not kept.deleted else None
+
+    def delete(self, id: str) -> bool:
+        """A response can be named no more. False: it is not known."""
+        kept = self._kept.get(id)
+        if kept is not None:
+            kept.deleted = True
+        return kept is not None
 
     def foreign(self, owner: Owner, id: str) -> bool:
         """Whether an id is that of a response which another owner was told."""
@@ -361,9 +370,23 @@ class Recall:
         return any(self._stored.foreign(self._owner, one) for one in (id, self._stored.holder(id)))
 
     def response(self, id: str) -> bytes | None:
-        """The whole response; None where it is not known."""
+        """The whole response; None where it is not known, or not kept here."""
         kept = self._stored.find(self._owner, id)
-        return None if kept is None or kept.said is None else kept.said[1]
+        return None if kept is None or kept.said is None or kept.origin.away else kept.said[1]
+
+    def asked(self, id: str) -> list[bytes] | None:
+        """The items that a response was asked with, from the beginning of its conversation; None where they are not
+        known."""
+        kept = self._stored.find(self._owner, id)
+        items = None if kept is None else self._stored.conversation(kept)
+        if kept is None or items is None or kept.said is None:
+            return None
+        return items[: len(items) - len(output_of(kept.said[1]))]
+
+    def away(self, id: str) -> str | None:
+        """The upstream that keeps a response itself; None for one that is kept here, or not known."""
+        kept = self._stored.find(self._owner, id)
+        return kept.origin.by if kept is not None and kept.origin.away else None
 
 
 Recalled: TypeAlias = Callable[[Sequence[Any]], Recall]

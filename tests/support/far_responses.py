@@ -7,15 +7,16 @@ from typing import Any
 
 import orjson
 
-from tests.support.in_process import Played
+from millrace.infra.engines.upstream import HttpReply, StreamedReply
+from tests.support.in_process import Played, PlayedUpstream
 
 JSON = {"content-type": "application/json"}
 STREAM = {"content-type": "text/event-stream"}
 
 
 class FarResponses:
-    """`read`: the items that the model read for each response; `bodies`: the requests as they came; `deleted`: the
-    responses that were taken away."""
+    """`read`: the items that the model read for each response; `bodies`: the requests as they came; `asked`: methods
+    and paths of what was asked of responses."""
 
     def __init__(self, name: str = "far") -> None:
         self.name = name
@@ -24,12 +25,14 @@ class FarResponses:
         self.read: dict[str, list[dict[str, Any]]] = {}
         self.told: dict[str, dict[str, Any]] = {}
         self.bodies: list[bytes] = []
+        self.asked: list[str] = []
 
-    def answer(self, path: str, body: bytes) -> Played:
+    def answer(self, path: str, body: bytes, method: str = "POST") -> Played:
         """One request of any kind."""
-        self.bodies.append(body)
         if path.partition("?")[0] != "/responses":
-            return self._of_response(path.removeprefix("/responses/"))
+            self.asked.append(f"{method} {path}")
+            return self._of_response(path.removeprefix("/responses/"), method)
+        self.bodies.append(body)
         asked = orjson.loads(body)
         try:
             conversation = self._conversation(asked)
@@ -75,15 +78,29 @@ class FarResponses:
         }
         return self.told[id]
 
-    def _of_response(self, rest: str) -> Played:
-        """What is asked of a response of the past: it, its items; `""`, as this server has no method, that it goes."""
+    def _of_response(self, rest: str, method: str) -> Played:
+        """What is asked of a response of the past: it, its items, that it goes."""
         id, _, below = rest.partition("?")[0].partition("/")
         if id not in self.kept:
             return refusal(404, f"Response with id '{id}' not found.")
+        if method == "DELETE":
+            del self.kept[id]
+            gone = {"id": id, "object": "response", "deleted": True}
+            return Played(parts=[orjson.dumps(gone)], headers=JSON)
         if below == "input_items":
             said = {"object": "list", "data": self.read[id], "first_id": None, "last_id": None, "has_more": False}
             return Played(parts=[orjson.dumps(said)], headers=JSON)
         return Played(parts=[orjson.dumps(self.told[id])], headers=JSON)
+
+
+class FarUpstream(PlayedUpstream):
+    """The client of `far`."""
+
+    far: FarResponses
+
+    async def _send(self, method: str, path: str, body: bytes | None, headers: Any = None) -> StreamedReply:
+        answer: Any = self.far.answer(path, body or b"", method)
+        return HttpReply(answer, self.base_url, self._idle_s, self._longest)
 
 
 def refusal(status: int, said: str) -> Played:

@@ -74,7 +74,8 @@ def at_the_door(method: str, path: str, headers: Mapping[str, str]) -> AtTheDoor
     if dialect is not None and method == "POST":
         return AtTheDoor(Evidence(), dialect)
     below = next((path[len(at) + 1 :] for at in _DIALECTS if path.startswith(f"{at}/")), "")
-    return AtTheDoor(Evidence(exact=below) if below and method == "GET" else Evidence())
+    # The response that a path is about; POST asks below it for no response, as `count_tokens`.
+    return AtTheDoor(Evidence(exact=below.partition("/")[0]) if below and method != "POST" else Evidence())
 
 
 def ids_in(dialect: Dialect, body: bytes) -> list[str]:

@@ -75,13 +75,15 @@ class ReplyStream(ABC):
 
 
 class SideRequest(NamedTuple):
-    """A request that is no call of a model. `id`: what its path names, "" where it names nothing."""
+    """A request that is no call of a model. `id`: what its path names, "" where it names nothing; `query`: what its
+    path asks besides."""
 
     gateway: Gateway
     caller: Caller
     headers: Mapping[str, str]
     id: str
     body: bytes
+    query: Mapping[str, str] = {}
 
 
 class Beside(NamedTuple):
@@ -116,6 +118,11 @@ class Dialect(ABC):
     def beside(self) -> Sequence[Beside]:
         """Its other routes."""
         return ()
+
+    def away(self, asking: SideRequest) -> str | None:
+        """The upstream that keeps what a request names, and answers it; None where nothing is kept elsewhere. Raises
+        ApiError 403."""
+        return None
 
     @abstractmethod
     def parse(self, body: bytes) -> Ask:

@@ -59,6 +59,10 @@ class Interpreter(TextServer):
         answer = await self._server.stream(*self._place(sent, headers))
         return InterpretedReply(answer, self, ask, self._translator, self._spoken)
 
+    async def send(self, method: str, path: str, headers: Mapping[str, str] = NO_HEADERS) -> UpstreamReply:
+        """The server's own answer: it keeps nothing in the client's API."""
+        return await self._server.send(method, path, headers)
+
     async def close(self) -> None:
         """Let go of every connection. Idempotent."""
         await self._server.close()

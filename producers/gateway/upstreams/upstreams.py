@@ -86,6 +86,10 @@ class Upstreams:
             raise unspoken(rule.model, [rule.upstream], api)
         return [self._named[name] for name in names]
 
+    def of_name(self, name: str) -> Upstream | None:
+        """The upstream of that name, as it is."""
+        return self._named.get(name)
+
     def _speaks(self, name: str, dialect: str) -> bool:
         return dialect in self._named[name].speaks
 

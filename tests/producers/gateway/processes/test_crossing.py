@@ -214,6 +214,13 @@ async def test_a_stored_response_is_known_through_any_door_to_its_caller(both: l
             rated = await post(door, "/v1/feedback", {"response_id": id, "rating": 1.0})
             assert rated.json()["session"] == first.headers[TOLD]
             assert (await post(door, "/v1/feedback", {"response_id": id}, "sk-b-of-another")).status_code in (400, 404)
+            listed = await door.http.get(f"/v1/responses/{id}/input_items", headers={"x-api-key": "sk-a-of-a-tenant"})
+            assert listed.json()["data"][0]["content"][0]["text"] == f"{at}"
+        gone = await both[0].http.delete(f"/v1/responses/{id}", headers={"x-api-key": "sk-a-of-a-tenant"})
+        assert gone.json()["deleted"]
+        for door in both:
+            mine = await door.http.get(f"/v1/responses/{id}", headers={"x-api-key": "sk-a-of-a-tenant"})
+            assert mine.status_code == 404
 
 
 async def test_feedback_takes_a_name_and_an_id_of_nobody(both: list[World]) -> None:
