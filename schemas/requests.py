@@ -29,16 +29,23 @@ LONG = 256
 """bytes of a value from which on it may be left out whole: names stay, by which people ask"""
 MOST_ITEMS = 1 << 14
 """items, members and brackets at the top of a request, beyond which nothing of it is left out"""
+MOST_KEYS, KEY_BYTES = 64, 256
+"""keys of which something is left out, and bytes of one: what is kept has to be within the bounds of a record"""
 LARGEST = 64 << 20
 """bytes of a request that is put together again"""
 AT_HAND = 8
 """whole requests that a store keeps beside what was stored"""
+MANY = 16 << 10
+"""bytes of a text from which on counting all marks at once is quicker than one after the other"""
 SIZE = 16
 QUOTE, OPEN, CLOSE, COMMA = 1, 2, 3, 4
 _MARKS = bytes({34: QUOTE, 91: OPEN, 123: OPEN, 93: CLOSE, 125: CLOSE, 44: COMMA}.get(n, 0) for n in range(256))
 _STEPS = np.array([0, 0, 1, -1, 0], np.int32)
 _KEY = re.compile(rb'\s*("[^"\\]*(?:\\.[^"\\]*)*")\s*:\s*', re.DOTALL)
+_MARK = re.compile(rb"[\[\]{},]")
 _SPACE = b" \t\r\n"
+Marks = tuple[list[int], list[int], list[int]]
+"""brackets and commas outside of strings, at most two deep: where they stand, which they are, how deep"""
 
 Digests = dict[str, bytes | tuple[bytes, ...]]
 """of each long value at the top of a request, by its key; of a list those of its items, in order"""
@@ -66,6 +73,29 @@ def outline(body: bytes) -> dict[str, Value] | None:
     if b"\\" in body:
         # Same length, and bytes that mean nothing here: what is left of quotes begins or ends a string.
         masked = body.replace(b"\\\\", b"\1\1").replace(b'\\"', b"\1\1")
+    found = _few_marks(masked) if len(masked) < MANY else _many_marks(masked)
+    return None if found is None or len(found[0]) > MOST_ITEMS else _values(body, *found)
+
+
+def _few_marks(masked: bytes) -> Marks:
+    at, what, level = list[int](), list[int](), list[int]()
+    deep = start = 0
+    for number, part in enumerate(masked.split(b'"')):
+        if number % 2 == 0 and part:  # between two strings
+            for found in _MARK.finditer(part):
+                mark = _MARKS[part[found.start()]]
+                deep += mark == OPEN
+                if deep <= 2:
+                    at.append(start + found.start())
+                    what.append(mark)
+                    level.append(deep)
+                deep -= mark == CLOSE
+        start += len(part) + 1
+    return at, what, level
+
+
+def _many_marks(masked: bytes) -> Marks | None:
+    """The same for a long text, where numbers are counted all at once."""
     marks = np.frombuffer(masked.translate(_MARKS), np.uint8)
     at = np.flatnonzero(marks)
     what = marks[at]
@@ -77,7 +107,7 @@ def outline(body: bytes) -> dict[str, Value] | None:
     top = level <= 2
     if int(top.sum()) > MOST_ITEMS:
         return None
-    return _values(body, at[top].tolist(), what[top].tolist(), level[top].tolist())
+    return at[top].tolist(), what[top].tolist(), level[top].tolist()
 
 
 def _values(body: bytes, at: list[int], what: list[int], level: list[int]) -> dict[str, Value] | None:
@@ -131,6 +161,8 @@ def outlined(body: bytes) -> RequestOutline | None:
         return None
     found: Digests = {}
     for key, value in values.items():
+        if len(found) == MOST_KEYS or len(key.encode()) > KEY_BYTES:
+            continue
         if value.ends is None:
             if value.hi - value.lo >= LONG:
                 found[key] = _digest(body[value.lo : value.hi])

@@ -93,6 +93,7 @@ ENVIRONMENTS = (
         "inspect-ai",
         "inspect_agent.py",
         ("chat", "responses", "messages"),
+        apart="a probe of its own comes first",
     ),
     Environment("Claude Agent SDK", ("claude-agent-sdk",), "claude-agent-sdk", "claude_agent.py"),
     Environment(

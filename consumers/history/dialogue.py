@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from millrace.infra.engines.upstream import NOT_WHOLE
 from millrace.producers.gateway.answers import text, thoughts_of
 from millrace.producers.gateway.protocols.all import as_chat
 from millrace.schemas.records import ModelCall
@@ -42,8 +43,10 @@ class Dialogue:
 
 
 def dialogue(call: ModelCall) -> Dialogue:
-    """The chat of a call in canonical messages. Raises Unsayable where there is none, one that is not all text, or one
-    of which the record leaves out what an earlier one said (see `requests`)."""
+    """The chat of a call in canonical messages. Raises Unsayable where there is none, one that is not all text, one of
+    which the record leaves out what an earlier one said (see `requests`), or one that only an upstream has whole."""
+    if call["opened"] == NOT_WHOLE:
+        raise Unsayable("not_whole", f"call {call['call_id']} goes on from messages that only its upstream knows")
     if call["request_base"] is not None:
         raise Unsayable("not_whole", f"the request of call {call['call_id']} goes on from one that is not here")
     request, response = as_chat(call["request"], call["response"])

@@ -14,6 +14,7 @@ from millrace.consumers.history.rows import Row
 from millrace.consumers.why.spoken import spoken
 from millrace.consumers.why.story import Passage, Story
 from millrace.consumers.why.verdict import verdict
+from millrace.infra.engines.upstream import NOT_WHOLE
 from millrace.schemas.arrays import unpack
 from millrace.schemas.errors import SchemaError
 from millrace.schemas.records import (
@@ -131,10 +132,11 @@ def event_line(row: Row[Event]) -> str:
                 made += f" of version {low}" if low == high else f" of versions {low} to {high}"
             retry = f", retries {call['supersedes']}" if call["supersedes"] else ""
             barred = "" if call["trainable"] else f", untrainable: {call['untrainable_reason']}"
+            partly = f", not whole: {NOT_WHOLE}" if call["opened"] == NOT_WHOLE else ""
             whose = f", identified by {call['identified_by']}" if call["identified_by"] else ""
             return (
                 f"model call of policy {row['policy']}, reply {call['response_id']}: {made}, {call['finish_reason']}"
-                f"{retry}{barred}{whose}"
+                f"{retry}{barred}{whose}{partly}"
             )
         case "reward":
             reward: Reward = body

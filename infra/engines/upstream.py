@@ -23,6 +23,10 @@ from millrace.schemas import bounds
 UNTRAINABLE = "the upstream gives text without token ids"
 """the reason that calls through here carry in the record"""
 
+NOT_WHOLE = "it goes on from a response that is not known here"
+"""`opened` of a call whose record lacks what its model read before: the request names it, and only the upstream has
+it"""
+
 IDLE_S = 2.0
 PASSED_ON = ("content-type", "retry-after", "retry-after-ms", "x-should-retry", "x-request-id", "request-id")
 """headers of an answer that its client gets, beside those of `FAMILIES`"""
@@ -143,6 +147,10 @@ class TextServer(ABC):
         """The same of a body that asks for a stream: returns once the status is known."""
 
     @abstractmethod
+    async def send(self, method: str, path: str, headers: Mapping[str, str] = NO_HEADERS) -> UpstreamReply:
+        """A request without a body, as `ask`: about what the server keeps itself."""
+
+    @abstractmethod
     async def close(self) -> None:
         """Let go of every connection. Idempotent."""
 
@@ -178,6 +186,9 @@ class TextUpstream(TextServer):
 
     async def ask(self, path: str, body: bytes, headers: Mapping[str, str] = NO_HEADERS) -> UpstreamReply:
         return await self._whole("POST", path, body, headers)
+
+    async def send(self, method: str, path: str, headers: Mapping[str, str] = NO_HEADERS) -> UpstreamReply:
+        return await self._whole(method, path, None, headers)
 
     async def models(self) -> UpstreamReply:
         """GET /models. Raises what `ask` does."""

@@ -35,7 +35,7 @@ from millrace.producers.gateway.protocols import all as dialects
 from millrace.producers.gateway.protocols.base import Beside, Dialect, SideRequest
 from millrace.producers.gateway.socket import TRY_AGAIN, Sockets
 from millrace.producers.gateway.upstreams import embeddings
-from millrace.producers.gateway.upstreams.door import Door
+from millrace.producers.gateway.upstreams.door import Door, gone
 from millrace.producers.gateway.upstreams.routes import fits
 from millrace.producers.gateway.upstreams.upstreams import Upstreams
 from millrace.producers.gateway.whose import TOLD
@@ -111,7 +111,13 @@ def make_app(gateway: Gateway, upstream: TextUpstream | Upstreams | None = None,
             body = await visit.body(request)
             if route.method == "POST" and door is not None and (routed := await door.routed(dialect, body)) is not None:
                 return await door.uncaptured(caller, request, body, routed, route.below)
-            asking = SideRequest(gateway, caller, request.headers, request.path_params.get("id", ""), body)
+            id, query = request.path_params.get("id", ""), dict(request.query_params)
+            asking = SideRequest(gateway, caller, request.headers, id, body, query)
+            if id and (upstream := dialect.away(asking)) is not None:
+                if door is None:
+                    raise gone(id, upstream)
+                visit.watch()
+                return await door.kept(request, dialect, upstream, id, route)
             return Response(await route.answer(asking), media_type=JSON)
 
         return handler

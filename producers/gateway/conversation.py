@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 from millrace.producers.gateway.errors import ApiError, bad_request
+from millrace.producers.gateway.media import Address
 from millrace.producers.gateway.rendering.base import RAW, Message, Tools
 from millrace.producers.gateway.stored import Given
 from millrace.schemas import bounds
@@ -48,23 +49,24 @@ class ToolResult(msgspec.Struct, frozen=True, gc=False):
     name: str | None = None
 
 
+NOWHERE = Address()
 Kind: TypeAlias = Literal["image", "audio", "file", "unknown"]
 
 
 class Media(msgspec.Struct, frozen=True, gc=False):
     """What is no text: an image, audio, a file, or a part that nobody here knows. `type` is its name in the client's
-    API, `at` its place in the request, `url` where an image is, which may be in the url itself."""
+    API, `at` its place in the request, `address` where it is, which may be in the address itself."""
 
     kind: Kind
     type: str | None
     at: str
-    url: str = ""
+    address: Address = NOWHERE
 
 
-def media(kinds: Mapping[Any, Kind], type: Any, at: str, url: str | None = None) -> Media:
+def media(kinds: Mapping[Any, Kind], type: Any, at: str, address: Address = NOWHERE) -> Media:
     """A part of the type that its client calls so; `kinds` are those that an API has."""
     known = isinstance(type, str)
-    return Media(kinds.get(type, "unknown") if known else "unknown", type if known else None, at, url or "")
+    return Media(kinds.get(type, "unknown") if known else "unknown", type if known else None, at, address)
 
 
 class ModelRefusal(msgspec.Struct, frozen=True, gc=False):

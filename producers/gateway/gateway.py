@@ -33,7 +33,7 @@ from millrace.producers.gateway.options import GatewayOptions
 from millrace.producers.gateway.policies import Policies
 from millrace.producers.gateway.protocols.all import CHAT
 from millrace.producers.gateway.protocols.base import Dialect
-from millrace.producers.gateway.recorder import LARGE, Recorder
+from millrace.producers.gateway.recorder import LARGE, Recorder, log_full
 from millrace.producers.gateway.rendering.base import Message, PromptTooLong, Renderer, RenderError
 from millrace.producers.gateway.sampling import to_sampling, too_long
 from millrace.producers.gateway.served import Awaited, Served
@@ -143,6 +143,15 @@ class Gateway:
         else:
             owner = nameless(caller.tenant, said.subject)
         return Recall(self.sessions.stored, owner, self.options.max_body_bytes)
+
+    async def delete(self, response: str) -> None:
+        """Nobody may name a response any more, also after a restart. Raises ApiError 503 where the disk does not take
+        that: then it stays."""
+        try:
+            await asyncio.to_thread(self.sessions.delete, response)
+        except OSError as error:
+            logger.error("response %s is not deleted: %s", response, error)
+            raise log_full() from error
 
     def called(
         self,

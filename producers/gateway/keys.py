@@ -71,9 +71,12 @@ def extend(digest: bytes, message: Message) -> bytes:
     return blake2b(digest + message_key(message), digest_size=SIZE).digest()
 
 
-def chain(messages: Sequence[Message], tools: Tools) -> list[bytes]:
-    """The digest of every prefix: entry i is that of the first i messages."""
+def chain(messages: Sequence[Message], tools: Tools, behind: str | None = None) -> list[bytes]:
+    """The digest of every prefix: entry i is that of the first i messages. `behind`: what names the messages before the
+    first, where nobody here knows them: no other conversation begins so."""
     out = [start(tools)]
+    if behind is not None:
+        out[0] = blake2b(out[0] + b"behind" + behind.encode(errors="surrogatepass"), digest_size=SIZE).digest()
     for message in messages:
         out.append(extend(out[-1], message))
     return out

@@ -233,6 +233,14 @@ class Lineages:
         else:
             self._asked.pop(plan.hash, None)
 
+    def former(self, hash: bytes) -> ServedCall | None:
+        """The call of this request that was served last."""
+        return self._asked.get(hash)
+
+    def served(self, hash: bytes, response: str, turn: int) -> None:
+        """A request was answered by who gives no tokens to go on from."""
+        self._asked[hash] = ServedCall(response, turn)
+
     def placed(self, plan: CallStart, choice: int, n: int) -> Placed:
         """Where a choice of a call, which has its reply now, stands."""
         lineage, opened = plan.lineage, plan.opened

@@ -19,17 +19,18 @@ from typing import cast
 
 from millrace.infra import durable, telemetry
 from millrace.infra.config.keys import SESSION_KEY
-from millrace.infra.engines.upstream import UNTRAINABLE
+from millrace.infra.engines.upstream import NOT_WHOLE, UNTRAINABLE
 from millrace.producers.capture.entry import Entry
 from millrace.producers.capture.log import CaptureLog
 from millrace.producers.gateway import keys
+from millrace.producers.gateway.deleted import DeletedResponses
 from millrace.producers.gateway.lineage import ABORT
 from millrace.producers.gateway.protocols.all import read
 from millrace.producers.gateway.rendering.base import Message
 from millrace.producers.gateway.replies import Replies
 from millrace.producers.gateway.session import GatewaySession, RewardKey, begun
 from millrace.producers.gateway.spending import Spending
-from millrace.producers.gateway.stored import ResponseStore
+from millrace.producers.gateway.stored import ORIGIN, OURS, ResponseStore, origin_of
 from millrace.producers.gateway.template_options import template_options
 from millrace.producers.gateway.underway import Underway
 from millrace.producers.gateway.whose import Hints, ReplyOwners
@@ -75,6 +76,7 @@ class Sessions:
         self.conversations = ReplyOwners()
         self.replies = Replies()
         self.stored = ResponseStore(named_s)
+        self.deleted = DeletedResponses(folder)
         self._aliases: dict[tuple[str, str, str], GatewaySession] = {}
         self._former: dict[tuple[str, str, str], GatewaySession] = {}
         """the newest ended session of each name"""
@@ -226,6 +228,12 @@ class Sessions:
             nameless=hints.name is None,
         )
 
+    def delete(self, response: str) -> None:
+        """Nobody may name a response any more, also after a restart. Raises OSError where the disk does not take
+        that."""
+        self.deleted.add(response)
+        self.stored.delete(response)
+
     # ------------------------------------------------------------------ restart
 
     def rebuild(self, log: CaptureLog, spending: Spending | None = None, underway: Underway | None = None) -> int:
@@ -236,6 +244,7 @@ class Sessions:
             if underway is not None:
                 underway.fold(kept.entry.headers)
             self._refolded(kept.entry.headers.get("trajectory", ""), kept.entry, spending or Spending({}))
+        self.deleted.settle(self.stored.delete)
         self._requests.clear()
         return len(self.live)
 
@@ -286,32 +295,38 @@ class Sessions:
         if session is None:
             return  # its start lies in files that are gone, or was never written: nothing can be added to it
         if kind == "model_call" and not session.ended:
-            self._recall(session, event, cast(ModelCall, body))
+            self._recall(session, event, cast(ModelCall, body), headers)
         elif kind == "tool_call" and (asked := cast(ToolCall, body)["asked_id"]) is not None:
             session.asks.joined_before(asked)
         elif kind == "reward":
             reward = cast(Reward, body)
             session.rewards.add(RewardKey(reward["source"], reward["reward_id"]))
 
-    def _recall(self, session: GatewaySession, event: Event, call: ModelCall) -> None:
+    def _recall(self, session: GatewaySession, event: Event, call: ModelCall, headers: Mapping[str, str]) -> None:
         request = self._requests.setdefault(session.id, RequestStore()).add(event["id"], call)
         if request is None:
             raise ValueError(f"its request goes on from {call['request_base']}, which the log does not hold")
         session.said_before(event["policy"]).recorded(event["id"], outlined(request))
-        messages, tools, replies, stored = read(request, call["response"])
+        messages, tools, replies, stored, behind = read(request, call["response"])
         message = replies[call["choice"]]
-        ours = call["untrainable_reason"] != UNTRAINABLE
-        if stored is not None and ours and call["finish_reason"] != ABORT:
-            self.stored.keep(call["response_id"], session, stored, call["response"], event["capture_time"])
+        ours, whole = call["untrainable_reason"] != UNTRAINABLE, call["opened"] != NOT_WHOLE
+        origin = OURS if ours else origin_of(headers, whole=whole)
+        if origin is not None and call["finish_reason"] == ABORT:
+            origin = origin._replace(whole=False)
+        if stored is not None and origin is not None and (origin.away or origin.whole):
+            at = event["capture_time"]
+            self.stored.keep(call["response_id"], session, stored, call["response"], at, origin=origin)
         session.said = message["content"] or session.said
         session.asks.called(messages, event["event_time"], call["supersedes"])
         session.asks.replied(call["response_id"], message, event["capture_time"])
-        digests = keys.chain(messages, tools)
+        digests = keys.chain(messages, tools, None if whole else behind)
         with_reply = keys.extend(digests[-1], message)
         self.replied(session, with_reply, message if ours else None)
         self.answered(session, call["response_id"], with_reply)
         if not ours:  # it has no tokens that another call could go on from
             session.lineages.turns = max(session.turns, call["turn"] + 1)
+            if ORIGIN in headers:
+                session.lineages.served(keys.request_hash(request), call["response_id"], call["turn"])
         elif session.id not in self.unreadable:
             lineages = session.lineages_of(event["policy"])
             hash, options = keys.request_hash(request), template_options(request)

@@ -4,21 +4,24 @@ client need not send again.
 A response keeps what its request added to an earlier one, so that a conversation takes memory by its length, whether
 its client names the response before or sends everything again.
 
+An upstream's responses are kept beside those of our engines, for what their callers' next requests name.
+
 Invariants: a conversation is given whole or not at all; nobody is given what another caller was told, and learns no
-more of it than of an id that nobody has; memory is bounded in bytes and by time: of the tenant that holds most, what
-was not used for longest goes first; what is kept follows from the recorded calls alone, so that a restart makes it
-again."""
+more of it than of an id that nobody has; an id that upstreams gave to two responses means none of them; memory is
+bounded in bytes and by time: of the tenant that holds most, what was not used for longest goes first; what is kept
+follows from the recorded calls alone, so that a restart makes it again."""
 
 from __future__ import annotations
 
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
+import orjson
 
 from millrace.producers.gateway.errors import bad_request
 from millrace.producers.gateway.session import GatewaySession
@@ -26,6 +29,10 @@ from millrace.schemas.ids import now_micros
 
 STORED_BYTES = 64 << 20
 """memory of all that is kept"""
+ORIGIN = "_origin"
+"""header of a call's entry: where its response is kept"""
+DOUBTFUL = 10_000
+"""ids of upstreams that are remembered since they mean two responses"""
 OVERHEAD = 512
 """bytes of memory that a response takes beside its text, and of each of its items"""
 
@@ -51,6 +58,30 @@ def nameless(tenant: str, subject: str) -> Owner:
     return tenant, "nameless", subject
 
 
+class ResponseOrigin(NamedTuple):
+    """Who answered with a response: an upstream, by its name, or an engine of ours, "". `away`: that upstream keeps it
+    itself, under the id that it gave; `whole`: all that it read is known here."""
+
+    by: str = ""
+    away: bool = False
+    whole: bool = True
+
+    def note(self) -> dict[str, str]:
+        """The header of the entry of a call, of an upstream's response that is kept."""
+        return {ORIGIN: f"{'away' if self.away else 'here'} {self.by}"}
+
+
+OURS = ResponseOrigin()
+
+
+def origin_of(headers: Mapping[str, str], *, whole: bool) -> ResponseOrigin | None:
+    """What `note` wrote there; None where nothing did."""
+    if ORIGIN not in headers:
+        return None
+    where, _, by = headers[ORIGIN].partition(" ")
+    return ResponseOrigin(by, where == "away", whole)
+
+
 class Given(NamedTuple):
     """What a request that is to be kept said: its items as JSON, the whole conversation, and the response that it
     named."""
@@ -73,6 +104,9 @@ class StoredResponse:
     size: int
     owned: tuple[str, ...] = ()
     """its items whose ids do not say that they are"""
+    origin: ResponseOrigin = OURS
+    deleted: bool = False
+    """whether it can be named no more; what goes on from it has its words all the same"""
     used: int = 0
     """micros; never before a response that goes on from it"""
 
@@ -83,7 +117,7 @@ class StoredResponse:
         while at is not None:
             # In this order: whoever forgets it meanwhile takes `said` first.
             before, said = at.before, at.said
-            if said is None:
+            if said is None or not at.origin.whole:
                 return None
             line.append((at.follows, *said))
             at = before
@@ -116,9 +150,16 @@ class NewestConversation(NamedTuple):
 
 
 def items_of(response: bytes) -> list[dict[str, Any]]:
-    """The items of a response that this gateway wrote."""
+    """The items of a response that this gateway wrote, or that `items_alone` made."""
     found: list[dict[str, Any]] = msgspec.json.decode(response)["output"]
     return found
+
+
+def items_alone(response: bytes) -> bytes:
+    """The items of an upstream's response, and nothing else of it."""
+    output = orjson.loads(response).get("output")  # as it was read before: of any numbers
+    items = [item for item in output if isinstance(item, dict)] if isinstance(output, list) else []
+    return orjson.dumps({"output": items})
 
 
 def output_of(response: bytes) -> list[bytes]:
@@ -135,27 +176,58 @@ class ResponseStore:
         self._of: dict[str, TenantResponses] = {}
         self._newest: dict[str, NewestConversation] = {}
         self._items: dict[str, str] = {}
-        """item -> response, of items whose ids do not say it"""
+        """item -> response, of items whose ids do not say it; "" for an id that means items of two"""
+        self._doubtful: OrderedDict[str, None] = OrderedDict()
         self.size = 0
         """bytes, roughly"""
 
-    def keep(self, id: str, session: GatewaySession, given: Given, response: bytes, at: int | None = None) -> None:
+    def keep(
+        self,
+        id: str,
+        session: GatewaySession,
+        given: Given,
+        response: bytes,
+        at: int | None = None,
+        *,
+        origin: ResponseOrigin = OURS,
+    ) -> None:
         """A caller was told this response (JSON) at `at` (micros; now where None)."""
-        owned = tuple(item["id"] for item in items_of(response) if item["type"] == "function_call")
-        known, before, follows = self._known(session, given)
+        if origin.away:
+            response = items_alone(response)
+        if origin is not OURS and not self._new(id, session, response):
+            return
+        owned = _owned(response, origin)
+        if not origin.whole:  # whoever names it is in its session, and that is all that is known
+            given = Given([], None)
+        known, before, follows = self._known(session, given) if origin.whole else ([], None, False)
         new = given.items[len(known) :]
         size = OVERHEAD * (2 + len(new) + len(owned)) + sum(map(sys.getsizeof, new)) + 2 * len(response)
-        kept = StoredResponse(id, owner_of(session), session.id, before, follows, (new, response), size, owned)
+        kept = StoredResponse(id, owner_of(session), session.id, before, follows, (new, response), size, owned, origin)
         self._drop(id)
         self._kept[id] = kept
         tenant = self._of.setdefault(session.tenant, TenantResponses())
         tenant.kept[id] = kept
         tenant.size += size
-        self._newest[session.id] = NewestConversation(kept, known + new, output_of(response))
-        self._items.update(dict.fromkeys(owned, id))
+        if origin.whole:
+            self._newest[session.id] = NewestConversation(kept, known + new, output_of(response))
+        for item in owned:
+            self._items[item] = id if self._items.get(item, id) == id else ""
         self.size += size
         self.touch([kept], at)
         self.sweep(kept.used)
+
+    def _new(self, id: str, session: GatewaySession, response: bytes) -> bool:
+        """Whether an upstream's id means this response alone."""
+        former = self._kept.get(id)
+        if former is None:
+            return id not in self._doubtful
+        same = former.said is not None and (former.session, former.said[1]) == (session.id, response)
+        if former.origin is not OURS and not same:
+            self._drop(id)
+            self._doubtful[id] = None
+            if len(self._doubtful) > DOUBTFUL:
+                self._doubtful.popitem(last=False)
+        return False
 
     def _known(self, session: GatewaySession, given: Given) -> tuple[list[bytes], StoredResponse | None, bool]:
         """The items with which a request begins that are kept already; the response behind which what is new in it
@@ -179,7 +251,19 @@ class ResponseStore:
     def find(self, owner: Owner, id: str) -> StoredResponse | None:
         """The response of an id; None for one that is not known, or that is not the owner's."""
         kept = self._kept.get(id)
-        return kept if kept is not None and kept.owner == owner else None
+        return kept if kept is not None and kept.owner == owner and not kept.deleted else None
+
+    def delete(self, id: str) -> bool:
+        """A response can be named no more. False: it is not known."""
+        kept = self._kept.get(id)
+        if kept is not None:
+            kept.deleted = True
+        return kept is not None
+
+    def foreign(self, owner: Owner, id: str) -> bool:
+        """Whether an id is that of a response which another owner was told."""
+        kept = self._kept.get(id)
+        return kept is not None and kept.owner != owner
 
     def holder(self, item: str) -> str:
         """The id of the response whose item this would be."""
@@ -223,13 +307,21 @@ class ResponseStore:
         kept.said = kept.before = None
 
 
+def _owned(response: bytes, origin: ResponseOrigin) -> tuple[str, ...]:
+    """The items of a response whose ids do not say whose they are."""
+    items = items_of(response)
+    if origin.away:
+        return tuple(item["id"] for item in items if isinstance(item.get("id"), str))
+    return tuple(item["id"] for item in items if item["type"] == "function_call")
+
+
 class Recall:
     """What one caller may name in one call, `most` bytes of items. `used`: the responses that it named and that are
     known."""
 
     def __init__(self, stored: ResponseStore, owner: Owner, most: int) -> None:
         self._stored, self._owner, self._room = stored, owner, most
-        self._read: dict[str, dict[str, bytes]] = {}
+        self._read: dict[str, dict[Any, bytes]] = {}
         """response -> its items by their ids, each response read once"""
         self.used: list[StoredResponse] = []
 
@@ -251,7 +343,7 @@ class Recall:
             if kept is None or said is None:
                 return None
             self.used.append(kept)
-            self._read[holder] = {item["id"]: msgspec.json.encode(item) for item in items_of(said[1])}
+            self._read[holder] = {item.get("id"): msgspec.json.encode(item) for item in items_of(said[1])}
         found = self._read[holder].get(id)
         return None if found is None else self._given([found])[0]
 
@@ -262,10 +354,35 @@ class Recall:
             raise bad_request(said, param="input", code="context_length_exceeded")
         return items
 
-    def response(self, id: str) -> bytes | None:
-        """The whole response; None where it is not known."""
+    def known(self, id: str) -> bool:
+        """Whether a response of this id is known, if only whose it is; it is used then."""
         kept = self._stored.find(self._owner, id)
-        return None if kept is None or kept.said is None else kept.said[1]
+        if kept is not None:
+            self.used.append(kept)
+        return kept is not None
+
+    def foreign(self, id: str) -> bool:
+        """Whether another caller was told a response of this id, or an item."""
+        return any(self._stored.foreign(self._owner, one) for one in (id, self._stored.holder(id)))
+
+    def response(self, id: str) -> bytes | None:
+        """The whole response; None where it is not known, or not kept here."""
+        kept = self._stored.find(self._owner, id)
+        return None if kept is None or kept.said is None or kept.origin.away else kept.said[1]
+
+    def asked(self, id: str) -> list[bytes] | None:
+        """The items that a response was asked with, from the beginning of its conversation; None where they are not
+        known."""
+        kept = self._stored.find(self._owner, id)
+        items = None if kept is None else self._stored.conversation(kept)
+        if kept is None or items is None or kept.said is None:
+            return None
+        return items[: len(items) - len(output_of(kept.said[1]))]
+
+    def away(self, id: str) -> str | None:
+        """The upstream that keeps a response itself; None for one that is kept here, or not known."""
+        kept = self._stored.find(self._owner, id)
+        return kept.origin.by if kept is not None and kept.origin.away else None
 
 
 Recalled: TypeAlias = Callable[[Sequence[Any]], Recall]

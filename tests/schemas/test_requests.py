@@ -9,6 +9,8 @@ import orjson
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from millrace.schemas import requests
+from millrace.schemas.limits import beyond
 from millrace.schemas.requests import (
     LEAST,
     MOST_ITEMS,
@@ -123,6 +125,13 @@ def test_what_is_too_long_to_compare_is_stored_whole() -> None:
     assert outlined(json.dumps({"prompt": list(range(MOST_ITEMS + 1))}).encode()) is None
 
 
+def test_what_is_kept_is_within_the_bounds_of_a_record() -> None:
+    body = json.dumps({"x" * 2000: [1, 2], **{f"{n:04}" * 60: "y" * 300 for n in range(2000)}}).encode()
+    found = whole_again(body, body)
+    assert found is not None
+    assert beyond("ModelCall", {"request": found[0], "request_kept": found[1]}) is None
+
+
 def test_what_does_not_fit_is_not_made_up() -> None:
     base = b'{"messages":["a","b"],"rules":"r"}'
     assert rebuilt(b'{"messages":["c"]}', {"messages": 2}, base) == b'{"messages":["a","b","c"]}'
@@ -157,3 +166,10 @@ def test_a_store_puts_a_chain_together_in_any_order_and_raises_for_no_circle() -
     assert store.add("b", stored(b'{"messages":[]}', "a", messages=1)) is None
     assert store.add("c", stored(b'{"messages":[]}', "c", messages=1)) is None
     assert store.add("d", stored(b'{"messages":[]}', "gone", messages=1)) is None
+
+
+@given(conversations(), st.binary(max_size=60))
+def test_both_ways_of_counting_find_the_same(pair: tuple[bytes, bytes], odd: bytes) -> None:
+    for body in (*pair, odd, pair[0] + odd):
+        if b"\\" not in body:
+            assert requests._few_marks(body) == requests._many_marks(body)

@@ -28,6 +28,8 @@ SAID = {
     "messages": "A message as Anthropic's, plain or streamed; what is refused stands in docs/gateway.md",
     "responses": "A response as OpenAI's, plain or streamed; what is refused stands in docs/gateway.md",
     "response": "A stored response, as it was answered",
+    "delete_response": "A stored response can be named no more",
+    "input_items": "The items that a stored response was asked with, in pages",
     "count_tokens": "How many tokens the prompt of a message has",
     "embeddings": "Embeddings as OpenAI's, by an upstream: request and answer pass unaltered",
     "models": "The policies that this gateway serves, their versions, and models of upstreams",
@@ -52,7 +54,7 @@ class EmbeddingsRequest(msgspec.Struct):
     user: str | None = None
 
 
-NAMED = {"response": "The response", "model": "The model"}
+NAMED = dict.fromkeys(("response", "delete_response", "input_items"), "The response") | {"model": "The model"}
 """what the id in a path names, where it is no session"""
 BODIES: dict[str, type[msgspec.Struct]] = {
     "chat": ChatRequest,
@@ -82,6 +84,14 @@ ANSWERS: dict[str, dict[str, Any]] = {
     "messages": an_object(id=TEXT, type=TEXT, role=TEXT, model=TEXT, content={"type": "array"}, usage=OBJECT),
     "responses": an_object(id=TEXT, object=TEXT, status=TEXT, model=TEXT, output={"type": "array"}),
     "response": an_object(id=TEXT, object=TEXT, status=TEXT, model=TEXT, output={"type": "array"}),
+    "delete_response": an_object(id=TEXT, object=TEXT, deleted={"const": True}),
+    "input_items": an_object(
+        object=TEXT,
+        data={"type": "array", "items": OBJECT},
+        first_id={"type": ["string", "null"]},
+        last_id={"type": ["string", "null"]},
+        has_more={"type": "boolean"},
+    ),
     "count_tokens": an_object(input_tokens={"type": "integer"}),
     "embeddings": an_object(object=TEXT, model=TEXT, data={"type": "array"}),
     "models": an_object(object=TEXT, data={"type": "array", "items": OBJECT}),
@@ -113,6 +123,11 @@ HEADERS = {
     "thread-id": "The same, where `session-id` is missing",
     "x-millrace-user": "The end user of a nameless or named call; else `user` or `safety_identifier` of the body",
 }
+PAGES = {
+    "limit": "Items of a page, 1 to 100; 20 where it is not said",
+    "order": "`desc`, the newest first, or `asc`",
+    "after": "The id of the item behind which the page begins",
+}
 REFUSALS = {
     "default": "anything else that is no success",
     "400": "malformed, unsupported, or beyond a limit",
@@ -135,7 +150,9 @@ REFUSED_OF = {
     "responses": (*BODY, "404", "502", "503", "504"),
     "count_tokens": (*BODY, "503"),
     "embeddings": (*BODY, "404", "502", "503", "504"),
-    "response": ("401", "403", "404", "503"),
+    "response": ("400", "401", "403", "404", "502", "503", "504"),
+    "delete_response": ("401", "403", "404", "502", "503", "504"),
+    "input_items": ("400", "401", "403", "404", "502", "503", "504"),
     "models": ("401",),
     "model": ("401", "404"),
     "health": ("503",),
@@ -179,6 +196,8 @@ def operation(path: str, name: str) -> dict[str, Any]:
         taken += [at(header, "header", said) for header, said in HEADERS.items()]
     if name == "sessions":
         taken.append({**at("name", "query", "The name"), "required": True})
+    if name == "input_items":
+        taken += [{**at(field, "query", said), "required": False} for field, said in PAGES.items()]
     if taken:
         made["parameters"] = taken
     if name in BODIES:

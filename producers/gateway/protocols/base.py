@@ -43,12 +43,14 @@ class StreamEvent(NamedTuple):
 
 class RecordedCall(NamedTuple):
     """A call of the capture log as lineages know it: what was asked, and the replies by their choice. `stored`: what
-    was asked, where its response may be named by later requests."""
+    was asked, where its response may be named by later requests. `behind`: what the request names of what was said
+    before."""
 
     messages: list[Message]
     tools: Tools
     replies: dict[int, Message]
     stored: Given | None = None
+    behind: str = ""
 
 
 class WholeRequest(NamedTuple):
@@ -73,13 +75,15 @@ class ReplyStream(ABC):
 
 
 class SideRequest(NamedTuple):
-    """A request that is no call of a model. `id`: what its path names, "" where it names nothing."""
+    """A request that is no call of a model. `id`: what its path names, "" where it names nothing; `query`: what its
+    path asks besides."""
 
     gateway: Gateway
     caller: Caller
     headers: Mapping[str, str]
     id: str
     body: bytes
+    query: Mapping[str, str] = {}
 
 
 class Beside(NamedTuple):
@@ -114,6 +118,11 @@ class Dialect(ABC):
     def beside(self) -> Sequence[Beside]:
         """Its other routes."""
         return ()
+
+    def away(self, asking: SideRequest) -> str | None:
+        """The upstream that keeps what a request names, and answers it; None where nothing is kept elsewhere. Raises
+        ApiError 403."""
+        return None
 
     @abstractmethod
     def parse(self, body: bytes) -> Ask:

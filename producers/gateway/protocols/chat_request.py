@@ -15,8 +15,6 @@ import msgspec
 import orjson
 
 from millrace.producers.gateway import shape
-from millrace.producers.gateway.answers import mapping
-from millrace.producers.gateway.answers import text as text_of
 from millrace.producers.gateway.conversation import (
     Ask,
     Forced,
@@ -38,6 +36,7 @@ from millrace.producers.gateway.conversation import (
     unsupported,
 )
 from millrace.producers.gateway.errors import bad_request
+from millrace.producers.gateway.media import of_chat
 from millrace.producers.gateway.protocols.common import decoded
 from millrace.producers.gateway.rendering.base import Message, Tools
 from millrace.schemas import bounds
@@ -409,8 +408,7 @@ def _parts(content: str | list[dict[str, Any]] | None, at: int) -> list[Part]:
         if kind in ("text", "input_text", "output_text") and isinstance(text, str):
             parts.append(Text(text))
         else:
-            url = text_of(mapping(part.get("image_url")).get("url"))
-            parts.append(media(MEDIA, kind, f"messages[{at}].content", url))
+            parts.append(media(MEDIA, kind, f"messages[{at}].content", of_chat(part)))
     return parts
 
 

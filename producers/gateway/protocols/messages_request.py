@@ -9,14 +9,13 @@ Invariant: every number, name, list and depth is within `millrace.schemas.bounds
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
 import orjson
 
 from millrace.producers.gateway import shape
-from millrace.producers.gateway.answers import mapping, text
 from millrace.producers.gateway.conversation import (
     Ask,
     Forced,
@@ -35,6 +34,7 @@ from millrace.producers.gateway.conversation import (
     unsupported,
 )
 from millrace.producers.gateway.errors import ApiError, bad_request
+from millrace.producers.gateway.media import of_messages
 from millrace.producers.gateway.protocols.common import decoded
 from millrace.producers.gateway.rendering.base import Tools
 from millrace.schemas import bounds
@@ -320,15 +320,7 @@ def _part(block: dict[str, Any], place: str, strict: bool) -> Part | None:
             id = _named(_string(block, "tool_use_id", place), place)
             return ToolResult(id, _result(block.get("content"), place, strict))
         case _:
-            return media(MEDIA, kind, place, _url(mapping(block.get("source"))))
-
-
-def _url(source: Mapping[str, Any]) -> str:
-    """Where an image is; "" where that is not said in a way that other APIs know."""
-    kind, data = text(source.get("media_type")), text(source.get("data"))
-    if source.get("type") == "base64" and kind and data:
-        return f"data:{kind};base64,{data}"
-    return text(source.get("url")) or ""
+            return media(MEDIA, kind, place, of_messages(block))
 
 
 def _result(content: Any, place: str, strict: bool) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,6 +19,7 @@ from millrace.producers.gateway.answers import AnswerChoice, WholeAnswer
 from millrace.producers.gateway.protocols.events import LARGEST, ReplyEvents
 from millrace.producers.gateway.rendering.base import Message
 from millrace.producers.gateway.spending import bytes_in
+from millrace.producers.gateway.stored import Given, Recall, StoredResponse
 
 if TYPE_CHECKING:  # a dialect names its reader
     from millrace.producers.gateway.protocols.base import Dialect
@@ -31,10 +32,21 @@ ROOT = "/v1"
 
 
 class ReadRequest(NamedTuple):
-    """A request: its messages, and the digests that say what it continues."""
+    """A request: its messages, and the digests that say what it continues. `stored`: what it said, where its response
+    may be named by later requests."""
 
     messages: list[Message]
     digests: list[bytes]
+    stored: Given | None = None
+
+
+class NamedBefore(NamedTuple):
+    """A request that names what was said before, `body`: its items in their places where it is `whole`, else as it
+    came. `used`: the responses that it named, as far as they are known."""
+
+    body: bytes
+    used: Sequence[StoredResponse] = ()
+    whole: bool = True
 
 
 class ReadAnswer:
@@ -75,10 +87,21 @@ class DialectReader(ABC):
     def assembled(self) -> ReplyEvents:
         """What puts a streamed answer together."""
 
-    def asked(self, body: bytes) -> ReadRequest:
-        """Raises ApiError or ValueError for a request that nobody here understands."""
+    def asked(self, body: bytes, *, whole: bool = True) -> ReadRequest:
+        """Raises ApiError or ValueError for a request that nobody here understands. Not `whole`: what it names stands
+        before its messages, and is not known."""
         said = self.dialect.read(body, NO_ANSWER)
-        return ReadRequest(said.messages, keys.chain(said.messages, said.tools))
+        behind = None if whole else said.behind
+        return ReadRequest(said.messages, keys.chain(said.messages, said.tools, behind), said.stored)
+
+    def named(self, body: bytes, recall: Callable[[], Recall]) -> NamedBefore | None:
+        """What a request names of what was said before, of all that its caller may name; None where it names nothing,
+        or cannot be read. Raises ApiError for what another caller was told."""
+        return None
+
+    def flattened(self, body: bytes) -> bytes:
+        """A whole request of what `named` gives, for an upstream that has nothing of what it names."""
+        return body
 
     def answer(self, body: bytes, before: bytes) -> ReadAnswer | None:
         """What a whole answer says; None for what is none of this API, or more than is looked into."""

@@ -9,12 +9,24 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
 import orjson
 
 from millrace.producers.gateway.answers import listed, mapping, text
-from millrace.producers.gateway.conversation import Ask, Forced, Part, Text, Thinking, ToolUse, Turn, messages_of
+from millrace.producers.gateway.conversation import (
+    Ask,
+    Forced,
+    Part,
+    Text,
+    Thinking,
+    ToolUse,
+    Turn,
+    messages_of,
+    unsupported,
+)
 from millrace.producers.gateway.errors import ApiError
 from millrace.producers.gateway.lineage import ABORT
+from millrace.producers.gateway.offload import aside
 from millrace.producers.gateway.protocols.base import (
     Beside,
     Dialect,
@@ -24,7 +36,8 @@ from millrace.producers.gateway.protocols.base import (
     StreamEvent,
     WholeRequest,
 )
-from millrace.producers.gateway.protocols.responses_expand import expanded, names_others, refers, to_store
+from millrace.producers.gateway.protocols.responses_expand import expanded, names_of, names_others, refers, to_store
+from millrace.producers.gateway.protocols.responses_items import page
 from millrace.producers.gateway.protocols.responses_reader import ResponsesReader
 from millrace.producers.gateway.protocols.responses_request import (
     ResponsesRequest,
@@ -35,7 +48,7 @@ from millrace.producers.gateway.protocols.responses_request import (
 )
 from millrace.producers.gateway.protocols.responses_tools import custom_arguments, full_name, tools_of
 from millrace.producers.gateway.protocols.writable import WritableCall, WritableChoice
-from millrace.producers.gateway.stored import Recalled, StoredResponse, nobody
+from millrace.producers.gateway.stored import Recall, Recalled, StoredResponse, nobody
 
 ABORTED = {"code": "server_error", "message": "The engine aborted this reply: try again"}
 UNFINISHED = {"length": "max_output_tokens", "content_filter": "content_filter"}
@@ -54,15 +67,41 @@ class Responses(Dialect):
 
     @property
     def beside(self) -> Sequence[Beside]:
-        return (Beside("/{id}", "GET", "response", self._kept),)
+        return (
+            Beside("/{id}", "GET", "response", self._kept),
+            Beside("/{id}", "DELETE", "delete_response", self._deleted),
+            Beside("/{id}/input_items", "GET", "input_items", self._items),
+        )
+
+    def away(self, asking: SideRequest) -> str | None:
+        return _recall(asking).away(asking.id)
 
     @staticmethod
     async def _kept(asking: SideRequest) -> bytes:
         """A response that is stored."""
-        found = asking.gateway.recall(asking.caller, asking.headers).response(asking.id)
+        found = _recall(asking).response(asking.id)
         if found is None:
-            raise ApiError(404, f"Response with id '{asking.id}' not found.")
+            raise _unknown(asking)
+        if asking.query.get("stream", "false").lower() not in ("false", "0"):
+            raise unsupported("stream", "a stored response is given whole")
         return found
+
+    @staticmethod
+    async def _deleted(asking: SideRequest) -> bytes:
+        """A response that can be named no more."""
+        if _recall(asking).response(asking.id) is None:
+            raise _unknown(asking)
+        await asking.gateway.delete(asking.id)
+        return orjson.dumps({"id": asking.id, "object": "response", "deleted": True})
+
+    @staticmethod
+    async def _items(asking: SideRequest) -> bytes:
+        """A page of what a stored response was asked with."""
+        found = _recall(asking)
+        items = None if found.response(asking.id) is None else found.asked(asking.id)
+        if items is None:
+            raise _unknown(asking)
+        return await aside(sum(map(len, items)), _page, items, asking)
 
     def parse(self, body: bytes) -> Ask:
         return self.understand(body, nobody).request
@@ -107,7 +146,20 @@ class Responses(Dialect):
         parts = [part for item in listed(response.get("output")) for part in _read(mapping(item))]
         (reply,) = messages_of([Turn("assistant", parts)])
         messages = messages_of(turns_of(asked, strict=False), strict=False)
-        return RecordedCall(messages, tools_of(asked.tools, strict=False), {0: reply}, to_store(asked))
+        tools = tools_of(asked.tools, strict=False)
+        return RecordedCall(messages, tools, {0: reply}, to_store(asked), names_of(asked))
+
+
+def _recall(asking: SideRequest) -> Recall:
+    return asking.gateway.recall(asking.caller, asking.headers)
+
+
+def _unknown(asking: SideRequest) -> ApiError:
+    return ApiError(404, f"Response with id '{asking.id}' not found.")
+
+
+def _page(items: Sequence[bytes], asking: SideRequest) -> bytes:
+    return msgspec.json.encode(page([msgspec.json.decode(item) for item in items], asking.id, asking.query))
 
 
 class ResponsesStream(ReplyStream):

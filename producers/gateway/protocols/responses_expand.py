@@ -1,19 +1,24 @@
 """A request of OpenAI's Responses that names what was said before, made whole: `previous_response_id` and items by
 their ids become the items themselves.
 
-Invariant: a whole request says what it would have said, had its client sent every item again; so tokens, lineages and
-records do not depend on how a conversation is sent."""
+Invariants: a whole request says what it would have said, had its client sent every item again; so tokens, lineages and
+records do not depend on how a conversation is sent. A request to an upstream that names what is not known here stays as
+it came, and is never taken for a whole one."""
 
 from __future__ import annotations
 
 import re
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 
 from millrace.producers.gateway.errors import ApiError, bad_request
-from millrace.producers.gateway.protocols.responses_request import AnyResponses, ResponsesRequest
+from millrace.producers.gateway.protocols.reader import NamedBefore
+from millrace.producers.gateway.protocols.responses_request import AnyResponses, ResponsesRequest, parse_any
 from millrace.producers.gateway.stored import Given, Recall
+
+T = TypeVar("T")
 
 _ESCAPED = re.compile(rb"\\u00[4-7]")
 """a letter of a name, as no client writes it"""
@@ -24,10 +29,21 @@ def refers(body: bytes) -> bool:
     return b"previous_response_id" in body or b'"id"' in body or _ESCAPED.search(body) is not None
 
 
-def names_others(request: ResponsesRequest) -> bool:
+def names_others(request: AnyResponses) -> bool:
     """Whether a request names a response or an item."""
     items = request.input if isinstance(request.input, list) else ()
     return bool(request.previous_response_id) or any(map(_is_reference, items))
+
+
+def names_of(request: AnyResponses) -> str:
+    """All that a request names of what was said before, as one text."""
+    items = request.input if isinstance(request.input, list) else ()
+    named = [
+        request.previous_response_id,
+        request.conversation,
+        *(item.get("id") for item in items if _is_reference(item)),
+    ]
+    return repr(named) if any(named) else ""
 
 
 def _is_reference(item: dict[str, Any]) -> bool:
@@ -47,6 +63,63 @@ def expanded(request: ResponsesRequest, body: bytes, recall: Recall) -> bytes:
         items += known
     for at, item in enumerate(listed(request)):
         items.append(_named(item, at, recall) if _is_reference(item) else msgspec.json.encode(item))
+    return _with_items(body, items)
+
+
+def for_record(body: bytes, recall: Recall) -> NamedBefore | None:
+    """What a request that an upstream gets as it came says, as its record has it: whole where all that it names is
+    known. None for one that names nothing, or is none that is read. Raises ApiError for what another caller was
+    told."""
+    try:
+        request = parse_any(body)
+    except ApiError:
+        return None
+    if not names_others(request):
+        return None if not request.conversation else NamedBefore(body, whole=False)
+    items, whole = list[bytes](), not request.conversation
+    if before := request.previous_response_id:
+        if recall.foreign(before):
+            raise _no_response(before)
+        found = _found(recall.conversation, before)
+        whole = found is not None and whole
+        items += found or ()
+        if found is None:
+            recall.known(before)
+    for item in listed(request):
+        if not _is_reference(item):
+            items.append(msgspec.json.encode(item))
+            continue
+        id = item.get("id")
+        if isinstance(id, str) and recall.foreign(id):
+            raise _no_item(id)
+        one = _found(recall.item, id) if isinstance(id, str) else None
+        whole = one is not None and whole
+        items += () if one is None else (one,)
+    return NamedBefore(_with_items(body, items) if whole else body, recall.used, whole)
+
+
+def _found(recalled: Callable[[str], T | None], id: str) -> T | None:
+    """What an id names; None also where that is more than a request may hold."""
+    try:
+        return recalled(id)
+    except ApiError:
+        return None
+
+
+def flattened(body: bytes) -> bytes:
+    """A whole request for an upstream that answered none of what it named: by its items alone, without the ids that it
+    does not know, and without thoughts, which no other model wrote."""
+    given = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    given.pop("previous_response_id", None)
+    items = [
+        msgspec.json.encode({name: value for name, value in item.items() if name not in ("id", "status")})
+        for item in listed(parse_any(body))
+        if item.get("type") != "reasoning"
+    ]
+    return _with_items(msgspec.json.encode(given), items)
+
+
+def _with_items(body: bytes, items: Sequence[bytes]) -> bytes:
     given = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
     said = msgspec.Raw(b"[" + b",".join(items) + b"]")
     return msgspec.json.encode({**given, "input": said})
@@ -57,13 +130,16 @@ def _named(item: dict[str, Any], at: int, recall: Recall) -> bytes:
     if not isinstance(id, str):
         raise bad_request(f"input[{at}].id: a text is required", param=f"input[{at}]")
     if (found := recall.item(id)) is None:
-        raise ApiError(
-            404,
-            f"Item with id '{id}' not found. Items are not persisted when `store` is set to false. Try again with "
-            "`store` set to true, or remove this item from your input.",
-            param="input",
-        )
+        raise _no_item(id)
     return found
+
+
+def _no_item(id: str) -> ApiError:
+    said = (
+        f"Item with id '{id}' not found. Items are not persisted when `store` is set to false. Try again with "
+        "`store` set to true, or remove this item from your input."
+    )
+    return ApiError(404, said, param="input")
 
 
 def _no_response(id: str) -> ApiError:

@@ -5,13 +5,15 @@ items that came, the last ones as far as they came."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from millrace.producers.gateway.answers import WholeAnswer, listed, mapping, name, number, text
 from millrace.producers.gateway.lineage import ABORT
 from millrace.producers.gateway.protocols.events import ReplyEvents
-from millrace.producers.gateway.protocols.reader import DialectReader, single
+from millrace.producers.gateway.protocols.reader import DialectReader, NamedBefore, single
+from millrace.producers.gateway.protocols.responses_expand import flattened, for_record, refers
+from millrace.producers.gateway.stored import Recall
 from millrace.schemas import bounds
 from millrace.schemas.ids import new_id
 
@@ -45,6 +47,12 @@ class ResponsesReader(DialectReader):
 
     def assembled(self) -> ReplyEvents:
         return AssembledResponses()
+
+    def named(self, body: bytes, recall: Callable[[], Recall]) -> NamedBefore | None:
+        return for_record(body, recall()) if refers(body) or b"conversation" in body else None
+
+    def flattened(self, body: bytes) -> bytes:
+        return flattened(body)
 
 
 def _finish(found: Mapping[str, Any], message: Mapping[str, Any]) -> str | None:

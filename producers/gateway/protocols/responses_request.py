@@ -12,7 +12,6 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from millrace.producers.gateway.answers import text as url_of
 from millrace.producers.gateway.conversation import (
     Ask,
     Forced,
@@ -32,6 +31,7 @@ from millrace.producers.gateway.conversation import (
     unsupported,
 )
 from millrace.producers.gateway.errors import ApiError, bad_request
+from millrace.producers.gateway.media import of_responses
 from millrace.producers.gateway.protocols.common import decoded
 from millrace.producers.gateway.protocols.responses_tools import (
     bounded,
@@ -74,6 +74,7 @@ class AnyResponses(msgspec.Struct, kw_only=True):
     tools: list[dict[str, Any]] | None = None
     store: bool | None = None
     previous_response_id: str | None = None
+    conversation: Any = None
 
 
 class ResponsesRequest(AnyResponses, kw_only=True):
@@ -94,7 +95,6 @@ class ResponsesRequest(AnyResponses, kw_only=True):
     include: list[str] | None = None
     reasoning: dict[str, Any] | None = None
     truncation: str | None = None
-    conversation: Any = None
     background: Any = None
     prompt: Any = None
     context_management: Any = None
@@ -296,7 +296,7 @@ def _parts(content: Any, place: str) -> list[Part]:
         elif kind == "refusal":
             parts.append(ModelRefusal(_string(part, "refusal", place)))
         else:
-            parts.append(media(MEDIA, kind, place, url_of(part.get("image_url"))))
+            parts.append(media(MEDIA, kind, place, of_responses(part)))
     return parts or [Text("")]
 
 

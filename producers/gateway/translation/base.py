@@ -18,7 +18,7 @@ import orjson
 
 from millrace.producers.gateway import shape
 from millrace.producers.gateway.answers import WholeAnswer, mapping, text
-from millrace.producers.gateway.conversation import Ask, Forced, Media, Part, Text, Thinking, ToolUse, unsupported
+from millrace.producers.gateway.conversation import Ask, Forced, Part, Text, Thinking, ToolUse, unsupported
 from millrace.producers.gateway.protocols.base import Dialect
 from millrace.producers.gateway.protocols.events import ReplyEvents
 from millrace.producers.gateway.protocols.reader import ROOT
@@ -113,13 +113,6 @@ def functions(ask: Ask, *, chosen: bool = False) -> list[Mapping[str, Any]] | No
     names = ask.choice.names if chosen and isinstance(ask.choice, Forced) else ()
     offered = [tool["function"] for tool in ask.tools or ()]
     return [function for function in offered if not names or function.get("name") in names] or None
-
-
-def image_of(part: Media) -> str:
-    """The url of an image. Raises ApiError 400 for any other part that is no text."""
-    if part.kind == "image" and part.url:
-        return part.url
-    raise unsupported(part.at, f"{part.type!r} cannot be passed on to an upstream of another API")
 
 
 def parts_of(answer: WholeAnswer) -> list[Part]:

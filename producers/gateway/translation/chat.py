@@ -30,7 +30,8 @@ from millrace.producers.gateway.conversation import (
 )
 from millrace.producers.gateway.protocols.all import CHAT
 from millrace.producers.gateway.protocols.assembled import ChoiceParts
-from millrace.producers.gateway.translation.base import ReplyListener, Translator, functions, image_of, uses
+from millrace.producers.gateway.translation.base import ReplyListener, Translator, functions, uses
+from millrace.producers.gateway.translation.media import to_chat
 
 ROLES = {"developer": "system"}
 """roles that many servers of this API do not know, by one that all do"""
@@ -150,9 +151,7 @@ def _content(said: Sequence[Part]) -> str | list[dict[str, Any]]:
     if len(texts) == len(said):
         return "".join(texts)
     return [
-        {"type": "image_url", "image_url": {"url": image_of(part)}}
-        if isinstance(part, Media)
-        else {"type": "text", "text": part.text}
+        to_chat(part) if isinstance(part, Media) else {"type": "text", "text": part.text}
         for part in said
         if isinstance(part, Text | ModelRefusal | Media)
     ]

@@ -20,6 +20,7 @@ from millrace.producers.gateway.errors import ApiError
 from millrace.producers.gateway.offload import aside
 from millrace.producers.gateway.protocols import all as dialects
 from millrace.producers.gateway.protocols.base import Dialect, ReplyStream, StreamEvent
+from millrace.producers.gateway.stored import Recalled, nobody
 from millrace.producers.gateway.translation.base import ReplyFacts, Translator, parts_of
 from millrace.producers.gateway.translation.reply import TranslatedCall
 from millrace.schemas import bounds
@@ -30,17 +31,21 @@ PIECE = 8 << 10
 
 
 class Interpreter(TextServer):
-    """`server`, which speaks the API of `translator`, for clients of `spoken`."""
+    """`server`, which speaks the API of `translator`, for clients of `spoken`, who may name what is `recalled`."""
 
-    def __init__(self, server: TextServer, translator: Translator, spoken: Dialect) -> None:
+    def __init__(
+        self, server: TextServer, translator: Translator, spoken: Dialect, recalled: Recalled = nobody
+    ) -> None:
         self.base_url = server.base_url
         self._server = server
         self._translator = translator
         self._spoken = spoken
+        self._recalled = recalled
 
     async def ask(self, path: str, body: bytes, headers: Mapping[str, str] = NO_HEADERS) -> UpstreamReply:
         """The answer in the client's API, and in no other, whatever `path` says. Raises ApiError 400 for a request
-        that the upstream's API has no words for, EngineUnavailable also for an answer that is none of its API."""
+        that the upstream's API has no words for, or that names what its caller was never told, EngineUnavailable also
+        for an answer that is none of its API."""
         ask, sent = await aside(len(body), self._request, body)
         answer = await self._server.ask(*self._place(sent, headers))
         if not succeeded(answer.status):
@@ -54,12 +59,16 @@ class Interpreter(TextServer):
         answer = await self._server.stream(*self._place(sent, headers))
         return InterpretedReply(answer, self, ask, self._translator, self._spoken)
 
+    async def send(self, method: str, path: str, headers: Mapping[str, str] = NO_HEADERS) -> UpstreamReply:
+        """The server's own answer: it keeps nothing in the client's API."""
+        return await self._server.send(method, path, headers)
+
     async def close(self) -> None:
         """Let go of every connection. Idempotent."""
         await self._server.close()
 
     def _request(self, body: bytes) -> tuple[Ask, bytes]:
-        ask = self._spoken.parse(body)
+        ask = self._spoken.understand(body, self._recalled).request
         return ask, _encoded(self._translator.request(ask))
 
     def _place(self, sent: bytes, headers: Mapping[str, str]) -> tuple[str, bytes, dict[str, str]]:

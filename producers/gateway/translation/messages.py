@@ -24,12 +24,12 @@ from millrace.producers.gateway.conversation import (
 )
 from millrace.producers.gateway.protocols.all import MESSAGES, reader
 from millrace.producers.gateway.protocols.messages_reader import FINISH
-from millrace.producers.gateway.translation.base import ReplyListener, Translator, functions, image_of, refuse
+from millrace.producers.gateway.translation.base import ReplyListener, Translator, functions, refuse
+from millrace.producers.gateway.translation.media import to_messages
 
 MOST = 4096
 """tokens of a reply where its client says nothing: this API must be told"""
 VERSION = "2023-06-01"
-DATA = "data:"
 
 
 class ToMessages(Translator):
@@ -187,7 +187,7 @@ def _block(part: Part) -> dict[str, Any] | None:
         case ToolResult():
             return {"type": "tool_result", "tool_use_id": part.call or "", "content": part.text}
         case Media():
-            return {"type": "image", "source": _source(image_of(part))}
+            return to_messages(part)
         case _:
             return None
 
@@ -199,13 +199,6 @@ def _input(arguments: str) -> dict[str, Any]:
     except orjson.JSONDecodeError:
         found = None
     return found if isinstance(found, dict) else {"input": arguments}
-
-
-def _source(url: str) -> dict[str, Any]:
-    kind, comma, data = url.removeprefix(DATA).partition(";base64,")
-    if url.startswith(DATA) and comma:
-        return {"type": "base64", "media_type": kind, "data": data}
-    return {"type": "url", "url": url}
 
 
 def _tool(function: Mapping[str, Any]) -> dict[str, Any]:

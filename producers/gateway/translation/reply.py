@@ -88,7 +88,7 @@ class TranslatedCall:
     """A request and its one reply. `told`: what the upstream says of it."""
 
     shortened = False
-    keeps = False
+    keeps = True
 
     def __init__(self, request: Ask, prefix: str, told: ReplyFacts) -> None:
         self.request = request

@@ -21,7 +21,8 @@ from millrace.producers.gateway.conversation import (
 )
 from millrace.producers.gateway.protocols.all import RESPONSES, reader
 from millrace.producers.gateway.protocols.responses_reader import ENDS
-from millrace.producers.gateway.translation.base import ReplyListener, Translator, functions, image_of, refuse
+from millrace.producers.gateway.translation.base import ReplyListener, Translator, functions, refuse
+from millrace.producers.gateway.translation.media import to_responses
 
 FAILED = ("failed", "cancelled")
 TEXTS = ("response.output_text.delta", "response.refusal.delta")
@@ -133,7 +134,7 @@ def _items(turn: Turn) -> list[dict[str, Any]]:
 
 def _part(role: str, part: Part) -> dict[str, Any]:
     if isinstance(part, Media):
-        return {"type": "input_image", "image_url": image_of(part)}
+        return to_responses(part)
     assert isinstance(part, Text | ModelRefusal)
     if role == "assistant":
         return {"type": "output_text", "text": part.text, "annotations": []}

@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -20,12 +21,12 @@ from millrace.producers.gateway.event_stream import EventStream
 from millrace.producers.gateway.gateway import Gateway
 from millrace.producers.gateway.offload import aside
 from millrace.producers.gateway.protocols.all import reader
-from millrace.producers.gateway.protocols.base import Dialect
+from millrace.producers.gateway.protocols.base import Beside, Dialect
 from millrace.producers.gateway.protocols.head import RequestHead, read_head, renamed
 from millrace.producers.gateway.protocols.reader import DialectReader
 from millrace.producers.gateway.spending import borne, spent
 from millrace.producers.gateway.upstreams import embeddings
-from millrace.producers.gateway.upstreams.passthrough import Passthrough, asked_with
+from millrace.producers.gateway.upstreams.passthrough import ASKED_WITH, Passthrough, asked_with
 from millrace.producers.gateway.upstreams.routes import RouteRule
 from millrace.producers.gateway.upstreams.sending import first_answer
 from millrace.producers.gateway.upstreams.upstreams import Upstream, Upstreams
@@ -99,6 +100,27 @@ class Door:
         api, path = reader.dialect.name, f"{reader.path}{below}"
         return _response(await self._passed(caller, request, body, rule, api, path))
 
+    async def kept(self, request: Request, dialect: Dialect, upstream: str, id: str, route: Beside) -> Response:
+        """What an upstream answers about a response that it keeps. One that it deleted, or has no more, can be
+        named no more here either. Raises ApiError, 404 where there is no such upstream any more."""
+        found = self._upstreams.of_name(upstream)
+        if found is None:
+            raise gone(id, upstream)
+        path = reader(dialect).path + route.below.format(id=quote(id, safe=""))
+        path = f"{path}?{request.url.query}" if request.url.query else path
+        headers = {name: request.headers[name] for name in ASKED_WITH if name in request.headers}
+
+        async def to(upstream: Upstream) -> UpstreamReply:
+            return await upstream.client.send(route.method, path, headers)
+
+        try:
+            answer = await first_answer([found], to, id, self._upstreams.first_s)
+        except EngineError as error:
+            raise of_engine(error) from error
+        if route.method == "DELETE" and (succeeded(answer.status) or answer.status == 404):
+            await self._gateway.delete(id)
+        return _response(answer)
+
     async def embeddings(self, caller: Caller, request: Request, body: bytes) -> Response:
         """The upstream's answer to a request of embeddings, which counts for the caller's key and is not captured.
         Raises ApiError, 404 for a model of the engines."""
@@ -149,6 +171,12 @@ class Door:
                 return await first_answer(chain, to, caller.key or caller.tenant, self._upstreams.first_s)
         except EngineError as error:
             raise of_engine(error) from error
+
+
+def gone(id: str, upstream: str) -> ApiError:
+    """The refusal of what an upstream keeps that there is no more."""
+    said = f"Response with id '{id}' not found: upstream {upstream!r}, which keeps it, is not in the settings any more."
+    return ApiError(404, said)
 
 
 def _response(answer: UpstreamReply) -> Response:

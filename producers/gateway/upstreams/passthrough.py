@@ -5,7 +5,8 @@ comes back byte for byte, refusals included; the caller's key is never passed on
 log before the last byte of what ends it leaves, or, where capture is required and it cannot be, that byte does not
 leave; a stream that breaks off, or whose client left, is recorded as aborted; an answer that succeeded leaves one
 record or one gap for each of its choices, and one that cannot be read, or whose request cannot, a gap, and is passed on
-all the same; no call is sent again once its client got a byte."""
+all the same; no call is sent again once its client got a byte; a call that names an earlier response is recorded with
+the whole conversation, or as one that is not whole."""
 
 from __future__ import annotations
 
@@ -15,12 +16,20 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import blake2b
 from typing import NamedTuple
 
 from starlette.responses import Response
 
-from millrace.infra.engines.upstream import UNTRAINABLE, StreamedReply, TextServer, UpstreamReply, succeeded
+from millrace.infra.engines.upstream import (
+    NOT_WHOLE,
+    UNTRAINABLE,
+    StreamedReply,
+    TextServer,
+    UpstreamReply,
+    succeeded,
+)
 from millrace.infra.errors import EngineError, EngineUnavailable
 from millrace.producers.gateway import keys
 from millrace.producers.gateway.answers import AnswerChoice, WholeAnswer
@@ -32,11 +41,11 @@ from millrace.producers.gateway.offload import Step, aside, by_turns
 from millrace.producers.gateway.prices import Usage, cost
 from millrace.producers.gateway.protocols.events import ReplyEvents
 from millrace.producers.gateway.protocols.head import RequestHead, renamed
-from millrace.producers.gateway.protocols.reader import DialectReader, ReadAnswer, ReadRequest
+from millrace.producers.gateway.protocols.reader import DialectReader, NamedBefore, ReadAnswer, ReadRequest
 from millrace.producers.gateway.recorder import LARGE
-from millrace.producers.gateway.rendering.base import Message
 from millrace.producers.gateway.session import GatewaySession
 from millrace.producers.gateway.spending import Spent, borne, spent
+from millrace.producers.gateway.stored import Recalled, ResponseOrigin
 from millrace.producers.gateway.upstreams.cut import Cut
 from millrace.producers.gateway.upstreams.routes import RouteRule
 from millrace.producers.gateway.upstreams.sending import R, first_answer
@@ -61,7 +70,9 @@ NO_ANSWER = WholeAnswer("", [], (0, 0, 0))
 
 @dataclass(slots=True)
 class Passed:
-    """One call on its way. `sent`: the body as upstreams get it. `asked`: None for a request that nobody here reads."""
+    """One call on its way. `sent`: the body as upstreams get it, `body`: as it is recorded.
+    `asked`: None for a request that nobody here reads; `named`: what it names of what was said before; `recalled`: what
+    it may name."""
 
     session: GatewaySession
     reader: DialectReader
@@ -75,6 +86,8 @@ class Passed:
     outline: RequestOutline | None
     upstream: Upstream
     identified_by: str
+    recalled: Recalled
+    named: NamedBefore | None = None
     name: str = field(default_factory=new_id)
     began: float = field(default_factory=time.perf_counter)
     when: int = field(default_factory=now_micros)
@@ -85,11 +98,32 @@ class Passed:
     """whether a record of it could not be written"""
     payer: str = ""
     """the name of the key that bears it"""
+    supersedes: str | None = None
+    """the response to the same request before"""
 
     @property
     def before(self) -> bytes:
         """The digest of the conversation that the request holds."""
         return self.asked.digests[-1] if self.asked else b""
+
+    @property
+    def whole(self) -> bool:
+        """Whether the conversation is known here."""
+        return self.named is None or self.named.whole
+
+    def origin(self, *, whole: bool = True) -> ResponseOrigin:
+        """Where its response is kept. `whole`: it came to its end."""
+        return ResponseOrigin(self.upstream.name, self.upstream.keeps(self.reader.dialect.name), self.whole and whole)
+
+    def for_upstream(self, upstream: Upstream) -> bytes:
+        """What an upstream is sent: as it came, but where it names, and is known to name, what only others have."""
+        named = self.named
+        if named is None or not named.whole or not upstream.keeps(self.reader.dialect.name):
+            return self.sent
+        if all(kept.origin.away and kept.origin.by == upstream.name for kept in named.used):
+            return self.sent
+        whole = self.reader.flattened(named.body)
+        return renamed(whole, self.rule.send_as) if self.rule.send_as else whole
 
 
 class PassedAnswer(NamedTuple):
@@ -131,18 +165,37 @@ class Passthrough:
         query: str = "",
     ) -> Passed:
         """Whose call it is. Raises ApiError."""
-        asked, outline = await aside(len(body), _understood, reader, body)
-        sent = await aside(len(body), renamed, body, rule.send_as) if rule.send_as else body
         users, name = reader.dialect.names(head)
+        recalled = partial(self.gateway.recall, caller, headers)
+        sent = await aside(len(body), renamed, body, rule.send_as) if rule.send_as else body
+        named = await aside(len(body), reader.named, body, partial(recalled, users))
+        body = body if named is None else named.body
+        asked, outline = await aside(len(body), _understood, reader, body, named is None or named.whole)
         await self.gateway.check_serves(caller)
-        messages, digests = asked or (list[Message](), keys.chain([], None))
+        messages, digests, _ = asked or ReadRequest([], keys.chain([], None))
         said = hints(headers, *users, name=name, field=reader.dialect.names_in)
-        session, _, by = self.gateway.called(caller, said, messages, digests)
+        used = () if named is None else named.used
+        session, _, by = self.gateway.called(caller, said, messages, digests, used)
+        self.gateway.sessions.stored.touch(used)
         upstream = self.upstreams.chain(rule, reader.dialect.name)[0]
         path = f"{reader.path}?{query}" if query else reader.path
         with_headers = asked_with(headers, session.tenant, session.subject)
         return Passed(
-            session, reader, rule, head, body, sent, path, with_headers, asked, outline, upstream, by, payer=caller.key
+            session,
+            reader,
+            rule,
+            head,
+            body,
+            sent,
+            path,
+            with_headers,
+            asked,
+            outline,
+            upstream,
+            by,
+            recalled,
+            named,
+            payer=caller.key,
         )
 
     async def answer(self, call: Passed) -> Response:
@@ -150,7 +203,7 @@ class Passthrough:
         answered = False
         try:
             with self.gateway.calling(call.session, call.name):
-                answer = await self._sent(call, lambda upstream: upstream.ask(call.path, call.sent, call.headers))
+                answer = await self._sent(call, _ask)
                 read = await aside(len(answer.body), call.reader.answer, answer.body, call.before)
             answered = succeeded(answer.status)
         except EngineError as error:
@@ -175,7 +228,7 @@ class Passthrough:
         opened = False
         try:
             with self.gateway.calling(call.session, call.name):
-                answer = await self._sent(call, lambda upstream: upstream.stream(call.path, call.sent, call.headers))
+                answer = await self._sent(call, _stream)
                 opened = succeeded(answer.status)
                 if not opened:
                     async with answer:
@@ -190,14 +243,15 @@ class Passthrough:
                 self.gateway.unbegun(call.session)
         return answer
 
-    async def _sent(self, call: Passed, send: Callable[[TextServer], Awaitable[R]]) -> R:
+    async def _sent(self, call: Passed, send: Callable[[TextServer, str, bytes, Mapping[str, str]], Awaitable[R]]) -> R:
         """The first answer that no other attempt may better. Raises EngineError where the last attempt got none."""
 
-        def to(upstream: Upstream) -> Awaitable[R]:
+        async def to(upstream: Upstream) -> R:
             call.upstream = upstream
-            return send(upstream.client)
+            body = await aside(len(call.body), call.for_upstream, upstream)
+            return await send(upstream.client, call.path, body, call.headers)
 
-        chain = self.upstreams.chain(call.rule, call.reader.dialect.name)
+        chain = self.upstreams.chain(call.rule, call.reader.dialect.name, call.recalled)
         return await first_answer(chain, to, call.session.id, self.upstreams.first_s)
 
     def _failed(self, call: Passed, error: EngineError) -> ApiError:
@@ -278,6 +332,8 @@ class Passthrough:
         mark = recorder.underway.note(call.name)  # beside the last
         bill = _bill(call, told)
         notes = bill.spent.note(call.payer)  # beside the first thing that the log takes of the call
+        if call.asked is not None and call.asked.stored is not None:
+            notes |= call.origin().note()
         if call.asked is None or read is None or not read.answer.choices:
             what = "the request" if call.asked is None else "the upstream's answer"
             logger.warning("%s: %s is none of %s that can be read", session.id, what, call.reader.dialect.name)
@@ -285,8 +341,7 @@ class Passthrough:
             recorder.missed(session, "model_call", reason, notes | mark)
             recorder.underway.done(call.name)
             return
-        turn = session.turns
-        session.lineages.turns = turn + 1
+        turn = self._turn(call, read.answer.id)
         size = len(call.body) + len(response)
         room = max(1, TOGETHER // size)
         choices = list(zip(read.answer.choices[:room], read.digests, strict=False))
@@ -317,6 +372,8 @@ class Passthrough:
             if id is not None:
                 session.said_before(session.policy).recorded(id, call.outline)
             try:
+                if id or not recorder.required:
+                    self._keep(call, told, read.answer.id, said)
                 self._known(call, call.asked, read.answer.id, said, digest, recorded=id is not None, first=not at)
             except Exception:  # the call is recorded: only what later calls may say of it is lost
                 logger.exception("%s: what a choice said cannot be looked into", session.id)
@@ -328,6 +385,26 @@ class Passthrough:
             recorder.missed(session, "model_call", reason)
         recorder.underway.done(call.name)
         session.touch()
+
+    def _keep(self, call: Passed, told: PassedAnswer, id: str, said: AnswerChoice) -> None:
+        """Its caller may name the response from now on, also one that did not come to its end: to ask for that."""
+        assert call.asked is not None
+        origin = call.origin(whole=(told.finish or said.finish or ABORT) != ABORT)
+        if call.asked.stored is not None and (origin.away or origin.whole):
+            self.gateway.sessions.stored.keep(id, call.session, call.asked.stored, told.response, origin=origin)
+
+    def _turn(self, call: Passed, id: str) -> int:
+        """Which turn an answer of this id is: that of the former one, where its client asks once more for a response
+        that is kept."""
+        session, turn = call.session, call.session.turns
+        if call.asked is not None and call.asked.stored is not None:
+            hash = keys.request_hash(call.body)
+            former = session.lineages.former(hash)
+            if former is not None and former.response != id:
+                turn, call.supersedes = former.turn, former.response
+            session.lineages.served(hash, id, turn)
+        session.lineages.turns = max(session.turns, turn + 1)
+        return turn
 
     def _known(
         self,
@@ -342,7 +419,7 @@ class Passthrough:
     ) -> None:
         """The session knows a choice, as a start makes it know it."""
         session = call.session
-        session.asks.called(asked.messages, call.when)
+        session.asks.called(asked.messages, call.when, call.supersedes)
         session.asks.replied(id, said.message, now_micros())
         if first:
             self.gateway.followed_up(session, asked.messages, asked.digests)
@@ -362,8 +439,8 @@ class Passthrough:
             "response_id": answer.id,
             "choice": said.choice,
             "lineage": new_id(),
-            "opened": UNTRAINABLE,
-            "supersedes": None,
+            "opened": UNTRAINABLE if call.whole else NOT_WHOLE,
+            "supersedes": call.supersedes,
             "turn": turn,
             "prefix_len": 0,
             "prompt_ids": empty("int32"),
@@ -412,9 +489,17 @@ def _bill(call: Passed, told: PassedAnswer) -> Bill:
     return Bill(spent(call.rule.prices, usage), cost(call.rule.prices, usage) if known else None)
 
 
-def _understood(reader: DialectReader, body: bytes) -> tuple[ReadRequest | None, RequestOutline | None]:
+def _ask(server: TextServer, path: str, body: bytes, headers: Mapping[str, str]) -> Awaitable[UpstreamReply]:
+    return server.ask(path, body, headers)
+
+
+def _stream(server: TextServer, path: str, body: bytes, headers: Mapping[str, str]) -> Awaitable[StreamedReply]:
+    return server.stream(path, body, headers)
+
+
+def _understood(reader: DialectReader, body: bytes, whole: bool) -> tuple[ReadRequest | None, RequestOutline | None]:
     try:
-        return reader.asked(body), outlined(body)
+        return reader.asked(body, whole=whole), outlined(body)
     except (ApiError, ValueError):
         return None, None
 

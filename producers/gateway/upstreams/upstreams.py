@@ -13,6 +13,7 @@ from millrace.infra.engines.upstream import TextServer, TextUpstream
 from millrace.infra.errors import ConfigError
 from millrace.producers.gateway.prices import priced
 from millrace.producers.gateway.protocols import all as dialects
+from millrace.producers.gateway.stored import Recalled, nobody
 from millrace.producers.gateway.translation.all import translator
 from millrace.producers.gateway.translation.interpreter import Interpreter
 from millrace.producers.gateway.upstreams import embeddings
@@ -32,6 +33,10 @@ class Upstream:
     speaks: frozenset[str]
     retries: int = 0
     fallback: str = ""
+
+    def keeps(self, dialect: str) -> bool:
+        """Whether what it answers in a dialect is its own, ids and all: nothing is translated."""
+        return dialect in self.speaks
 
     @property
     def engine(self) -> str:
@@ -67,11 +72,11 @@ class Upstreams:
         given = None if self.whole else policies
         return choose(self.rules, self._speaks, given, model, dialect, reaches=self._reaches)
 
-    def chain(self, rule: RouteRule, dialect: str) -> list[Upstream]:
+    def chain(self, rule: RouteRule, dialect: str, recalled: Recalled = nobody) -> list[Upstream]:
         """Who is asked for a call, in order: at least one. Who speaks another API than `dialect` answers in it all the
-        same."""
+        same, with what its caller may name of earlier responses (`recalled`) in its place."""
         names = chain(rule.upstream, self._fallbacks, lambda name: self._reaches(name, dialect))
-        return [self._answering(self._named[name], dialect) for name in names]
+        return [self._answering(self._named[name], dialect, recalled) for name in names]
 
     def chain_of(self, rule: RouteRule, api: str) -> list[Upstream]:
         """The same for what is no call of a model, which is never translated. Raises ApiError 404 where nobody among
@@ -81,18 +86,22 @@ class Upstreams:
             raise unspoken(rule.model, [rule.upstream], api)
         return [self._named[name] for name in names]
 
+    def of_name(self, name: str) -> Upstream | None:
+        """The upstream of that name, as it is."""
+        return self._named.get(name)
+
     def _speaks(self, name: str, dialect: str) -> bool:
         return dialect in self._named[name].speaks
 
     def _reaches(self, name: str, dialect: str) -> bool:
         return self._speaks(name, dialect) or translator(self._named[name].speaks, dialect) is not None
 
-    def _answering(self, upstream: Upstream, dialect: str) -> Upstream:
+    def _answering(self, upstream: Upstream, dialect: str, recalled: Recalled) -> Upstream:
         if dialect in upstream.speaks:
             return upstream
         to = translator(upstream.speaks, dialect)
         assert to is not None
-        return replace(upstream, client=Interpreter(upstream.client, to, dialects.named(dialect)))
+        return replace(upstream, client=Interpreter(upstream.client, to, dialects.named(dialect), recalled))
 
     @property
     def models(self) -> list[str]:

@@ -1,12 +1,15 @@
-"""Gateway, broker and upstream as processes, killed and stopped under streaming clients: every call that a client saw
-end is in the topic once, and every one that was cut is labelled, by a record or by a gap, once.
+"""Gateway, broker, engine and upstream as processes, killed and stopped under streaming clients of all dialects: every
+call that a client saw end is in the topic once, with the words that it was told, and every one that was cut is
+labelled, by a record or by a gap, once.
 
 The witness is the client: it alone says what ended. Each call is of a session of its own, whose id comes with its first
-byte. `MILLRACE_GATEWAY_KILLS` makes the series longer."""
+byte. Half of them ask the policy, whose engine samples exact tokens, half an upstream. `MILLRACE_GATEWAY_KILLS` makes
+the series longer."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -22,6 +25,7 @@ from typing import Any
 import httpx
 import pytest
 
+from millrace.consumers import version_zero
 from millrace.infra.config import Settings, load, variables
 from millrace.infra.connect import connect
 from millrace.infra.errors import BusError
@@ -30,9 +34,13 @@ from millrace.infra.machine.broker import Broker
 from millrace.infra.process.net import LOCALHOST, free_ports, is_listening
 from millrace.producers.capture.log import CaptureLog
 from millrace.producers.gateway.lineage import ABORT
+from millrace.producers.gateway.protocols.all import read
 from millrace.producers.gateway.recorder import CUT_OFF
 from millrace.producers.gateway.whose import TOLD
 from millrace.schemas import codec
+from millrace.schemas.arrays import unpack
+from tests.support.engines import LightEngine
+from tests.support.tiny_model import write_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.kafka, pytest.mark.timeout(900)]
 CLIENTS = 64
@@ -40,15 +48,27 @@ ROUNDS = int(os.environ.get("MILLRACE_GATEWAY_KILLS", "1"))
 """how often each part is killed, and how often it is stopped for a while"""
 PATIENCE_S = 240.0
 PIECES, PAUSE_S = 6, 0.15
-PARTS = ("gateway", "upstream", "broker")
+PARTS = ("gateway", "upstream", "broker", "engine")
+TOKENS = 24
 ROOT = Path(__file__).parents[3]
+USER = {"role": "user", "content": "hi"}
+ASKED: list[tuple[str, dict[str, Any], str]] = [
+    ("chat/completions", {"model": "policy", "messages": [USER], "max_tokens": TOKENS}, "[DONE]"),
+    ("chat/completions", {"model": "far", "messages": [USER]}, "[DONE]"),
+    ("messages", {"model": "policy", "messages": [USER], "max_tokens": TOKENS}, "event: message_stop"),
+    ("chat/completions", {"model": "far", "messages": [USER]}, "[DONE]"),
+    ("responses", {"model": "policy", "input": [USER], "max_output_tokens": TOKENS}, "event: response.completed"),
+    ("responses", {"model": "policy", "input": [USER], "max_output_tokens": TOKENS}, "event: response.incomplete"),
+]
+"""route, request and the end of a stream, of the clients in turn; the last two are one kind, which ends in two ways"""
 
 
 @dataclass
 class Seen:
     """What the clients saw, by the trajectory of their calls."""
 
-    ended: set[str] = field(default_factory=set)
+    ended: dict[str, str] = field(default_factory=dict)
+    """what they were told"""
     cut: set[str] = field(default_factory=set)
     """begun, and not ended"""
 
@@ -59,6 +79,8 @@ class Parts:
     def __init__(self, folder: Path, broker: Broker) -> None:
         self.broker = broker
         gateway, upstream = free_ports(2)
+        self.model = write_model(folder / "model")
+        self.engine = LightEngine(self.model, folder / "engine.log")
         self.url = f"http://{LOCALHOST}:{gateway}"
         self.ports = {"gateway": gateway, "upstream": upstream}
         flags = {
@@ -67,7 +89,9 @@ class Parts:
             "kafka.bootstrap": broker.bootstrap,
             "kafka.local": "false",
             "gateway.port": str(gateway),
-            "gateway.upstream_url": f"http://{LOCALHOST}:{upstream}/v1",
+            "gateway.engine_url": self.engine.url,
+            "gateway.upstreams": {"far": {"url": f"http://{LOCALHOST}:{upstream}/v1"}},
+            "gateway.routes": [{"model": "far", "upstream": "far"}],
         }
         self.settings: Settings = load(flags=flags)
         self._folder = folder
@@ -80,8 +104,8 @@ class Parts:
 
     def start(self, part: str) -> None:
         """Returns once it listens."""
-        if part == "broker":
-            self.broker.start()
+        if part in ("broker", "engine"):
+            (self.broker if part == "broker" else self.engine).start()
             return
         with (self._folder / f"{part}.log").open("ab") as output:
             self.processes[part] = subprocess.Popen(
@@ -105,26 +129,45 @@ class Parts:
                 assert self.broker.pid is not None
                 os.kill(self.broker.pid, what)
             return
-        self.processes[part].send_signal(what)
+        process = self.engine.process if part == "engine" else self.processes[part]
+        process.send_signal(what)
         if what == signal.SIGKILL:
-            self.processes[part].wait()
+            process.wait()
 
     def close(self) -> None:
         """Kill what still runs."""
+        self.engine.kill()
         for process in self.processes.values():
             process.kill()
             process.wait()
 
 
-async def client(url: str, seen: Seen, over: asyncio.Event, ends: asyncio.Queue[None]) -> None:
+def told(text: str) -> str:
+    """The words of a stream of any dialect, as far as it goes."""
+    words = []
+    for line in text.splitlines():
+        if line.startswith("data: {"):
+            with suppress(ValueError):  # a line that was cut
+                event = json.loads(line[6:])
+                deltas = [choice["delta"].get("content") for choice in event.get("choices", [])]
+                if event.get("type") in ("content_block_delta", "response.output_text.delta"):
+                    delta = event["delta"]
+                    deltas.append(delta if isinstance(delta, str) else delta.get("text"))
+                words += [delta for delta in deltas if delta]
+    return "".join(words)
+
+
+async def client(number: int, url: str, seen: Seen, over: asyncio.Event, ends: asyncio.Queue[None]) -> None:
     """Streams one reply after another, each in a session of its own."""
-    body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": True}
+    route, body, _ = ASKED[number % len(ASKED)]
+    marks = {mark for other, _, mark in ASKED if other == route}
     async with httpx.AsyncClient(timeout=PATIENCE_S) as http:
         while not over.is_set():
             trajectory = None
             try:
                 headers = {"x-millrace-session": os.urandom(8).hex()}
-                async with http.stream("POST", f"{url}/v1/chat/completions", json=body, headers=headers) as answer:
+                asked = http.stream("POST", f"{url}/v1/{route}", json={**body, "stream": True}, headers=headers)
+                async with asked as answer:
                     if answer.status_code != 200:
                         await answer.aread()
                         await asyncio.sleep(0.2)
@@ -133,8 +176,8 @@ async def client(url: str, seen: Seen, over: asyncio.Event, ends: asyncio.Queue[
                     async for part in answer.aiter_text():
                         text += part
                         trajectory = answer.headers[TOLD]
-                if "[DONE]" in text:
-                    seen.ended.add(answer.headers[TOLD])
+                if any(mark in text for mark in marks):
+                    seen.ended[answer.headers[TOLD]] = told(text)
                     ends.put_nowait(None)
                 elif trajectory:
                     seen.cut.add(trajectory)
@@ -148,7 +191,7 @@ async def client(url: str, seen: Seen, over: asyncio.Event, ends: asyncio.Queue[
 async def crowd(url: str, seen: Seen) -> AsyncIterator[asyncio.Queue[None]]:
     """All clients at once; the queue gets something for each call that ended."""
     over, ends = asyncio.Event(), asyncio.Queue[None]()
-    clients = [asyncio.create_task(client(url, seen, over, ends)) for _ in range(CLIENTS)]
+    clients = [asyncio.create_task(client(number, url, seen, over, ends)) for number in range(CLIENTS)]
     try:
         yield ends
     finally:
@@ -202,7 +245,8 @@ async def test_what_a_client_saw_end_is_in_the_topic_once_and_what_was_cut_is_la
         try:
             with connect(parts.settings) as bus:
                 bus.ensure_topics(parts.settings.layout.specs())
-            for part in ("upstream", "gateway"):
+                version_zero.create(parts.settings, parts.model, bus)
+            for part in ("engine", "upstream", "gateway"):
                 await parts.up(part)
             async with crowd(parts.url, seen) as ends:
                 await several(ends, CLIENTS)
@@ -234,6 +278,11 @@ async def test_what_a_client_saw_end_is_in_the_topic_once_and_what_was_cut_is_la
         assert len(dispositions(events)) == 1, trajectory
     ended = {trajectory: dispositions(there[trajectory]) for trajectory in seen.ended}
     assert set(map(tuple, ended.values())) == {("whole",)}
+    for trajectory, words in seen.ended.items():
+        (call,) = [event["data"] for event in there[trajectory] if event["kind"] == "model_call"]
+        assert read(call["request"], call["response"]).replies[0]["content"] == words
+        if call["tokenizer_hash"]:  # of ours
+            assert 0 < len(unpack(call["output_ids"])) == len(unpack(call["output_logprobs"])) <= TOKENS
     cut = [dispositions(there[trajectory])[0] for trajectory in seen.cut]
     print(f"{len(ended)} ended, {len(cut)} cut: { ({what: cut.count(what) for what in set(cut)}) }")
     # A client may miss the end of a reply that was recorded: the kill came between the two.

@@ -36,9 +36,8 @@ REPLIES = {
 }
 NAMES = [one.name for one in TRANSLATORS]
 CLIENTS = {kind.name: kind for kind in SPEAKERS if kind.name in NAMES}
-pairs = pytest.mark.parametrize(
-    ("client", "server"), [(client, server) for client in NAMES for server in NAMES if client != server]
-)
+PAIRS = [(client, server) for client in NAMES for server in NAMES if client != server]
+pairs = pytest.mark.parametrize(("client", "server"), PAIRS)
 both = pytest.mark.parametrize("streamed", [False, True], ids=["plain", "stream"])
 
 
@@ -282,6 +281,39 @@ async def test_what_the_upstream_s_api_has_no_words_for_is_refused(
 
 
 IMAGE = "data:image/png;base64,iVBORw0KGgo="
+PDF, NOTE = "data:application/pdf;base64,JVBERi0=", "data:text/plain;base64,WsO8cmljaA=="
+FAR = "https://far.test/a.pdf"
+SOUND = {"type": "input_audio", "input_audio": {"data": "UklGRg==", "format": "wav"}}
+MEDIA: dict[str, dict[str, Any]] = {
+    "a document": {
+        "chat": {"type": "file", "file": {"filename": "a.pdf", "file_data": PDF}},
+        "responses": {"type": "input_file", "filename": "a.pdf", "file_data": PDF},
+        "messages": {
+            "type": "document",
+            "source": {"type": "base64", "media_type": "application/pdf", "data": "JVBERi0="},
+            "title": "a.pdf",
+        },
+    },
+    "a text": {
+        "chat": {"type": "file", "file": {"filename": "a.txt", "file_data": NOTE}},
+        "responses": {"type": "input_file", "filename": "a.txt", "file_data": NOTE},
+        "messages": {
+            "type": "document",
+            "source": {"type": "text", "media_type": "text/plain", "data": "Zürich"},
+            "title": "a.txt",
+        },
+    },
+    "a document elsewhere": {
+        "responses": {"type": "input_file", "file_url": FAR},
+        "messages": {"type": "document", "source": {"type": "url", "url": FAR}},
+    },
+    "a sheet": {
+        "chat": {"type": "file", "file": {"filename": "a.csv", "file_data": NOTE.replace("plain", "csv")}},
+        "responses": {"type": "input_file", "filename": "a.csv", "file_data": NOTE.replace("plain", "csv")},
+    },
+    "sound": {"chat": SOUND, "responses": SOUND},
+}
+"""the same in the words of each API that has any"""
 IMAGES: dict[str, Any] = {
     "chat": {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": IMAGE}}]}]},
     "responses": {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": IMAGE}]}]},
@@ -302,15 +334,39 @@ IMAGES: dict[str, Any] = {
 
 
 @pairs
-async def test_an_image_passes_and_a_file_is_refused(tmp_path: Path, client: str, server: str) -> None:
+async def test_an_image_passes_and_what_nobody_knows_is_refused(tmp_path: Path, client: str, server: str) -> None:
     _, _, ((_, sent),) = await answered(tmp_path / "image", answer(b"{}", 400), client, server, **IMAGES[client])
     asked, expected = orjson.loads(sent), IMAGES[server]
     (field,) = expected
     assert asked[field][-1]["content"] == expected[field][-1]["content"]
-    odd = orjson.loads(orjson.dumps(IMAGES[client]).replace(b'"image', b'"file').replace(b'"input_image', b'"file'))
-    w, got, requests = await answered(tmp_path / "file", answer(b"{}"), client, server, **odd)
+    odd = orjson.loads(orjson.dumps(IMAGES[client]).replace(b'"image', b'"film').replace(b'"input_image', b'"film'))
+    w, got, requests = await answered(tmp_path / "film", answer(b"{}"), client, server, **odd)
     assert (got.status_code, requests) == (400, [])
     assert not w.calls()
+
+
+def saying(api: str, part: dict[str, Any]) -> dict[str, Any]:
+    """A request of a user who sends one part."""
+    return {"input" if api == "responses" else "messages": [{"role": "user", "content": [part]}]}
+
+
+@pytest.mark.parametrize(
+    ("client", "server", "what"),
+    [(client, server, what) for client, server in PAIRS for what, said in MEDIA.items() if client in said],
+)
+async def test_files_and_sound_pass_where_the_other_api_has_words_for_them(
+    tmp_path: Path, client: str, server: str, what: str
+) -> None:
+    said = MEDIA[what]
+    w, got, requests = await answered(tmp_path, answer(b"{}", 400), client, server, **saying(client, said[client]))
+    if server in said:
+        ((_, sent),) = requests
+        (field,) = saying(server, {})
+        assert orjson.loads(sent)[field][-1]["content"] == [said[server]]
+    else:
+        assert (got.status_code, requests) == (400, [])
+        assert "cannot be passed on" in got.json()["error"]["message"]
+        assert not w.calls()
 
 
 @pairs

@@ -46,6 +46,6 @@ def test_every_request_of_the_client_is_read(api: str) -> None:
             messages = messages_of(ask.turns)
         except ApiError:
             return
-        assert asked == (messages, keys.chain(messages, ask.tools))
+        assert asked[:2] == (messages, keys.chain(messages, ask.tools))
 
     read()
