@@ -24,7 +24,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from itertools import pairwise
 from pathlib import Path
 
@@ -193,12 +193,13 @@ class CaptureLog:
 
     def read(self, seq: int = 0) -> Iterator[StoredEntry]:
         """What is kept from number `seq` on, up to the end at the time of the call."""
-        cursor, end = self.cursor(seq), self.end
-        while found := cursor.take(512):
-            for kept in found:
-                if kept.seq >= end:
-                    return
-                yield kept
+        end = self.end
+        with closing(self.cursor(seq)) as cursor:
+            while found := cursor.take(512):
+                for kept in found:
+                    if kept.seq >= end:
+                        return
+                    yield kept
 
     def cursor(self, seq: int) -> CaptureCursor:
         """A reader from number `seq` on (or the oldest kept) that follows what is appended."""

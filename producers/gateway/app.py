@@ -32,6 +32,7 @@ from millrace.producers.gateway.gateway import Gateway
 from millrace.producers.gateway.intake import Intake, Visit, check_origin
 from millrace.producers.gateway.offload import aside
 from millrace.producers.gateway.policies import SERVED
+from millrace.producers.gateway.processes.crossing import Crossing
 from millrace.producers.gateway.protocols import all as dialects
 from millrace.producers.gateway.protocols.base import Beside, Dialect, SideRequest
 from millrace.producers.gateway.socket import TRY_AGAIN, Sockets
@@ -39,7 +40,7 @@ from millrace.producers.gateway.upstreams import embeddings
 from millrace.producers.gateway.upstreams.door import Door, gone
 from millrace.producers.gateway.upstreams.routes import fits
 from millrace.producers.gateway.upstreams.upstreams import Upstreams
-from millrace.producers.gateway.whose import TOLD
+from millrace.producers.gateway.whose import HELD, TOLD
 from millrace.schemas.labels import make_label
 
 logger = logging.getLogger(__name__)
@@ -71,13 +72,20 @@ def routes() -> list[tuple[str, str, str]]:
     return [*out, *OWN]
 
 
-def make_app(gateway: Gateway, upstream: TextUpstream | Upstreams | None = None, address: str = "") -> ASGIApp:
+def make_app(
+    gateway: Gateway,
+    upstream: TextUpstream | Upstreams | None = None,
+    address: str = "",
+    crossing: Crossing | None = None,
+) -> ASGIApp:
     """The application, before engines, upstreams by the model, or one text-only upstream in place of the engines.
     Lifecycle is the caller's.
 
-    `address` is what sessions are told to come back to: never what a request says of it."""
+    `address` is what sessions are told to come back to: never what a request says of it. `crossing` leads to the other
+    processes of the gateway, where there are any: it stands before this application, and is asked here for what comes
+    over WebSockets."""
     episodes = Episodes(gateway)
-    intake = Intake(gateway.options)
+    intake = Intake(gateway.options) if crossing is None else crossing.intake
     keyless = not gateway.options.keys
     upstreams = upstream if upstream is None or isinstance(upstream, Upstreams) else Upstreams.one(upstream)
     door = Door(gateway, upstreams) if upstreams is not None else None
@@ -200,7 +208,8 @@ def make_app(gateway: Gateway, upstream: TextUpstream | Upstreams | None = None,
     async def start(request: Request) -> Response:
         gateway.check_open()
         visit, caller = enter(request)
-        return _json(await episodes.start(caller, await visit.body(request), f"{address}/v1"))
+        body, held = await visit.body(request), HELD in request.headers
+        return _json(await episodes.start(caller, body, f"{address}/v1", held=held))
 
     async def sessions(request: Request) -> Response:
         _, caller = enter(request)
@@ -244,14 +253,22 @@ def make_app(gateway: Gateway, upstream: TextUpstream | Upstreams | None = None,
         exception_handlers={HTTPException: _http_error},
     )
 
-    async def events(caller: Caller, headers: Headers, body: bytes) -> AsyncGenerator[bytes, None]:
+    async def answered(caller: Caller, headers: Headers, body: bytes) -> AsyncGenerator[bytes, None]:
         if door is not None and await door.routed(dialects.RESPONSES, body) is not None:
             raise bad_request("model: an upstream answers it, which is asked over HTTP", param="model")
         async with aclosing(gateway.stream(await gateway.prepare(caller, headers, body, dialects.RESPONSES))) as told:
             async for together in told:
                 yield together
 
-    sockets = Sockets(gateway, intake, dialects.RESPONSES, events)
+    async def events(caller: Caller, headers: Headers, body: bytes) -> AsyncGenerator[bytes, None]:
+        stream = partial(answered, caller)
+        told = stream(headers, body) if crossing is None else crossing.events(stream, headers, body)
+        async with aclosing(told):
+            async for together in told:
+                yield together
+
+    identify = gateway.callers.identify if crossing is None else crossing.caller
+    sockets = Sockets(gateway, intake, dialects.RESPONSES, events, identify)
 
     async def socket(scope: Scope, receive: Receive, send: Send) -> None:
         try:

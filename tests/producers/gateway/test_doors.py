@@ -108,7 +108,7 @@ async def dribble(world: World, seconds: float) -> bytes:
 
 
 async def test_a_slow_body_is_closed(tmp_path: Path, renderer: TemplateRenderer) -> None:
-    async with world(tmp_path, renderer, make_engine(renderer), body_timeout_s=0.3) as w:
+    async with world(tmp_path, renderer, make_engine(renderer), body_timeout_s=1.0) as w:
         got = await dribble(w, 60)
         assert got.startswith(b"HTTP/1.1 408")
         assert b"request_timeout" in got

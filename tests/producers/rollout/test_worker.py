@@ -147,7 +147,7 @@ async def test_agents_that_fail_end_their_episodes_with_the_reason(w: World):
         return "never"
 
     put(w, grant(0, 2))
-    async with working(w, agent, concurrency=1, timeout_s=0.3):
+    async with working(w, agent, concurrency=1, timeout_s=1.0):
         await until(lambda: len(ended(w)) == 2)
     bodies = [event["data"] for event in ended(w)]
     assert [body["status"] for body in bodies] == ["failed", "failed"]
