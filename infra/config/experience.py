@@ -84,6 +84,8 @@ class RewardJudge(Section):
     url: str = ""
     model: str = ""
     key: SecretStr = SecretStr("")
+    speaks: Literal["chat", "messages", "responses"] = "chat"
+    key_header: Literal["authorization", "x-api-key", "api-key"] = "authorization"
     rubric: str = ""
     independent: bool = True
     max_tokens: Positive = 1024
@@ -117,7 +119,8 @@ class Reward(Section):
     workers: Positive = Field(default=1, description="processes that verify")
     judge: RewardJudge = Field(
         default=RewardJudge(),
-        description="of the verifier judge: url (of chat completions, with its /v1), model and key; rubric: a file; "
+        description="of the verifier judge: url (with its /v1) of the API that speaks says (chat, messages, "
+        "responses), model and key, which stands in key_header; rubric: a file; "
         "independent: false for a model that is trained by it; prices are of a million tokens",
     )
     tests: RewardTests = Field(

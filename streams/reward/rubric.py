@@ -1,6 +1,6 @@
 """A model that judges by a rubric: what it is asked, and what of its reply is a verdict.
 
-    task, output -> one chat completion request -> one reply -> verdict
+    task, output -> one request in the judge's API -> one reply -> verdict
 
 Invariants: what is judged enters the request as one JSON string each, which nothing in it can leave; a reply is a
 verdict only if the whole of it is one JSON object of the asked form, which repeats the case's number; that number is a
@@ -15,9 +15,8 @@ from collections.abc import Iterable
 from hashlib import sha256
 from typing import Any, NamedTuple
 
-import orjson
-
 from millrace.schemas import bounds
+from millrace.streams.reward.dialects import APIS, JudgeApi, Usage
 from millrace.streams.reward.pool import Verdict
 
 UNREADABLE = "unreadable"
@@ -25,6 +24,7 @@ UNREADABLE = "unreadable"
 KEYS = frozenset({"case", "score", "confidence", "critique", "criteria"})
 NEEDED = frozenset({"case", "score", "confidence"})
 FENCE = "```"
+CHAT = APIS["chat"]
 SPENT = "judge."
 """how the names of costs begin, and that of no criterion"""
 INSTRUCTIONS = """\
@@ -67,39 +67,28 @@ def number(rubric: str, task: str, output: str) -> str:
     return digest.hexdigest()[:16]
 
 
-def request(rubric: str, model: str, task: str, output: str, max_tokens: int) -> bytes:
-    """The body of a chat completion that asks for a verdict. task: JSON text."""
+def request(rubric: str, model: str, task: str, output: str, max_tokens: int, api: JudgeApi = CHAT) -> bytes:
+    """The body of a request that asks for a verdict. task: JSON text."""
     case = {"case": number(rubric, task, output), "task": task, "output": output}
-    body = {
-        "model": model,
-        "temperature": 0,
-        "max_tokens": max_tokens,
-        "messages": [
-            {"role": "system", "content": INSTRUCTIONS + rubric},
-            # ASCII: half a surrogate pair in an output is an escape like any other.
-            {"role": "user", "content": json.dumps(case)},
-        ],
-    }
-    return json.dumps(body).encode()
+    # ASCII: half a surrogate pair in an output is an escape like any other.
+    return api.request(model, INSTRUCTIONS + rubric, json.dumps(case), max_tokens)
 
 
-def verdict(body: bytes, case: str, prices: JudgePrices = FREE) -> Verdict:
-    """What a chat completion says of a case; a failure `unreadable` where that is no verdict. Never raises."""
+def verdict(body: bytes, case: str, prices: JudgePrices = FREE, api: JudgeApi = CHAT) -> Verdict:
+    """What a reply says of a case; a failure `unreadable` where that is no verdict. Never raises."""
     spent: dict[str, float] = {}
     try:
-        reply = orjson.loads(body)
-        spent = cost(reply.get("usage"), prices)
-        return _verdict(reply["choices"][0]["message"]["content"], case, spent)
+        reply = api.read(body)
+        spent = cost(reply.usage, prices)
+        return _verdict(reply.text, case, spent)
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return Verdict(None, spent, None, None, UNREADABLE)
 
 
-def cost(usage: Any, prices: JudgePrices) -> dict[str, float]:
+def cost(usage: Usage, prices: JudgePrices) -> dict[str, float]:
     """`judge.prompt_tokens`, `judge.completion_tokens`, with prices `judge.cost`; empty where a reply counts none."""
-    given = usage if isinstance(usage, dict) else {}
-    counts = [given.get(name) for name in ("prompt_tokens", "completion_tokens")]
     prompt, completion = (
-        float(count) if type(count) is int and 0 <= count <= bounds.REWARD else None for count in counts
+        float(count) if type(count) is int and 0 <= count <= bounds.REWARD else None for count in usage
     )
     if prompt is None or completion is None:
         return {}
