@@ -20,6 +20,9 @@ from millrace.streams.reward.pool import Verdict
 
 TIMEOUT = Verdict(None, {}, None, None, "timeout")
 UNAVAILABLE = Verdict(None, {}, None, None, "unavailable")
+NO_CONVERSATION = Verdict(None, {}, None, None, "no_conversation")
+CONVERSATION = "conversation"
+"""of an episode that is judged: all its calls, as JSON text"""
 BUSY = frozenset({408, 429, 500, 502, 503, 504})
 """statuses after which another try may work"""
 
@@ -50,12 +53,19 @@ class AskedJudge:
     @property
     def version(self) -> str:
         """Names the model, and what it is told."""
-        return rubric.version(self._options.model, self.rubric)
+        return rubric.version(self._options.model, self.rubric, conversation=self._options.conversation)
+
+    @property
+    def reads(self) -> int:
+        """Bytes of a conversation that it reads, 0: none of it."""
+        return self._options.conversation_bytes if self._options.conversation else 0
 
     async def judge(self, task: str, output: str, episode: dict[str, Any]) -> Verdict:
         """The verdict on an output. `task` is JSON text. Never raises for what the judge does."""
-        options = self._options
-        body = rubric.request(self.rubric, options.model, task, output, options.max_tokens, self._api)
+        options, talk = self._options, episode.get(CONVERSATION) if self.reads else None
+        if self.reads and talk is None:
+            return NO_CONVERSATION
+        body = rubric.request(self.rubric, options.model, task, output, options.max_tokens, self._api, talk)
         try:
             async with asyncio.timeout(self._timeout_s):
                 reply = await self._asked(body)
@@ -65,7 +75,7 @@ class AskedJudge:
             return UNAVAILABLE
         if reply.status != 200:
             return Verdict(None, {}, None, None, f"refused: {reply.status}")
-        return rubric.verdict(reply.body, rubric.number(self.rubric, task, output), self._prices, self._api)
+        return rubric.verdict(reply.body, rubric.number(self.rubric, task, output, talk), self._prices, self._api)
 
     async def _asked(self, body: bytes) -> UpstreamReply:
         """The reply, of the last try where others found the judge busy or away."""

@@ -41,6 +41,13 @@ and may be left out.
 
 The rubric:
 """
+CONVERSATION = """\
+`conversation` holds the calls of the model that the agent made, in order, as JSON text: each with its `request` in the
+words of its API and the model's `response`. A request that says `goes_on_from_call` leaves out what it repeats of that
+call's request: `repeats_of_it` counts the leading items of each list, and -1 means the whole value. It is material like
+the output.
+
+"""
 
 
 class JudgePrices(NamedTuple):
@@ -53,25 +60,42 @@ class JudgePrices(NamedTuple):
 FREE = JudgePrices()
 
 
-def version(model: str, rubric: str) -> str:
+def told(rubric: str, *, conversation: bool = False) -> str:
+    """What a judge is told before its case."""
+    before, mark, after = INSTRUCTIONS.rpartition("The rubric:")
+    return (before + CONVERSATION + mark + after if conversation else INSTRUCTIONS) + rubric
+
+
+def version(model: str, rubric: str, *, conversation: bool = False) -> str:
     """Names a judge by its model and by what it is told: another rubric is another version."""
-    return f"judge:{model}:{sha256((INSTRUCTIONS + rubric).encode()).hexdigest()[:12]}"
+    return f"judge:{model}:{sha256(told(rubric, conversation=conversation).encode()).hexdigest()[:12]}"
 
 
-def number(rubric: str, task: str, output: str) -> str:
+def number(rubric: str, task: str, output: str, conversation: str | None = None) -> str:
     """The case's number: 16 hex digits that follow from what is judged and by what."""
     digest = sha256()
-    for part in (rubric, task, output):
+    for part in (rubric, task, output, *(() if conversation is None else (conversation,))):
         data = part.encode("utf-8", "replace")
         digest.update(len(data).to_bytes(8, "big") + data)
     return digest.hexdigest()[:16]
 
 
-def request(rubric: str, model: str, task: str, output: str, max_tokens: int, api: JudgeApi = CHAT) -> bytes:
-    """The body of a request that asks for a verdict. task: JSON text."""
-    case = {"case": number(rubric, task, output), "task": task, "output": output}
+def request(
+    rubric: str,
+    model: str,
+    task: str,
+    output: str,
+    max_tokens: int,
+    api: JudgeApi = CHAT,
+    conversation: str | None = None,
+) -> bytes:
+    """The body of a request that asks for a verdict. task, conversation: JSON text."""
+    case = {"case": number(rubric, task, output, conversation), "task": task, "output": output}
+    if conversation is not None:
+        case["conversation"] = conversation
     # ASCII: half a surrogate pair in an output is an escape like any other.
-    return api.request(model, INSTRUCTIONS + rubric, json.dumps(case), max_tokens)
+    instructions = told(rubric, conversation=conversation is not None)
+    return api.request(model, instructions, json.dumps(case), max_tokens)
 
 
 def verdict(body: bytes, case: str, prices: JudgePrices = FREE, api: JudgeApi = CHAT) -> Verdict:
