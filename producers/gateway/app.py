@@ -23,13 +23,14 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from millrace.infra.engines.upstream import TextUpstream
+from millrace.producers.gateway import azure_path, named_path
 from millrace.producers.gateway.callers import Caller
 from millrace.producers.gateway.episodes import Episodes
 from millrace.producers.gateway.errors import ApiError, bad_request
 from millrace.producers.gateway.event_stream import EventStream
 from millrace.producers.gateway.gateway import Gateway
 from millrace.producers.gateway.intake import Intake, Visit, check_origin
-from millrace.producers.gateway.named_path import plain
+from millrace.producers.gateway.offload import aside
 from millrace.producers.gateway.policies import SERVED
 from millrace.producers.gateway.processes.crossing import Crossing
 from millrace.producers.gateway.protocols import all as dialects
@@ -93,11 +94,16 @@ def make_app(
         visit: Visit = request.scope[VISIT]
         return visit, visit.enter(gateway.callers.identify(request.headers))
 
+    async def body_of(visit: Visit, request: Request) -> bytes:
+        """The body, for the model that the path names where it does."""
+        body, name = await visit.body(request), request.scope.get(azure_path.DEPLOYMENT)
+        return body if name is None else await aside(len(body), azure_path.deployed, body, name)
+
     def spoken(dialect: Dialect) -> Handler:
         async def handler(request: Request) -> Response:
             gateway.check_open()
             visit, caller = enter(request)
-            body = await visit.body(request)
+            body = await body_of(visit, request)
             visit.watch()
             if door is not None and (routed := await door.routed(dialect, body)) is not None:
                 return await door.answer(caller, request, body, routed, partial(_refusal, request))
@@ -133,7 +139,7 @@ def make_app(
     async def embedded(request: Request) -> Response:
         gateway.check_open()
         visit, caller = enter(request)
-        body = await visit.body(request)
+        body = await body_of(visit, request)
         if door is None:
             raise embeddings.unserved()
         visit.watch()
@@ -266,7 +272,7 @@ def make_app(
 
     async def socket(scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            scope = plain(scope)
+            scope = plain_of(scope)
             if keyless:
                 check_origin(Headers(scope=scope))
             if scope["path"] != dialects.RESPONSES.path:
@@ -283,7 +289,7 @@ def make_app(
             return await routed(scope, receive, send)
         visit = Visit(intake, receive)
         try:
-            scope = {**plain(scope), VISIT: visit}
+            scope = {**plain_of(scope), VISIT: visit}
             if keyless:
                 check_origin(Headers(scope=scope))
             # Straight to the hot routes: matching and two middlewares would cost them a tenth of their time.
@@ -301,6 +307,11 @@ def make_app(
             visit.close()
 
     return app
+
+
+def plain_of(scope: Scope) -> Scope:
+    """A request at the route that its path means. Raises ApiError 400."""
+    return azure_path.plain(named_path.plain(scope))
 
 
 def overall(policies: Mapping[str, str]) -> str:

@@ -111,7 +111,8 @@ class Door:
         headers = {name: request.headers[name] for name in ASKED_WITH if name in request.headers}
 
         async def to(upstream: Upstream) -> UpstreamReply:
-            return await upstream.client.send(route.method, path, headers)
+            more = upstream.headers_of(request.headers)
+            return await upstream.client.send(route.method, path, {**headers, **more})
 
         try:
             answer = await first_answer([found], to, id, self._upstreams.first_s)
@@ -163,7 +164,7 @@ class Door:
         session = caller.session or (self._gateway.sessions.named(caller.tenant, said) if said.name else None)
 
         async def to(upstream: Upstream) -> UpstreamReply:
-            return await upstream.client.ask(path, sent, headers)
+            return await upstream.client.ask(path, sent, {**headers, **upstream.headers_of(request.headers)})
 
         chain = self._upstreams.chain_of(rule, api)
         try:

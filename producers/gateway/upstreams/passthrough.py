@@ -70,9 +70,9 @@ NO_ANSWER = WholeAnswer("", [], (0, 0, 0))
 
 @dataclass(slots=True)
 class Passed:
-    """One call on its way. `sent`: the body as upstreams get it, `body`: as it is recorded.
-    `asked`: None for a request that nobody here reads; `named`: what it names of what was said before; `recalled`: what
-    it may name."""
+    """One call on its way. `sent`: the body as upstreams get it, `body`: as it is recorded. `headers`: those that go on
+    to every upstream, `given`: all that came. `asked`: None for a request that nobody here reads; `named`: what it
+    names of what was said before; `recalled`: what it may name."""
 
     session: GatewaySession
     reader: DialectReader
@@ -82,6 +82,7 @@ class Passed:
     sent: bytes
     path: str
     headers: Mapping[str, str]
+    given: Mapping[str, str]
     asked: ReadRequest | None
     outline: RequestOutline | None
     upstream: Upstream
@@ -189,6 +190,7 @@ class Passthrough:
             sent,
             path,
             with_headers,
+            headers,
             asked,
             outline,
             upstream,
@@ -249,7 +251,7 @@ class Passthrough:
         async def to(upstream: Upstream) -> R:
             call.upstream = upstream
             body = await aside(len(call.body), call.for_upstream, upstream)
-            return await send(upstream.client, call.path, body, call.headers)
+            return await send(upstream.client, call.path, body, {**call.headers, **upstream.headers_of(call.given)})
 
         chain = self.upstreams.chain(call.rule, call.reader.dialect.name, call.recalled)
         return await first_answer(chain, to, call.session.id, self.upstreams.first_s)
