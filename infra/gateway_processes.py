@@ -20,6 +20,7 @@ from millrace.infra.errors import ConfigError
 INDEX = "MILLRACE_PROCESS"
 """the environment variable that says which process of the gateway one is"""
 FILE = "processes"
+DRAINED = "drained"
 
 
 class ProcessCount(msgspec.Struct, array_like=True):
@@ -77,4 +78,19 @@ def retired(settings: Settings, now: int) -> list[int]:
     """The indexes beyond the present number whose folders may hold sessions, or what is still to be sent."""
     most = max(count.processes for count in counts(settings, now))
     beyond = range(settings.gateway.processes, most)
-    return [index for index in beyond if folder_of(settings.gateway.capture_dir, index).is_dir()]
+    return [index for index in beyond if not is_drained(settings.gateway.capture_dir, index)]
+
+
+def is_drained(capture_dir: Path, index: int) -> bool:
+    """Whether a retired process has ended all that it held, or never held anything. One that is only down has not."""
+    folder = folder_of(capture_dir, index)
+    return not folder.is_dir() or (folder / DRAINED).exists()
+
+
+def mark_drained(capture_dir: Path, index: int, drained: bool) -> None:
+    """Say that it has, and begins nothing any more; or that it serves."""
+    mark = folder_of(capture_dir, index) / DRAINED
+    if drained:
+        durable.write(mark, b"")
+    else:
+        mark.unlink(missing_ok=True)

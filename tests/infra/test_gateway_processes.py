@@ -10,7 +10,17 @@ from hypothesis import strategies as st
 
 from millrace.infra.config import Settings, load
 from millrace.infra.errors import ConfigError
-from millrace.infra.gateway_processes import INDEX, counts, folder_of, note, own_index, retired, with_folder
+from millrace.infra.gateway_processes import (
+    INDEX,
+    counts,
+    folder_of,
+    is_drained,
+    mark_drained,
+    note,
+    own_index,
+    retired,
+    with_folder,
+)
 
 HOUR = 3600 * 1_000_000
 
@@ -59,6 +69,11 @@ def test_those_beyond_the_number_are_retired_while_they_may_hold_something(tmp_p
     assert retired(settings(tmp_path, 1), 2 * HOUR) == [1]
     assert retired(settings(tmp_path, 2), 2 * HOUR) == []
     assert retired(settings(tmp_path, 4), 2 * HOUR) == []
+    mark_drained(tmp_path / "capture", 1, drained=True)
+    assert is_drained(tmp_path / "capture", 1)
+    assert retired(settings(tmp_path, 1), 2 * HOUR) == []
+    mark_drained(tmp_path / "capture", 1, drained=False)
+    assert not is_drained(tmp_path / "capture", 1)
     note(settings(tmp_path, 1), 2 * HOUR)
     assert retired(settings(tmp_path, 1), 26 * HOUR) == [1]
     assert retired(settings(tmp_path, 1), 27 * HOUR) == []

@@ -22,6 +22,7 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from millrace.infra.gateway_processes import is_drained, mark_drained
 from millrace.producers.gateway.callers import Caller, key_of
 from millrace.producers.gateway.errors import ApiError, bad_request
 from millrace.producers.gateway.gateway import Gateway
@@ -64,12 +65,15 @@ Local = Callable[[Headers, bytes], AsyncGenerator[bytes, None]]
 
 
 class Crossing:
-    """Where the requests of a gateway's process go. `retired`: it begins nothing any more."""
+    """Where the requests of a gateway's process go. `folder`: of the capture log of the first of them."""
 
-    def __init__(self, gateway: Gateway, layout: ProcessLayout, hops: Hops) -> None:
+    def __init__(self, gateway: Gateway, layout: ProcessLayout, hops: Hops, folder: Path) -> None:
         self.gateway = gateway
         self.layout = layout
         self.hops = hops
+        self.folder = folder
+        if not self.retired:
+            mark_drained(folder, layout.here, drained=False)
         self.intake = Intake(gateway.options)
         self.stopping = False
         """whether nobody waits any longer for what other processes answer"""
@@ -185,7 +189,8 @@ class Crossing:
             now = asyncio.get_running_loop().time()
             if sessions.live or log.waiting:
                 since = now
-            if now - since >= self.gateway.options.reward_deadline_ms / 1000:
+            elif now - since >= self.gateway.options.reward_deadline_ms / 1000:
+                mark_drained(self.folder, self.layout.here, drained=True)
                 return
             await asyncio.sleep(1.0)
 
@@ -284,7 +289,7 @@ class Crossing:
 
     def check_drained(self, way: ProcessWay) -> None:
         """Nobody listens where a request should go. Raises ApiError 503, but where there is nobody any more."""
-        if way.process < self.layout.processes:
+        if way.process < self.layout.processes or not is_drained(self.folder, way.process):
             raise process_down() from None
 
 

@@ -163,7 +163,7 @@ class Parts:
 def told(text: str) -> str:
     """The words of a stream of any dialect, as far as it goes."""
     words = []
-    for line in text.splitlines():
+    for line in text.split("\n"):  # a reply may hold any other sign that ends a line
         if line.startswith("data: {"):
             with suppress(ValueError):  # a line that was cut
                 event = json.loads(line[6:])

@@ -13,6 +13,7 @@ import aiohttp
 import httpx
 import pytest
 
+from millrace.infra.gateway_processes import is_drained, mark_drained
 from millrace.producers.gateway import serve as serve_module
 from millrace.producers.gateway.marks import index_of
 from millrace.producers.gateway.prices import Prices
@@ -421,6 +422,16 @@ async def test_who_is_retired_begins_nothing(tmp_path: Path, renderer: TemplateR
         assert not both[1].gateway.sessions.live
         refused = await post(both[0], "/v1/responses", {"model": "m", "input": "b", "previous_response_id": kept})
         assert refused.json()["error"]["code"] == "previous_response_not_found"
+    async with world(
+        tmp_path, renderer, engine_of(renderer), layout=ProcessLayout(0, 1, (2,)), keys=KEYS, patience_s=5.0
+    ) as w:
+        body = {"model": "m", "messages": [USER]}
+        for asked in (
+            await post(w, "/v1/chat/completions", body, x_session_id=name),
+            await post(w, f"/v1/sessions/{id}/reward", {"value": 1.0, "source": "user"}),
+        ):
+            assert (asked.status_code, asked.json()["error"]["code"]) == (503, "process_down"), "it is only down"
+    mark_drained(tmp_path / "capture", 1, drained=True)
     # It has left: its ids are those of nobody.
     async with world(
         tmp_path, renderer, engine_of(renderer), layout=ProcessLayout(0, 1, (2,)), keys=KEYS, patience_s=5.0
@@ -428,6 +439,21 @@ async def test_who_is_retired_begins_nothing(tmp_path: Path, renderer: TemplateR
         assert (await chat(w, [USER], x_session_id=name)).headers[TOLD] == again
         unknown = await post(w, f"/v1/sessions/{id}/reward", {"value": 1.0, "source": "user"})
         assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "session_not_found")
+
+
+async def test_who_is_retired_ends_once_nothing_of_it_is_live(tmp_path: Path, renderer: TemplateRenderer) -> None:
+    async with processes(tmp_path, renderer, 2) as both:
+        ids = [(await chat(both[0], [USER], x_session_id=names_of(index))).headers[TOLD] for index in range(2)]
+    async with processes(tmp_path, renderer, 1, (2,), reward_deadline_ms=0) as both:
+        assert not is_drained(tmp_path / "capture", 1)
+        for id in ids:
+            assert (await post(both[0], f"/v1/sessions/{id}/end", {})).json()["ended"]
+        async with asyncio.timeout(60):
+            while not is_drained(tmp_path / "capture", 1):
+                await asyncio.sleep(0.05)
+        assert not both[1].log.waiting
+        again = (await chat(both[0], [USER], x_session_id=names_of(1))).headers[TOLD]
+        assert index_of(again) == 0
 
 
 async def test_what_a_key_may_spend_counts_over_all(tmp_path: Path, renderer: TemplateRenderer) -> None:
