@@ -1,11 +1,12 @@
 """What the gateway adds: the same chat calls through it and straight to a fake instant engine, in one run.
 
-    python -m benchmarks.bench_gateway [--seconds 4] [--tokens 50]
+    python -m benchmarks.bench_gateway [--seconds 4] [--tokens 50] [--processes 2]
 
 Three processes share the machine: the fake engine (token ids in and out, the shape of vLLM's generate route), the
 gateway with its capture log on disk, and this load generator (closed loop, keep-alive). `direct` posts what the gateway
 would post to the engine; `gateway` posts a chat request of an open session. The forwarder sends to a bus that keeps
-nothing."""
+nothing. With `--processes` a gateway of so many is compared with the one, and a hop between two is timed
+(`benchmarks.gateway_processes`)."""
 
 from __future__ import annotations
 
@@ -28,6 +29,7 @@ import orjson
 import psutil
 import uvloop
 
+from benchmarks import gateway_processes
 from millrace.infra.log.base import Outgoing, Place, Publisher
 from millrace.infra.log.memory.bus import MemoryBus
 from millrace.infra.process.net import free_ports
@@ -115,9 +117,10 @@ class Nowhere(Publisher):
         """There is nothing to wait for."""
 
 
-def gateway(port: int, engine_url: str, folder: Path, tokenizer: Path) -> None:
-    """The gateway, whole but for Kafka."""
+def gateway(port: int, engine_url: str, folder: Path, tokenizer: Path, layout: tuple[int, int] = (0, 1)) -> None:
+    """The gateway, whole but for Kafka. `layout`: its index among so many processes."""
     from millrace.infra.engines.vllm.engine import VllmEngine
+    from millrace.infra.gateway_processes import folder_of
     from millrace.infra.log.base import TopicSpec
     from millrace.infra.log.blobs import ClaimStore
     from millrace.producers.capture.forwarder import Forwarder
@@ -125,6 +128,9 @@ def gateway(port: int, engine_url: str, folder: Path, tokenizer: Path) -> None:
     from millrace.producers.gateway.fleet import Fleet
     from millrace.producers.gateway.gateway import Gateway
     from millrace.producers.gateway.options import GatewayOptions
+    from millrace.producers.gateway.processes.crossing import Crossing
+    from millrace.producers.gateway.processes.hop import Hops
+    from millrace.producers.gateway.processes.owner import ProcessLayout
     from millrace.producers.gateway.recorder import Recorder
     from millrace.producers.gateway.rendering.template import TemplateRenderer
     from millrace.producers.gateway.rendering.tokenizer import ChatTokenizer
@@ -133,15 +139,20 @@ def gateway(port: int, engine_url: str, folder: Path, tokenizer: Path) -> None:
 
     async def run() -> None:
         sys.setswitchinterval(0.0005)
-        log = CaptureLog(folder)
+        index, processes = layout
+        log = CaptureLog(folder_of(folder, index))
         bus = Forgetful()
         bus.ensure_topics([TopicSpec("t.raw", 2)])
         forwarder = Forwarder(log, bus, "t.raw", ClaimStore(str(folder / "claims")))
         forwarder.start()
         fleet = Fleet("policy", VllmEngine, (engine_url,))
         renderer = TemplateRenderer(ChatTokenizer(tokenizer))
-        served = Gateway(GatewayOptions("policy"), Sessions(folder, "policy"), Recorder(log), fleet, renderer)
-        await serve(served, "127.0.0.1", port, asyncio.Event())
+        sessions = Sessions(log.folder, "policy", "a secret of all", index=index)
+        served = Gateway(GatewayOptions("policy"), sessions, Recorder(log), fleet, renderer)
+        crossing = (
+            Crossing(served, ProcessLayout(index, processes), Hops(folder, folder), folder) if processes > 1 else None
+        )
+        await serve(served, "127.0.0.1", port, asyncio.Event(), None, None, crossing)
 
     uvloop.run(run())
 
@@ -291,6 +302,18 @@ async def _costs(
         print(f"{name:12} | {alone:>12.2f} | {ours:>8.2f} | {ours - alone:>6.2f} | {ours / alone:>6.1f}")
 
 
+async def _compared(one: str, urls: list[str], pids: list[int], count: int, seconds: float, tokens: int) -> None:
+    several, *doors = urls
+    async with aiohttp.ClientSession() as http:
+        for url in urls:
+            await _session(http, url)
+    for pid in pids[2 : 2 + count]:  # one port says nothing of each
+        while not any(at.laddr.port == int(several.rpartition(":")[2]) for at in psutil.Process(pid).net_connections()):
+            await asyncio.sleep(0.02)
+    groups = pids[:1], pids[2 : 2 + count]
+    await gateway_processes.compare(measure, one, several, doors, groups, seconds, tokens)
+
+
 def _cpu(process: psutil.Process) -> float:
     times = process.cpu_times()
     return float(times.user + times.system)
@@ -313,6 +336,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=4.0, help="length of each measurement")
     parser.add_argument("--tokens", type=int, default=50, help="tokens of a reply")
+    parser.add_argument("--processes", type=int, default=1, help="compare a gateway of so many with one of one")
     given = parser.parse_args()
     from tests.support import chat_tokenizer
 
@@ -327,12 +351,23 @@ def main() -> None:
             context.Process(target=gateway, args=(second, engine_url, folder / "capture", tokenizer), daemon=True),
             context.Process(target=passthrough, args=(third, engine_url), daemon=True),
         ]
+        urls: list[str] = []
+        if given.processes > 1:
+            shared, *own = free_ports(3)
+            urls = [f"http://127.0.0.1:{port}" for port in (shared, *own)]
+            places = [("several", shared, (index, given.processes)) for index in range(given.processes)]
+            places += [("doors", port, (index, 2)) for index, port in enumerate(own)]
+            for name, port, layout in places:
+                args = (port, engine_url, folder / name / "capture", tokenizer, layout)
+                processes.append(context.Process(target=gateway, args=args, daemon=True))
         for process in processes:
             process.start()
         try:
             pids = [process.pid for process in processes[1:] if process.pid is not None]
             bare_url = f"http://127.0.0.1:{third}"
-            uvloop.run(load(engine_url, gateway_url, bare_url, pids, given.seconds, given.tokens))
+            uvloop.run(load(engine_url, gateway_url, bare_url, pids[:2], given.seconds, given.tokens))
+            if urls:
+                uvloop.run(_compared(gateway_url, urls, pids, given.processes, given.seconds, given.tokens))
         finally:
             for process in processes:
                 process.kill()

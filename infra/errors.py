@@ -154,7 +154,13 @@ class EngineUnavailable(EngineError):
 
 
 class EngineTimeout(EngineError):
-    """No byte came from the engine for too long. Nothing is known about the request; raise the limit if it is busy."""
+    """No byte came from the engine for too long. Nothing is known about the request; raise the limit if it is busy.
+
+    `received`: bytes of an answer that came before and cannot be used."""
+
+    def __init__(self, message: str, *, received: int = 0) -> None:
+        super().__init__(message)
+        self.received = received
 
 
 class EngineRejected(EngineError):

@@ -16,8 +16,9 @@ from millrace.consumers.replay.reward import Replay, RewardComparison, sealed
 from millrace.consumers.replay.selection import Selector
 from millrace.infra.config import Settings
 from millrace.infra.connect import claims, history
+from millrace.infra.log.topics import full_name
 from millrace.schemas.records import Trajectory
-from millrace.streams.reward.choose import choose, independent
+from millrace.streams.reward.choose import choose, conversations, independent
 from millrace.streams.reward.judge import Evaluator, Judge
 
 
@@ -51,7 +52,9 @@ def run(
     who = Evaluator(asked.source, chosen.version, asked.rubric, asked.name, independent=apart)
     try:
         with history(settings) as bus:
-            judge = Judge(chosen, who, settings.policy.name, store, key=reward.key.get_secret_value())
+            events = full_name(settings.namespace, "events")
+            key, read = reward.key.get_secret_value(), conversations(chosen, bus, events, store)
+            judge = Judge(chosen, who, settings.policy.name, store, key=key, conversations=read)
             past = History(bus, settings.namespace, settings.policy.name, store.resolve)
             if ask is None:
                 kinds = [*([TRAJECTORIES] if selection.train else []), *([EVALUATIONS] if selection.evaluation else [])]

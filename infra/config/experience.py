@@ -84,8 +84,12 @@ class RewardJudge(Section):
     url: str = ""
     model: str = ""
     key: SecretStr = SecretStr("")
+    speaks: Literal["chat", "messages", "responses"] = "chat"
+    key_header: Literal["authorization", "x-api-key", "api-key"] = "authorization"
     rubric: str = ""
     independent: bool = True
+    conversation: bool = False
+    conversation_bytes: Positive = 400_000
     max_tokens: Positive = 1024
     tries: Positive = 3
     price_prompt: Annotated[float, Field(ge=0)] = 0.0
@@ -117,8 +121,10 @@ class Reward(Section):
     workers: Positive = Field(default=1, description="processes that verify")
     judge: RewardJudge = Field(
         default=RewardJudge(),
-        description="of the verifier judge: url (of chat completions, with its /v1), model and key; rubric: a file; "
-        "independent: false for a model that is trained by it; prices are of a million tokens",
+        description="of the verifier judge: url (with its /v1) of the API that speaks says (chat, messages, "
+        "responses), model and key, which stands in key_header; rubric: a file; conversation: it reads all calls of "
+        "the episode, of conversation_bytes together; independent: false for a model that is trained by it; prices are "
+        "of a million tokens",
     )
     tests: RewardTests = Field(
         default=RewardTests(),

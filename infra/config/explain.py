@@ -11,9 +11,9 @@ from pydantic import BaseModel
 from millrace.infra.config.settings import PREFIX, Settings
 from millrace.infra.errors import ConfigError
 
-RESERVED = ("CONFIG", "DEPLOYMENT", "ROLE", "SETTINGS")
+RESERVED = ("CONFIG", "DEPLOYMENT", "PROCESS", "ROLE", "SETTINGS")
 """Variables that begin like settings and are none: where the file is, which deployment and role a process belongs to,
-and the digest of the settings it was started with."""
+which of several processes of a gateway it is, and the digest of the settings it was started with."""
 
 
 def explain(problem: Any) -> str:

@@ -64,6 +64,11 @@ class Gateway(Section):
 
     host: str = Field(default="127.0.0.1", description="address to listen on; beyond this machine only with keys")
     port: Annotated[int, Field(ge=0, le=65535)] = Field(default=8900, description="port to listen on")
+    processes: Annotated[int, Field(ge=1, le=64)] = Field(
+        default=1,
+        description="processes that serve the port together, each with a capture log of its own; more than one where "
+        "one core is too few",
+    )
     keys: dict[str, GatewayKey] = Field(
         default={},
         description='static keys by name: { laptop = { key = "...", tenant = "local" } }; judges = ["verifier"] lets a '

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from millrace.infra.config.base import Section
 
@@ -24,6 +25,40 @@ def bare(url: str) -> str:
             "by key_env, or [gateway] upstream_key"
         )
     return url
+
+
+HEADER = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]{1,256}")
+WITHHELD = frozenset(
+    (
+        *("accept", "accept-encoding", "connection", "content-encoding", "content-length", "content-type", "date"),
+        *("expect", "forwarded", "host", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade", "via"),
+        *("idempotency-key", "origin", "referer"),
+    )
+)
+"""headers that are between two servers, or that the gateway writes itself"""
+WITHHELD_FAMILIES = ("x-millrace-", "x-forwarded-", "proxy-", "sec-")
+SECRETS = frozenset(
+    (
+        *("key", "apikey", "token", "secret", "auth", "authorization", "password", "credential", "credentials"),
+        *("cookie", "cookie2", "jwt", "signature"),
+    )
+)
+"""words in the name of a header that says who its sender is"""
+
+
+def passable(name: str) -> str:
+    """The name of a header that may go on to an upstream. Raises ValueError for another."""
+    name = name.lower()
+    if not HEADER.fullmatch(name):
+        raise ValueError(f"{name!r} is no name of a header")
+    if SECRETS & set(re.split(r"[-_.]", name)):
+        raise ValueError(
+            f"{name} would give what proves a caller to an upstream (a key, a cookie): headers that may hold "
+            "such a thing never go on; key_env gives the upstream its own key"
+        )
+    if name in WITHHELD or name.startswith(WITHHELD_FAMILIES):
+        raise ValueError(f"{name} is between a client and its next server, or written by the gateway: it never goes on")
+    return name
 
 
 Address = Annotated[str, AfterValidator(bare)]
@@ -45,6 +80,18 @@ class GatewayUpstream(Section):
     """how often a call is sent again that it did not answer, or answered with 408, 409, 429 or 5xx"""
     fallback: str = ""
     """the upstream that is asked where this one and its retries fail so"""
+    shape: Literal["openai", "azure"] = "openai"
+    """of its urls; azure: /deployments/MODEL/chat/completions, below a url that ends with /openai"""
+    api_version: str = Field(default="", pattern=r"^[A-Za-z0-9._-]*$")
+    """the api-version in the query of each request, as Azure wants it; empty: none"""
+    pass_headers: tuple[Annotated[str, AfterValidator(passable)], ...] = ()
+    """headers of requests that go on to it, beside those that always do"""
+
+    @model_validator(mode="after")
+    def _check(self) -> GatewayUpstream:
+        if self.shape == "azure" and not self.api_version:
+            raise ValueError('shape = "azure" needs an api_version, as 2024-10-21: Azure refuses requests without one')
+        return self
 
 
 class GatewayPrices(Section):

@@ -119,13 +119,17 @@ class HttpReply(StreamedReply):
     async def whole(self) -> UpstreamReply:
         longest = self._longest.reply if succeeded(self.status) else self._longest.refusal
         body = bytearray()
-        async for part in self.chunks():
-            body += part
-            if len(body) > longest:
-                # With its status: another try would bring as much, and cost as much.
-                said = f"{self._url} answered {self.status} with more than {longest} bytes"
-                raise EngineUnavailable(said, status=self.status, received=len(body))
-            await asyncio.sleep(0)  # others have their turn
+        try:
+            async for part in self.chunks():
+                body += part
+                if len(body) > longest:
+                    # With its status: another try would bring as much, and cost as much.
+                    said = f"{self._url} answered {self.status} with more than {longest} bytes"
+                    raise EngineUnavailable(said, status=self.status)
+                await asyncio.sleep(0)  # others have their turn
+        except (EngineUnavailable, EngineTimeout) as error:
+            error.received = len(body) if succeeded(self.status) else 0
+            raise
         return UpstreamReply(self.status, self.headers, bytes(body))
 
     def close(self) -> None:

@@ -17,7 +17,9 @@ from typing import Any
 from pydantic import SecretStr
 
 from millrace.infra.config import Settings
+from millrace.infra.gateway_processes import INDEX, retired
 from millrace.infra.machine.supervisor import Program
+from millrace.schemas.ids import now_micros
 
 BROKER, ENGINE = "broker", "engine"
 SHARED = ("refine", "seal", "warehouse")
@@ -57,10 +59,19 @@ def programs(settings: Settings, environment: Mapping[str, str]) -> list[Program
     made: list[Program] = []
 
     def add(
-        name: str, role: str, *, stop_s: int = 15, again: bool = True, healthy_s: int = 10, **variables: str
+        name: str,
+        role: str,
+        *,
+        stop_s: int = 15,
+        again: bool = True,
+        healthy_s: int = 10,
+        process: int = 0,
+        **variables: str,
     ) -> None:
         command = [sys.executable, "-P", "-m", "millrace.apps.cli.main", role]
         variables["MILLRACE_SETTINGS"] = _digest(settings, role)
+        if process:
+            variables[INDEX] = str(process)
         made.append(Program(name, command, {**environment, **variables}, stop_s, again, healthy_s))
 
     if settings.kafka.local:
@@ -69,6 +80,11 @@ def programs(settings: Settings, environment: Mapping[str, str]) -> list[Program
         add(ENGINE, "engine", healthy_s=30)
         add("reload", "reload")
     add("gateway", "gateway")
+    for index in range(1, settings.gateway.processes):
+        add(f"gateway-{index}", "gateway", process=index)
+    for index in retired(settings, now_micros()):
+        # It ends what it holds, and then well.
+        add(f"gateway-{index}", "gateway", again=False, process=index)
     for role in ("refine", "reward", "seal", "dispatch"):
         if settings.shared or role not in SHARED:
             add(role, role)

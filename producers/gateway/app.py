@@ -23,14 +23,16 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from millrace.infra.engines.upstream import TextUpstream
+from millrace.producers.gateway import azure_path, named_path
 from millrace.producers.gateway.callers import Caller
 from millrace.producers.gateway.episodes import Episodes
 from millrace.producers.gateway.errors import ApiError, bad_request
 from millrace.producers.gateway.event_stream import EventStream
 from millrace.producers.gateway.gateway import Gateway
 from millrace.producers.gateway.intake import Intake, Visit, check_origin
-from millrace.producers.gateway.named_path import plain
+from millrace.producers.gateway.offload import aside
 from millrace.producers.gateway.policies import SERVED
+from millrace.producers.gateway.processes.crossing import Crossing
 from millrace.producers.gateway.protocols import all as dialects
 from millrace.producers.gateway.protocols.base import Beside, Dialect, SideRequest
 from millrace.producers.gateway.socket import TRY_AGAIN, Sockets
@@ -38,7 +40,7 @@ from millrace.producers.gateway.upstreams import embeddings
 from millrace.producers.gateway.upstreams.door import Door, gone
 from millrace.producers.gateway.upstreams.routes import fits
 from millrace.producers.gateway.upstreams.upstreams import Upstreams
-from millrace.producers.gateway.whose import TOLD
+from millrace.producers.gateway.whose import HELD, TOLD
 from millrace.schemas.labels import make_label
 
 logger = logging.getLogger(__name__)
@@ -70,13 +72,20 @@ def routes() -> list[tuple[str, str, str]]:
     return [*out, *OWN]
 
 
-def make_app(gateway: Gateway, upstream: TextUpstream | Upstreams | None = None, address: str = "") -> ASGIApp:
+def make_app(
+    gateway: Gateway,
+    upstream: TextUpstream | Upstreams | None = None,
+    address: str = "",
+    crossing: Crossing | None = None,
+) -> ASGIApp:
     """The application, before engines, upstreams by the model, or one text-only upstream in place of the engines.
     Lifecycle is the caller's.
 
-    `address` is what sessions are told to come back to: never what a request says of it."""
+    `address` is what sessions are told to come back to: never what a request says of it. `crossing` leads to the other
+    processes of the gateway, where there are any: it stands before this application, and is asked here for what comes
+    over WebSockets."""
     episodes = Episodes(gateway)
-    intake = Intake(gateway.options)
+    intake = Intake(gateway.options) if crossing is None else crossing.intake
     keyless = not gateway.options.keys
     upstreams = upstream if upstream is None or isinstance(upstream, Upstreams) else Upstreams.one(upstream)
     door = Door(gateway, upstreams) if upstreams is not None else None
@@ -85,11 +94,16 @@ def make_app(gateway: Gateway, upstream: TextUpstream | Upstreams | None = None,
         visit: Visit = request.scope[VISIT]
         return visit, visit.enter(gateway.callers.identify(request.headers))
 
+    async def body_of(visit: Visit, request: Request) -> bytes:
+        """The body, for the model that the path names where it does."""
+        body, name = await visit.body(request), request.scope.get(azure_path.DEPLOYMENT)
+        return body if name is None else await aside(len(body), azure_path.deployed, body, name)
+
     def spoken(dialect: Dialect) -> Handler:
         async def handler(request: Request) -> Response:
             gateway.check_open()
             visit, caller = enter(request)
-            body = await visit.body(request)
+            body = await body_of(visit, request)
             visit.watch()
             if door is not None and (routed := await door.routed(dialect, body)) is not None:
                 return await door.answer(caller, request, body, routed, partial(_refusal, request))
@@ -125,7 +139,7 @@ def make_app(gateway: Gateway, upstream: TextUpstream | Upstreams | None = None,
     async def embedded(request: Request) -> Response:
         gateway.check_open()
         visit, caller = enter(request)
-        body = await visit.body(request)
+        body = await body_of(visit, request)
         if door is None:
             raise embeddings.unserved()
         visit.watch()
@@ -194,7 +208,8 @@ def make_app(gateway: Gateway, upstream: TextUpstream | Upstreams | None = None,
     async def start(request: Request) -> Response:
         gateway.check_open()
         visit, caller = enter(request)
-        return _json(await episodes.start(caller, await visit.body(request), f"{address}/v1"))
+        body, held = await visit.body(request), HELD in request.headers
+        return _json(await episodes.start(caller, body, f"{address}/v1", held=held))
 
     async def sessions(request: Request) -> Response:
         _, caller = enter(request)
@@ -238,18 +253,26 @@ def make_app(gateway: Gateway, upstream: TextUpstream | Upstreams | None = None,
         exception_handlers={HTTPException: _http_error},
     )
 
-    async def events(caller: Caller, headers: Headers, body: bytes) -> AsyncGenerator[bytes, None]:
+    async def answered(caller: Caller, headers: Headers, body: bytes) -> AsyncGenerator[bytes, None]:
         if door is not None and await door.routed(dialects.RESPONSES, body) is not None:
             raise bad_request("model: an upstream answers it, which is asked over HTTP", param="model")
         async with aclosing(gateway.stream(await gateway.prepare(caller, headers, body, dialects.RESPONSES))) as told:
             async for together in told:
                 yield together
 
-    sockets = Sockets(gateway, intake, dialects.RESPONSES, events)
+    async def events(caller: Caller, headers: Headers, body: bytes) -> AsyncGenerator[bytes, None]:
+        stream = partial(answered, caller)
+        told = stream(headers, body) if crossing is None else crossing.events(stream, headers, body)
+        async with aclosing(told):
+            async for together in told:
+                yield together
+
+    identify = gateway.callers.identify if crossing is None else crossing.caller
+    sockets = Sockets(gateway, intake, dialects.RESPONSES, events, identify)
 
     async def socket(scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            scope = plain(scope)
+            scope = plain_of(scope)
             if keyless:
                 check_origin(Headers(scope=scope))
             if scope["path"] != dialects.RESPONSES.path:
@@ -266,7 +289,7 @@ def make_app(gateway: Gateway, upstream: TextUpstream | Upstreams | None = None,
             return await routed(scope, receive, send)
         visit = Visit(intake, receive)
         try:
-            scope = {**plain(scope), VISIT: visit}
+            scope = {**plain_of(scope), VISIT: visit}
             if keyless:
                 check_origin(Headers(scope=scope))
             # Straight to the hot routes: matching and two middlewares would cost them a tenth of their time.
@@ -284,6 +307,11 @@ def make_app(gateway: Gateway, upstream: TextUpstream | Upstreams | None = None,
             visit.close()
 
     return app
+
+
+def plain_of(scope: Scope) -> Scope:
+    """A request at the route that its path means. Raises ApiError 400."""
+    return azure_path.plain(named_path.plain(scope))
 
 
 def overall(policies: Mapping[str, str]) -> str:

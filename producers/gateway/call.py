@@ -7,7 +7,6 @@ call is trainable only if every token has a known version at or above the grant'
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,6 +17,7 @@ from millrace.producers.gateway.conversation import Ask, Part, Text, Thinking, T
 from millrace.producers.gateway.errors import RETRY_AFTER_S, ApiError
 from millrace.producers.gateway.fleet import EngineTarget
 from millrace.producers.gateway.lineage import ABORT, CallStart
+from millrace.producers.gateway.marks import minted_call
 from millrace.producers.gateway.rendering.base import Parser, ReplyDelta, Tools
 from millrace.producers.gateway.served import Served
 from millrace.producers.gateway.session import GatewaySession
@@ -70,6 +70,8 @@ class Choice:
     finish: str | None = None
     stop: str | int | None = None
     calls: list[dict[str, Any]] = field(default_factory=list)
+    process: int = 0
+    """the index of the one that mints the ids of its calls"""
 
     def feed(self, chunk: Chunk) -> list[Part]:
         """Take what the engine sampled; returns what can be said of it: pieces of Text and Thinking, whole ToolUses."""
@@ -86,7 +88,7 @@ class Choice:
 
     def _part(self, delta: ReplyDelta) -> Part:
         if delta.call is not None:
-            id, (name, arguments) = f"call_{os.urandom(12).hex()}", delta.call
+            id, (name, arguments) = minted_call(self.process), delta.call
             function = {"name": name, "arguments": arguments}
             self.calls.append({"id": id, "type": "function", "function": function})
             return ToolUse(id, name, arguments)
@@ -163,6 +165,8 @@ class Call:
     """whether it is marked as under way"""
     payer: str = ""
     """the name of the key that bears it"""
+    process: int = 0
+    """the index of the process that serves it, among those of its gateway"""
     choices: list[Choice] = field(default_factory=list)
     unshared: int = 0
     """tokens that were handled since others had their turn"""
@@ -170,7 +174,9 @@ class Call:
     def __post_init__(self) -> None:
         tools = None if self.request.choice == "none" else self.request.tools
         stop = self.sampling.stop
-        self.choices = [Choice(index, self._parser(tools, stop)) for index in range(self.sampling.n)]
+        self.choices = [
+            Choice(index, self._parser(tools, stop), process=self.process) for index in range(self.sampling.n)
+        ]
 
     def _parser(self, tools: Tools, stop: Sequence[str]) -> Parser:
         if self.request.prompt is not None:

@@ -90,10 +90,10 @@ class Callers:
 
 
 def key_of(headers: Mapping[str, str]) -> str:
-    """The key that a request bears, as either of the two headers that clients use has it; "" where it bears none."""
+    """The key that a request bears, as one of the headers that clients use has it; "" where it bears none."""
     scheme, _, word = headers.get("authorization", "").strip().partition(" ")
     given = word.strip() if scheme.lower() == "bearer" else scheme
-    return given or headers.get("x-api-key", "")
+    return given or headers.get("x-api-key") or headers.get("api-key", "")
 
 
 def digest(key: str) -> bytes:

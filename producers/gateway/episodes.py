@@ -18,9 +18,10 @@ from millrace.producers.gateway import shape
 from millrace.producers.gateway.asks import ToolAsk
 from millrace.producers.gateway.bodies import ACTORS, EndIn, EventsIn, FeedbackIn, RewardIn, StartIn, ToolCallIn
 from millrace.producers.gateway.callers import Caller
-from millrace.producers.gateway.errors import ApiError, bad_request
+from millrace.producers.gateway.errors import ApiError, bad_request, not_held
 from millrace.producers.gateway.gateway import Gateway
 from millrace.producers.gateway.judges import SELF, check_room, check_source
+from millrace.producers.gateway.marks import marked_id
 from millrace.producers.gateway.offload import Step, aside, by_turns
 from millrace.producers.gateway.recorder import log_full
 from millrace.producers.gateway.replies import SeveralReplies
@@ -115,8 +116,9 @@ class Episodes:
         caller.check_speaks_in(session)
         return session
 
-    async def start(self, caller: Caller, body: bytes, base_url: str) -> dict[str, str]:
-        """Begin a session; returns its id, key and base URL."""
+    async def start(self, caller: Caller, body: bytes, base_url: str, *, held: bool = False) -> dict[str, str]:
+        """Begin a session; returns its id, key and base URL. `held`: only one whose attempt runs here, or whose parent
+        does."""
         wanted = await _read(StartIn, body)
         if caller.session is not None:
             # Its holder is the agent under training: it must not fill groups, take grants or grow its own tree.
@@ -126,6 +128,8 @@ class Episodes:
             raise ApiError(403, f"Only the key of rollout workers may take a grant: {which}", code="not_granted")
         session = self._running(caller, wanted)
         if session is None:
+            if held and wanted.parent is None:
+                raise not_held()
             self.gateway.admit(caller.tenant)
             session = self._made(caller, wanted)
             self.gateway.begin(session)
@@ -274,7 +278,7 @@ class Episodes:
         return None
 
     def _made(self, caller: Caller, wanted: StartIn) -> GatewaySession:
-        id = new_id()
+        id = marked_id(self.gateway.sessions.index)
         parent = None if wanted.parent is None else self.own(caller, wanted.parent)
         group = _group(wanted) or id
         for what, bad in (

@@ -47,6 +47,11 @@ def bad_request(message: str, *, param: str | None = None, code: str | None = No
     return ApiError(400, message, param=param, code=code)
 
 
+def not_held() -> ApiError:
+    """Another process of the gateway is asked next; no client is told this."""
+    return ApiError(421, "This process holds no such conversation", code="not_held")
+
+
 def of_engine(error: EngineError) -> ApiError:
     """What an engine's failure means to the client: its own mistake (4xx), busy (429), or try again (502, 503, 504). A
     key that the engine refuses is never the client's, and where the engine is is nobody's but the operator's: that is

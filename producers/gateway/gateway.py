@@ -23,10 +23,11 @@ from millrace.producers.gateway.call import SLICE, Call, Choice, slices
 from millrace.producers.gateway.callers import Caller, Callers
 from millrace.producers.gateway.constraint import grammar_of
 from millrace.producers.gateway.conversation import Ask, Part, messages_of
-from millrace.producers.gateway.errors import ApiError, of_engine
+from millrace.producers.gateway.errors import ApiError, not_held, of_engine
 from millrace.producers.gateway.fleet import Fleet
 from millrace.producers.gateway.followups import followup
 from millrace.producers.gateway.lineage import ABORT
+from millrace.producers.gateway.marks import marked_id
 from millrace.producers.gateway.models import wanted
 from millrace.producers.gateway.offload import Step, aside, by_turns
 from millrace.producers.gateway.options import GatewayOptions
@@ -44,7 +45,7 @@ from millrace.producers.gateway.stored import Recall, StoredResponse, named, nam
 from millrace.producers.gateway.template_options import template_options
 from millrace.producers.gateway.understanding import understand
 from millrace.producers.gateway.whose import Found, Hints, hints
-from millrace.schemas.ids import new_id, now_micros
+from millrace.schemas.ids import now_micros
 from millrace.schemas.records import EpisodeEnded, EpisodeStatus
 
 logger = logging.getLogger(__name__)
@@ -165,6 +166,8 @@ class Gateway:
         """`session_of`, where calls that come meanwhile find it too. It begins with its first record."""
         found = self.session_of(caller, hints, messages, digests, used, policy)
         if found.session.id not in self.sessions.live:
+            if hints.held:
+                raise not_held()
             self.admit(caller.tenant)
             self.sessions.add(found.session)
         return found
@@ -221,7 +224,7 @@ class Gateway:
         own = served.policy == session.policy
         lineages, affinity = session.lineages_of(served.policy), session.engines.get(served.policy)
         self.sessions.stored.touch(asked.used)
-        response_id = f"{dialect.prefix}{new_id()}"
+        response_id = f"{dialect.prefix}{marked_id(self.sessions.index)}"
         plan = lineages.open(messages, asked.digests, asked.hash, response_id, proven=proven, options=asked.options)
         try:
             # A call from here on: neither silence nor another call's failure ends its session meanwhile.
@@ -264,6 +267,7 @@ class Gateway:
             identified_by=by,
             version=version,
             payer=caller.key,
+            process=self.sessions.index,
         )
 
     async def count(self, parse: Callable[[bytes], Ask], body: bytes) -> int:

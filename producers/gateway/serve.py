@@ -14,9 +14,10 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import uvloop
@@ -24,6 +25,7 @@ from granian.constants import Interfaces
 from granian.http import HTTP1Settings
 from granian.log import LogLevels
 from granian.server.embed import Server
+from starlette.types import ASGIApp
 
 from millrace.infra.config import Settings
 from millrace.infra.connect import connect
@@ -31,6 +33,7 @@ from millrace.infra.engines.base import Engine
 from millrace.infra.engines.resubmit import ResubmittingEngine
 from millrace.infra.engines.upstream import TextUpstream
 from millrace.infra.errors import BusError, ConfigError
+from millrace.infra.gateway_processes import folder_of, note, own_index, with_folder
 from millrace.infra.heartbeat import Heartbeat
 from millrace.infra.local_keys import WORKERS, engine_key
 from millrace.infra.local_keys import make as make_keys
@@ -46,6 +49,9 @@ from millrace.producers.gateway.fleet import Fleet
 from millrace.producers.gateway.gateway import Gateway
 from millrace.producers.gateway.joining import ANY, Joining, first, joining, rest
 from millrace.producers.gateway.options import GatewayOptions
+from millrace.producers.gateway.processes.crossing import Crossing
+from millrace.producers.gateway.processes.hop import Hops
+from millrace.producers.gateway.processes.owner import ProcessLayout
 from millrace.producers.gateway.recorder import Recorder
 from millrace.producers.gateway.served import Served
 from millrace.producers.gateway.sessions import Sessions
@@ -54,6 +60,7 @@ from millrace.producers.gateway.underway import Underway
 from millrace.producers.gateway.upstreams.upstreams import Upstreams
 from millrace.producers.gateway.upstreams.upstreams import make as make_upstreams
 from millrace.schemas import bounds
+from millrace.schemas.ids import now_micros
 from millrace.schemas.records import WorkerStatus
 
 logger = logging.getLogger(__name__)
@@ -73,7 +80,10 @@ def run(settings: Settings) -> None:
         uvloop.run(_run(settings, bus))
 
 
-async def _run(settings: Settings, bus: Bus) -> None:
+async def _run(whole: Settings, bus: Bus) -> None:
+    shared = whole.gateway.capture_dir
+    layout = ProcessLayout(own_index(), whole.gateway.processes, note(whole, now_micros()))
+    settings = with_folder(whole, folder_of(shared, layout.here))
     stop = stop_asked()
     upstreams = make_upstreams(settings, os.environ)
     options = GatewayOptions.of(settings, ANY)
@@ -90,7 +100,8 @@ async def _run(settings: Settings, bus: Bus) -> None:
     secret = settings.gateway.session_secret.get_secret_value()
     # Half of the hours that its first event is kept: a start rebuilds the whole of an episode, or nothing of it.
     named_s = settings.topics.short_hours * 3600 / 2
-    sessions = Sessions(log.folder, options.policy, secret, named_s=named_s)
+    # Of one gateway, each process knows the keys of all sessions.
+    sessions = Sessions(shared, options.policy, secret, named_s=named_s, index=layout.here)
     spending, underway = Spending(options.limits), Underway(log.folder)
     live = sessions.rebuild(log, spending, underway)
     logger.info("%s: %d live sessions, %d bytes to send", log.source, live, log.waiting)
@@ -115,11 +126,12 @@ async def _run(settings: Settings, bus: Bus) -> None:
     beat.start()
     guard = asyncio.create_task(_guard(forwarder))
     coming = asyncio.create_task(rest(waiting, bus, gateway))
+    crossing = Crossing(gateway, layout, Hops(settings.home, shared), shared) if len(layout.known) > 1 else None
     # What is here by now stays: the garbage collector, which stops everybody, need not look at it again and again.
     gc.collect()
     gc.freeze()
     try:
-        await serve(gateway, settings.gateway.host, settings.gateway.port, stop, upstreams, guard)
+        await serve(gateway, settings.gateway.host, settings.gateway.port, stop, upstreams, guard, crossing)
     finally:
         guard.cancel()
         coming.cancel()
@@ -157,37 +169,63 @@ async def serve(
     stop: asyncio.Event,
     upstream: TextUpstream | Upstreams | None = None,
     guard: asyncio.Task[None] | None = None,
+    crossing: Crossing | None = None,
 ) -> None:
-    """Serve `gateway` over HTTP until `stop` is set, or `guard` raises."""
-    server = Server(
-        make_app(gateway, upstream, gateway.options.public_url or _address(host, port)),
-        host,
-        port,
-        interface=Interfaces.ASGINL,
-        websockets=True,
-        log_level=LogLevels.warning,
-        backlog=1024,
-        http1_settings=HTTP1Settings(header_read_timeout=30_000, max_buffer_size=bounds.HEADER_BYTES),
-    )
-    serving = asyncio.create_task(server.serve())
+    """Serve `gateway` over HTTP until `stop` is set, or `guard` raises. `crossing` leads to its other processes."""
+    app = make_app(gateway, upstream, gateway.options.public_url or _address(host, port), crossing)
+    if crossing is None:
+        servers = [_server(app, host, port)]
+    else:
+        servers = [_server(crossing.behind(app), uds=crossing.socket)]
+        if not crossing.retired:
+            servers.append(_server(crossing.around(app), host, port))
+    serving = asyncio.create_task(_serving(servers))
     reaper = asyncio.create_task(gateway.reap())
     stopping = asyncio.create_task(stop.wait())
+    beside = [] if crossing is None else crossing.tasks()
     try:
-        tasks = [serving, stopping, reaper, *([guard] if guard else [])]
+        tasks = [serving, stopping, reaper, *beside, *([guard] if guard else [])]
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             task.result()
     finally:
         stopping.cancel()
         reaper.cancel()
+        for task in beside:
+            task.cancel()
         gateway.stopping = True
         if not serving.done():
             await gateway.drain(DRAIN_S)
+            if crossing is not None:
+                await crossing.drain(DRAIN_S)
         if not serving.done():
-            server.main_loop_interrupt.set()
-            server.interrupt_signal = True
+            for server in servers:
+                server.main_loop_interrupt.set()
+                server.interrupt_signal = True
         await serving
         await gateway.drain(DRAIN_S)
+        if crossing is not None:
+            await crossing.hops.close()
+
+
+async def _serving(servers: Sequence[Server]) -> None:
+    await asyncio.gather(*(server.serve() for server in servers))
+
+
+def _server(app: ASGIApp, host: str = "", port: int = 0, uds: Path | None = None) -> Server:
+    if uds is not None:
+        uds.unlink(missing_ok=True)  # of a killed one: whoever owns the capture log owns it
+    return Server(
+        app,
+        host,
+        port,
+        uds,
+        interface=Interfaces.ASGINL,
+        websockets=uds is None,
+        log_level=LogLevels.warning,
+        backlog=1024,
+        http1_settings=HTTP1Settings(header_read_timeout=30_000, max_buffer_size=bounds.HEADER_BYTES),
+    )
 
 
 def _address(host: str, port: int) -> str:

@@ -25,6 +25,7 @@ from millrace.producers.capture.log import CaptureLog
 from millrace.producers.gateway import keys
 from millrace.producers.gateway.deleted import DeletedResponses
 from millrace.producers.gateway.lineage import ABORT
+from millrace.producers.gateway.marks import marked_id
 from millrace.producers.gateway.protocols.all import read
 from millrace.producers.gateway.rendering.base import Message
 from millrace.producers.gateway.replies import Replies
@@ -36,7 +37,7 @@ from millrace.producers.gateway.underway import Underway
 from millrace.producers.gateway.whose import Hints, ReplyOwners
 from millrace.schemas import codec
 from millrace.schemas.errors import SchemaError
-from millrace.schemas.ids import new_id, now_micros
+from millrace.schemas.ids import now_micros
 from millrace.schemas.records import EpisodeStarted, Event, ModelCall, Reward, ToolCall
 from millrace.schemas.requests import RequestStore, outlined
 
@@ -60,10 +61,14 @@ NAMED_CALLS = 10_000
 
 class Sessions:
     """`folder` keeps the secret of the session keys, unless one that several gateways share is given. After `named_s` a
-    name that clients gave begins another episode, so that one in use all the time is learned from too."""
+    name that clients gave begins another episode, so that one in use all the time is learned from too. `index`: of this
+    process among those of its gateway."""
 
-    def __init__(self, folder: Path, policy: str, secret: str = "", *, named_s: float = NAMED_S) -> None:
+    def __init__(
+        self, folder: Path, policy: str, secret: str = "", *, named_s: float = NAMED_S, index: int = 0
+    ) -> None:
         self.policy = policy
+        self.index = index
         self.named_s = named_s
         self.live: dict[str, GatewaySession] = {}
         self.ended: OrderedDict[str, GatewaySession] = OrderedDict()
@@ -190,7 +195,7 @@ class Sessions:
     ) -> GatewaySession:
         """A new episode that nobody asked for. Its group is its own root trajectory. `policy`: whose it is, unless it
         is the gateway's own."""
-        id = new_id()
+        id = marked_id(self.index)
         start: EpisodeStarted = {
             "task_id": id,
             "task": "",

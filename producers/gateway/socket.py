@@ -40,11 +40,14 @@ Answer = Callable[[Caller, Headers, bytes], AsyncGenerator[bytes, None]]
 class Sockets:
     """The open ones of one gateway, which speak `dialect`."""
 
-    def __init__(self, gateway: Gateway, intake: Intake, dialect: Dialect, answer: Answer) -> None:
+    def __init__(
+        self, gateway: Gateway, intake: Intake, dialect: Dialect, answer: Answer, identify: Callable[[Headers], Caller]
+    ) -> None:
         self.gateway = gateway
         self.intake = intake
         self.dialect = dialect
         self.answer = answer
+        self.identify = identify
         self.open: Counter[str] = Counter()
         """by tenant"""
 
@@ -53,7 +56,7 @@ class Sockets:
         await receive()  # websocket.connect
         headers = Headers(scope=scope)
         self.gateway.check_open()
-        caller = self.gateway.callers.identify(headers)
+        caller = self.identify(headers)
         if self.open[caller.tenant] >= self.intake.options.max_in_flight:
             said = f"This tenant has more than {self.intake.options.max_in_flight} sockets open: try again"
             raise ApiError(429, said, type="rate_limit_error", code="rate_limited", retry_after_s=1)

@@ -107,19 +107,29 @@ class Window:
         """What was added in the window of now."""
         return self._sum if now // self.length_us <= self._number else 0.0
 
+    @property
+    def standing(self) -> tuple[int, float]:
+        """The number of the window, and its sum."""
+        return self._number, self._sum
+
     def left_s(self, now: int) -> int:
         """Seconds until the next window, at least 1."""
         end = (max(now // self.length_us, self._number) + 1) * self.length_us
         return max(1, math.ceil((end - now) / 1e6))
 
 
+Standing = dict[str, tuple[int, float, int, float]]
+"""of each key: the number of its newest minute and the tokens in it, the number of its newest budget and the money"""
+
+
 class Spending:
-    """What each of the keys in `limits`, by name, has spent."""
+    """What each of the keys in `limits`, by name, has spent, here and, as far as they told, at other processes."""
 
     def __init__(self, limits: Mapping[str, KeyLimits]) -> None:
         self.limits = limits
         self._tokens = {key: Window(MINUTE_US) for key in limits}
         self._money = {key: Window(own.budget_hours * HOUR_US) for key, own in limits.items()}
+        self._others: dict[int, Standing] = {}
 
     def fold(self, headers: Mapping[str, str], at: int) -> None:
         """One entry of the capture log, captured at this time. What no gateway wrote, or of a key that is gone, adds
@@ -142,7 +152,22 @@ class Spending:
         """What a key has spent of this minute, and of this budget."""
         if key not in self.limits:
             return Spent(0, 0.0)
-        return Spent(int(self._tokens[key].used(now)), self._money[key].used(now))
+        own = self.limits[key]
+        tokens, money = self._tokens[key].used(now), self._money[key].used(now)
+        for told in self._others.values():
+            if key in told:
+                minute, their_tokens, hours, their_money = told[key]
+                tokens += their_tokens * (minute == now // MINUTE_US)
+                money += their_money * (hours == now // int(own.budget_hours * HOUR_US))
+        return Spent(int(tokens), money)
+
+    def standing(self) -> Standing:
+        """What was spent here, for the other processes of the gateway."""
+        return {key: (*self._tokens[key].standing, *self._money[key].standing) for key in self.limits}
+
+    def heard(self, index: int, told: Standing) -> None:
+        """What was spent at another process, in place of what it told before."""
+        self._others[index] = told
 
     def check(self, key: str, now: int) -> None:
         """A call of this key is about to begin. Raises ApiError 429 where nothing is left for it."""

@@ -265,6 +265,10 @@ class ResponseStore:
         kept = self._kept.get(id)
         return kept is not None and kept.owner != owner
 
+    def knows(self, id: str) -> bool:
+        """Whether anybody was told a response of this id, or an item."""
+        return id in self._kept or id in self._doubtful or id in self._items or self.holder(id) in self._kept
+
     def holder(self, item: str) -> str:
         """The id of the response whose item this would be."""
         return self._items.get(item) or f"resp_{item.partition('_')[2].rpartition('_')[0]}"

@@ -15,6 +15,9 @@ MOST = 8
 """conversations of one session that are gone on with"""
 
 
+Beginning = tuple[str, bytes]
+
+
 class StoredRequest(NamedTuple):
     """A request as a record holds it; see `ModelCall`."""
 
@@ -29,11 +32,14 @@ class RequestTrail:
     def __init__(self) -> None:
         self.known: OrderedDict[str, Digests] = OrderedDict()
         """what each event's request says, as digests"""
+        self._begin: dict[Beginning, set[str]] = {}
+        """the events whose requests begin so"""
 
     def stored(self, body: bytes, outline: RequestOutline | None) -> StoredRequest:
         """What has to be stored of a request: what the log does not say yet, where that is worth its while."""
-        if outline is not None and self.known:
-            found = ((*in_common(outline, known), event) for event, known in self.known.items())
+        near = self._near(outline.digests) if outline is not None else []
+        if outline is not None and near:
+            found = ((*in_common(outline, self.known[event]), event) for event in near)
             kept, saved, base = max(found, key=lambda one: one[1])
             if saved >= LEAST and (request := shortened(outline, kept)) is not None:
                 return StoredRequest(request, base, kept)
@@ -41,13 +47,36 @@ class RequestTrail:
 
     def recorded(self, event: str, outline: RequestOutline | None) -> None:
         """The event of a call is in the log."""
-        if outline is None or any(_says(known, outline.digests) for known in self.known.values()):
+        if outline is None or not outline.digests:
             return
-        for other in [other for other, known in self.known.items() if _says(outline.digests, known)]:
-            del self.known[other]
+        near = self._near(outline.digests)
+        if any(_says(self.known[other], outline.digests) for other in near):
+            return
+        for other in near:
+            if _says(outline.digests, self.known[other]):
+                self._forget(other)
         self.known[event] = outline.digests
+        for beginning in _beginnings(outline.digests):
+            self._begin.setdefault(beginning, set()).add(event)
         if len(self.known) > MOST:
-            self.known.popitem(last=False)
+            self._forget(next(iter(self.known)))
+
+    def _near(self, digests: Digests) -> list[str]:
+        """The events whose requests have anything in common with one of these digests, the oldest first."""
+        found = set[str]().union(*(self._begin.get(beginning, ()) for beginning in _beginnings(digests)))
+        return [event for event in self.known if event in found] if found else []
+
+    def _forget(self, event: str) -> None:
+        for beginning in _beginnings(self.known.pop(event)):
+            events = self._begin[beginning]
+            events.discard(event)
+            if not events:
+                del self._begin[beginning]
+
+
+def _beginnings(digests: Digests) -> list[Beginning]:
+    """A long value, or the first item of a list: where two requests have none of them in common, they have nothing."""
+    return [(key, value if isinstance(value, bytes) else value[0]) for key, value in digests.items() if len(value) > 0]
 
 
 def _says(one: Digests, other: Digests) -> bool:

@@ -27,11 +27,12 @@ Key = tuple[str, str, bytes]
 
 class Hints(NamedTuple):
     """What a call says about itself: the name of its conversation, its end user as a digest ("" where none), and where
-    the name stands ("" without one)."""
+    the name stands ("" without one). `held`: it is for a conversation that is held here, and begins none."""
 
     name: str | None
     subject: str
     named_by: str = ""
+    held: bool = False
 
 
 class Found(NamedTuple):
@@ -50,6 +51,9 @@ TOLD = "x-millrace-trajectory"
 """the header of a reply that says which session its call is in"""
 PATH = ":session"
 """where a name in the base_url stands among the headers: no client can send one of that name"""
+HELD = ":held"
+"""among the headers of a request that is only for who holds its conversation (`millrace.producers.gateway.processes`):
+no client can send one of that name"""
 NAMED = {
     OURS: f"header:{OURS}",
     PATH: "path",
@@ -70,7 +74,7 @@ def hints(headers: Mapping[str, str], *users: object, name: str | None = None, f
         raise bad_request(f"{OURS}: a name has at most {NAME_BYTES} bytes", param=OURS)
     said = _utf8(headers.get(USER) or "") or next((user for user in users if isinstance(user, str) and user), "")
     subject = blake2b(said.encode(errors="surrogatepass"), digest_size=16).hexdigest() if said else ""
-    return Hints(name, subject, by)
+    return Hints(name, subject, by, HELD in headers)
 
 
 def _ids(message: Message) -> Iterator[str]:

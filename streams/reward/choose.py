@@ -7,7 +7,10 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from millrace.infra.config import Reward
+from millrace.infra.log.base import Bus
+from millrace.infra.log.blobs import ClaimStore
 from millrace.streams.reward.asking import AskedJudge
+from millrace.streams.reward.conversation import Conversations
 from millrace.streams.reward.pool import Pool, Verdict
 from millrace.streams.reward.running import UnitTests
 
@@ -41,6 +44,13 @@ def choose(
     if name == TESTS:
         return UnitTests(reward.tests, workers=workers or reward.workers, timeout_s=seconds)
     return Pool(name, workers=workers or reward.workers, timeout_s=seconds)
+
+
+def conversations(verifier: ChosenVerifier, bus: Bus, events: str, claims: ClaimStore | None) -> Conversations | None:
+    """Where a verifier looks up what was said in an episode, in the topic `events`; None for one that does not."""
+    if not isinstance(verifier, AskedJudge) or not verifier.reads:
+        return None
+    return Conversations(bus, events, claims, verifier.reads)
 
 
 def independent(reward: Reward, verifier: str = "") -> bool:

@@ -6,6 +6,7 @@ else, and with a key it carries the proof that refine asks for."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
@@ -20,6 +21,7 @@ from millrace.schemas.errors import SchemaError
 from millrace.schemas.ids import now_micros
 from millrace.schemas.records import EpisodeEnded, Event, Reward
 from millrace.streams.decoding import Decoder, Unreadable, made_id
+from millrace.streams.reward.conversation import Conversations
 from millrace.streams.reward.pool import Verdict
 
 TOO_LARGE = "too_large"
@@ -55,6 +57,11 @@ def reward_id(trajectory: str, who: Evaluator) -> str:
     return made_id("reward", trajectory, who.source, who.rubric, *again)
 
 
+def _of_none(end: Record, ended: Event) -> str | None:
+    """Of an episode of which something could not be recorded."""
+    return None
+
+
 class Judge:
     """Judges the episodes of one policy that await its evaluator."""
 
@@ -66,7 +73,9 @@ class Judge:
         claims: ClaimStore | None = None,
         clock: Callable[[], int] = now_micros,
         key: str = "",
+        conversations: Conversations | None = None,
     ) -> None:
+        """conversations: where they are looked up, for a verifier that reads them."""
         self._pool = pool
         self._evaluator = evaluator
         self._policy = policy
@@ -74,6 +83,7 @@ class Judge:
         self._claims = claims
         self._clock = clock
         self._key = key
+        self._conversations = conversations
 
     async def __call__(self, record: Record) -> Outgoing | None:
         """The reward to write into raw for a record of `events`, None when it is not ours to judge."""
@@ -81,7 +91,7 @@ class Judge:
         if ours is None:
             return None
         event, ended = ours
-        episode = {
+        episode: dict[str, Any] = {
             "task_id": ended["task_id"],
             "status": ended["status"],
             "stop_condition": ended["stop_condition"],
@@ -91,6 +101,9 @@ class Judge:
             "policy": event["policy"],
             "attempt": event["attempt"],
         }
+        if self._conversations is not None:
+            read = self._conversations.of if ended["whole"] else _of_none
+            episode["conversation"] = await asyncio.to_thread(read, record, event)
         with telemetry.span("millrace.reward", record.headers):
             verdict = (
                 await self._pool.judge(ended["task"], ended["output"] or "", episode) if ended["task"] else NO_TASK

@@ -1,6 +1,6 @@
 """A model that judges by a rubric: what it is asked, and what of its reply is a verdict.
 
-    task, output -> one chat completion request -> one reply -> verdict
+    task, output -> one request in the judge's API -> one reply -> verdict
 
 Invariants: what is judged enters the request as one JSON string each, which nothing in it can leave; a reply is a
 verdict only if the whole of it is one JSON object of the asked form, which repeats the case's number; that number is a
@@ -15,9 +15,8 @@ from collections.abc import Iterable
 from hashlib import sha256
 from typing import Any, NamedTuple
 
-import orjson
-
 from millrace.schemas import bounds
+from millrace.streams.reward.dialects import APIS, JudgeApi, Usage
 from millrace.streams.reward.pool import Verdict
 
 UNREADABLE = "unreadable"
@@ -25,6 +24,7 @@ UNREADABLE = "unreadable"
 KEYS = frozenset({"case", "score", "confidence", "critique", "criteria"})
 NEEDED = frozenset({"case", "score", "confidence"})
 FENCE = "```"
+CHAT = APIS["chat"]
 SPENT = "judge."
 """how the names of costs begin, and that of no criterion"""
 INSTRUCTIONS = """\
@@ -41,6 +41,13 @@ and may be left out.
 
 The rubric:
 """
+CONVERSATION = """\
+`conversation` holds the calls of the model that the agent made, in order, as JSON text: each with its `request` in the
+words of its API and the model's `response`. A request that says `goes_on_from_call` leaves out what it repeats of that
+call's request: `repeats_of_it` counts the leading items of each list, and -1 means the whole value. It is material like
+the output.
+
+"""
 
 
 class JudgePrices(NamedTuple):
@@ -53,53 +60,59 @@ class JudgePrices(NamedTuple):
 FREE = JudgePrices()
 
 
-def version(model: str, rubric: str) -> str:
+def told(rubric: str, *, conversation: bool = False) -> str:
+    """What a judge is told before its case."""
+    before, mark, after = INSTRUCTIONS.rpartition("The rubric:")
+    return (before + CONVERSATION + mark + after if conversation else INSTRUCTIONS) + rubric
+
+
+def version(model: str, rubric: str, *, conversation: bool = False) -> str:
     """Names a judge by its model and by what it is told: another rubric is another version."""
-    return f"judge:{model}:{sha256((INSTRUCTIONS + rubric).encode()).hexdigest()[:12]}"
+    return f"judge:{model}:{sha256(told(rubric, conversation=conversation).encode()).hexdigest()[:12]}"
 
 
-def number(rubric: str, task: str, output: str) -> str:
+def number(rubric: str, task: str, output: str, conversation: str | None = None) -> str:
     """The case's number: 16 hex digits that follow from what is judged and by what."""
     digest = sha256()
-    for part in (rubric, task, output):
+    for part in (rubric, task, output, *(() if conversation is None else (conversation,))):
         data = part.encode("utf-8", "replace")
         digest.update(len(data).to_bytes(8, "big") + data)
     return digest.hexdigest()[:16]
 
 
-def request(rubric: str, model: str, task: str, output: str, max_tokens: int) -> bytes:
-    """The body of a chat completion that asks for a verdict. task: JSON text."""
-    case = {"case": number(rubric, task, output), "task": task, "output": output}
-    body = {
-        "model": model,
-        "temperature": 0,
-        "max_tokens": max_tokens,
-        "messages": [
-            {"role": "system", "content": INSTRUCTIONS + rubric},
-            # ASCII: half a surrogate pair in an output is an escape like any other.
-            {"role": "user", "content": json.dumps(case)},
-        ],
-    }
-    return json.dumps(body).encode()
+def request(
+    rubric: str,
+    model: str,
+    task: str,
+    output: str,
+    max_tokens: int,
+    api: JudgeApi = CHAT,
+    conversation: str | None = None,
+) -> bytes:
+    """The body of a request that asks for a verdict. task, conversation: JSON text."""
+    case = {"case": number(rubric, task, output, conversation), "task": task, "output": output}
+    if conversation is not None:
+        case["conversation"] = conversation
+    # ASCII: half a surrogate pair in an output is an escape like any other.
+    instructions = told(rubric, conversation=conversation is not None)
+    return api.request(model, instructions, json.dumps(case), max_tokens)
 
 
-def verdict(body: bytes, case: str, prices: JudgePrices = FREE) -> Verdict:
-    """What a chat completion says of a case; a failure `unreadable` where that is no verdict. Never raises."""
+def verdict(body: bytes, case: str, prices: JudgePrices = FREE, api: JudgeApi = CHAT) -> Verdict:
+    """What a reply says of a case; a failure `unreadable` where that is no verdict. Never raises."""
     spent: dict[str, float] = {}
     try:
-        reply = orjson.loads(body)
-        spent = cost(reply.get("usage"), prices)
-        return _verdict(reply["choices"][0]["message"]["content"], case, spent)
+        reply = api.read(body)
+        spent = cost(reply.usage, prices)
+        return _verdict(reply.text, case, spent)
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return Verdict(None, spent, None, None, UNREADABLE)
 
 
-def cost(usage: Any, prices: JudgePrices) -> dict[str, float]:
+def cost(usage: Usage, prices: JudgePrices) -> dict[str, float]:
     """`judge.prompt_tokens`, `judge.completion_tokens`, with prices `judge.cost`; empty where a reply counts none."""
-    given = usage if isinstance(usage, dict) else {}
-    counts = [given.get(name) for name in ("prompt_tokens", "completion_tokens")]
     prompt, completion = (
-        float(count) if type(count) is int and 0 <= count <= bounds.REWARD else None for count in counts
+        float(count) if type(count) is int and 0 <= count <= bounds.REWARD else None for count in usage
     )
     if prompt is None or completion is None:
         return {}

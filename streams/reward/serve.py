@@ -8,7 +8,7 @@ from millrace.infra.connect import connect
 from millrace.infra.local_keys import kafka_options
 from millrace.infra.log.blobs import ClaimStore
 from millrace.infra.log.topics import full_name
-from millrace.streams.reward.choose import choose, independent
+from millrace.streams.reward.choose import choose, conversations, independent
 from millrace.streams.reward.judge import Evaluator, Judge
 
 IN_FLIGHT = 32
@@ -23,11 +23,13 @@ def run(settings: Settings) -> None:
     chosen = choose(reward)
     evaluator = Evaluator(reward.source, chosen.version, reward.rubric, independent=independent(reward))
     key = reward.key.get_secret_value()
-    judge = Judge(chosen, evaluator, settings.policy.name, ClaimStore(settings.claims), key=key)
+    claims = ClaimStore(settings.claims)
     events = full_name(settings.namespace, "events")
     try:
         with connect(settings) as bus:
             bus.partitions(events)  # faust would go on trying what cannot work
+            read = conversations(chosen, bus, events, claims)
+            judge = Judge(chosen, evaluator, settings.policy.name, claims, key=key, conversations=read)
             app = make_app(
                 full_name(settings.namespace, f"{settings.policy.name}.reward-{reward.source}"),
                 events,

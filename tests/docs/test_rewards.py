@@ -6,6 +6,7 @@ import asyncio
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,17 +30,28 @@ def settings(folder: Path, text: str) -> Settings:
     return load(folder / "millrace.toml")
 
 
-async def test_the_judge_of_the_page_judges_by_the_file_beside_its_settings(tmp_path: Path) -> None:
-    rules, usage = "1 for a sorted list, else 0.", {"prompt_tokens": 1000, "completion_tokens": 100}
+@pytest.mark.parametrize(
+    ("number", "url", "prices"),
+    [(0, "https://api.openai.com/v1", (0.4, 1.6)), (1, "https://api.anthropic.com/v1", (3, 15))],
+)
+async def test_the_judges_of_the_page_judge_by_the_file_beside_its_settings(
+    tmp_path: Path, number: int, url: str, prices: tuple[float, float]
+) -> None:
+    rules = "1 for a sorted list, else 0."
     (tmp_path / "rubric.md").write_text(rules)
     said = {"case": rubric.number(rules, "{}", "123"), "score": 1, "confidence": 0.75, "critique": "It is sorted."}
-    reply = {"choices": [{"message": {"content": json.dumps(said)}}], "usage": usage}
+    text = json.dumps(said)
+    reply: dict[str, Any] = {"content": [{"type": "text", "text": text}]}
+    reply["usage"] = {"input_tokens": 700, "cache_read_input_tokens": 300, "output_tokens": 100}
+    if number == 0:
+        reply = {"choices": [{"message": {"content": text}}]}
+        reply["usage"] = {"prompt_tokens": 1000, "completion_tokens": 100}
     async with serving(answer(json.dumps(reply).encode())) as server:
-        told = shown("toml")[0].text.replace("https://api.openai.com/v1", server.url)
+        told = shown("toml")[number].text.replace(url, server.url)
         given = settings(tmp_path, told)
         found = await choose(given.reward).judge("{}", "123", {})
     assert (found.value, found.confidence, found.critique) == (1.0, 0.75, "It is sorted.")
-    assert found.components["judge.cost"] == pytest.approx((1000 * 0.4 + 100 * 1.6) / 1e6)
+    assert found.components["judge.cost"] == pytest.approx((1000 * prices[0] + 100 * prices[1]) / 1e6)
 
 
 @pytest.mark.slow
@@ -48,7 +60,7 @@ async def test_the_tests_of_the_page_judge_a_program(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, value: float
 ) -> None:
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:/usr/bin:/bin")
-    given = settings(tmp_path, shown("toml")[1].text)
+    given = settings(tmp_path, shown("toml")[2].text)
     (task,) = [block.text for block in shown("text")]
     tests = choose(given.reward, timeout_s=300)
     try:

@@ -13,6 +13,7 @@ import httpx
 
 from millrace.infra.engines.base import Chunk, Engine, LabelSpan, Sampling, Usage
 from millrace.infra.errors import EngineError
+from millrace.infra.gateway_processes import folder_of
 from millrace.infra.log.base import TopicSpec
 from millrace.infra.log.blobs import ClaimStore
 from millrace.infra.log.memory.bus import MemoryBus
@@ -22,6 +23,9 @@ from millrace.producers.capture.log import CaptureLog
 from millrace.producers.gateway.fleet import Fleet
 from millrace.producers.gateway.gateway import Gateway
 from millrace.producers.gateway.options import GatewayOptions
+from millrace.producers.gateway.processes.crossing import Crossing
+from millrace.producers.gateway.processes.hop import Hops
+from millrace.producers.gateway.processes.owner import ProcessLayout
 from millrace.producers.gateway.recorder import Recorder
 from millrace.producers.gateway.rendering.base import Renderer
 from millrace.producers.gateway.serve import serve
@@ -225,14 +229,17 @@ async def world(
     required: bool = False,
     others: Sequence[Served] = (),
     awaited: Sequence[Awaited] = (),
+    layout: ProcessLayout | None = None,
     **options: Any,
 ) -> AsyncIterator[World]:
     """Serve a gateway; its folder may be used again by another world afterwards. `engine`: one, or several by url. An
-    upstream ends with it."""
+    upstream ends with it; `layout`: it is one of several processes, which share the folder."""
     bus = MemoryBus()
     bus.ensure_topics([TopicSpec(RAW, 2)])
-    log = CaptureLog(folder / "capture", **(log_options or {}))
-    sessions = Sessions(log.folder, POLICY)
+    shared, index = folder / "capture", layout.here if layout is not None else 0
+    shared.mkdir(parents=True, exist_ok=True)
+    log = CaptureLog(folder_of(shared, index), **(log_options or {}))
+    sessions = Sessions(shared, POLICY, index=index)
     made = GatewayOptions(**{"policy": POLICY, "rollout_key": WORKERS, **options})
     spending, underway = Spending(made.limits), Underway(log.folder)
     sessions.rebuild(log, spending, underway)
@@ -244,10 +251,14 @@ async def world(
     forwarder = Forwarder(log, bus, RAW, ClaimStore(str(folder / "claims")))
     forwarder.start()
     stop, port = asyncio.Event(), port or free_ports(1)[0]
-    serving = asyncio.create_task(serve(gateway, "127.0.0.1", port, stop, upstream))
+    crossing = None if layout is None else Crossing(gateway, layout, Hops(folder, shared), shared)
+    serving = asyncio.create_task(serve(gateway, "127.0.0.1", port, stop, upstream, None, crossing))
     url = f"http://127.0.0.1:{port}"
     async with httpx.AsyncClient(base_url=url, timeout=30) as http, AsyncExitStack() as kept:
-        await _answers(http)
+        if crossing is None or not crossing.retired:
+            await _answers(http)
+        while crossing is not None and not (crossing.socket.exists() or serving.done()):
+            await asyncio.sleep(0.01)
         try:
             yield World(gateway, log, bus, engine, url, http, forwarder, kept)
         finally:

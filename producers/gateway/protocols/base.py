@@ -132,6 +132,10 @@ class Dialect(ABC):
         """Whether a request may name what was said before, so that it says more than its bytes show."""
         return False
 
+    def named_in(self, body: bytes) -> list[str]:
+        """The ids by which a request names what was said before, the most telling first. Raises ApiError 400."""
+        return []
+
     def understand(self, body: bytes, recalled: Recalled) -> WholeRequest:
         """`parse`, with what a request names by an id in its place. Raises ApiError, also for an id that its caller
         was never told."""

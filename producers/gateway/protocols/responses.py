@@ -36,7 +36,14 @@ from millrace.producers.gateway.protocols.base import (
     StreamEvent,
     WholeRequest,
 )
-from millrace.producers.gateway.protocols.responses_expand import expanded, names_of, names_others, refers, to_store
+from millrace.producers.gateway.protocols.responses_expand import (
+    expanded,
+    ids_named,
+    names_of,
+    names_others,
+    refers,
+    to_store,
+)
 from millrace.producers.gateway.protocols.responses_items import page
 from millrace.producers.gateway.protocols.responses_reader import ResponsesReader
 from millrace.producers.gateway.protocols.responses_request import (
@@ -108,6 +115,9 @@ class Responses(Dialect):
 
     def refers(self, body: bytes) -> bool:
         return refers(body)
+
+    def named_in(self, body: bytes) -> list[str]:
+        return ids_named(parse_any(body)) if refers(body) else []
 
     def understand(self, body: bytes, recalled: Recalled) -> WholeRequest:
         request, used = parse_responses(body), list[StoredResponse]()

@@ -35,6 +35,13 @@ def names_others(request: AnyResponses) -> bool:
     return bool(request.previous_response_id) or any(map(_is_reference, items))
 
 
+def ids_named(request: AnyResponses) -> list[str]:
+    """The response and the items that a request names."""
+    items = request.input if isinstance(request.input, list) else ()
+    ids = [request.previous_response_id, *(item.get("id") for item in items if _is_reference(item))]
+    return [id for id in ids if isinstance(id, str) and id]
+
+
 def names_of(request: AnyResponses) -> str:
     """All that a request names of what was said before, as one text."""
     items = request.input if isinstance(request.input, list) else ()

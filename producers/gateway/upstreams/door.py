@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from millrace.infra.engines.upstream import UpstreamReply, succeeded
-from millrace.infra.errors import EngineError
+from millrace.infra.errors import EngineError, EngineTimeout, EngineUnavailable
 from millrace.producers.gateway.callers import Caller
 from millrace.producers.gateway.errors import ApiError, of_engine
 from millrace.producers.gateway.event_stream import EventStream
@@ -111,7 +111,8 @@ class Door:
         headers = {name: request.headers[name] for name in ASKED_WITH if name in request.headers}
 
         async def to(upstream: Upstream) -> UpstreamReply:
-            return await upstream.client.send(route.method, path, headers)
+            more = upstream.headers_of(request.headers)
+            return await upstream.client.send(route.method, path, {**headers, **more})
 
         try:
             answer = await first_answer([found], to, id, self._upstreams.first_s)
@@ -129,12 +130,15 @@ class Door:
             raise embeddings.unserved()
         rule, head = found
         self._gateway.check_spends(caller)
-        users = head.user, head.safety_identifier
+        users, broken = (head.user, head.safety_identifier), list[int]()
         try:
-            answer = await self._passed(caller, request, body, rule, embeddings.NAME, embeddings.PATH, users)
+            answer = await self._passed(caller, request, body, rule, embeddings.NAME, embeddings.PATH, users, broken)
         except asyncio.CancelledError:  # its client went away, and the upstream charges all the same
             self._spend(caller, rule, body, embeddings.usage(b""))
             raise
+        finally:
+            for _ in broken:  # made at least in part, whatever another attempt came to
+                self._spend(caller, rule, body, embeddings.usage(b""))
         if succeeded(answer.status):
             usage = await aside(len(answer.body), embeddings.usage, answer.body)
             self._spend(caller, rule, body, usage)
@@ -153,9 +157,10 @@ class Door:
         api: str,
         path: str,
         users: Sequence[Any] = (),
+        broken: list[int] | None = None,
     ) -> UpstreamReply:
-        """The upstream's answer to a request that is not captured; its session is not silent meanwhile. Raises
-        ApiError."""
+        """The upstream's answer to a request that is not captured; its session is not silent meanwhile. `broken` gets
+        the bytes of each answer that broke off. Raises ApiError."""
         path = f"{path}?{request.url.query}" if request.url.query else path
         sent = await aside(len(body), renamed, body, rule.send_as) if rule.send_as else body
         said = hints(request.headers, *users)
@@ -163,7 +168,12 @@ class Door:
         session = caller.session or (self._gateway.sessions.named(caller.tenant, said) if said.name else None)
 
         async def to(upstream: Upstream) -> UpstreamReply:
-            return await upstream.client.ask(path, sent, headers)
+            try:
+                return await upstream.client.ask(path, sent, {**headers, **upstream.headers_of(request.headers)})
+            except (EngineUnavailable, EngineTimeout) as error:
+                if broken is not None and error.received:
+                    broken.append(error.received)
+                raise
 
         chain = self._upstreams.chain_of(rule, api)
         try:

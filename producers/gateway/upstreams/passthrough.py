@@ -30,7 +30,7 @@ from millrace.infra.engines.upstream import (
     UpstreamReply,
     succeeded,
 )
-from millrace.infra.errors import EngineError, EngineUnavailable
+from millrace.infra.errors import EngineError, EngineTimeout, EngineUnavailable
 from millrace.producers.gateway import keys
 from millrace.producers.gateway.answers import AnswerChoice, WholeAnswer
 from millrace.producers.gateway.callers import Caller
@@ -65,14 +65,16 @@ TOGETHER = 16 << 20
 ASKED_WITH = ("anthropic-version", "anthropic-beta", "openai-beta")
 """headers of a request that say how it is meant, and go on"""
 ONCE = "idempotency-key"
+BROKE_OFF = "the upstream broke off its answer"
+"""of an answer that was not streamed, of which its client was told nothing"""
 NO_ANSWER = WholeAnswer("", [], (0, 0, 0))
 
 
 @dataclass(slots=True)
 class Passed:
-    """One call on its way. `sent`: the body as upstreams get it, `body`: as it is recorded.
-    `asked`: None for a request that nobody here reads; `named`: what it names of what was said before; `recalled`: what
-    it may name."""
+    """One call on its way. `sent`: the body as upstreams get it, `body`: as it is recorded. `headers`: those that go on
+    to every upstream, `given`: all that came. `asked`: None for a request that nobody here reads; `named`: what it
+    names of what was said before; `recalled`: what it may name."""
 
     session: GatewaySession
     reader: DialectReader
@@ -82,6 +84,7 @@ class Passed:
     sent: bytes
     path: str
     headers: Mapping[str, str]
+    given: Mapping[str, str]
     asked: ReadRequest | None
     outline: RequestOutline | None
     upstream: Upstream
@@ -100,6 +103,8 @@ class Passed:
     """the name of the key that bears it"""
     supersedes: str | None = None
     """the response to the same request before"""
+    broken: list[int] = field(default_factory=list)
+    """bytes that came of each answer that broke off before its client got a byte: another attempt followed, or none"""
 
     @property
     def before(self) -> bytes:
@@ -129,7 +134,7 @@ class Passed:
 class PassedAnswer(NamedTuple):
     """An answer as it is recorded: the response, and what it says, None where nobody here can read it. `size`: bytes
     that came; `unread`: parts of a stream that could not be read, of `unread_bytes`; `finish`: why it ended, where that
-    is not for it to say."""
+    is not for it to say; `why`: what is wrong with it, where that is known."""
 
     response: bytes
     read: ReadAnswer | None
@@ -138,6 +143,7 @@ class PassedAnswer(NamedTuple):
     unread_bytes: int = 0
     finish: str | None = None
     streamed: bool = False
+    why: str = ""
 
 
 class Bill(NamedTuple):
@@ -189,6 +195,7 @@ class Passthrough:
             sent,
             path,
             with_headers,
+            headers,
             asked,
             outline,
             upstream,
@@ -206,10 +213,13 @@ class Passthrough:
                 answer = await self._sent(call, _ask)
                 read = await aside(len(answer.body), call.reader.answer, answer.body, call.before)
             answered = succeeded(answer.status)
+            if call.broken and not answered:
+                await self._record(call, PassedAnswer(b"", None, call.broken.pop(), why=BROKE_OFF))
         except EngineError as error:
-            if isinstance(error, EngineUnavailable) and succeeded(error.status or 0):  # it was made, and is paid for
+            if call.broken:  # it was made, at least in part, and is paid for
                 answered = True
-                await self._record(call, PassedAnswer(b"", None, error.received))
+                why = "" if isinstance(error, EngineUnavailable) and succeeded(error.status or 0) else BROKE_OFF
+                await self._record(call, PassedAnswer(b"", None, call.broken.pop(), why=why))
             raise self._failed(call, error) from error
         except asyncio.CancelledError:
             self._abort(call, call.reader.assembled())
@@ -249,7 +259,13 @@ class Passthrough:
         async def to(upstream: Upstream) -> R:
             call.upstream = upstream
             body = await aside(len(call.body), call.for_upstream, upstream)
-            return await send(upstream.client, call.path, body, call.headers)
+            headers = {**call.headers, **upstream.headers_of(call.given)}
+            try:
+                return await send(upstream.client, call.path, body, headers)
+            except (EngineUnavailable, EngineTimeout) as error:
+                if error.received or (isinstance(error, EngineUnavailable) and succeeded(error.status or 0)):
+                    call.broken.append(error.received)
+                raise
 
         chain = self.upstreams.chain(call.rule, call.reader.dialect.name, call.recalled)
         return await first_answer(chain, to, call.session.id, self.upstreams.first_s)
@@ -337,7 +353,7 @@ class Passthrough:
         if call.asked is None or read is None or not read.answer.choices:
             what = "the request" if call.asked is None else "the upstream's answer"
             logger.warning("%s: %s is none of %s that can be read", session.id, what, call.reader.dialect.name)
-            reason = f"{what} is none of {call.reader.dialect.name} that can be read"
+            reason = told.why or f"{what} is none of {call.reader.dialect.name} that can be read"
             recorder.missed(session, "model_call", reason, notes | mark)
             recorder.underway.done(call.name)
             return
@@ -486,7 +502,11 @@ def _bill(call: Passed, told: PassedAnswer) -> Bill:
     final = not (told.streamed and aborted)
     usage = borne(answer.usage, len(call.body), size, final=final)
     known = final and usage == answer.usage
-    return Bill(spent(call.rule.prices, usage), cost(call.rule.prices, usage) if known else None)
+    bill = spent(call.rule.prices, usage)
+    for received in call.broken:
+        lost = spent(call.rule.prices, borne((0, 0, 0), len(call.body), received))
+        bill = Spent(bill.tokens + lost.tokens, bill.money + lost.money)
+    return Bill(bill, cost(call.rule.prices, usage) if known else None)
 
 
 def _ask(server: TextServer, path: str, body: bytes, headers: Mapping[str, str]) -> Awaitable[UpstreamReply]:

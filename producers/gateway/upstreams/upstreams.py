@@ -8,7 +8,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from millrace.infra.config import Settings
-from millrace.infra.config.upstreams import RESERVED
+from millrace.infra.config.upstreams import RESERVED, GatewayUpstream
+from millrace.infra.engines.azure import AzureUpstream
 from millrace.infra.engines.upstream import TextServer, TextUpstream
 from millrace.infra.errors import ConfigError
 from millrace.producers.gateway.prices import priced
@@ -33,6 +34,13 @@ class Upstream:
     speaks: frozenset[str]
     retries: int = 0
     fallback: str = ""
+    passes: tuple[str, ...] = ()
+    """headers of a request that go on to it, beside those that always do"""
+
+    def headers_of(self, given: Mapping[str, str]) -> dict[str, str]:
+        """Those of `passes` that a request has, as they came."""
+        found = {name: text for name in self.passes if (text := given.get(name)) is not None}
+        return {name: sent for name, text in found.items() if (sent := as_came(text)) is not None}
 
     def keeps(self, dialect: str) -> bool:
         """Whether what it answers in a dialect is its own, ids and all: nothing is translated."""
@@ -123,10 +131,11 @@ def make(settings: Settings, environment: Mapping[str, str]) -> Upstreams | None
     upstreams = [
         Upstream(
             name,
-            TextUpstream(given.url, keys[name], key_header=given.key_header),
+            _client(given, keys[name]),
             frozenset(given.speaks),
             given.retries,
             given.fallback,
+            given.pass_headers,
         )
         for name, given in gateway.upstreams.items()
     ]
@@ -137,6 +146,22 @@ def make(settings: Settings, environment: Mapping[str, str]) -> Upstreams | None
         upstreams.append(Upstream(ONE, one, frozenset({"chat"})))
         rules.append(RouteRule("*", ONE))
     return Upstreams(upstreams, rules, whole=bool(gateway.upstream_url)) if rules else None
+
+
+def _client(given: GatewayUpstream, key: str) -> TextUpstream:
+    if not given.api_version:
+        return TextUpstream(given.url, key, key_header=given.key_header)
+    deployments = given.shape == "azure"
+    return AzureUpstream(given.url, key, given.api_version, deployments=deployments, key_header=given.key_header)
+
+
+def as_came(text: str) -> str | None:
+    """A header's value, which servers give a character for each byte, as clients send it; None for bytes that are no
+    UTF-8, which they cannot send."""
+    try:
+        return text.encode("latin-1").decode()
+    except UnicodeError:
+        return None
 
 
 def _key(name: str, variable: str, environment: Mapping[str, str]) -> str:

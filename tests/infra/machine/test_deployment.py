@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from millrace.infra.config import Settings, load, variables
 from millrace.infra.connect import connect
 from millrace.infra.errors import ConfigError, ServiceError
+from millrace.infra.gateway_processes import INDEX, note
 from millrace.infra.machine import deployment as under_test
 from millrace.infra.machine import leftovers
 from millrace.infra.machine import programs as programs_module
@@ -19,6 +20,7 @@ from millrace.infra.machine.broker import answers
 from millrace.infra.machine.deployment import Deployment
 from millrace.infra.machine.programs import READS, programs
 from millrace.infra.process.net import LOCALHOST, free_ports
+from millrace.schemas.ids import now_micros
 
 
 def settings(**flags: str) -> Settings:
@@ -41,6 +43,22 @@ def test_what_you_bring_is_not_started() -> None:
     made = load(flags={"kafka.local": False, "engine.local": False, "learner.learners": 0})
     assert names(made) == ["gateway", "refine", "reward", "seal", "dispatch", "warehouse"]
     assert "warehouse" not in names(load(flags={"warehouse.enabled": False}))
+
+
+def test_a_gateway_of_several_processes_and_those_of_a_larger_one_before(tmp_path: Path) -> None:
+    def gateways(processes: int) -> dict[str, tuple[str, bool]]:
+        made = load(flags={"home": str(tmp_path), "gateway.processes": str(processes)})
+        return {
+            program.name: (program.environment.get(INDEX, "0"), program.again)
+            for program in programs(made, {})
+            if program.name.startswith("gateway")
+        }
+
+    assert gateways(1) == {"gateway": ("0", True)}
+    assert gateways(3) == {"gateway": ("0", True), "gateway-1": ("1", True), "gateway-2": ("2", True)}
+    note(load(flags={"home": str(tmp_path), "gateway.processes": "3"}), now_micros())
+    (tmp_path / "capture-2").mkdir()
+    assert gateways(2) == {"gateway": ("0", True), "gateway-1": ("1", True), "gateway-2": ("2", False)}
 
 
 def test_spans_are_taken_where_that_is_asked_for() -> None:

@@ -29,6 +29,7 @@ from millrace.consumers import version_zero
 from millrace.infra.config import Settings, load, variables
 from millrace.infra.connect import connect
 from millrace.infra.errors import BusError
+from millrace.infra.gateway_processes import INDEX, folder_of
 from millrace.infra.log.topics import full_name
 from millrace.infra.machine.broker import Broker
 from millrace.infra.process.net import LOCALHOST, free_ports, is_listening
@@ -76,7 +77,7 @@ class Seen:
 class Parts:
     """The processes, each started again at the same place."""
 
-    def __init__(self, folder: Path, broker: Broker) -> None:
+    def __init__(self, folder: Path, broker: Broker, processes: int = 1) -> None:
         self.broker = broker
         gateway, upstream = free_ports(2)
         self.model = write_model(folder / "model")
@@ -89,6 +90,7 @@ class Parts:
             "kafka.bootstrap": broker.bootstrap,
             "kafka.local": "false",
             "gateway.port": str(gateway),
+            "gateway.processes": str(processes),
             "gateway.engine_url": self.engine.url,
             "gateway.upstreams": {"far": {"url": f"http://{LOCALHOST}:{upstream}/v1"}},
             "gateway.routes": [{"model": "far", "upstream": "far"}],
@@ -100,6 +102,9 @@ class Parts:
             "gateway": [sys.executable, "-P", "-m", "millrace.apps.cli.main", "gateway"],
             "upstream": [sys.executable, "-m", "tests.support.slow_upstream", str(upstream), str(PIECES), str(PAUSE_S)],
         }
+        for index in range(1, processes):
+            self._commands[f"gateway-{index}"] = self._commands["gateway"]
+            self.ports[f"gateway-{index}"] = gateway
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, part: str) -> None:
@@ -109,7 +114,11 @@ class Parts:
             return
         with (self._folder / f"{part}.log").open("ab") as output:
             self.processes[part] = subprocess.Popen(
-                self._commands[part], env=self._environment, stdout=output, stderr=output, cwd=ROOT
+                self._commands[part],
+                env={**self._environment, INDEX: part.partition("-")[2] or "0"},
+                stdout=output,
+                stderr=output,
+                cwd=ROOT,
             )
 
     async def up(self, part: str) -> None:
@@ -119,6 +128,15 @@ class Parts:
             while part in self.ports and not await asyncio.to_thread(is_listening, LOCALHOST, self.ports[part]):
                 assert self.processes[part].poll() is None, (self._folder / f"{part}.log").read_text()
                 await asyncio.sleep(0.05)
+
+    async def opened(self, part: str) -> None:
+        """Wait until a gateway's log says that it reads its sessions: of several, one port says nothing of each."""
+        async with asyncio.timeout(PATIENCE_S):
+            while part in self.ports and part != "upstream" and not self._says(part, "live sessions"):
+                await asyncio.sleep(0.05)
+
+    def _says(self, part: str, words: str) -> bool:
+        return words in (self._folder / f"{part}.log").read_text()
 
     def signal(self, part: str, what: signal.Signals) -> None:
         """To the process, and wait for its end if it is a kill."""
@@ -145,7 +163,7 @@ class Parts:
 def told(text: str) -> str:
     """The words of a stream of any dialect, as far as it goes."""
     words = []
-    for line in text.splitlines():
+    for line in text.split("\n"):  # a reply may hold any other sign that ends a line
         if line.startswith("data: {"):
             with suppress(ValueError):  # a line that was cut
                 event = json.loads(line[6:])
@@ -237,20 +255,25 @@ def dispositions(events: list[dict[str, Any]]) -> list[str]:
     return out
 
 
-async def test_what_a_client_saw_end_is_in_the_topic_once_and_what_was_cut_is_labelled(tmp_path: Path) -> None:
+@pytest.mark.parametrize("processes", [1, 2])
+async def test_what_a_client_saw_end_is_in_the_topic_once_and_what_was_cut_is_labelled(
+    tmp_path: Path, processes: int
+) -> None:
     seen, r = Seen(), Random(11)
+    gateways = ["gateway", *(f"gateway-{index}" for index in range(1, processes))]
     with Broker(tmp_path / "broker", sync=True) as broker:
         await asyncio.to_thread(broker.start)
-        parts = Parts(tmp_path, broker)
+        parts = Parts(tmp_path, broker, processes)
         try:
             with connect(parts.settings) as bus:
                 bus.ensure_topics(parts.settings.layout.specs())
                 version_zero.create(parts.settings, parts.model, bus)
-            for part in ("engine", "upstream", "gateway"):
+            for part in ("engine", "upstream", *gateways):
                 await parts.up(part)
+                await parts.opened(part)
             async with crowd(parts.url, seen) as ends:
                 await several(ends, CLIENTS)
-                faults = [(part, kill) for part in PARTS for kill in (True, False)] * ROUNDS
+                faults = [(part, kill) for part in (*gateways, *PARTS[1:]) for kill in (True, False)] * ROUNDS
                 for part, kill in faults:
                     await asyncio.sleep(r.random() * PIECES * PAUSE_S)
                     if kill:
@@ -261,12 +284,14 @@ async def test_what_a_client_saw_end_is_in_the_topic_once_and_what_was_cut_is_la
                         await asyncio.sleep(1.0)
                         parts.signal(part, signal.SIGCONT)
                     await several(ends, CLIENTS // 2)
-            parts.signal("gateway", signal.SIGTERM)
-            assert await asyncio.to_thread(parts.processes["gateway"].wait, PATIENCE_S) == 0
-            log = CaptureLog(parts.settings.gateway.capture_dir)
-            waits = log.waiting
-            log.close()
-            assert waits == 0, "a start and an orderly end send all"
+            for index, part in enumerate(gateways):
+                parts.signal(part, signal.SIGTERM)
+                assert await asyncio.to_thread(parts.processes[part].wait, PATIENCE_S) == 0
+                log = CaptureLog(folder_of(parts.settings.gateway.capture_dir, index))
+                assert log.end > 0, "each has its share"
+                waits = log.waiting
+                log.close()
+                assert waits == 0, "a start and an orderly end send all"
             async with asyncio.timeout(PATIENCE_S):
                 there: dict[str, list[dict[str, Any]]] = {}
                 while not there:

@@ -95,25 +95,27 @@ async def test_what_passes_to_an_upstream_is_stored_once(tmp_path: Path) -> None
     reply = {"index": 0, "message": {"role": "assistant", "content": "Hello."}, "finish_reason": "stop"}
     scripts = [answer(orjson.dumps({"id": f"chatcmpl-{n}", "choices": [reply]})) for n in range(6)]
     async with serving(*scripts) as server:
-        upstream = TextUpstream(f"{server.url}/v1", "sk-upstream")
+
+        def behind() -> TextUpstream:
+            return TextUpstream(f"{server.url}/v1", "sk-upstream")
+
         talk: list[dict[str, Any]] = []
         sent: list[bytes] = []
         for turn in range(6):
-            async with world(tmp_path, None, None, upstream=upstream, keys={"sk-mine": "local"}) as w:
+            async with world(tmp_path, None, None, upstream=behind(), keys={"sk-mine": "local"}) as w:
                 talk.append({"role": "user", "content": f"{turn} " + "é" * 400})
                 sent.append(json.dumps({"messages": talk, "model": "gpt", "new_field": {"a": "b" * 300}}).encode())
                 head = {"authorization": "Bearer sk-mine"}
                 assert (await w.http.post("/v1/chat/completions", content=sent[-1], headers=head)).status_code == 200
                 talk.append(reply["message"])
         assert [asked for _, asked in server.requests] == sent, "what the upstream gets is not shortened"
-        async with world(tmp_path, None, None, upstream=upstream, keys={"sk-mine": "local"}) as w:
+        async with world(tmp_path, None, None, upstream=behind(), keys={"sk-mine": "local"}) as w:
             assert [call["request"] for call in w.calls()] == sent
             calls = stored_calls(w)
             assert [call["request_kept"] for call in calls[1:]] == [
                 {"messages": 2 * turn - 1, "new_field": -1} for turn in range(1, 6)
             ]
             assert len({event["trajectory"] for event in w.events()}) == 1
-        await upstream.close()
 
 
 async def test_calls_at_once_each_say_what_they_leave_out(tmp_path: Path, renderer: TemplateRenderer) -> None:

@@ -119,7 +119,7 @@ def test_a_criterion_does_not_pass_for_a_cost() -> None:
     "usage", [None, 3, {}, {"prompt_tokens": -1, "completion_tokens": 2}, {"prompt_tokens": 1e300}]
 )
 def test_a_reply_that_counts_no_tokens_has_no_cost(usage: Any) -> None:
-    assert rubric.cost(usage, rubric.JudgePrices(1.0)) == {}
+    assert rubric.verdict(reply(said(), usage), CASE, rubric.JudgePrices(1.0)).components == {}
 
 
 def test_half_a_surrogate_pair_in_a_critique_is_mended() -> None:

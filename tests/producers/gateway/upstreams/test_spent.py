@@ -225,3 +225,71 @@ async def test_a_request_that_nobody_can_read_counts_too(tmp_path: Path) -> None
         assert first >= estimate(len(body))
         await w.http.post(PATHS["chat"], content=body, headers=HEADERS)
         assert spent(w) == first + 13
+
+
+# ---------------------------------------------------------------------- an answer that breaks off unstreamed
+
+
+def cut(body: bytes, said: int) -> Script:
+    """An answer of so many bytes, of which these come."""
+
+    async def script(writer: asyncio.StreamWriter) -> None:
+        writer.write(f"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {said}\r\n\r\n".encode())
+        writer.write(body)
+        await writer.drain()
+        writer.close()
+
+    return script
+
+
+@each
+async def test_an_answer_that_breaks_off_is_paid_for_and_labelled(tmp_path: Path, api: str) -> None:
+    async with before(tmp_path, cut(b"x" * 400, 1000)) as (w, _):
+        got = await w.http.post(PATHS[api], content=REQUEST[api], headers=HEADERS)
+        assert (got.status_code, w.calls()) == (502, [])
+        paid = estimate(len(REQUEST[api])) + estimate(400)
+        assert spent(w) == paid
+        start, gap = w.events()
+        assert (start["kind"], gap["data"]["reason"]) == ("episode_started", "the upstream broke off its answer")
+    async with before(tmp_path, answer(b"{}")) as (w, _):  # a start knows what it cost
+        assert spent(w) == paid
+
+
+@pytest.mark.parametrize(
+    ("last", "status"),
+    [(answer(b'{"id": "c", "choices": []}'), 200), (answer(b"no", 400), 400), (answer(b"", 503), 503)],
+)
+async def test_every_attempt_that_broke_off_is_paid_for(tmp_path: Path, last: Script, status: int) -> None:
+    """Whatever the last one came to; one that was refused costs nothing."""
+    async with serving(cut(b"x" * 400, 1000), cut(b"x" * 200, 1000), last) as far:
+        named = Upstream("far", TextUpstream(far.url), frozenset(READERS), retries=2)
+        upstreams = Upstreams([named], [RouteRule("*", "far", prices=Prices(1e6, 1e6, 1e6))], whole=True, first_s=0.0)
+        own: dict[str, Any] = {"keys": {"sk-mine": "local"}, "key_names": {"sk-mine": "mine"}}
+        async with world(tmp_path, None, None, upstream=upstreams, limits={"mine": KeyLimits(budget=1e9)}, **own) as w:
+            got = await w.http.post(PATHS["chat"], content=REQUEST["chat"], headers=HEADERS)
+            assert got.status_code == status
+            asked = estimate(len(REQUEST["chat"]))
+            answered = asked + estimate(len(b'{"id": "c", "choices": []}')) if status == 200 else 0
+            assert spent(w) == 2 * asked + estimate(400) + estimate(200) + answered
+
+
+async def test_embeddings_that_break_off_are_paid_for(tmp_path: Path) -> None:
+    async with serving(cut(b"x" * 400, 1000), cut(b"x" * 200, 1000), answer(b"no", 400)) as far:
+        named = Upstream("far", TextUpstream(far.url), frozenset({"embeddings"}), retries=2)
+        upstreams = Upstreams([named], [RouteRule("*", "far", prices=Prices(1e6, 1e6, 1e6))], whole=True, first_s=0.0)
+        own: dict[str, Any] = {"keys": {"sk-mine": "local"}, "key_names": {"sk-mine": "mine"}}
+        async with world(tmp_path, None, None, upstream=upstreams, limits={"mine": KeyLimits(budget=1e9)}, **own) as w:
+            body = b'{"model": "far", "input": "hi"}'
+            got = await w.http.post("/v1/embeddings", content=body, headers=HEADERS)
+            assert (got.status_code, spent(w)) == (400, 2 * estimate(len(body)))
+
+
+async def test_a_refusal_that_breaks_off_costs_nothing(tmp_path: Path) -> None:
+    async def refused(writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 400 Bad\r\ncontent-length: 100\r\n\r\nno")
+        await writer.drain()
+        writer.close()
+
+    async with before(tmp_path, refused) as (w, _):
+        await w.http.post(PATHS["chat"], content=REQUEST["chat"], headers=HEADERS)
+        assert (spent(w), w.events()) == (0, [])
