@@ -149,7 +149,9 @@ def gateway(port: int, engine_url: str, folder: Path, tokenizer: Path, layout: t
         renderer = TemplateRenderer(ChatTokenizer(tokenizer))
         sessions = Sessions(log.folder, "policy", "a secret of all", index=index)
         served = Gateway(GatewayOptions("policy"), sessions, Recorder(log), fleet, renderer)
-        crossing = Crossing(served, ProcessLayout(index, processes), Hops(folder), folder) if processes > 1 else None
+        crossing = (
+            Crossing(served, ProcessLayout(index, processes), Hops(folder, folder), folder) if processes > 1 else None
+        )
         await serve(served, "127.0.0.1", port, asyncio.Event(), None, None, crossing)
 
     uvloop.run(run())

@@ -126,7 +126,7 @@ async def _run(whole: Settings, bus: Bus) -> None:
     beat.start()
     guard = asyncio.create_task(_guard(forwarder))
     coming = asyncio.create_task(rest(waiting, bus, gateway))
-    crossing = Crossing(gateway, layout, Hops(settings.home), shared) if len(layout.known) > 1 else None
+    crossing = Crossing(gateway, layout, Hops(settings.home, shared), shared) if len(layout.known) > 1 else None
     # What is here by now stays: the garbage collector, which stops everybody, need not look at it again and again.
     gc.collect()
     gc.freeze()

@@ -1,4 +1,5 @@
 """A whole world (`tests.support.history`) whose calls are chats: system and user messages, a tool in between, replies.
+Their records leave out what earlier ones said, as a gateway's do.
 
 Texts are chosen by the world's own chance out of `texts`, so hostile ones can be put in their place."""
 
@@ -10,10 +11,13 @@ from typing import Any
 import orjson
 
 from millrace.infra.log.base import Record
+from millrace.producers.gateway.trail import RequestTrail
+from millrace.schemas.requests import outlined
 from tests.support.history import History
 from tests.support.history_records import model_call
 
-TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
+LOOK = {"name": "look", "description": "Look out of the window. " * 30, "parameters": {"type": "object"}}
+TOOLS = [{"type": "function", "function": LOOK}]
 PLAIN = ("What is the weather?", "It rains.", "Look again, please.", "Ça va: 20 °C", "a < b & c")
 
 
@@ -23,6 +27,7 @@ class Conversations(History):
     def __init__(self, seed: int = 0, versions: int = 6, texts: Sequence[str] = PLAIN) -> None:
         self.texts = texts
         self.said: dict[str, list[dict[str, Any]]] = {}
+        self.trails: dict[str, RequestTrail] = {}
         super().__init__(seed, versions)
 
     def call(
@@ -54,22 +59,28 @@ class Conversations(History):
         versions = sorted(self.rng.randint(low, self.version) for _ in output)
         logprobs = [-self.rng.random() for _ in output]
         body = model_call(self.id("call"), response, lineage, turn, kept, prompt, output, logprobs, versions)
-        body |= {"request": orjson.dumps({"messages": messages, "tools": TOOLS}), "supersedes": supersedes}
+        asked = orjson.dumps({"messages": messages, "tools": TOOLS})
+        trail, outline = self.trails.setdefault(episode["trajectory"], RequestTrail()), outlined(asked)
+        stored = trail.stored(asked, outline)
+        body |= {"request": stored.request, "request_base": stored.base, "request_kept": stored.kept}
+        body["supersedes"] = supersedes
         body["response"] = orjson.dumps({"choices": [{"index": 0, "message": reply}]})
         if withheld:
             body |= {"trainable": False, "untrainable_reason": "redacted"}
-        self.speak(episode, "model_call", body)
+        event = self.speak(episode, "model_call", body)
+        if not withheld:  # refine would withhold what goes on from it
+            trail.recorded(event, outline)
         messages.append(reply)
         if tool:
-            asked = {"call_id": tool, "name": "look", "arguments": arguments, "response_id": response}
+            asked_for = {"call_id": tool, "name": "look", "arguments": arguments, "response_id": response}
             answer = self.rng.choice(self.texts)
-            self.speak(episode, "tool_call", asked)
+            self.speak(episode, "tool_call", asked_for)
             done = {"call_id": tool, "name": "look", "status": "ok", "content": answer, "tool_version": None}
             self.speak(episode, "tool_result", {**done, "latency_us": 7, "side_effect": "none"})
             messages.append({"role": "tool", "tool_call_id": tool, "content": answer})
 
     def calls(self, sample: Mapping[str, Any]) -> list[tuple[Record, dict[str, Any]]]:
-        """The governed model calls of a sealed sample."""
+        """The governed model calls of a sealed sample, as they are stored."""
         return [
             (record, event)
             for record, event in self.rows("events")

@@ -251,7 +251,7 @@ async def world(
     forwarder = Forwarder(log, bus, RAW, ClaimStore(str(folder / "claims")))
     forwarder.start()
     stop, port = asyncio.Event(), port or free_ports(1)[0]
-    crossing = None if layout is None else Crossing(gateway, layout, Hops(folder), shared)
+    crossing = None if layout is None else Crossing(gateway, layout, Hops(folder, shared), shared)
     serving = asyncio.create_task(serve(gateway, "127.0.0.1", port, stop, upstream, None, crossing))
     url = f"http://127.0.0.1:{port}"
     async with httpx.AsyncClient(base_url=url, timeout=30) as http, AsyncExitStack() as kept:

@@ -81,8 +81,8 @@ class History(Log):
 
     # -- capture
 
-    def speak(self, episode: Mapping[str, Any], kind: str, body: Mapping[str, Any], *, judge: bool = False) -> None:
-        """One event into raw."""
+    def speak(self, episode: Mapping[str, Any], kind: str, body: Mapping[str, Any], *, judge: bool = False) -> str:
+        """One event into raw; returns its id."""
         trajectory = episode["trajectory"]
         prev, step = (START, 0) if judge else self.chains.get(trajectory, (START, 0))
         self.now += self.rng.randrange(100, 5000)
@@ -131,6 +131,7 @@ class History(Log):
         self.bus.publisher().publish(out)
         if not judge:
             self.sent.append(out)
+        return str(event["id"])
 
     def repeat(self) -> None:
         """The forwarder sends what it sent last once more."""

@@ -9,6 +9,7 @@ those of the process that answers; a client that leaves ends the request there t
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -46,16 +47,19 @@ class BrokenOff(Exception):
 
 
 class Hops:
-    """The ways to the other processes of a gateway. Used in one event loop; close it at the end."""
+    """The ways to the other processes of the gateway whose first capture log is in `folder`. Used in one event loop;
+    close it at the end."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, folder: Path) -> None:
         self._home = home
+        # Several gateways may have one home, each with a capture log of its own.
+        self._name = hashlib.sha256(str(folder.absolute()).encode()).hexdigest()[:8]
         self._clients: dict[int, aiohttp.ClientSession] = {}
         self._closed = False
 
     def socket_of(self, index: int) -> Path:
         """Where the process of an index listens for the others."""
-        return socket_dir(self._home) / f"gateway-{index}"
+        return socket_dir(self._home) / f"gateway-{self._name}-{index}"
 
     @asynccontextmanager
     async def ask(

@@ -261,7 +261,8 @@ def test_a_preference_of_openai_is_one_reply_over_another(tmp_path: Path) -> Non
         if event["kind"] == "model_call":
             body = codec.decode_body("model_call", event["body"])
             asked = orjson.dumps({"messages": [{"role": "user", "content": event["group"]}]})
-            source.rewrite(record, {**event, "body": codec.encode_body("model_call", {**body, "request": asked})})
+            whole = {"request": asked, "request_base": None, "request_kept": {}}
+            source.rewrite(record, {**event, "body": codec.encode_body("model_call", {**body, **whole})})
     summary, rows = written("openai-preference", tmp_path, source)
     rewards: dict[str, list[float]] = {}
     for row in sealed(source).values():

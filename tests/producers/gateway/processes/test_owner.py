@@ -62,6 +62,18 @@ def test_a_former_number_of_processes_is_asked_before_the_present_one_begins_any
     assert ways(Evidence(name=name), ProcessLayout(1, 2)) == [ProcessWay(1, held=False)]
 
 
+def test_ids_that_a_conversation_was_told_are_asked_for_where_they_were_minted() -> None:
+    head = next(str(at).encode() for at in range(100) if chosen(f"head {str(at).encode().hex()}", 3) == 0)
+    here, there = minted_call(1), minted_call(2)
+    layout = ProcessLayout(0, 3)
+    final = ProcessWay(0, held=False)
+    assert ways(Evidence(told=(here,), head=head), layout) == [ProcessWay(1, held=True), final]
+    assert ways(Evidence(told=(minted_call(0), minted_call(0)), head=head), layout) == [final]
+    assert ways(Evidence(told=(here, there), head=head), layout) == [final], "ids of two say nothing"
+    assert ways(Evidence(told=(minted_call(9),), head=head), layout) == [final], "of another gateway"
+    assert ways(Evidence(head=head), layout) == [final]
+
+
 @dataclass
 class Conversation:
     """What a client knows of its conversation, and where its live session is."""

@@ -1,5 +1,5 @@
-"""Two supervised gateway processes under real clients of three APIs, one of them killed on the way: what a client was
-told is in one log once, and a conversation stays with its session."""
+"""Two supervised gateway processes under real clients of three APIs, each killed once on the way, and then one: what a
+client was told is in one log once, and a conversation stays with its session."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import anthropic
-import httpx
+import httpx2
 import openai
 import pytest
 
@@ -24,9 +24,11 @@ from millrace.infra.machine.broker import Broker
 from millrace.infra.machine.leftovers import deployment_id
 from millrace.infra.machine.programs import programs
 from millrace.infra.machine.supervisor import Supervisor
-from millrace.infra.process.net import LOCALHOST, free_ports, socket_dir
+from millrace.infra.process.net import LOCALHOST, free_ports
 from millrace.producers.capture.log import CaptureLog
 from millrace.producers.gateway.lineage import ABORT
+from millrace.producers.gateway.marks import index_of
+from millrace.producers.gateway.processes.hop import Hops
 from millrace.producers.gateway.whose import TOLD
 from millrace.schemas import codec
 from tests.support.engines import LightEngine
@@ -35,7 +37,7 @@ from tests.support.tiny_model import write_model
 pytestmark = [pytest.mark.slow, pytest.mark.kafka, pytest.mark.timeout(900)]
 CLIENTS, TURNS, TOKENS = 64, 4, 8
 PATIENCE_S = 240.0
-GONE = (openai.APIError, anthropic.APIError, httpx.HTTPError, EOFError)
+GONE = (openai.APIError, anthropic.APIError, httpx2.HTTPError, EOFError)
 
 
 class Talk:
@@ -88,9 +90,9 @@ class Talk:
         self.told.append((id, headers[TOLD]))
         self.said.append(reply)
 
-    async def run(self, ends: asyncio.Queue[None]) -> None:
-        """All turns; one that was cut is taken again, as agents do."""
-        for turn in range(TURNS):
+    async def run(self, turns: int, ends: asyncio.Queue[None]) -> None:
+        """So many turns more; one that was cut is taken again, as agents do."""
+        for turn in range(len(self.told), len(self.told) + turns):
             self.said.append({"role": "user", "content": f"{self.number}: {turn}"})
             while len(self.told) <= turn:
                 try:
@@ -98,6 +100,9 @@ class Talk:
                 except GONE:
                     await asyncio.sleep(0.1)
             ends.put_nowait(None)
+
+    async def close(self) -> None:
+        """Both clients."""
         await self.openai.close()
         await self.anthropic.close()
 
@@ -132,6 +137,7 @@ async def test_a_killed_process_comes_back_with_its_sessions_while_the_other_ser
             "gateway.engine_url": engine.url,
         }
         made = load(flags=flags)
+        hops = Hops(made.home, made.gateway.capture_dir)
         supervisor = Supervisor(made.home, deployment_id(made.namespace, made.home))
         try:
             with connect(made) as bus:
@@ -142,11 +148,11 @@ async def test_a_killed_process_comes_back_with_its_sessions_while_the_other_ser
             assert [one.name for one in asked] == ["gateway", "gateway-1"]
             await asyncio.to_thread(supervisor.up, asked)
             async with asyncio.timeout(PATIENCE_S):
-                while not all((socket_dir(made.home) / f"gateway-{index}").exists() for index in range(2)):
+                while not all(hops.socket_of(index).exists() for index in range(2)):
                     await asyncio.sleep(0.05)
             talks = [Talk(number, f"http://{LOCALHOST}:{port}") for number in range(CLIENTS)]
             ends = asyncio.Queue[None]()
-            running = [asyncio.create_task(talk.run(ends)) for talk in talks]
+            running = [asyncio.create_task(talk.run(TURNS, ends)) for talk in talks]
             async with asyncio.timeout(PATIENCE_S):
                 for name in ("gateway-1", "gateway"):
                     for _ in range(CLIENTS):
@@ -156,6 +162,17 @@ async def test_a_killed_process_comes_back_with_its_sessions_while_the_other_ser
                     os.kill(pid, signal.SIGKILL)
                 await asyncio.gather(*running)
             assert all(supervisor.pid(name) not in (None, pid) for name in ("gateway", "gateway-1"))
+            # One process from now on: the other goes on with what it holds, and begins nothing.
+            flags["gateway.processes"] = 1
+            asked = [one for one in programs(load(flags=flags), variables(flags)) if one.name.startswith("gateway")]
+            assert [(one.name, one.again) for one in asked] == [("gateway", True), ("gateway-1", False)]
+            await asyncio.to_thread(supervisor.up, asked)
+            late = Talk(2 * CLIENTS, f"http://{LOCALHOST}:{port}")
+            async with asyncio.timeout(PATIENCE_S):
+                await asyncio.gather(*(talk.run(1, ends) for talk in [*talks, late]))
+            assert index_of(late.told[0][1]) == 0
+            for talk in [*talks, late]:
+                await talk.close()
         finally:
             await asyncio.to_thread(supervisor.down)
             engine.kill()
