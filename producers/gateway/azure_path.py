@@ -39,7 +39,9 @@ def plain(scope: Scope) -> Scope:
     if not rest.startswith(DEPLOYMENTS):
         return _at(scope, V1 + rest.removeprefix("v1/"))
     rest = rest.removeprefix(DEPLOYMENTS)
-    below = next((one for one in OF_DEPLOYMENT if rest.endswith(one)), None)
+    # As it was sent, where a slash of the name is none of the path's: completions of `a/chat` are no chat of `a`.
+    sent: bytes = scope.get("raw_path") or path.encode(errors="surrogatepass")
+    below = next((one for one in OF_DEPLOYMENT if rest.endswith(one) and sent.endswith(one.encode())), None)
     if below is None or rest == below:
         return scope
     return {**_at(scope, V1 + below[1:]), DEPLOYMENT: rest.removesuffix(below)}

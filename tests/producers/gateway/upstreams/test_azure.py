@@ -88,7 +88,8 @@ async def test_the_deployment_is_the_model_whatever_the_body_names(tmp_path: Pat
     """An upstream gets the very bytes where both are one."""
     async with serving(answer(b'{"id": "c", "choices": []}')) as far:
         routes = [{"model": "*", "upstream": "far"}]
-        async with before(tmp_path, {"upstreams": {"far": {"url": f"{far.url}/v1"}}, "routes": routes}) as w:
+        upstream = {"url": f"{far.url}/v1", "speaks": ["chat", "completions"]}
+        async with before(tmp_path, {"upstreams": {"far": upstream}, "routes": routes}) as w:
             for body, sent in (
                 (b'{ "model":"a/b", "messages": [] }', b'{ "model":"a/b", "messages": [] }'),
                 (b'{"model":"other","messages":[ ]}', b'{"model":"a/b","messages":[ ]}'),
@@ -102,6 +103,11 @@ async def test_the_deployment_is_the_model_whatever_the_body_names(tmp_path: Pat
                 head, got = far.requests[-1]
                 assert got == sent
                 assert head.startswith("POST /v1/chat/completions?x=1%262 ")
+            client = azure(w)
+            await client.completions.create(model="a/chat", prompt="hi")
+            head, got = far.requests[-1]
+            assert head.startswith("POST /v1/completions ")
+            assert json.loads(got)["model"] == "a/chat"
 
 
 async def test_an_upstream_of_its_shape(tmp_path: Path, renderer: TemplateRenderer) -> None:
@@ -203,7 +209,7 @@ def test_a_header_that_may_hold_a_secret_is_never_passable(name: str) -> None:
 
 @given(
     st.sampled_from(("/chat/completions", "/completions", "/embeddings")),
-    st.text(min_size=1, max_size=20),
+    st.text(min_size=1, max_size=20) | st.sampled_from(("a/chat", "/chat", "a/completions", "/", "a/chat/completions")),
     st.dictionaries(st.sampled_from(("a", "b", "api-version")), st.text(max_size=5), max_size=3),
 )
 def test_a_path_that_is_written_is_read_again(below: str, model: str, query: dict[str, str]) -> None:
@@ -215,7 +221,8 @@ def test_a_path_that_is_written_is_read_again(below: str, model: str, query: dic
     placed, _, fields = upstream.placed(f"{below}?{urlencode(query)}", body).partition("?")
     kept = [(name, text) for name, text in query.items() if name != "api-version"]
     assert parse_qsl(fields, keep_blank_values=True) == [*kept, ("api-version", VERSION)]
-    scope = plain({"path": f"/openai{unquote(placed)}", "query_string": fields.encode()})
+    path = f"/openai{placed}"
+    scope = plain({"path": unquote(path), "raw_path": path.encode(), "query_string": fields.encode()})
     assert (scope["path"], scope[DEPLOYMENT]) == (f"/v1{below}", model)
     assert parse_qsl(scope["query_string"].decode(), keep_blank_values=True) == kept
     path, _, fields = (
