@@ -21,6 +21,7 @@ from millrace.infra.stages.slot import RunnerSettings
 from millrace.streams.dispatch import announce as asking
 from millrace.streams.dispatch.stage import Dispatch, Terms
 from millrace.streams.refine.detectors.guard import Guarded
+from millrace.streams.refine.detectors.rule_cache import keep_rules
 from millrace.streams.refine.names import key_in
 from millrace.streams.refine.stage import Refine
 from millrace.streams.seal.policies import announce
@@ -74,7 +75,7 @@ def dispatch_of(settings: Settings) -> Dispatch:
 
 def run_refine(settings: Settings) -> None:
     """Raw to events, until SIGTERM; and bodies of large records go when nothing refers to them any more."""
-    os.environ.setdefault("KF_RULE_CACHE_DIR", str(settings.home / "cache" / "kingfisher"))
+    keep_rules(settings.home)
     detectors = Guarded(DETECTORS)
     kept_s = settings.topics.short_hours * 3600
     sweeping = Sweeping(

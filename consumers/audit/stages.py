@@ -6,7 +6,6 @@ where a history was governed by others."""
 
 from __future__ import annotations
 
-import os
 from contextlib import ExitStack
 
 from millrace.consumers.audit.facts import Facts
@@ -17,6 +16,7 @@ from millrace.infra.errors import ReplayError
 from millrace.infra.stages.base import Stage
 from millrace.streams.dispatch.stage import Dispatch, Terms
 from millrace.streams.refine.detectors.guard import Guarded
+from millrace.streams.refine.detectors.rule_cache import keep_rules
 from millrace.streams.refine.names import FILE
 from millrace.streams.serve import DETECTORS, dispatch_terms, refine_of, seal_of
 
@@ -32,7 +32,7 @@ def production(settings: Settings, held: ExitStack) -> Makers:
                 f"the key under which names are replaced is not in {settings.home}: audit where refine runs, or set"
                 " [governance] name_key"
             )
-        os.environ.setdefault("KF_RULE_CACHE_DIR", str(settings.home / "cache" / "kingfisher"))
+        keep_rules(settings.home)
         detectors = Guarded(DETECTORS)
         held.callback(detectors.close)
         return refine_of(settings, detectors, claims(settings))

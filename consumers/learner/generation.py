@@ -29,8 +29,8 @@ from millrace.trainers import checkpoint
 from millrace.trainers.errors import CheckpointError
 from millrace.trainers.state import State
 
-IDLE_S = 0.03
-"""how long a boundary without work waits"""
+IDLE_S = (0.03, 0.12)
+"""how long a boundary without work waits: the first, and those after many"""
 
 
 class Generation:
@@ -49,6 +49,7 @@ class Generation:
         self._batch: Batch | None = None
         self._cells: list[int] = []
         """by rank, SERVES for those that serve a role"""
+        self._idle_s = IDLE_S[0]
 
     def run(self) -> Regroup | Stop:
         """Work until a verdict ends this generation.
@@ -119,7 +120,10 @@ class Generation:
             decided = verdict.decode(p.backend.announce(message))
         if isinstance(decided, Wait):
             with p.backend.clock.phase("wait"):
-                p.membership.poll(IDLE_S)
+                p.membership.poll(self._idle_s)
+            self._idle_s = min(2 * self._idle_s, IDLE_S[1])
+        else:
+            self._idle_s = IDLE_S[0]
         return decided
 
     def _lead(self, leader: Leader, moved: bool, stopping: int) -> Verdict:

@@ -110,6 +110,8 @@ class Ask(msgspec.Struct, kw_only=True):
     model: str
     turns: list[Turn]
     tools: Tools = None
+    strict_tools: frozenset[str] = frozenset()
+    """names of those whose calls are to fit their schemas, where that is said"""
     choice: Literal["auto", "none"] | Forced = "auto"
     output: ReplyShape | None = None
     parallel: bool = True

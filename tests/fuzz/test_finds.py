@@ -127,7 +127,7 @@ EVERY: dict[str, Mutant] = {
 KINDS: dict[str, tuple[dict[str, Mutant], type[Traffic], int, int]] = {
     "engines": (ENGINES, Traffic, BUDGET, 1),
     "upstream": (UPSTREAM, Traffic, UPSTREAM_BUDGET, 2),
-    "every": (EVERY, EveryTraffic, EVERY_BUDGET, 7),
+    "every": (EVERY, EveryTraffic, EVERY_BUDGET, 9),
 }
 """the traffic that finds each of some mutants: how much of it CI sends, and with which seed"""
 

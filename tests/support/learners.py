@@ -21,6 +21,7 @@ from tests.support.feed import settings_for, start_policy
 from tests.support.forked import Fork
 
 ROOT = Path(__file__).parent.parent.parent
+LOOK_S = 0.25
 PROGRAM = """
 import json, logging, os, signal, sys, time
 if os.environ.get("MEGATRON_SHIM"):
@@ -166,8 +167,10 @@ def version(bus: Bus, settings: Settings) -> int:
 
 
 def until(what: Callable[[], bool], learners: Learners, timeout_s: float = 180) -> None:
-    """Poll until `what`; fails with the learners' outputs."""
-    deadline = time.monotonic() + timeout_s
+    """Poll until `what`, which asks the broker: half as long as it has taken so far, up to `LOOK_S`, so that who waits
+    leaves the processor to the learners. Fails with their outputs."""
+    began = time.monotonic()
     while not what():
-        assert time.monotonic() < deadline, f"not in {timeout_s} s\n{learners.everything()}"
-        time.sleep(0.05)
+        waited = time.monotonic() - began
+        assert waited < timeout_s, f"not in {timeout_s} s\n{learners.everything()}"
+        time.sleep(min(LOOK_S, max(0.05, waited / 2)))

@@ -252,6 +252,7 @@ def ask_of(request: ChatRequest) -> Ask:
         model=request.model,
         turns=[_checked(message, at) for at, message in enumerate(request.messages)],
         tools=request.offered,
+        strict_tools=_strict(request.tools),
         choice=_choice(request.tool_choice),
         output=_held(request) if output is None or output.get("type", "text") == "text" else _shape(output),
         parallel=request.parallel_tool_calls is not False,
@@ -275,6 +276,16 @@ def ask_of(request: ChatRequest) -> Ask:
     )
     check_served(ask)
     return ask
+
+
+def _strict(tools: list[dict[str, Any]] | None) -> frozenset[str]:
+    """Names of the functions that are said to be strict."""
+    functions = [function for tool in tools or () if isinstance(function := tool.get("function"), dict)]
+    return frozenset(
+        function["name"]
+        for function in functions
+        if function.get("strict") is True and isinstance(function.get("name"), str)
+    )
 
 
 def _choice(given: str | dict[str, Any] | None) -> Literal["auto", "none"] | Forced:

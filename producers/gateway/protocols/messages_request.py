@@ -140,6 +140,7 @@ def ask_of(request: CountRequest) -> Ask:
         model=request.model,
         turns=turns_of(request),
         tools=tools_of(request.tools),
+        strict_tools=_strict(request.tools),
         choice=_choice(request.tool_choice),
         output=_output(request),
         parallel=not (request.tool_choice or {}).get("disable_parallel_tool_use"),
@@ -233,6 +234,12 @@ def tools_of(tools: list[dict[str, Any]] | None, *, strict: bool = True) -> Tool
         except ApiError:
             return [_as_called(tool) for tool in tools or ()]
     return [_tool(tool, at) for at, tool in enumerate(tools or ()) if not _is_hosted(tool)] or None
+
+
+def _strict(tools: list[dict[str, Any]] | None) -> frozenset[str]:
+    """Names of the tools that are said to be strict."""
+    named = [tool for tool in tools or () if tool.get("strict") is True and isinstance(tool.get("name"), str)]
+    return frozenset(tool["name"] for tool in named)
 
 
 def hosted(tools: list[dict[str, Any]] | None) -> tuple[str, ...]:

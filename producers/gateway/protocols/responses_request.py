@@ -39,6 +39,7 @@ from millrace.producers.gateway.protocols.responses_tools import (
     full_name,
     hosted,
     inside,
+    strict_names,
     tools_of,
 )
 from millrace.schemas import bounds
@@ -135,6 +136,7 @@ def ask_of(request: ResponsesRequest) -> Ask:
         model=request.model,
         turns=turns_of(request),
         tools=tools_of(request.tools),
+        strict_tools=strict_names(request.tools),
         choice=_choice(request.tool_choice),
         output=_output(request.text),
         parallel=request.parallel_tool_calls is not False,

@@ -49,6 +49,17 @@ def tools_of(tools: list[dict[str, Any]] | None, *, strict: bool = True) -> Tool
     return [tool for tool, _ in found] or None
 
 
+def strict_names(tools: list[dict[str, Any]] | None) -> frozenset[str]:
+    """Names of the functions, as the model has them, that are said to be strict; of tools that `tools_of` takes."""
+    out = set[str]()
+    for tool in tools or ():
+        own = tool["tools"] if tool.get("type") == "namespace" else [tool]
+        space = tool.get("name") if tool.get("type") == "namespace" else None
+        named = [one for one in own if one.get("strict") is True and isinstance(one.get("name"), str)]
+        out |= {full_name({"namespace": space}, one["name"]) for one in named}
+    return frozenset(out)
+
+
 def hosted(tools: list[dict[str, Any]] | None) -> tuple[str, ...]:
     """Places of tools that only OpenAI could run."""
     return tuple(f"tools[{at}]" for at, tool in enumerate(tools or ()) if _is_hosted(tool))

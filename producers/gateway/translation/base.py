@@ -105,14 +105,20 @@ def refuse(ask: Ask, api: str, said: Mapping[str, bool]) -> None:
 
 
 def functions(ask: Ask, *, chosen: bool = False) -> list[Mapping[str, Any]] | None:
-    """The functions that are offered, None where there are none; of those among which the reply must choose only these,
-    where `chosen`. Raises ApiError 400 for a tool that is none."""
+    """The functions that are offered, with `strict` where that is asked, None where there are none; of those among
+    which the reply must choose only these, where `chosen`. Raises ApiError 400 for a tool that is none."""
     for at, tool in enumerate(ask.tools or ()):
         if not isinstance(tool.get("function"), dict):
             raise unsupported(f"tools[{at}]", "only functions can be offered to an upstream of another API")
     names = ask.choice.names if chosen and isinstance(ask.choice, Forced) else ()
-    offered = [tool["function"] for tool in ask.tools or ()]
+    offered = [_strict(tool["function"], ask) for tool in ask.tools or ()]
     return [function for function in offered if not names or function.get("name") in names] or None
+
+
+def _strict(function: Mapping[str, Any], ask: Ask) -> Mapping[str, Any]:
+    name = function.get("name")
+    said = {"strict": True} if isinstance(name, str) and name in ask.strict_tools else {}
+    return {**{field: given for field, given in function.items() if field != "strict"}, **said}
 
 
 def parts_of(answer: WholeAnswer) -> list[Part]:

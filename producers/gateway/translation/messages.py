@@ -204,7 +204,8 @@ def _input(arguments: str) -> dict[str, Any]:
 def _tool(function: Mapping[str, Any]) -> dict[str, Any]:
     schema = function.get("parameters") or {"type": "object", "properties": {}}
     about = {"description": function["description"]} if function.get("description") else {}
-    return {"name": function.get("name"), **about, "input_schema": schema}
+    strict = {"strict": True} if function.get("strict") else {}
+    return {"name": function.get("name"), **about, "input_schema": schema, **strict}
 
 
 def _choice(ask: Ask) -> dict[str, Any] | None:

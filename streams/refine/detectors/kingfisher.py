@@ -12,7 +12,8 @@ from millrace.streams.refine.detectors.base import Detector, Hit
 
 
 class Kingfisher(Detector):
-    """All of its rules; every finding blocks. Compiling takes seconds once, then a cache (KF_RULE_CACHE_DIR) serves."""
+    """All of its rules; every finding blocks. Compiling takes seconds once, then a cache serves
+    (`rule_cache`)."""
 
     name = "kingfisher"
 

@@ -14,6 +14,7 @@ from millrace.producers.gateway.whose import Hints
 from millrace.streams.refine.detectors.base import Hit
 from millrace.streams.refine.detectors.guard import Guarded
 from millrace.streams.refine.detectors.kingfisher import Kingfisher
+from millrace.streams.refine.detectors.rule_cache import keep_rules
 from millrace.streams.refine.detectors.rules import luhn, mod97
 from millrace.streams.refine.detectors.vectorscan import CAP, Vectorscan
 from millrace.testing import check_detector
@@ -32,7 +33,7 @@ def detector(request, vectorscan, tmp_path_factory):
     if request.param == "vectorscan":
         yield vectorscan
     elif request.param == "kingfisher":
-        os.environ.setdefault("KF_RULE_CACHE_DIR", str(tmp_path_factory.mktemp("kingfisher")))
+        keep_rules(tmp_path_factory.mktemp("kingfisher"))
         yield Kingfisher()
     else:
         guarded = Guarded(["millrace.streams.refine.detectors.vectorscan:Vectorscan"])

@@ -95,6 +95,34 @@ def test_a_request_says_the_same_in_another_api_or_is_refused(client: str, to: T
     assert counted["said"]
 
 
+TOOLS = {
+    "chat": lambda name, more: {"type": "function", "function": {"name": name, "parameters": SCHEMA, **more}},
+    "messages": lambda name, more: {"name": name, "input_schema": SCHEMA, **more},
+    "responses": lambda name, more: {"type": "function", "name": name, "parameters": SCHEMA, **more},
+}
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+STRICT = st.sampled_from(({}, {"strict": None}, {"strict": False}, {"strict": True}, {"strict": "yes"}))
+
+
+@pairs
+@given(st.dictionaries(st.from_regex(r"[a-z_]{1,8}", fullmatch=True), STRICT, min_size=1, max_size=4), st.booleans())
+def test_the_same_tools_are_strict_in_another_api(
+    client: str, to: Translator, tools: dict[str, dict[str, Any]], inside: bool
+) -> None:
+    field, most, _ = ITEMS[client]
+    offered: list[Any] = [TOOLS[client](name, more) for name, more in tools.items()]
+    space = "crm__" if inside and client == "responses" else ""
+    if space:
+        offered = [{"type": "namespace", "name": "crm", "description": "d", "tools": offered}]
+    body = {"model": "m", most: 9, field: [{"role": "user", "content": "hi"}], "tools": offered}
+    ask = named(client).parse(orjson.dumps(body))
+    there = to.dialect.parse(orjson.dumps(to.request(ask)))
+    strict = {f"{space}{name}" for name, more in tools.items() if more.get("strict") is True}
+    assert ask.strict_tools == there.strict_tools == strict
+    names = [[tool["function"]["name"] for tool in one.tools or ()] for one in (ask, there)]
+    assert names[0] == names[1] == [f"{space}{name}" for name in tools]
+
+
 def heard(to: Translator, pieces: list[bytes]) -> tuple[list[Part], ReplyFacts]:
     """What a stream in these pieces says: texts and thoughts that follow each other in one."""
     listener, out = to.listener(), list[Part]()
