@@ -531,6 +531,10 @@ async def test_what_an_upstream_keeps_is_its_callers_through_any_door(
             for door in both:
                 more = {"model": "far", "input": "more", "previous_response_id": id}
                 assert (await post(door, "/v1/responses", more)).headers[TOLD] == first.headers[TOLD]
+                rated = await post(door, "/v1/feedback", {"response_id": id, "rating": 1.0})
+                assert rated.json()["session"] == first.headers[TOLD]
+                got = await door.http.get(f"/v1/responses/{id}", headers={"x-api-key": "sk-a-of-a-tenant"})
+                assert got.json()["id"] == id
                 by_item = {"model": "far", "input": [{"type": "item_reference", "id": item}]}
                 asked = len(far.bodies)
                 started = (await post(door, "/v1/sessions", {})).json()["api_key"]
