@@ -51,12 +51,7 @@ def own_index() -> int:
 def counts(settings: Settings, now: int) -> list[ProcessCount]:
     """The numbers of processes that there were, as far as they matter at `now` (micros), the newest last, which is the
     present one."""
-    folder, wanted = settings.gateway.capture_dir, settings.gateway.processes
-    try:
-        found = msgspec.json.decode((folder / FILE).read_bytes(), type=list[ProcessCount])
-    except (OSError, msgspec.DecodeError):
-        # Whoever came before this file was one process, if there was any.
-        found = [ProcessCount(1, 0)] if (folder / "lock").exists() else []
+    wanted, found = settings.gateway.processes, _kept(settings.gateway.capture_dir)
     if not found or found[-1].processes != wanted:
         found.append(ProcessCount(wanted, now))
     kept_us = settings.topics.short_hours * 3600 * 1_000_000
@@ -67,11 +62,19 @@ def counts(settings: Settings, now: int) -> list[ProcessCount]:
 
 def note(settings: Settings, now: int) -> tuple[int, ...]:
     """A process starts: keep what the numbers were; returns the former ones that matter, the newest first."""
-    found, folder = counts(settings, now), settings.gateway.capture_dir
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    durable.write(folder / FILE, msgspec.json.encode(found))
-    present = settings.gateway.processes
+    folder, present, found = settings.gateway.capture_dir, settings.gateway.processes, counts(settings, now)
+    if found != (_kept(folder) or [ProcessCount(1, found[0].since)]):
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        durable.write(folder / FILE, msgspec.json.encode(found))
     return tuple(dict.fromkeys(count.processes for count in reversed(found) if count.processes != present))
+
+
+def _kept(folder: Path) -> list[ProcessCount]:
+    """What the file says. Where there is none one process came before, if any did."""
+    try:
+        return msgspec.json.decode((folder / FILE).read_bytes(), type=list[ProcessCount])
+    except (OSError, msgspec.DecodeError):
+        return [ProcessCount(1, 0)] if (folder / "lock").exists() else []
 
 
 def retired(settings: Settings, now: int) -> list[int]:

@@ -109,6 +109,8 @@ class Settings(BaseSettings):
             )
         if self.gateway.policies and self.gateway.upstream_url:
             raise ValueError("[gateway.policies] have engines, and [gateway] upstream_url stands in place of engines")
+        if self.gateway.processes > 1 and not self.gateway.port:
+            raise ValueError("[gateway] processes share one port: say which with [gateway] port")
         if wrong := misrouted(self.gateway.upstreams, self.gateway.routes):
             raise ValueError(wrong)
         if self.adapters and self.engine.kind != "vllm":

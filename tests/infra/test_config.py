@@ -301,3 +301,14 @@ def test_what_becomes_a_decision_is_within_the_bounds_of_one(name: str, highest:
     assert getattr(load(flags={f"policy.{name}": str(highest)}).policy, name) == highest
     with pytest.raises(ConfigError, match=rf"\[policy\] {name}: .*less than or equal to {highest}"):
         load(flags={f"policy.{name}": str(highest + 1)})
+
+
+def test_processes_of_a_gateway_share_a_port_that_is_said() -> None:
+    assert load(flags={"gateway.processes": 3, "gateway.port": 8901}).gateway.processes == 3
+    for flags, said in (
+        ({"gateway.processes": 2, "gateway.port": 0}, "share one port"),
+        ({"gateway.processes": 0}, "greater than or equal to 1"),
+        ({"gateway.processes": 65}, "less than or equal to 64"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            load(flags=flags)

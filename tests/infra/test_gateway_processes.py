@@ -59,8 +59,21 @@ def test_a_number_is_known_for_as_long_as_its_sessions_may_be(
         ended.pop(processes, None)
         before = processes
         former = note(settings(folder, processes), now)
+        (folder / "capture").mkdir(exist_ok=True)
+        (folder / "capture" / "lock").touch()  # as its capture log does next
         assert {count for count, at in ended.items() if now - at <= 24 * HOUR} == set(former)
         assert counts(settings(folder, processes), now)[-1].processes == processes
+
+
+def test_one_process_keeps_nothing_of_its_number(tmp_path: Path) -> None:
+    """Also on a disk that takes nothing it starts."""
+    made = settings(tmp_path, 1)
+    assert note(made, HOUR) == ()
+    assert not made.gateway.capture_dir.exists()
+    made.gateway.capture_dir.mkdir(parents=True)
+    (made.gateway.capture_dir / "lock").touch()
+    assert note(made, 2 * HOUR) == ()
+    assert [path.name for path in made.gateway.capture_dir.iterdir()] == ["lock"]
 
 
 def test_those_beyond_the_number_are_retired_while_they_may_hold_something(tmp_path: Path) -> None:

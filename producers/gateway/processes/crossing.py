@@ -407,6 +407,11 @@ class _Passage:
         except NobodyThere:
             self._crossing.check_drained(way)
             return False
+        except OSError:
+            if not self._leaving.done():
+                raise
+            logger.info("a client went away before the end of its reply")
+            return True
 
     async def _relay(self, way: ProcessWay) -> bool:
         with self._crossing.relaying():

@@ -12,6 +12,7 @@ from typing import Any
 import aiohttp
 import httpx
 import pytest
+from yarl import URL
 
 from millrace.infra.gateway_processes import is_drained, mark_drained
 from millrace.producers.gateway import serve as serve_module
@@ -530,6 +531,10 @@ async def test_what_an_upstream_keeps_is_its_callers_through_any_door(
             for door in both:
                 more = {"model": "far", "input": "more", "previous_response_id": id}
                 assert (await post(door, "/v1/responses", more)).headers[TOLD] == first.headers[TOLD]
+                rated = await post(door, "/v1/feedback", {"response_id": id, "rating": 1.0})
+                assert rated.json()["session"] == first.headers[TOLD]
+                got = await door.http.get(f"/v1/responses/{id}", headers={"x-api-key": "sk-a-of-a-tenant"})
+                assert got.json()["id"] == id
                 by_item = {"model": "far", "input": [{"type": "item_reference", "id": item}]}
                 asked = len(far.bodies)
                 started = (await post(door, "/v1/sessions", {})).json()["api_key"]
@@ -549,3 +554,50 @@ async def test_what_an_upstream_keeps_is_its_callers_through_any_door(
         elsewhere = {"model": "far", "input": "more", "previous_response_id": "resp_of_nobody_here"}
         assert (await post(both[0], "/v1/responses", elsewhere)).json()["error"]["message"].startswith("Previous")
         assert len(far.bodies) > asked, "what nobody was told here may be known there"
+
+
+ODD: list[tuple[str, str, bytes]] = [
+    (method, path, body)
+    for method, paths, bodies in (
+        ("POST", ("/v1/chat/completions", "/v1/messages", "/v1/responses", "/v1/completions", "/v1/embeddings"), (
+            b"", b"{", b"[]", b"null", b'{"model": 5}', b'{"model": "m", "messages": 5, "input": 5, "prompt": 5}',
+            b'{"model": "none", "messages": [], "input": [], "prompt": ""}', b"\xff\xfe", b"[" * 5000,
+            b'{"model": "m", "max_tokens": 3, "messages": [{"role": "user", "content": "hi"}]}',
+            b'{"model": "m", "max_tokens": 3, "input": "hi", "prompt": "hi"}',
+            b'{"model": "m", "previous_response_id": "resp_none", "input": "hi"}',
+            b'{"model": "m", "input": [{"type": "item_reference", "id": "msg_none"}]}',
+        )),
+        ("POST", ("/v1/messages/count_tokens", "/v1/sessions", "/v1/feedback", "/v1/none", "/v1/sessions/none/end"), (
+            b"", b"{", b"[]", b'{"attempt": 5}', b'{"parent": "none"}', b'{"session": "none", "rating": 1}',
+            b'{"response_id": "none", "rating": 1}', b'{"parent": "x", "attempt": "y"}',
+        )),
+        ("GET", ("/v1/models", "/v1/models/policy", "/v1/models/none", "/health", "/v1/responses/none", "/v1/sessions",
+                 "/v1/sessions?name=", "/v1/sessions?name=%ff", "/", "//v1/models", "/session//v1/models",
+                 "/session/a%2Fb/v1/models", "/v1/chat/completions", "/v1/responses/none/input_items"), (b"",)),
+        ("DELETE", ("/v1/responses/none", "/v1/models"), (b"",)),
+        ("PUT", ("/v1/chat/completions",), (b"{}",)),
+    )
+    for path in paths
+    for body in bodies
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("held", [None, 0, 1])
+async def test_odd_requests_are_answered_alike_through_any_door(both: list[World], held: int | None) -> None:
+    async with aiohttp.ClientSession() as http:
+        for method, path, body in ODD:
+            answers = []
+            for door in both:
+                headers = {"authorization": "Bearer sk-a-of-a-tenant", "content-type": "application/json"}
+                if held is not None:
+                    headers["x-session-id"] = names_of(held)
+                url = URL(f"{door.url}{path}", encoded=True)
+                async with http.request(method, url, data=body, headers=headers) as answer:
+                    said = await answer.read()
+                    kept = {name.lower(): value for name, value in answer.headers.items()}
+                for name in ("date", TOLD, "content-length"):
+                    kept.pop(name, None)
+                error = json.loads(said).get("error") if answer.status >= 400 and said else None
+                answers.append((answer.status, answer.reason, kept, error))
+            assert answers[0] == answers[1], (method, path, body[:80])
+            assert answers[0][0] != 500, (method, path, body[:80])
