@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +18,7 @@ from millrace.consumers.replay.reward import sealed as every
 from millrace.infra import faults
 from millrace.infra.errors import FencedError
 from millrace.schemas.records import Reward
+from millrace.streams.reward.conversation import Conversations
 from millrace.streams.reward.judge import Evaluator, Judge, reward_id
 from millrace.streams.reward.pool import Verdict
 from millrace.testing.world import World
@@ -57,6 +59,47 @@ def rewards(made: Whole) -> list[tuple[str, Reward]]:
 def sealed(made: Whole | World) -> dict[str, float | None]:
     past = History(made.bus, NAMESPACE, POLICY)
     return {row["id"]: row["reward"] for kind in (TRAJECTORIES, EVALUATIONS) for row in past.rows(kind)}
+
+
+class Reading(Playing):
+    """Keeps what it was given of each episode's conversation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read: dict[str, str | None] = {}
+
+    async def judge(self, task: str, output: str, episode: dict[str, Any]) -> Verdict:
+        self.read[episode["trajectory"]] = episode["conversation"]
+        return await super().judge(task, output, episode)
+
+
+def test_a_judge_reads_what_governance_left_of_each_conversation() -> None:
+    """Behind the production stages, whatever else lies between the calls of an episode."""
+    reading, calls, broken = Reading(), dict[str, list[str]](), set[str]()
+
+    def later(world: World) -> None:
+        world.drain()
+        past = History(world.bus, NAMESPACE, POLICY)
+        for row in past.rows(
+            EVENTS, only=lambda record: record.headers.get("kind") in (b"model_call", b"episode_ended")
+        ):
+            if row["kind"] == "model_call":
+                calls.setdefault(row["trajectory"], []).append(row.body["response"].decode())
+            if row["kind"] == "episode_ended" and not row.body["whole"]:
+                broken.add(row["trajectory"])
+        read = Conversations(world.bus, f"{NAMESPACE}.events", None, 1 << 20)
+        judge = Judge(reading, SECOND, POLICY, conversations=read)
+        asyncio.run(Replay(past, SECOND, judge).run(world.bus, every(past, lambda _: True)))
+
+    whole(1, later=later)
+    assert any(reading.read.values())
+    for trajectory, found in reading.read.items():
+        made = calls.get(trajectory)
+        if found is None:
+            assert trajectory in broken or not made
+            continue
+        shown = [call["response"] for call in json.loads(found)["calls"]]
+        assert shown == [json.loads(response) for response in made or ()]
 
 
 @pytest.mark.parametrize("seed", range(3))
