@@ -78,6 +78,7 @@ def outline(body: bytes) -> dict[str, Value] | None:
 
 
 def _few_marks(masked: bytes) -> Marks:
+    """What stands outside of strings at the top of a text, one mark after the other."""
     at, what, level = list[int](), list[int](), list[int]()
     deep = start = 0
     for number, part in enumerate(masked.split(b'"')):
@@ -95,7 +96,7 @@ def _few_marks(masked: bytes) -> Marks:
 
 
 def _many_marks(masked: bytes) -> Marks | None:
-    """The same for a long text, where numbers are counted all at once."""
+    """The same, all at once, for a long text; None where there are more than `MOST_ITEMS`."""
     marks = np.frombuffer(masked.translate(_MARKS), np.uint8)
     at = np.flatnonzero(marks)
     what = marks[at]
@@ -110,7 +111,7 @@ def _many_marks(masked: bytes) -> Marks | None:
     return at[top].tolist(), what[top].tolist(), level[top].tolist()
 
 
-def _values(body: bytes, at: list[int], what: list[int], level: list[int]) -> dict[str, Value] | None:
+def _values(body: bytes, at: list[int], what: list[int], level: list[int]) -> dict[str, Value]:
     """The values of an object, by its marks: where they stand, which they are, and how deep."""
     found: dict[str, Value] = {}
     twice: set[str] = set()
