@@ -14,6 +14,7 @@ import statistics
 import time
 import zlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import orjson
@@ -71,16 +72,21 @@ def requests(turns: int) -> list[bytes]:
     return sent
 
 
+def stored(trail: RequestTrail, body: bytes) -> bytes:
+    """What the record of one more call holds."""
+    return trail.stored(body, outlined(body)).request
+
+
 def shortened(sent: list[bytes]) -> list[bytes]:
     """What the records of these calls hold of their requests, checked to say all of them."""
     trail, store, kept = RequestTrail(), RequestStore(), []
     for at, body in enumerate(sent):
         outline = outlined(body)
-        stored = trail.stored(body, outline)
+        left = trail.stored(body, outline)
         trail.recorded(str(at), outline)
-        call = {"request": stored.request, "request_base": stored.base, "request_kept": stored.kept}
+        call = {"request": left.request, "request_base": left.base, "request_kept": left.kept}
         assert store.add(str(at), call) == body, "what was left out can be put in again"
-        kept.append(stored.request)
+        kept.append(left.request)
     return kept
 
 
@@ -112,18 +118,18 @@ def main() -> None:
         sent = requests(turns)
         kept = shortened(sent)
         whole, packed = (size(sent, packed=one) for one in (False, True))
-        stored, both = (size(kept, packed=one) for one in (False, True))
+        new_only, both = (size(kept, packed=one) for one in (False, True))
         new = len(sent[-1])
         trail = RequestTrail()
         for at, body in enumerate(sent[:-1]):
             trail.recorded(str(at), outlined(body))
-        spent = microseconds(lambda body=sent[-1], trail=trail: trail.stored(body, outlined(body)))  # type: ignore[misc]
-        parse = microseconds(lambda body=sent[-1]: orjson.loads(body))  # type: ignore[misc]
+        spent = microseconds(partial(stored, trail, sent[-1]))
+        parse = microseconds(partial(orjson.loads, sent[-1]))
         table.add_row(
             str(turns),
             f"{new:,} B",
             f"{whole / new:.1f}",
-            f"{stored / new:.2f}",
+            f"{new_only / new:.2f}",
             f"{packed / both:.1f} times less",
             f"{spent:,.0f}",
             f"{spent / parse:.1f}",

@@ -3,7 +3,7 @@
     the end of an episode -> where it can have begun -> its calls up to the end, as JSON
 
 Invariants: what was taken out of a call, or withheld, is not shown here either; a call is shown as the log has it, with
-what it does not repeat of an earlier one; a conversation of which a call is missing, or withheld, is none; what is
+what it does not repeat of an earlier one; a conversation of which a call is missing, sealed or blanked is none; what is
 shown fits `most` bytes: where it does not, calls behind the first are left out, and their number is told."""
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Conversations:
         calls: list[JudgedCall] = []
         try:
             for event in self._events(end, ended["trajectory"], start):
-                if event["body_encoding"] != "plain":
+                if event["body_encoding"] != "plain" or _blanked(event):
                     return None
                 calls.append(JudgedCall(event["id"], codec.decode_body("model_call", event["body"])))
         except (Unreadable, SchemaError):
@@ -65,6 +65,12 @@ class Conversations:
                 name, found = decode(record)
                 if name == "Event":
                     yield cast(Event, found)
+
+
+def _blanked(event: Event) -> bool:
+    """Whether refine put something else in the place of an event's text."""
+    governance = event["governance"]
+    return governance is not None and (governance["eligibility"] == "denied" or governance["redaction"] == "failed")
 
 
 def began(trajectory: str) -> int:

@@ -200,6 +200,28 @@ async def test_a_withheld_call_is_not_shown(tmp_path: Path) -> None:
     assert (reward["failure"], asked) == ("no_conversation", [])
 
 
+@pytest.mark.parametrize("decided", [{"eligibility": "denied"}, {"redaction": "failed"}], ids=["denied", "unread"])
+async def test_a_call_that_was_blanked_is_not_judged_by_what_stands_in_its_place(tmp_path: Path, decided: Any) -> None:
+    start, call, end = episode()
+    governance: Any = {
+        "eligibility": "aggregate",
+        "reason": "rule",
+        "classification": "internal",
+        "redaction": "none_needed",
+        "redaction_version": "1",
+        "policy_version": "1",
+        "counts": {},
+        "findings": [],
+        "retention_until": None,
+        "residency": None,
+    }
+    whole, blanked = (envelope.linked({**call, "governance": {**governance, **more}}) for more in ({}, decided))
+    _, asked = await judged(tmp_path, [start, whole, end])
+    assert len(asked) == 1
+    reward, asked = await judged(tmp_path, [start, blanked, end])
+    assert (reward["failure"], asked) == ("no_conversation", [])
+
+
 def test_a_judge_that_reads_none_looks_nothing_up(tmp_path: Path) -> None:
     (tmp_path / "rubric.md").write_text("r")
     chosen = AskedJudge(RewardJudge(url="http://x/v1", model="m", rubric=str(tmp_path / "rubric.md")), 1.0)
