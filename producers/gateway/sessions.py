@@ -20,6 +20,7 @@ from typing import cast
 from millrace.infra import durable, telemetry
 from millrace.infra.config.keys import SESSION_KEY
 from millrace.infra.engines.upstream import NOT_WHOLE, UNTRAINABLE
+from millrace.infra.gateway_processes import folder_of
 from millrace.producers.capture.entry import Entry
 from millrace.producers.capture.log import CaptureLog
 from millrace.producers.gateway import keys
@@ -60,9 +61,9 @@ NAMED_CALLS = 10_000
 
 
 class Sessions:
-    """`folder` keeps the secret of the session keys, unless one that several gateways share is given. After `named_s` a
-    name that clients gave begins another episode, so that one in use all the time is learned from too. `index`: of this
-    process among those of its gateway."""
+    """`folder`, that of the gateway's first process, keeps the secret of the session keys, unless one that several
+    gateways share is given. After `named_s` a name that clients gave begins another episode, so that one in use all
+    the time is learned from too. `index`: of this process among those of its gateway."""
 
     def __init__(
         self, folder: Path, policy: str, secret: str = "", *, named_s: float = NAMED_S, index: int = 0
@@ -81,7 +82,7 @@ class Sessions:
         self.conversations = ReplyOwners()
         self.replies = Replies()
         self.stored = ResponseStore(named_s)
-        self.deleted = DeletedResponses(folder)
+        self.deleted = DeletedResponses(folder_of(folder, index))
         self._aliases: dict[tuple[str, str, str], GatewaySession] = {}
         self._former: dict[tuple[str, str, str], GatewaySession] = {}
         """the newest ended session of each name"""

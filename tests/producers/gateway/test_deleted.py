@@ -12,8 +12,10 @@ import orjson
 import pytest
 
 from millrace.infra import faults
+from millrace.infra.gateway_processes import folder_of
 from millrace.producers.gateway.deleted import DeletedResponses
 from millrace.producers.gateway.rendering.template import TemplateRenderer
+from millrace.producers.gateway.sessions import Sessions
 from tests.support.in_process import InProcess, Played
 
 PATH = "/v1/responses"
@@ -122,3 +124,14 @@ def test_the_file_names_no_more_than_the_log_has(tmp_path: Path) -> None:
     again.settle(lambda id: id == "resp_2")
     assert DeletedResponses(tmp_path).left == {"resp_2"}
     assert (tmp_path / "deleted").stat().st_mode & 0o777 == 0o600
+
+
+def test_the_processes_of_one_gateway_forget_what_is_their_own(tmp_path: Path) -> None:
+    """A start drops ids that its log does not have: never those of another process's log."""
+    for index in (0, 1):
+        folder_of(tmp_path / "capture", index).mkdir()
+        Sessions(tmp_path / "capture", "p", index=index).deleted.add(f"resp_{index}")
+    for index in (1, 0, 1):
+        sessions = Sessions(tmp_path / "capture", "p", index=index)
+        assert sessions.deleted.left == {f"resp_{index}"}
+        sessions.deleted.settle(f"resp_{index}".__eq__)
