@@ -161,7 +161,7 @@ def _renderers(settings: Settings) -> dict[str, str]:
 
 
 def _rendered(renderers: dict[str, str]) -> str:
-    from millrace.producers.gateway.rendering.choose import check as check_renderer
+    from millrace.dialects.rendering.choose import check as check_renderer
 
     for where, name in renderers.items():
         check_renderer(name, where)

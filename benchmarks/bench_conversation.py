@@ -21,7 +21,7 @@ import orjson
 from rich.console import Console
 from rich.table import Table
 
-from millrace.producers.gateway.trail import RequestTrail
+from millrace.producers.gateway.sessions.request_trail import RequestTrail
 from millrace.schemas.requests import RequestStore, outlined
 
 WORDS = [

@@ -27,8 +27,8 @@ import orjson
 import uvloop
 
 from benchmarks.delay_shapes import RESPONSES, SHAPES, Shape, chat
-from millrace.producers.gateway.rendering.template import TemplateRenderer
-from millrace.producers.gateway.rendering.tokenizer import ChatTokenizer
+from millrace.dialects.rendering.template import TemplateRenderer
+from millrace.dialects.rendering.tokenizer import ChatTokenizer
 from millrace.producers.gateway.upstreams.routes import RouteRule
 from millrace.producers.gateway.upstreams.upstreams import ONE
 from tests.support import chat_tokenizer

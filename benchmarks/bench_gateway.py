@@ -119,23 +119,23 @@ class Nowhere(Publisher):
 
 def gateway(port: int, engine_url: str, folder: Path, tokenizer: Path, layout: tuple[int, int] = (0, 1)) -> None:
     """The gateway, whole but for Kafka. `layout`: its index among so many processes."""
+    from millrace.dialects.rendering.template import TemplateRenderer
+    from millrace.dialects.rendering.tokenizer import ChatTokenizer
     from millrace.infra.engines.vllm.engine import VllmEngine
     from millrace.infra.gateway_processes import folder_of
     from millrace.infra.log.base import TopicSpec
     from millrace.infra.log.blobs import ClaimStore
     from millrace.producers.capture.forwarder import Forwarder
     from millrace.producers.capture.log import CaptureLog
-    from millrace.producers.gateway.fleet import Fleet
-    from millrace.producers.gateway.gateway import Gateway
+    from millrace.producers.gateway.calls.fleet import Fleet
+    from millrace.producers.gateway.calls.gateway import Gateway
     from millrace.producers.gateway.options import GatewayOptions
     from millrace.producers.gateway.processes.crossing import Crossing
     from millrace.producers.gateway.processes.hop import Hops
     from millrace.producers.gateway.processes.owner import ProcessLayout
-    from millrace.producers.gateway.recorder import Recorder
-    from millrace.producers.gateway.rendering.template import TemplateRenderer
-    from millrace.producers.gateway.rendering.tokenizer import ChatTokenizer
     from millrace.producers.gateway.serve import serve
-    from millrace.producers.gateway.sessions import Sessions
+    from millrace.producers.gateway.sessions.recorder import Recorder
+    from millrace.producers.gateway.sessions.sessions import Sessions
 
     async def run() -> None:
         sys.setswitchinterval(0.0005)

@@ -13,7 +13,6 @@ from pathlib import Path
 from torch.distributed.distributed_c10d import Store
 
 from benchmarks.layout_runs import SHARDS, Outcome, Recording
-from millrace.consumers.history.places import PlaceReader
 from millrace.consumers.learner import verdict
 from millrace.consumers.learner.agreement import Peer, Roster
 from millrace.consumers.learner.build import build_trainer
@@ -21,6 +20,7 @@ from millrace.consumers.learner.order import LearningOrder
 from millrace.consumers.learner.reading import read
 from millrace.infra.config import load
 from millrace.infra.log.blobs import ClaimStore
+from millrace.infra.log.history.places import PlaceReader
 from millrace.infra.log.kafka.bus import KafkaBus
 from millrace.schemas import codec
 from millrace.trainers import checkpoint

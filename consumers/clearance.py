@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from millrace.consumers.history.dialogue import Unsayable
-from millrace.consumers.history.rows import Row
+from millrace.dialects.dialogue import Unsayable
 from millrace.infra.config import Settings
+from millrace.infra.log.history.rows import Row
 from millrace.schemas.errors import CorruptRecord
 from millrace.schemas.records import Event, Governance, ModelCall, Split
 from millrace.streams.refine.tenancy import Tenancy

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from millrace.consumers import policy_names
-from millrace.consumers.history import newest
 from millrace.infra.config import Settings
 from millrace.infra.connect import connect
 from millrace.infra.errors import PolicyError
 from millrace.infra.log.base import Bus
+from millrace.infra.log.history import newest
 from millrace.infra.versions import directory
 
 

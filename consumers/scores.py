@@ -9,7 +9,7 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from millrace.consumers.history import scores
+from millrace.consumers import score_ids
 from millrace.infra.config import Settings
 from millrace.infra.log.base import Bus, Outgoing, Place
 from millrace.infra.log.blobs import ClaimStore
@@ -39,7 +39,7 @@ def publish(settings: Settings, bus: Bus, evaluation: Evaluation) -> Place:
     Raises TopicError where that topic is missing, UnreachableError when the log does not answer."""
     topic = full_name(settings.namespace, f"{evaluation['policy']}.scores")
     bus.partitions(topic)  # Kafka would create a missing one, with settings of its own
-    data = ClaimStore(settings.claims).fitting("Evaluation", codec.encode("Evaluation", scores.named(evaluation)))
+    data = ClaimStore(settings.claims).fitting("Evaluation", codec.encode("Evaluation", score_ids.named(evaluation)))
     key = "" if evaluation["version"] is None else str(evaluation["version"])
     with bus.publisher() as publisher:
         handed = publisher.publish(Outgoing(topic, key.encode(), data))

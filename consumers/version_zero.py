@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from millrace.consumers import policy_names
-from millrace.consumers.history import newest
-from millrace.consumers.history.ledger import chained
 from millrace.infra.config import Settings
 from millrace.infra.engines.vllm.launch import installed
 from millrace.infra.errors import PolicyError, ServiceError
 from millrace.infra.log.base import Bus, Outgoing
+from millrace.infra.log.history import newest
+from millrace.infra.log.history.ledger import chained
 from millrace.schemas import codec
 from millrace.schemas.ids import now_micros
 from millrace.schemas.records import LedgerEntry, WeightVersion

@@ -19,12 +19,12 @@ CALLER = "it says so in `Raises`, and whoever calls it answers"
 STATE = "without it the state, or the chain, is another: nobody may go on past it"
 BARE = {
     "consumers/audit/again.py:difference": OWN,
-    "consumers/history/ledger.py:stored_hash": CALLER,
-    "consumers/history/newest.py:_event_of": OWN,
-    "consumers/history/newest.py:older": OWN,
-    "consumers/history/rows.py:body": CALLER,
-    "consumers/history/rows.py:row_of": CALLER,
-    "consumers/history/scores.py:stored_id": CALLER,
+    "infra/log/history/ledger.py:stored_hash": CALLER,
+    "infra/log/history/newest.py:_event_of": OWN,
+    "infra/log/history/newest.py:older": OWN,
+    "infra/log/history/rows.py:body": CALLER,
+    "infra/log/history/rows.py:row_of": CALLER,
+    "consumers/score_ids.py:stored_id": CALLER,
     "consumers/replay/rebuild/spool.py:_named": OWN,
     "consumers/replay/reward.py:_read": OWN,
     "consumers/warehouse/sorting.py:laid_open": CALLER,
@@ -33,7 +33,7 @@ BARE = {
     "infra/stages/replay.py:_compare": CALLER,
     "infra/stages/replay.py:turns": STATE,
     "infra/stages/state.py:restore": STATE,
-    "producers/gateway/sessions.py:_refold": CALLER,
+    "producers/gateway/sessions/sessions.py:_refold": CALLER,
 }
 
 

@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from millrace.producers.gateway.rendering.template import TemplateRenderer
-from millrace.producers.gateway.rendering.tokenizer import ChatTokenizer
+from millrace.dialects.rendering.template import TemplateRenderer
+from millrace.dialects.rendering.tokenizer import ChatTokenizer
 from tests.support import chat_tokenizer
 from tests.support.gateway_world import ScriptedEngine, World, world
 from tests.support.wire import Witness

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from millrace.consumers.audit.rows import Mark, Row
-from millrace.consumers.history.timeline import Timeline
 from millrace.infra.log.base import Place
+from millrace.infra.log.history.timeline import Timeline
 from millrace.infra.log.topics import stages_of, turns_of
 from millrace.schemas.records import Decision, Grant, LedgerEntry, Prompt, Resolution, WeightVersion
 

@@ -20,8 +20,8 @@ from millrace.consumers.audit.walk import Walk
 from millrace.consumers.audit.written import Where
 from millrace.infra.errors import InputGone, MillraceError, StorageError, UnreachableError
 from millrace.infra.log.base import Record
+from millrace.infra.log.readable import readable
 from millrace.infra.log.topics import changelog_of, full_name, stages_of, turns_of
-from millrace.infra.reading import readable
 from millrace.infra.stages.base import Stage
 from millrace.infra.stages.replay import Refolded, refold
 from millrace.infra.stages.state import SlotState

@@ -8,8 +8,8 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from millrace.consumers.history.rows import Mark, Row, place_of
 from millrace.infra.log.base import Place
+from millrace.infra.log.history.rows import Mark, Row, place_of
 from millrace.schemas.arrays import unpack
 from millrace.schemas.records import Event, Lineage, Trajectory
 

@@ -26,9 +26,9 @@ from millrace.consumers.audit.verdict import AuditReport
 from millrace.consumers.audit.versions import LedgerChain, Tiles, Versions
 from millrace.consumers.audit.walk import Walk, Watch
 from millrace.consumers.audit.weights import Weights
-from millrace.consumers.history.rows import Resolve, as_stored
 from millrace.infra.errors import AuditError
 from millrace.infra.log.base import Bus
+from millrace.infra.log.history.rows import Resolve, as_stored
 
 LAWS: tuple[type[Law], ...] = (
     Records,

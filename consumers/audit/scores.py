@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from millrace.consumers.audit.facts import Facts
 from millrace.consumers.audit.law import Law
 from millrace.consumers.audit.rows import Mark, Row
-from millrace.consumers.history.scores import stored_id
+from millrace.consumers.score_ids import stored_id
 from millrace.schemas.records import Evaluation, LedgerEntry
 
 

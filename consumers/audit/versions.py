@@ -9,7 +9,7 @@ from millrace.consumers.audit.facts import Facts
 from millrace.consumers.audit.law import Law
 from millrace.consumers.audit.rows import Mark, Row
 from millrace.consumers.audit.selections import Item, digest, item, said_order
-from millrace.consumers.history.ledger import stored_hash
+from millrace.infra.log.history.ledger import stored_hash
 from millrace.schemas.records import LedgerEntry, WeightVersion
 
 NO_SEQ = -1

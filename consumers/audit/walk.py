@@ -17,12 +17,12 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 from millrace.consumers.audit.rows import Row, SealedSample
-from millrace.consumers.history.extent import Extent
-from millrace.consumers.history.kinds import TURNS
-from millrace.consumers.history.reader import History, Stretch, Unreadable, left_out
-from millrace.consumers.history.rows import Resolve
 from millrace.infra.errors import AuditError, ClaimError
 from millrace.infra.log.base import Bus, Place, Record
+from millrace.infra.log.history.extent import Extent
+from millrace.infra.log.history.kinds import TURNS
+from millrace.infra.log.history.reader import History, Stretch, Unreadable, left_out
+from millrace.infra.log.history.rows import Resolve
 from millrace.schemas.errors import SchemaError
 
 if TYPE_CHECKING:

@@ -17,13 +17,13 @@ from millrace.consumers.clearance import Allowed
 from millrace.consumers.export.sample import ExportedSample
 from millrace.consumers.export.select import Selection
 from millrace.consumers.export.trained import TrainingVersions
-from millrace.consumers.history.dialogue import Unsayable
-from millrace.consumers.history.kinds import EVALUATIONS, EVENTS, LEDGER, TRAJECTORIES, Kind
-from millrace.consumers.history.nowhere import lost
-from millrace.consumers.history.reader import History, Stretch
-from millrace.consumers.history.rows import Row
+from millrace.dialects.dialogue import Unsayable
 from millrace.infra.errors import ClaimError, StorageError
 from millrace.infra.log.base import Place, Record
+from millrace.infra.log.history.gaps import lost
+from millrace.infra.log.history.kinds import EVALUATIONS, EVENTS, LEDGER, TRAJECTORIES, Kind
+from millrace.infra.log.history.reader import History, Stretch
+from millrace.infra.log.history.rows import Row
 from millrace.schemas.errors import SchemaError
 from millrace.schemas.records import Event, Trajectory
 

@@ -21,12 +21,12 @@ from millrace.consumers.export.layouts.base import ExportLayout
 from millrace.consumers.export.sample import ExportedSample
 from millrace.consumers.export.select import Selection
 from millrace.consumers.export.sinks import JsonLines, digest, sink
-from millrace.consumers.history.dialogue import Unsayable
-from millrace.consumers.history.reader import History
+from millrace.dialects.dialogue import Unsayable
 from millrace.infra import durable
 from millrace.infra.config import Settings
 from millrace.infra.connect import claims, history
 from millrace.infra.errors import ExportError
+from millrace.infra.log.history.reader import History
 
 FORMAT = 1
 EXAMPLES = 5

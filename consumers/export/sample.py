@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millrace.consumers.clearance import cleared
-from millrace.consumers.history.dialogue import Dialogue, Unsayable, dialogue
-from millrace.consumers.history.requests import whole_calls
-from millrace.consumers.history.rows import Row
+from millrace.dialects.dialogue import Dialogue, Unsayable, dialogue
 from millrace.infra.log.base import Place
+from millrace.infra.log.history.requests import whole_calls
+from millrace.infra.log.history.rows import Row
 from millrace.schemas.arrays import unpack
 from millrace.schemas.errors import SchemaError
 from millrace.schemas.records import Event, Lineage, ModelCall, Trajectory

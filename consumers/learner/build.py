@@ -9,8 +9,6 @@ from pathlib import Path
 import numpy as np
 
 from millrace.consumers import policy_names
-from millrace.consumers.history import newest
-from millrace.consumers.history.places import PlaceReader
 from millrace.consumers.learner import layouts
 from millrace.consumers.learner.agreement import client_id
 from millrace.consumers.learner.collect import newer
@@ -24,6 +22,8 @@ from millrace.infra.config import Settings
 from millrace.infra.errors import ConfigError, PolicyError
 from millrace.infra.log.base import Bus
 from millrace.infra.log.blobs import ClaimStore
+from millrace.infra.log.history import newest
+from millrace.infra.log.history.places import PlaceReader
 from millrace.infra.log.topics import full_name
 from millrace.infra.versions import located
 from millrace.schemas.records import LedgerEntry, WeightVersion

@@ -17,12 +17,12 @@ import shutil
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
-from millrace.consumers.history import newest
-from millrace.consumers.history.kinds import WORKERS
-from millrace.consumers.history.newest import Head
-from millrace.consumers.history.reader import History, left_out
 from millrace.infra import durable, faults
 from millrace.infra.log.base import Bus
+from millrace.infra.log.history import newest
+from millrace.infra.log.history.kinds import WORKERS
+from millrace.infra.log.history.newest import Head
+from millrace.infra.log.history.reader import History, left_out
 from millrace.infra.versions import directory
 from millrace.trainers.delta_files import FOLDER
 

@@ -12,15 +12,15 @@ import time
 from collections.abc import Callable
 
 from millrace.consumers import policy_names
-from millrace.consumers.history import newest
 from millrace.consumers.learner.agreement import address
 from millrace.consumers.learner.identity import differing, identify, shown_by
 from millrace.consumers.learner.membership import refuses
 from millrace.infra.config import Settings
 from millrace.infra.errors import RefusedMember
 from millrace.infra.log.base import Bus
+from millrace.infra.log.history import newest
 from millrace.infra.log.newest import newest_first
-from millrace.infra.reading import readable
+from millrace.infra.log.readable import readable
 from millrace.schemas.records import Resolution
 
 LONGEST_S = 3.0

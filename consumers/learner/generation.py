@@ -10,7 +10,6 @@ that was not committed is forgotten with the whole generation.
 
 from __future__ import annotations
 
-from millrace.consumers.history.newest import Head
 from millrace.consumers.learner import mismatch, rank_numbers, verdict
 from millrace.consumers.learner.agreement import Roster
 from millrace.consumers.learner.collect import newer
@@ -24,6 +23,7 @@ from millrace.consumers.learner.version_records import histogram
 from millrace.infra import faults
 from millrace.infra.errors import RegroupError
 from millrace.infra.log.base import MemberToken
+from millrace.infra.log.history.newest import Head
 from millrace.infra.versions import directory
 from millrace.trainers import checkpoint
 from millrace.trainers.errors import CheckpointError

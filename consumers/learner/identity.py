@@ -29,7 +29,7 @@ OF_BACKEND: Mapping[str, tuple[str, ...]] = {DEEPSPEED: ("deepspeed",), MEGATRON
 """libraries that train by a backend -> what it adds"""
 DRIVER = "driver"
 """the GPU's, which is recorded and compared by proofs, and may differ among machines that train together"""
-CODE = ("schemas", "trainers", "consumers/learner", "consumers/history")
+CODE = ("schemas", "trainers", "consumers/learner", "infra/log/history")
 NOT_TRAINING = frozenset(
     {
         "learners",

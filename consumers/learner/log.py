@@ -10,16 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from millrace.consumers.history.follow import PartitionCursor
-from millrace.consumers.history.kinds import COMPLETIONS, LEDGER, RESOLUTIONS, WEIGHTS, deployment_of
-from millrace.consumers.history.reader import History, named
-from millrace.consumers.history.rows import Row, as_stored
 from millrace.consumers.learner.frontier import Frontier
 from millrace.consumers.learner.order import LearningOrder
 from millrace.infra.errors import ClaimError, LearnerError, LedgerError
 from millrace.infra.log.base import Bus, Record
 from millrace.infra.log.blobs import ClaimStore
-from millrace.infra.reading import passed_over
+from millrace.infra.log.history.follow import PartitionCursor
+from millrace.infra.log.history.kinds import COMPLETIONS, LEDGER, RESOLUTIONS, WEIGHTS, deployment_of
+from millrace.infra.log.history.reader import History, named
+from millrace.infra.log.history.rows import Row, as_stored
+from millrace.infra.log.readable import passed_over
 from millrace.schemas import bounds
 from millrace.schemas.errors import SchemaError
 from millrace.schemas.records import Place, Resolution, WeightVersion

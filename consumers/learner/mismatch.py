@@ -5,11 +5,11 @@ Before, since a member with another layout would count other ranks, and wait for
 
 from __future__ import annotations
 
-from millrace.consumers.history import newest
 from millrace.consumers.learner.agreement import Roster
 from millrace.consumers.learner.identity import Identity, differing, shown_by
 from millrace.consumers.learner.parts import Parts
 from millrace.infra.errors import RefusedMember, RegroupError
+from millrace.infra.log.history import newest
 
 
 def refuse(parts: Parts, roster: Roster) -> None:

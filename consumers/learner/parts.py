@@ -8,13 +8,13 @@ from pathlib import Path
 
 from torch.distributed.distributed_c10d import Store
 
-from millrace.consumers.history.places import PlaceReader
 from millrace.consumers.learner.identity import Identity
 from millrace.consumers.learner.log import PolicyLog
 from millrace.consumers.learner.membership import Membership
 from millrace.consumers.learner.sender import WeightSender
 from millrace.infra.config import Settings
 from millrace.infra.log.base import Bus
+from millrace.infra.log.history.places import PlaceReader
 from millrace.schemas.records import LedgerEntry
 from millrace.trainers.backends.base import Backend
 from millrace.trainers.learning import Trainer

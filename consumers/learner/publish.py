@@ -12,8 +12,6 @@ from dataclasses import dataclass
 
 import torch
 
-from millrace.consumers.history import newest
-from millrace.consumers.history.newest import Head
 from millrace.consumers.learner.agreement import Roster
 from millrace.consumers.learner.collect import collect, serving_versions
 from millrace.consumers.learner.commit import checkpoint_fault, commit_version
@@ -25,6 +23,8 @@ from millrace.infra import faults
 from millrace.infra.errors import BusError, FencedError, LearnerError, RefusedError, UnreachableError
 from millrace.infra.log.base import MemberToken, Transactor
 from millrace.infra.log.blobs import ClaimStore
+from millrace.infra.log.history import newest
+from millrace.infra.log.history.newest import Head
 from millrace.infra.versions import directory
 from millrace.schemas.ids import now_micros
 from millrace.schemas.records import LedgerEntry, WeightVersion

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from millrace.consumers.history.places import CLAIM, CORRUPT, GONE, Lost, PlaceReader
 from millrace.consumers.learner.verdict import PlacedGroup
 from millrace.consumers.learner.version_records import AGES
 from millrace.infra import telemetry
 from millrace.infra.log.base import Place
+from millrace.infra.log.history.places import CLAIM, CORRUPT, GONE, Lost, PlaceReader
 from millrace.trainers.batches.sample import Sample, check, samples_of
 from millrace.trainers.errors import BadSample
 

@@ -17,10 +17,10 @@ import msgspec
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from millrace.consumers.history.newest import Head
 from millrace.consumers.learner.agreement import Roster
 from millrace.consumers.learner.membership import refuses
 from millrace.infra.errors import RegroupError
+from millrace.infra.log.history.newest import Head
 
 STORE_TIMEOUT_S = 10.0
 LOOK_S = 0.02

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import time
 
-from millrace.consumers.history import newest
 from millrace.consumers.learner.agreement import Roster
 from millrace.consumers.learner.parts import Parts
+from millrace.infra.log.history import newest
 
 LOOK_S = 0.2
 """between two polls of the group"""

@@ -10,9 +10,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 
-from millrace.consumers.history import ledger
 from millrace.infra.config import Settings
 from millrace.infra.log.base import Bus
+from millrace.infra.log.history import ledger
 from millrace.schemas.records import LedgerEntry
 from millrace.trainers.tracking.base import Tracker
 from millrace.trainers.tracking.registry import open_trackers

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from millrace.consumers.history.ledger import chained
-from millrace.consumers.history.newest import Head
 from millrace.consumers.learner.agreement import Roster
 from millrace.consumers.learner.identity import Identity
 from millrace.consumers.learner.order import Batch
+from millrace.infra.log.history.ledger import chained
+from millrace.infra.log.history.newest import Head
 from millrace.schemas.records import LedgerEntry, RankShare, TrainedGroup, WeightVersion
 from millrace.trainers.delta_files import WrittenDelta
 from millrace.trainers.learning import Report, Share

@@ -11,10 +11,6 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
-from millrace.consumers.history.follow import Follower
-from millrace.consumers.history.kinds import WEIGHTS
-from millrace.consumers.history.reader import History
-from millrace.consumers.history.rows import Row
 from millrace.consumers.reloader import adapter
 from millrace.consumers.reloader.core import Condemn, Idle, ReloaderState, Swap, fault_of
 from millrace.consumers.reloader.directory import Signature, check
@@ -25,7 +21,11 @@ from millrace.infra import faults
 from millrace.infra.engines.control import EngineControl, EngineState, PauseMode
 from millrace.infra.errors import EngineError, EngineUnavailable, ReloadError, UnreachableError
 from millrace.infra.log.base import Bus
-from millrace.infra.reading import passed_over
+from millrace.infra.log.history.follow import Follower
+from millrace.infra.log.history.kinds import WEIGHTS
+from millrace.infra.log.history.reader import History
+from millrace.infra.log.history.rows import Row
+from millrace.infra.log.readable import passed_over
 from millrace.infra.versions import located
 from millrace.schemas.labels import make_label
 from millrace.schemas.records import WeightVersion

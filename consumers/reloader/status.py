@@ -12,11 +12,11 @@ import time
 from collections.abc import Coroutine
 from typing import Any
 
-from millrace.consumers.history.kinds import WORKERS
-from millrace.consumers.history.reader import History, left_out
 from millrace.consumers.reloader.core import ReloaderState
 from millrace.infra.errors import UnreachableError
 from millrace.infra.log.base import Bus, Outgoing, Publisher
+from millrace.infra.log.history.kinds import WORKERS
+from millrace.infra.log.history.reader import History, left_out
 from millrace.infra.workers import key_of, status
 from millrace.schemas.records import WorkerState
 

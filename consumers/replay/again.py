@@ -8,14 +8,14 @@ from typing import NamedTuple
 
 from millrace.consumers import clearance
 from millrace.consumers.export.select import Selection
-from millrace.consumers.history.kinds import EVALUATIONS, TRAJECTORIES
-from millrace.consumers.history.nowhere import whole
-from millrace.consumers.history.reader import History
 from millrace.consumers.replay.asked import question
 from millrace.consumers.replay.reward import Replay, RewardComparison, sealed
 from millrace.consumers.replay.selection import Selector
 from millrace.infra.config import Settings
 from millrace.infra.connect import claims, history
+from millrace.infra.log.history.gaps import whole
+from millrace.infra.log.history.kinds import EVALUATIONS, TRAJECTORIES
+from millrace.infra.log.history.reader import History
 from millrace.infra.log.topics import full_name
 from millrace.schemas.records import Trajectory
 from millrace.streams.reward.choose import choose, conversations, independent

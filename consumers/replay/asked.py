@@ -15,13 +15,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from millrace.consumers.history.kinds import EVALUATIONS, TRAJECTORIES, topics_of
 from millrace.consumers.replay.selection import Question, Selected, Selector, Wanted
 from millrace.consumers.warehouse.asking import Asking, leave, open_asking
 from millrace.consumers.warehouse.statements import split
 from millrace.infra.config import Settings
 from millrace.infra.errors import QuestionError
 from millrace.infra.log.base import Place
+from millrace.infra.log.history.kinds import EVALUATIONS, TRAJECTORIES, topics_of
 
 PLACE = ("topic", "part", "off")
 IDS = ("trajectory", "id")

@@ -11,8 +11,6 @@ from pathlib import Path
 from rich.text import Text
 
 from millrace.consumers import policy_names
-from millrace.consumers.history.places import PlaceReader
-from millrace.consumers.history.reader import History
 from millrace.consumers.replay import same
 from millrace.consumers.replay.crew import Crew
 from millrace.consumers.replay.dump import Dump
@@ -25,6 +23,8 @@ from millrace.infra.config import Settings
 from millrace.infra.connect import claims, history
 from millrace.infra.errors import ConfigError, ProofError
 from millrace.infra.log.base import Bus
+from millrace.infra.log.history.places import PlaceReader
+from millrace.infra.log.history.reader import History
 from millrace.infra.terminal import Terminal, put_json
 
 COLOURS = {"equal": "green", "close": "yellow", "differs": "bold red", "unknown": "yellow"}

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from millrace.consumers.clearance import Allowed, cleared
-from millrace.consumers.history.dialogue import Unsayable
-from millrace.consumers.history.rows import Row
+from millrace.dialects.dialogue import Unsayable
+from millrace.infra.log.history.rows import Row
 from millrace.schemas.errors import SchemaError
 from millrace.schemas.records import Event, Trajectory
 

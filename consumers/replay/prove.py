@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from millrace.consumers.history.places import PlaceReader
 from millrace.consumers.learner import layouts
 from millrace.consumers.learner.collect import base_of
 from millrace.consumers.learner.reading import read
@@ -31,6 +30,7 @@ from millrace.consumers.replay.plan import Plan
 from millrace.consumers.replay.recorded import RecordedVersion, RecordedVersions, believed
 from millrace.infra.config import Settings
 from millrace.infra.errors import ProofError
+from millrace.infra.log.history.places import PlaceReader
 from millrace.trainers import manifest
 
 Word = Literal["equal", "close", "differs", "unknown"]

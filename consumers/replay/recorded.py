@@ -11,13 +11,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from millrace.consumers.history.kinds import LEDGER, RESOLUTIONS, TRAJECTORIES, WEIGHTS
-from millrace.consumers.history.ledger import entries
-from millrace.consumers.history.reader import History, left_out
 from millrace.consumers.learner.order import LearningOrder
 from millrace.infra import versions
 from millrace.infra.errors import LearnerError, PolicyError, ProofError
-from millrace.infra.reading import readable
+from millrace.infra.log.history.kinds import LEDGER, RESOLUTIONS, TRAJECTORIES, WEIGHTS
+from millrace.infra.log.history.ledger import entries
+from millrace.infra.log.history.reader import History, left_out
+from millrace.infra.log.readable import readable
 from millrace.schemas.records import LedgerEntry, Resolution, WeightVersion
 from millrace.trainers import manifest
 from millrace.trainers.errors import CheckpointError

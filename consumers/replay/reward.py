@@ -17,10 +17,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 
-from millrace.consumers.history.kinds import EVALUATIONS, EVENTS, RAW, TRAJECTORIES, Kind
-from millrace.consumers.history.reader import History
 from millrace.infra import faults
 from millrace.infra.log.base import Bus, Outgoing, Record
+from millrace.infra.log.history.kinds import EVALUATIONS, EVENTS, RAW, TRAJECTORIES, Kind
+from millrace.infra.log.history.reader import History
 from millrace.infra.log.topics import full_name
 from millrace.schemas import codec
 from millrace.schemas.errors import SchemaError

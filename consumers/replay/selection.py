@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from millrace.consumers.clearance import Allowed, cleared
-from millrace.consumers.history.kinds import EVALUATIONS, EVENTS, TRAJECTORIES, Kind
-from millrace.consumers.history.nowhere import whole
-from millrace.consumers.history.reader import History
-from millrace.consumers.history.rows import Row
 from millrace.consumers.replay.eligible import EVALUATION, problem
 from millrace.consumers.replay.text import Texts, Writer
 from millrace.infra.log.base import Place
+from millrace.infra.log.history.gaps import whole
+from millrace.infra.log.history.kinds import EVALUATIONS, EVENTS, TRAJECTORIES, Kind
+from millrace.infra.log.history.reader import History
+from millrace.infra.log.history.rows import Row
 from millrace.schemas.records import Event, Trajectory
 from millrace.trainers.batches.sample import check, samples_of
 from millrace.trainers.errors import BadSample

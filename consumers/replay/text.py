@@ -20,13 +20,13 @@ from hashlib import blake2b
 
 import numpy as np
 
-from millrace.consumers.history.dialogue import Unsayable, dialogue
-from millrace.consumers.history.requests import whole_calls
-from millrace.consumers.history.rows import Row
+from millrace.dialects.dialogue import Unsayable, dialogue
+from millrace.dialects.rendering.base import Renderer
+from millrace.dialects.rendering.reply_tokens import TOO_LONG, Spoken, Unspoken, spoken
 from millrace.infra.engines.upstream import UNTRAINABLE
 from millrace.infra.errors import ConfigError
-from millrace.producers.gateway.rendering.base import Renderer
-from millrace.producers.gateway.rendering.spoken import TOO_LONG, Spoken, Unspoken, spoken
+from millrace.infra.log.history.requests import whole_calls
+from millrace.infra.log.history.rows import Row
 from millrace.schemas.records import Event, ModelCall, Trajectory
 from millrace.trainers.batches.sample import Sample, check
 from millrace.trainers.errors import BadSample

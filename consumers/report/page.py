@@ -14,13 +14,13 @@ from markupsafe import Markup
 
 from millrace.consumers.audit import AuditReport, audit
 from millrace.consumers.audit.command import spot
-from millrace.consumers.history.rows import Resolve, as_stored
 from millrace.consumers.report.charts import drawn, shortened
 from millrace.consumers.report.summary import Summary, summary
 from millrace.infra import durable
 from millrace.infra.config import Settings
 from millrace.infra.connect import claims, history
 from millrace.infra.log.base import Bus
+from millrace.infra.log.history.rows import Resolve, as_stored
 from millrace.schemas.ids import now_micros
 
 TEMPLATE = "page.html.jinja"

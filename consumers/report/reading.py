@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from millrace.consumers.history.kinds import (
+from millrace.infra.log.base import Bus
+from millrace.infra.log.history.kinds import (
     DEAD_LETTERS,
     DECISIONS,
     GRANTS,
@@ -19,9 +20,8 @@ from millrace.consumers.history.kinds import (
     Kind,
     R,
 )
-from millrace.consumers.history.reader import History, left_out
-from millrace.consumers.history.rows import Resolve, as_stored
-from millrace.infra.log.base import Bus
+from millrace.infra.log.history.reader import History, left_out
+from millrace.infra.log.history.rows import Resolve, as_stored
 from millrace.infra.log.topics import stages_of, turns_of
 from millrace.schemas.records import (
     DeadLetter,

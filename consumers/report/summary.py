@@ -17,10 +17,10 @@ from statistics import fmean
 
 import numpy as np
 
-from millrace.consumers.history.rows import Resolve, as_stored
 from millrace.consumers.report.faults import LearnerChange, QuietStages, changes, silences
 from millrace.consumers.report.reading import Reading, read
 from millrace.infra.log.base import Bus
+from millrace.infra.log.history.rows import Resolve, as_stored
 from millrace.schemas.ids import now_micros
 from millrace.schemas.records import Evaluation, LedgerEntry, Resolution, WorkerStatus
 

@@ -11,11 +11,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from millrace.consumers.history.follow import Follower
-from millrace.consumers.history.kinds import LEDGER, RESOLUTIONS, WEIGHTS, WORKERS
-from millrace.consumers.history.reader import History, left_out
-from millrace.consumers.history.rows import Row
 from millrace.infra.log.base import Bus
+from millrace.infra.log.history.follow import Follower
+from millrace.infra.log.history.kinds import LEDGER, RESOLUTIONS, WEIGHTS, WORKERS
+from millrace.infra.log.history.reader import History, left_out
+from millrace.infra.log.history.rows import Row
 from millrace.schemas.records import LedgerEntry, Resolution, WeightVersion, WorkerStatus
 
 

@@ -13,14 +13,14 @@ from statistics import fmean
 from typing import Any
 
 from millrace.consumers.audit.command import spot
-from millrace.consumers.history.requests import WholeRequests
-from millrace.consumers.history.rows import Row, place_of
 from millrace.consumers.trajectory.find import FoundTrajectory
 from millrace.consumers.trajectory.tokens import Traced, traced
 from millrace.consumers.why.render import event_line
 from millrace.consumers.why.spoken import spoken
 from millrace.consumers.why.story import Passage, Story
 from millrace.consumers.why.verdict import verdict
+from millrace.infra.log.history.requests import WholeRequests
+from millrace.infra.log.history.rows import Row, place_of
 from millrace.schemas.errors import SchemaError
 from millrace.schemas.records import Event, LedgerEntry, Reward, TrainedGroup, Trajectory
 

@@ -11,12 +11,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from millrace.consumers.history.kinds import EVALUATIONS, EVENTS, GRANTS, RESOLUTIONS, TRAJECTORIES
-from millrace.consumers.history.rows import Row, place_of
 from millrace.consumers.trajectory.family import Family, FamilyVersion
 from millrace.consumers.trajectory.find import FoundTrajectory
 from millrace.consumers.why.read import PolicyTopics
 from millrace.infra.log.base import Place
+from millrace.infra.log.history.kinds import EVALUATIONS, EVENTS, GRANTS, RESOLUTIONS, TRAJECTORIES
+from millrace.infra.log.history.rows import Row, place_of
 from millrace.schemas.arrays import unpack
 from millrace.schemas.errors import SchemaError
 from millrace.schemas.records import Event, ModelCall, TrainedGroup, Trajectory

@@ -10,8 +10,6 @@ from typing import Any, NamedTuple
 
 from rich.console import RenderableType
 
-from millrace.consumers.history.kinds import WEIGHTS
-from millrace.consumers.history.rows import Resolve, as_stored
 from millrace.consumers.trajectory import page, tree
 from millrace.consumers.trajectory.account import Account, account, finite
 from millrace.consumers.trajectory.ancestry import of_task, of_trajectory, of_version
@@ -26,6 +24,8 @@ from millrace.infra.config import Settings
 from millrace.infra.connect import claims, history
 from millrace.infra.errors import LookError, MillraceError
 from millrace.infra.log.base import Bus
+from millrace.infra.log.history.kinds import WEIGHTS
+from millrace.infra.log.history.rows import Resolve, as_stored
 from millrace.infra.terminal import clean
 
 _VERSION = re.compile(r"(?:(?P<policy>[\w.-]+)@|v)?(?P<number>\d{1,18})")
@@ -126,7 +126,7 @@ def _json(kind: str, found: dict[str, Any]) -> dict[str, Any]:
 def speller(directory: Path | None, topics: PolicyTopics) -> Spell | None:
     """What spells tokens: the tokenizer of a directory, else that of the newest version whose files are here; None
     where there is none. Raises ConfigError for a directory without a tokenizer."""
-    from millrace.producers.gateway.rendering.tokenizer import ChatTokenizer
+    from millrace.dialects.rendering.tokenizer import ChatTokenizer
 
     if directory is not None:
         return ChatTokenizer(directory).text

@@ -10,10 +10,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from millrace.consumers.history.kinds import LEDGER, WEIGHTS
-from millrace.consumers.history.rows import Row, place_of
 from millrace.consumers.why.read import PolicyTopics
 from millrace.infra.log.base import Place
+from millrace.infra.log.history.kinds import LEDGER, WEIGHTS
+from millrace.infra.log.history.rows import Row, place_of
 from millrace.schemas.records import LedgerEntry, WeightVersion
 
 

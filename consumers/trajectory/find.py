@@ -9,11 +9,11 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from millrace.consumers.history.kinds import EVALUATIONS, EVENTS, TRAJECTORIES
-from millrace.consumers.history.rows import Row
 from millrace.consumers.why.find import find
 from millrace.consumers.why.read import PolicyTopics, sought
 from millrace.infra.log.base import Place, Record
+from millrace.infra.log.history.kinds import EVALUATIONS, EVENTS, TRAJECTORIES
+from millrace.infra.log.history.rows import Row
 from millrace.infra.log.topics import partition_of
 from millrace.schemas.records import Event
 

@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from millrace.consumers.history.rows import Row
+from millrace.infra.log.history.rows import Row
 from millrace.schemas.arrays import unpack
 from millrace.schemas.errors import SchemaError
 from millrace.schemas.records import LedgerEntry, Lineage

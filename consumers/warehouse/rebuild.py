@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import socket
 
-from millrace.consumers.history.nowhere import begins_at, nowhere
 from millrace.consumers.warehouse.dropping import drop, of, record_tables, there
 from millrace.consumers.warehouse.fences import Where, take_over
 from millrace.consumers.warehouse.ingest import Ingest
@@ -27,6 +26,7 @@ from millrace.infra.connect import claims, history
 from millrace.infra.errors import TopicError, WarehouseError
 from millrace.infra.log.archive.bus import ArchivedBus
 from millrace.infra.log.base import Bus
+from millrace.infra.log.history.gaps import begins_at, nowhere
 from millrace.infra.log.topics import logical_name
 from millrace.schemas.ids import new_id
 

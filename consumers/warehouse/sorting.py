@@ -10,11 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 
-from millrace.consumers.history.kinds import HOLDS, TURNS, WORKERS
 from millrace.consumers.warehouse.framing import BRANCH, NO_BODY, opened, placed
 from millrace.consumers.warehouse.tables import RecordTable, table_of
 from millrace.infra.errors import ClaimError, StorageError
 from millrace.infra.log.base import Record
+from millrace.infra.log.history.kinds import HOLDS, TURNS, WORKERS
 from millrace.schemas import codec
 from millrace.schemas.errors import CorruptRecord, SchemaError, UnknownSchema
 from millrace.schemas.registry import current
@@ -32,7 +32,7 @@ class Sorted:
 
 
 class Sorter:
-    """Sorts records of one kind of topic (`consumers.history.kinds`)."""
+    """Sorts records of one kind of topic (`infra.log.history.kinds`)."""
 
     def __init__(self, kind: str, behind: Behind) -> None:
         self._behind = behind

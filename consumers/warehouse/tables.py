@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 
-from millrace.consumers.history.kinds import HOLDS, TURNS
 from millrace.consumers.warehouse.columns import Column, columns_of, quoted, text
+from millrace.infra.log.history.kinds import HOLDS, TURNS
 
 LOG, VIEWS = "millrace_log", "millrace"
 """the database of the tables, and that of the views, which is the readers' default"""
@@ -138,7 +138,7 @@ def own_tables() -> tuple[str, ...]:
 
 
 def table_of(kind: str, record: str) -> RecordTable | None:
-    """The table for a record of this name in this kind of topic (`consumers.history.kinds`); None where it is none of
+    """The table for a record of this name in this kind of topic (`infra.log.history.kinds`); None where it is none of
     what the topic holds."""
     if record not in HOLDS.get(kind, ()):
         return None

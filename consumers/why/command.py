@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 from rich.console import RenderableType
 
-from millrace.consumers.history.rows import Resolve, as_stored
 from millrace.consumers.why.find import find
 from millrace.consumers.why.read import PolicyTopics
 from millrace.consumers.why.render import render
@@ -16,6 +15,7 @@ from millrace.consumers.why.story import tell
 from millrace.infra.config import Settings
 from millrace.infra.connect import claims, history
 from millrace.infra.log.base import Bus
+from millrace.infra.log.history.rows import Resolve, as_stored
 from millrace.infra.terminal import Terminal, clean
 
 WIDTH = 160

@@ -8,7 +8,9 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from millrace.consumers.history.kinds import (
+from millrace.consumers.why.read import PolicyTopics, sought
+from millrace.infra.log.base import Record
+from millrace.infra.log.history.kinds import (
     COMPLETIONS,
     DEAD_LETTERS,
     EVALUATIONS,
@@ -19,9 +21,7 @@ from millrace.consumers.history.kinds import (
     RESOLUTIONS,
     TRAJECTORIES,
 )
-from millrace.consumers.history.rows import Row
-from millrace.consumers.why.read import PolicyTopics, sought
-from millrace.infra.log.base import Record
+from millrace.infra.log.history.rows import Row
 from millrace.schemas.errors import SchemaError
 from millrace.schemas.records import Event, ModelCall
 

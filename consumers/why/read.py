@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from millrace.consumers.history.kinds import EVENTS, RAW, WEIGHTS, Kind, R, deployment_of
-from millrace.consumers.history.reader import History, left_out
-from millrace.consumers.history.rows import Resolve, Row
 from millrace.infra.log.base import Bus, Place, Record
+from millrace.infra.log.history.kinds import EVENTS, RAW, WEIGHTS, Kind, R, deployment_of
+from millrace.infra.log.history.reader import History, left_out
+from millrace.infra.log.history.rows import Resolve, Row
 from millrace.infra.log.topics import NAME, full_name
 from millrace.schemas.records import Event
 

@@ -9,12 +9,12 @@ from rich.text import Text
 from rich.tree import Tree
 
 from millrace.consumers.audit.command import spot
-from millrace.consumers.history.requests import WholeRequests
-from millrace.consumers.history.rows import Row
 from millrace.consumers.why.spoken import spoken
 from millrace.consumers.why.story import Passage, Story
 from millrace.consumers.why.verdict import verdict
 from millrace.infra.engines.upstream import NOT_WHOLE
+from millrace.infra.log.history.requests import WholeRequests
+from millrace.infra.log.history.rows import Row
 from millrace.schemas.arrays import unpack
 from millrace.schemas.errors import SchemaError
 from millrace.schemas.records import (

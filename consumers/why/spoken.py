@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from millrace.consumers.history.dialogue import asked_of, calls_of, reply_of, text_of
-from millrace.consumers.history.requests import WholeRequests
-from millrace.consumers.history.rows import Row
-from millrace.producers.gateway.protocols.all import as_chat
+from millrace.dialects.all import as_chat
+from millrace.dialects.dialogue import asked_of, calls_of, reply_of, text_of
+from millrace.infra.log.history.requests import WholeRequests
+from millrace.infra.log.history.rows import Row
 from millrace.schemas.errors import SchemaError
 from millrace.schemas.records import Event
 

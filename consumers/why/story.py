@@ -8,7 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from millrace.consumers.history.kinds import (
+from millrace.consumers.why.find import NUMBER, Subject
+from millrace.consumers.why.read import PolicyTopics, sought
+from millrace.infra.log.base import Place, Record
+from millrace.infra.log.history.kinds import (
     COMPLETIONS,
     DEAD_LETTERS,
     EVALUATIONS,
@@ -19,10 +22,7 @@ from millrace.consumers.history.kinds import (
     RESOLUTIONS,
     TRAJECTORIES,
 )
-from millrace.consumers.history.rows import Row, place_of
-from millrace.consumers.why.find import NUMBER, Subject
-from millrace.consumers.why.read import PolicyTopics, sought
-from millrace.infra.log.base import Place, Record
+from millrace.infra.log.history.rows import Row, place_of
 from millrace.infra.log.topics import partition_of
 from millrace.schemas.records import (
     Completion,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from millrace.consumers.history.rows import Row
 from millrace.consumers.why.story import Passage, Story
+from millrace.infra.log.history.rows import Row
 from millrace.schemas.records import Trajectory
 
 LATE = "late_reward"

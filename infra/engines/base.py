@@ -26,6 +26,9 @@ from numpy.typing import NDArray
 from millrace.infra.errors import EngineRejected
 from millrace.schemas.labels import parse_label
 
+ABORT = "abort"
+"""the finish reason of a reply that was cut off"""
+
 
 class LabelSpan(NamedTuple):
     """Output tokens [start, end) of a choice were sampled by the weights labelled `label`."""

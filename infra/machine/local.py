@@ -17,10 +17,10 @@ from millrace.infra.engines.vllm.launch import RECEIVE, Vllm
 from millrace.infra.errors import ConfigError, TopicError, UnreachableError
 from millrace.infra.local_keys import BROKER, ENGINE, broker_key, engine_key, make
 from millrace.infra.log.newest import newest_first
+from millrace.infra.log.readable import readable
 from millrace.infra.log.topics import full_name
 from millrace.infra.machine.broker import Broker
 from millrace.infra.process.service import inherited
-from millrace.infra.reading import readable
 from millrace.infra.versions import directory
 from millrace.schemas.records import WeightVersion
 

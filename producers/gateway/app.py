@@ -22,25 +22,25 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from millrace.dialects import all as dialects
+from millrace.dialects.base import Beside, Dialect, SideRequest
+from millrace.dialects.errors import ApiError, bad_request
 from millrace.infra.engines.upstream import TextUpstream
-from millrace.producers.gateway import azure_path, named_path
-from millrace.producers.gateway.callers import Caller
-from millrace.producers.gateway.episodes import Episodes
-from millrace.producers.gateway.errors import ApiError, bad_request
-from millrace.producers.gateway.event_stream import EventStream
-from millrace.producers.gateway.gateway import Gateway
-from millrace.producers.gateway.intake import Intake, Visit, check_origin
-from millrace.producers.gateway.offload import aside
-from millrace.producers.gateway.policies import SERVED
+from millrace.infra.process.offload import aside
+from millrace.producers.gateway.calls.gateway import Gateway
+from millrace.producers.gateway.calls.policies import SERVED
+from millrace.producers.gateway.episodes.service import Episodes
+from millrace.producers.gateway.http import azure_path, session_path
+from millrace.producers.gateway.http.admission import Intake, Visit, check_origin
+from millrace.producers.gateway.http.callers import Caller
+from millrace.producers.gateway.http.event_stream import EventStream
 from millrace.producers.gateway.processes.crossing import Crossing
-from millrace.producers.gateway.protocols import all as dialects
-from millrace.producers.gateway.protocols.base import Beside, Dialect, SideRequest
+from millrace.producers.gateway.sessions.ownership import HELD, TOLD
 from millrace.producers.gateway.socket import TRY_AGAIN, Sockets
 from millrace.producers.gateway.upstreams import embeddings
 from millrace.producers.gateway.upstreams.door import Door, gone
 from millrace.producers.gateway.upstreams.routes import fits
 from millrace.producers.gateway.upstreams.upstreams import Upstreams
-from millrace.producers.gateway.whose import HELD, TOLD
 from millrace.schemas.labels import make_label
 
 logger = logging.getLogger(__name__)
@@ -126,7 +126,8 @@ def make_app(
             if route.method == "POST" and door is not None and (routed := await door.routed(dialect, body)) is not None:
                 return await door.uncaptured(caller, request, body, routed, route.below)
             id, query = request.path_params.get("id", ""), dict(request.query_params)
-            asking = SideRequest(gateway, caller, request.headers, id, body, query)
+            recall = partial(gateway.recall, caller, request.headers)
+            asking = SideRequest(recall, gateway.count, gateway.delete, id, body, query)
             if id and (upstream := dialect.away(asking)) is not None:
                 if door is None:
                     raise gone(id, upstream)
@@ -311,7 +312,7 @@ def make_app(
 
 def plain_of(scope: Scope) -> Scope:
     """A request at the route that its path means. Raises ApiError 400."""
-    return azure_path.plain(named_path.plain(scope))
+    return azure_path.plain(session_path.plain(scope))
 
 
 def overall(policies: Mapping[str, str]) -> str:

@@ -39,24 +39,24 @@ from millrace.infra.local_keys import WORKERS, engine_key
 from millrace.infra.local_keys import make as make_keys
 from millrace.infra.log.base import EARLIEST, Bus, Record
 from millrace.infra.log.blobs import ClaimStore
+from millrace.infra.log.readable import readable
 from millrace.infra.log.topics import PARTS, full_name
 from millrace.infra.process.stopping import stop_asked
-from millrace.infra.reading import readable
 from millrace.producers.capture.forwarder import Forwarder
 from millrace.producers.capture.log import CaptureLog
 from millrace.producers.gateway.app import make_app
-from millrace.producers.gateway.fleet import Fleet
-from millrace.producers.gateway.gateway import Gateway
-from millrace.producers.gateway.joining import ANY, Joining, first, joining, rest
+from millrace.producers.gateway.calls.fleet import Fleet
+from millrace.producers.gateway.calls.gateway import Gateway
+from millrace.producers.gateway.calls.joining import ANY, Joining, first, joining, rest
+from millrace.producers.gateway.calls.served_policy import Served
 from millrace.producers.gateway.options import GatewayOptions
 from millrace.producers.gateway.processes.crossing import Crossing
 from millrace.producers.gateway.processes.hop import Hops
 from millrace.producers.gateway.processes.owner import ProcessLayout
-from millrace.producers.gateway.recorder import Recorder
-from millrace.producers.gateway.served import Served
-from millrace.producers.gateway.sessions import Sessions
+from millrace.producers.gateway.sessions.recorder import Recorder
+from millrace.producers.gateway.sessions.sessions import Sessions
+from millrace.producers.gateway.sessions.streaming_marks import Underway
 from millrace.producers.gateway.spending import Spending
-from millrace.producers.gateway.underway import Underway
 from millrace.producers.gateway.upstreams.upstreams import Upstreams
 from millrace.producers.gateway.upstreams.upstreams import make as make_upstreams
 from millrace.schemas import bounds

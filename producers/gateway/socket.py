@@ -19,12 +19,12 @@ import orjson
 from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope, Send
 
-from millrace.producers.gateway.callers import Caller
-from millrace.producers.gateway.errors import ApiError, bad_request
-from millrace.producers.gateway.gateway import Gateway
-from millrace.producers.gateway.intake import Intake
-from millrace.producers.gateway.offload import aside
-from millrace.producers.gateway.protocols.base import Dialect
+from millrace.dialects.base import Dialect
+from millrace.dialects.errors import ApiError, bad_request
+from millrace.infra.process.offload import aside
+from millrace.producers.gateway.calls.gateway import Gateway
+from millrace.producers.gateway.http.admission import Intake
+from millrace.producers.gateway.http.callers import Caller
 from millrace.schemas import bounds
 
 logger = logging.getLogger(__name__)

@@ -12,9 +12,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from millrace.producers.gateway.errors import ApiError
+from millrace.dialects.errors import ApiError
 from millrace.producers.gateway.prices import Prices, Usage, cost
 
 SPENT = "_spent"
@@ -71,20 +71,6 @@ def borne(usage: Usage, asked: int, said: int, *, final: bool = True) -> Usage:
 def estimate(size: int) -> int:
     """Tokens of so many bytes."""
     return -(-size // BYTES)
-
-
-def bytes_in(value: Any) -> int:
-    """Bytes of all the text in a JSON value, as UTF-8, but for the names in its maps and for log-probabilities."""
-    size, rest = 0, [value]
-    while rest:
-        match rest.pop():
-            case str() as text:
-                size += len(text.encode(errors="surrogatepass"))
-            case dict() as fields:
-                rest += [given for name, given in fields.items() if name != "logprobs"]
-            case list() as items:
-                rest += items
-    return size
 
 
 class Window:

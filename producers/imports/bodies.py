@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+from millrace.dialects.shape import unwieldy
 from millrace.infra.stages.letters import made_id
-from millrace.producers.gateway.shape import unwieldy
 from millrace.producers.imports.episode import (
     ClaimedReward,
     Episode,

@@ -17,7 +17,7 @@ from typing import Any
 
 import orjson
 
-from millrace.producers.gateway.shape import unwieldy
+from millrace.dialects.shape import unwieldy
 from millrace.producers.imports.rawcalls import raw_call
 from millrace.producers.imports.rows import Content, text_of
 from millrace.producers.imports.spans import Span

@@ -15,8 +15,8 @@ from typing import IO, Any
 
 import orjson
 
+from millrace.dialects.shape import measure
 from millrace.infra.errors import ImportRefused
-from millrace.producers.gateway.shape import measure
 from millrace.producers.imports.rows import BadRow, ImportRow, without_nulls
 from millrace.schemas import bounds
 

@@ -20,8 +20,8 @@ from millrace.infra import faults
 from millrace.infra.errors import AccessError, BusError, FencedError, RefusedError
 from millrace.infra.log.base import EARLIEST, Bus, Member, Record, Tail, Transactor
 from millrace.infra.log.blobs import ClaimStore
+from millrace.infra.log.readable import passed_over, readable
 from millrace.infra.log.topics import full_name
-from millrace.infra.reading import passed_over, readable
 from millrace.producers.rollout.episodes import Runner
 from millrace.producers.rollout.progress import GrantProgress
 from millrace.producers.tasks.loader import LoaderThread

@@ -16,8 +16,8 @@ from millrace.infra import faults
 from millrace.infra.errors import BusError, ConfigError, FencedError
 from millrace.infra.log.base import EARLIEST, Bus, Outgoing, Tail, Transactor
 from millrace.infra.log.blobs import ClaimStore
+from millrace.infra.log.readable import readable
 from millrace.infra.log.topics import full_name
-from millrace.infra.reading import readable
 from millrace.producers.tasks.source import TaskSource
 from millrace.schemas import codec
 from millrace.schemas.limits import beyond

@@ -21,8 +21,8 @@ from typing import Any, Final
 from millrace.infra import faults
 from millrace.infra.config import Settings
 from millrace.infra.log.base import Bus, Record
+from millrace.infra.log.readable import passed_over, readable
 from millrace.infra.log.topics import full_name
-from millrace.infra.reading import passed_over, readable
 from millrace.infra.stages.decisions import AUTHOR, outgoing, setting
 from millrace.schemas.ids import now_micros
 from millrace.schemas.records import Decision, Resolution, WeightVersion

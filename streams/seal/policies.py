@@ -14,8 +14,8 @@ from typing import TypedDict, cast, get_args
 from millrace.infra.config import Settings
 from millrace.infra.errors import PolicyError
 from millrace.infra.log.base import Bus
+from millrace.infra.log.readable import readable
 from millrace.infra.log.topics import full_name
-from millrace.infra.reading import readable
 from millrace.infra.stages.base import Key, Table, View
 from millrace.infra.stages.decisions import outgoing, setting
 from millrace.schemas import bounds

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from benchmarks.frameworks.__main__ import ENVIRONMENTS, HEAD, PROGRAMS, last_line, main
 from benchmarks.frameworks.judge import ROUTES, ends_well, judge
 from benchmarks.frameworks.script import CALLS, FIRST_ANSWER, LAST_ANSWER, SECOND, fields, native, step
-from millrace.producers.gateway.protocols.all import of_path
+from millrace.dialects.all import of_path
 from millrace.schemas.arrays import pack
 from tests.support.documents import ROOT
 from tests.support.upstream_answers import WHOLE

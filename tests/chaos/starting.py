@@ -14,11 +14,11 @@ from itertools import count
 from pathlib import Path
 
 from millrace.consumers import policy_names, version_zero
-from millrace.consumers.history.newest import head
 from millrace.infra.config import Settings, load
 from millrace.infra.connect import connect
 from millrace.infra.errors import PolicyError
 from millrace.infra.log.base import Outgoing
+from millrace.infra.log.history.newest import head
 from millrace.infra.machine.deployment import Deployment
 from millrace.infra.machine.programs import BROKER
 from millrace.infra.process.net import wait_until

@@ -12,13 +12,13 @@ from typer.testing import CliRunner
 
 from millrace.apps.cli.main import app
 from millrace.consumers.audit import audit
-from millrace.consumers.history.kinds import TRAJECTORIES, topics_of
-from millrace.consumers.history.places import PlaceReader
 from millrace.infra.config import load
 from millrace.infra.connect import claims, history
 from millrace.infra.log.archive.bus import ArchivedBus
 from millrace.infra.log.base import Outgoing, Place, TopicSpec
 from millrace.infra.log.blobs import ClaimStore
+from millrace.infra.log.history.kinds import TRAJECTORIES, topics_of
+from millrace.infra.log.history.places import PlaceReader
 from millrace.infra.log.kafka.bus import KafkaBus
 from tests.support.archived import cut
 from tests.support.history import History

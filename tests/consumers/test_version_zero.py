@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from millrace.consumers import policy_names, version_zero
-from millrace.consumers.history import newest
+from millrace.dialects.rendering.tokenizer import ChatTokenizer
 from millrace.infra.errors import PolicyError
+from millrace.infra.log.history import newest
 from millrace.infra.log.memory.bus import MemoryBus
-from millrace.producers.gateway.rendering.tokenizer import ChatTokenizer
 from millrace.trainers import checkpoint, manifest, tiny
 from millrace.trainers.errors import CheckpointError
 from tests.support import chat_tokenizer

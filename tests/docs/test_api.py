@@ -10,9 +10,9 @@ import msgspec
 import pytest
 
 import millrace
-from millrace.producers.gateway import bodies
+from millrace.dialects.errors import ApiError
 from millrace.producers.gateway.app import routes
-from millrace.producers.gateway.errors import ApiError
+from millrace.producers.gateway.episodes import bodies
 from tests.support import openapi, public
 
 WRITTEN: dict[str, Any] = json.loads(openapi.FILE.read_text())

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from millrace.dialects.rendering.template import TemplateRenderer
+from millrace.dialects.rendering.tokenizer import ChatTokenizer
 from millrace.producers.client import AsyncSession
-from millrace.producers.gateway.rendering.template import TemplateRenderer
-from millrace.producers.gateway.rendering.tokenizer import ChatTokenizer
 from millrace.producers.reports import REPORTS
-from tests.producers.gateway.test_asks import asking, engine
+from tests.producers.gateway.sessions.test_tool_asks import asking, engine
 from tests.support import chat_tokenizer
 from tests.support.documents import ROOT, blocks
 from tests.support.gateway_world import world

@@ -22,11 +22,11 @@ from millrace.apps.cli.main import app
 from millrace.consumers import evaluation as committed
 from millrace.consumers import version_zero
 from millrace.consumers.audit import command as audit
-from millrace.consumers.history.kinds import TRAJECTORIES, WEIGHTS
-from millrace.consumers.history.reader import History
 from millrace.consumers.replay.branch import command as branch
 from millrace.infra.config import Settings, load
 from millrace.infra.log.base import Outgoing
+from millrace.infra.log.history.kinds import TRAJECTORIES, WEIGHTS
+from millrace.infra.log.history.reader import History
 from millrace.infra.log.memory.bus import MemoryBus
 from millrace.infra.log.topics import full_name
 from millrace.infra.process.net import free_ports

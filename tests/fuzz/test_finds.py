@@ -13,30 +13,21 @@ import msgspec
 import orjson
 import pytest
 
-from millrace.producers.gateway import (
-    answers,
-    bodies,
-    call,
-    episodes,
-    gateway,
-    keys,
-    models,
-    shape,
-    socket,
-    stored,
-    whose,
-)
-from millrace.producers.gateway.conversation import Text
-from millrace.producers.gateway.protocols import (
-    chat_request,
-    completions,
-    head,
-    responses_reader,
-)
-from millrace.producers.gateway.protocols import messages as messages_dialect
-from millrace.producers.gateway.protocols.messages_request import CountRequest
-from millrace.producers.gateway.rendering import messages
-from millrace.producers.gateway.rendering.template import TemplateRenderer
+from millrace.dialects import answers, match_keys, shape
+from millrace.dialects.chat import request as chat_request
+from millrace.dialects.completions import dialect as completions
+from millrace.dialects.conversation import Text
+from millrace.dialects.messages import dialect as messages_dialect
+from millrace.dialects.messages.request import CountRequest
+from millrace.dialects.reading import head
+from millrace.dialects.rendering import messages
+from millrace.dialects.rendering.template import TemplateRenderer
+from millrace.dialects.responses import reader as responses_reader
+from millrace.producers.gateway import socket
+from millrace.producers.gateway.calls import call, gateway, models
+from millrace.producers.gateway.episodes import bodies
+from millrace.producers.gateway.episodes import service as episodes
+from millrace.producers.gateway.sessions import ownership, responses
 from millrace.producers.gateway.upstreams import door, embeddings
 from tests.fuzz.test_gateway import BUDGET, EVERY_BUDGET, OTHERS, UPSTREAM_BUDGET, loud, renderer, rounds
 from tests.fuzz.test_keys import same_keys
@@ -62,14 +53,14 @@ def _recursion_limit() -> Iterator[None]:
     sys.setrecursionlimit(before)
 
 
-def _unlimited(headers: Mapping[str, str], *users: object, name: str | None = None) -> whose.Hints:
-    """`whose.hints` without its bound."""
+def _unlimited(headers: Mapping[str, str], *users: object, name: str | None = None) -> ownership.Hints:
+    """`ownership.hints` without its bound."""
     name = headers.get("x-millrace-session") or name
-    return whose.Hints(name, next((user for user in users if isinstance(user, str)), ""))
+    return ownership.Hints(name, next((user for user in users if isinstance(user, str)), ""))
 
 
 def _written(made: chat_request.CallIn) -> str:
-    """`chat_request._plain` for numbers of 64 bits."""
+    """`request._plain` for numbers of 64 bits."""
     given = made.function.arguments
     return given if isinstance(given, str) else orjson.dumps(given).decode()
 
@@ -85,7 +76,7 @@ def _skipping(body: bytes) -> head.RequestHead:
     return head.RequestHead(**{name: head._value(getattr(members, name)) for name in head.FIELDS})
 
 
-def _anybody(self: stored.ResponseStore, owner: stored.Owner, id: str) -> stored.StoredResponse | None:
+def _anybody(self: responses.ResponseStore, owner: responses.Owner, id: str) -> responses.StoredResponse | None:
     """`ResponseStore.find` for whoever asks."""
     return self._kept.get(id)
 
@@ -119,7 +110,7 @@ EVERY: dict[str, Mutant] = {
     "text that a parser skips": (door, "read_head", _skipping),
     "prompts that are counted": (messages_dialect, "parse_count", _trusting),
     "frames that are no JSON": (socket, "request_of", lambda frame: orjson.dumps({**orjson.loads(frame)})),
-    "responses of another tenant": (stored.ResponseStore, "find", _anybody),
+    "responses of another tenant": (responses.ResponseStore, "find", _anybody),
     "versions that are named": (gateway, "wanted", _any_version),
     "options of completions": (completions, "_check", lambda request: None),
     "feedback that says nothing": (bodies.FeedbackIn, "reward", lambda self: self.nothing),
@@ -145,6 +136,6 @@ async def test_a_missing_guard_is_found(
 
 
 def test_a_key_that_takes_wide_numbers_as_they_are_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keys, "_rounded", lambda value: value)
+    monkeypatch.setattr(match_keys, "_rounded", lambda value: value)
     with pytest.raises(AssertionError):
         same_keys()

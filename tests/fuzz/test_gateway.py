@@ -21,9 +21,9 @@ from typing import Any
 
 import pytest
 
+from millrace.dialects.rendering.template import TemplateRenderer
+from millrace.dialects.rendering.tokenizer import ChatTokenizer
 from millrace.producers.capture.log import CaptureLog
-from millrace.producers.gateway.rendering.template import TemplateRenderer
-from millrace.producers.gateway.rendering.tokenizer import ChatTokenizer
 from millrace.schemas import bounds, codec
 from millrace.schemas.limits import beyond
 from millrace.streams.refine.validate import Refusal, check_link, decode_body

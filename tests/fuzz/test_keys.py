@@ -8,7 +8,7 @@ import json
 import os
 from random import Random
 
-from millrace.producers.gateway import keys
+from millrace.dialects import match_keys
 from tests.support import odd_json
 
 VALUES = int(os.environ.get("MILLRACE_FUZZ", "0")) // 100 or 300
@@ -34,7 +34,7 @@ def same_keys(count: int = VALUES) -> None:
             given, echoed = json.loads(text), json.loads(text, parse_int=_read)
         except (ValueError, RecursionError):
             continue  # not JSON, or more digits and levels than anyone reads
-        assert keys.canonical(given) == keys.canonical(echoed), f"value {seed}: {text[:200]}"
+        assert match_keys.canonical(given) == match_keys.canonical(echoed), f"value {seed}: {text[:200]}"
 
 
 def test_what_is_read_and_written_again_has_the_same_key() -> None:

@@ -29,8 +29,8 @@ import pytest
 from aiohttp import web
 from google.rpc.status_pb2 import Status
 
+from millrace.dialects.all import DIALECTS, MESSAGES, RESPONSES
 from millrace.producers.gateway.app import OWN, routes
-from millrace.producers.gateway.protocols.all import DIALECTS, MESSAGES, RESPONSES
 from millrace.producers.gateway.upstreams import embeddings
 from millrace.producers.intake.otlp.app import HEALTH, ROUTES
 from tests.support import badness

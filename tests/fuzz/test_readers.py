@@ -15,7 +15,6 @@ from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
 from millrace.consumers.audit import audit
-from millrace.consumers.history.kinds import HOLDS, topics_of
 from millrace.consumers.report.page import render
 from millrace.consumers.report.summary import summary
 from millrace.consumers.status import tables
@@ -23,6 +22,7 @@ from millrace.consumers.status.watch import StatusWatch
 from millrace.consumers.why.command import explain_in
 from millrace.infra.errors import AuditError
 from millrace.infra.log.base import Outgoing, TopicSpec
+from millrace.infra.log.history.kinds import HOLDS, topics_of
 from millrace.infra.log.memory.bus import MemoryBus
 from millrace.schemas import codec
 from tests.support.odd import records

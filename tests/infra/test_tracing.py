@@ -21,6 +21,7 @@ import httpx
 import pytest
 
 from millrace.consumers import version_zero
+from millrace.dialects.rendering.tokenizer import ChatTokenizer
 from millrace.infra.config import Settings, load
 from millrace.infra.log.base import Bus, Outgoing
 from millrace.infra.log.kafka.bus import KafkaBus
@@ -28,7 +29,6 @@ from millrace.infra.log.topics import full_name
 from millrace.infra.process.net import LOCALHOST, free_ports
 from millrace.infra.telemetry import HEADER, MANY
 from millrace.infra.telemetry_export import LOGGERS, QUIET_S
-from millrace.producers.gateway.rendering.tokenizer import ChatTokenizer
 from millrace.schemas import codec
 from millrace.schemas.ids import now_micros
 from tests.support import tiny_model

@@ -22,13 +22,13 @@ import pytest
 import torch
 from aiohttp import web
 
+from millrace.dialects.rendering.template import TemplateRenderer
+from millrace.dialects.rendering.tokenizer import ChatTokenizer
 from millrace.infra.config import Governance
 from millrace.infra.engines.vllm.control import VllmControl
 from millrace.infra.engines.vllm.engine import VllmEngine
 from millrace.infra.process.net import free_ports
 from millrace.producers.client import AsyncSession
-from millrace.producers.gateway.rendering.template import TemplateRenderer
-from millrace.producers.gateway.rendering.tokenizer import ChatTokenizer
 from millrace.schemas.arrays import unpack
 from millrace.streams.refine.stage import Refine
 from millrace.streams.seal.stage import Seal

@@ -10,8 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
+from millrace.dialects.rendering.tokenizer import ChatTokenizer
 from millrace.infra.log.kafka.bus import KafkaBus
-from millrace.producers.gateway.rendering.tokenizer import ChatTokenizer
 from millrace.schemas import codec
 from tests.producers.test_processes import USER, Deployment, until
 from tests.support import chat_tokenizer

@@ -16,11 +16,11 @@ from typing import Any
 import httpx
 import pytest
 
+from millrace.dialects.rendering.tokenizer import ChatTokenizer
 from millrace.infra.log.base import Outgoing
 from millrace.infra.log.kafka.bus import KafkaBus
 from millrace.infra.log.topics import TopicSizes
 from millrace.infra.process.net import free_ports
-from millrace.producers.gateway.rendering.tokenizer import ChatTokenizer
 from millrace.schemas import codec
 from millrace.schemas.ids import now_micros
 from tests.support import chat_tokenizer

@@ -22,14 +22,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import millrace
+from millrace.dialects.rendering.template import TemplateRenderer
+from millrace.dialects.rendering.tokenizer import ChatTokenizer
 from millrace.infra.process.net import free_ports
 from millrace.producers.client import AsyncSession, Session
-from millrace.producers.gateway.rendering.template import TemplateRenderer
-from millrace.producers.gateway.rendering.tokenizer import ChatTokenizer
 from millrace.producers.intake.conversation import Owner
 from millrace.producers.reports import REPORTS
 from millrace.producers.tools import arguments, as_json, as_text, current, enter, leave, status
-from tests.producers.gateway.test_asks import ASK, TOOLS, asking, engine
+from tests.producers.gateway.sessions.test_tool_asks import ASK, TOOLS, asking, engine
 from tests.support import chat_tokenizer, logged
 from tests.support.gateway_world import World, world
 from tests.support.mcp_captured import environment, pairs, recorded, until

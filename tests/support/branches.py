@@ -15,7 +15,6 @@ import torch
 
 from millrace.consumers import policy_names
 from millrace.consumers.audit import audit
-from millrace.consumers.history import newest
 from millrace.consumers.learner.identity import Identity
 from millrace.consumers.learner.version_records import Machine
 from millrace.consumers.replay.branch.guard import Reach
@@ -27,6 +26,7 @@ from millrace.consumers.replay.selection import Question
 from millrace.infra.config import Settings
 from millrace.infra.log.base import Bus, Outgoing
 from millrace.infra.log.blobs import ClaimStore
+from millrace.infra.log.history import newest
 from millrace.schemas import codec
 from millrace.schemas.arrays import pack
 from millrace.schemas.records import WeightVersion

@@ -6,7 +6,7 @@ from typing import Any
 
 import orjson
 
-from millrace.producers.gateway.protocols.completions import Completions
+from millrace.dialects.completions.dialect import Completions
 from tests.support.gateway_fuzz import TEXTS, Traffic
 from tests.support.in_process import Answer
 

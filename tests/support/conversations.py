@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 
 from millrace.infra.log.base import Record
-from millrace.producers.gateway.trail import RequestTrail
+from millrace.producers.gateway.sessions.request_trail import RequestTrail
 from millrace.schemas.requests import outlined
 from tests.support.history import History
 from tests.support.history_records import model_call

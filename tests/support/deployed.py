@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from millrace.consumers.history.kinds import WEIGHTS
-from millrace.consumers.history.reader import History
 from millrace.infra.config import Settings
 from millrace.infra.log.base import Bus
+from millrace.infra.log.history.kinds import WEIGHTS
+from millrace.infra.log.history.reader import History
 from millrace.infra.log.kafka.bus import KafkaBus
 from tests.support.branches import play
 from tests.support.feed import settings_for, start_policy

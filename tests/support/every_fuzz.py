@@ -14,9 +14,9 @@ from typing import Any
 
 import orjson
 
+from millrace.dialects.all import COMPLETIONS, MESSAGES, RESPONSES
+from millrace.dialects.rendering.template import TemplateRenderer
 from millrace.producers.gateway.prices import Prices
-from millrace.producers.gateway.protocols.all import COMPLETIONS, MESSAGES, RESPONSES
-from millrace.producers.gateway.rendering.template import TemplateRenderer
 from millrace.producers.gateway.spending import KeyLimits
 from millrace.producers.gateway.upstreams.routes import RouteRule
 from millrace.producers.gateway.upstreams.upstreams import ONE

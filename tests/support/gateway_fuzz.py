@@ -11,8 +11,8 @@ from typing import Any
 
 import orjson
 
-from millrace.producers.gateway.answers import understood
-from millrace.producers.gateway.rendering.template import TemplateRenderer
+from millrace.dialects.answers import understood
+from millrace.dialects.rendering.template import TemplateRenderer
 from tests.support import odd_json
 from tests.support.in_process import Answer, InProcess, Played
 

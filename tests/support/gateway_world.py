@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeVar
 
 import httpx
 
+from millrace.dialects.rendering.base import Renderer
 from millrace.infra.engines.base import Chunk, Engine, LabelSpan, Sampling, Usage
 from millrace.infra.errors import EngineError
 from millrace.infra.gateway_processes import folder_of
@@ -20,19 +21,18 @@ from millrace.infra.log.memory.bus import MemoryBus
 from millrace.infra.process.net import free_ports
 from millrace.producers.capture.forwarder import Forwarder
 from millrace.producers.capture.log import CaptureLog
-from millrace.producers.gateway.fleet import Fleet
-from millrace.producers.gateway.gateway import Gateway
+from millrace.producers.gateway.calls.fleet import Fleet
+from millrace.producers.gateway.calls.gateway import Gateway
+from millrace.producers.gateway.calls.served_policy import Awaited, Served
 from millrace.producers.gateway.options import GatewayOptions
 from millrace.producers.gateway.processes.crossing import Crossing
 from millrace.producers.gateway.processes.hop import Hops
 from millrace.producers.gateway.processes.owner import ProcessLayout
-from millrace.producers.gateway.recorder import Recorder
-from millrace.producers.gateway.rendering.base import Renderer
 from millrace.producers.gateway.serve import serve
-from millrace.producers.gateway.served import Awaited, Served
-from millrace.producers.gateway.sessions import Sessions
+from millrace.producers.gateway.sessions.recorder import Recorder
+from millrace.producers.gateway.sessions.sessions import Sessions
+from millrace.producers.gateway.sessions.streaming_marks import Underway
 from millrace.producers.gateway.spending import Spending
-from millrace.producers.gateway.underway import Underway
 from millrace.schemas import codec
 from millrace.schemas.ids import now_micros
 from tests.support.recorded import Recorded

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from millrace.consumers.history import newest
-from millrace.consumers.history.ledger import chained
-from millrace.consumers.history.newest import Head
 from millrace.consumers.learner.identity import Identity
 from millrace.consumers.learner.version_records import Machine
 from millrace.consumers.replay.branch.items import BranchItem
 from millrace.consumers.replay.branch.records import BranchChoice, ledger_entry, weight_event
 from millrace.infra.log.base import Outgoing, Place
+from millrace.infra.log.history import newest
+from millrace.infra.log.history.ledger import chained
+from millrace.infra.log.history.newest import Head
 from millrace.infra.log.memory.bus import MemoryBus
 from millrace.infra.log.topics import TopicSizes, full_name
 from millrace.schemas import codec

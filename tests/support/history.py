@@ -11,8 +11,8 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from millrace.consumers.history.ledger import chained
 from millrace.infra.log.base import Outgoing, Record
+from millrace.infra.log.history.ledger import chained
 from millrace.infra.log.topics import partition_of, stages_of, turns_of
 from millrace.schemas import codec
 from millrace.schemas.chain import START, VERSION, event_hash

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Self
 
-from millrace.consumers.history.ledger import chained
-from millrace.consumers.history.scores import named
+from millrace.consumers.score_ids import named
 from millrace.infra.log.base import NO_HEADERS, Outgoing, Place, Record
+from millrace.infra.log.history.ledger import chained
 from millrace.infra.log.memory.bus import MemoryBus
 from millrace.infra.log.topics import TopicSizes, full_name, stages_of, turns_of
 from millrace.schemas import codec

@@ -14,21 +14,21 @@ from typing import Any, NamedTuple
 import orjson
 from starlette.types import ASGIApp
 
+from millrace.dialects.all import DIALECTS
+from millrace.dialects.rendering.base import Renderer
 from millrace.infra.engines.base import Engine
 from millrace.infra.engines.upstream import HttpReply, StreamedReply, TextUpstream
 from millrace.infra.engines.vllm.engine import VllmEngine
 from millrace.producers.capture.log import CaptureLog
 from millrace.producers.gateway.app import make_app
-from millrace.producers.gateway.fleet import Fleet
-from millrace.producers.gateway.gateway import Gateway
+from millrace.producers.gateway.calls.fleet import Fleet
+from millrace.producers.gateway.calls.gateway import Gateway
+from millrace.producers.gateway.calls.served_policy import Served
 from millrace.producers.gateway.options import GatewayOptions
-from millrace.producers.gateway.protocols.all import DIALECTS
-from millrace.producers.gateway.recorder import Recorder
-from millrace.producers.gateway.rendering.base import Renderer
-from millrace.producers.gateway.served import Served
-from millrace.producers.gateway.sessions import Sessions
+from millrace.producers.gateway.sessions.recorder import Recorder
+from millrace.producers.gateway.sessions.sessions import Sessions
+from millrace.producers.gateway.sessions.streaming_marks import Underway
 from millrace.producers.gateway.spending import Spending
-from millrace.producers.gateway.underway import Underway
 from millrace.producers.gateway.upstreams import embeddings
 from millrace.producers.gateway.upstreams.routes import RouteRule
 from millrace.producers.gateway.upstreams.upstreams import ONE, Upstream, Upstreams

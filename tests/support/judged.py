@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from millrace.consumers.history.kinds import EVENTS, RAW, TRAJECTORIES
-from millrace.consumers.history.reader import History
 from millrace.infra.log.base import Bus, Outgoing
+from millrace.infra.log.history.kinds import EVENTS, RAW, TRAJECTORIES
+from millrace.infra.log.history.reader import History
 from millrace.schemas import codec
 from millrace.schemas.records import Trajectory
 from millrace.testing.events import Episode

@@ -18,9 +18,6 @@ from millrace.consumers.audit import audit
 from millrace.consumers.clearance import anyone
 from millrace.consumers.export import export_from
 from millrace.consumers.export.select import Selection
-from millrace.consumers.history.kinds import EVALUATIONS, EVENTS, TRAJECTORIES, topics_of
-from millrace.consumers.history.places import PlaceReader
-from millrace.consumers.history.reader import History
 from millrace.consumers.learner.log import PolicyLog
 from millrace.consumers.learner.reading import read
 from millrace.consumers.learner.verdict import PlacedGroup
@@ -41,6 +38,9 @@ from millrace.infra.log.archive.archive import Archive
 from millrace.infra.log.archive.archiver import Archiver
 from millrace.infra.log.archive.bus import ArchivedBus
 from millrace.infra.log.blobs import ClaimStore
+from millrace.infra.log.history.kinds import EVALUATIONS, EVENTS, TRAJECTORIES, topics_of
+from millrace.infra.log.history.places import PlaceReader
+from millrace.infra.log.history.reader import History
 from millrace.infra.log.memory.bus import MemoryBus
 from millrace.infra.terminal import Terminal
 from tests.consumers.reloader.conftest import ScriptedEngine

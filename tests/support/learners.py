@@ -13,9 +13,9 @@ from types import TracebackType
 from typing import Any, Self
 
 from millrace.consumers import policy_names
-from millrace.consumers.history import ledger, newest
 from millrace.infra.config import Settings
 from millrace.infra.log.base import Bus
+from millrace.infra.log.history import ledger, newest
 from millrace.infra.log.memory.bus import MemoryBus
 from tests.support.feed import settings_for, start_policy
 from tests.support.forked import Fork

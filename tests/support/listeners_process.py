@@ -16,12 +16,12 @@ from pathlib import Path
 
 from aiohttp import web
 
+from millrace.dialects.all import DIALECTS
+from millrace.dialects.rendering.template import TemplateRenderer
+from millrace.dialects.rendering.tokenizer import ChatTokenizer
 from millrace.infra.engines.base import Chunk, Sampling
 from millrace.infra.engines.upstream import TextUpstream
 from millrace.infra.process.net import LOCALHOST, free_ports
-from millrace.producers.gateway.protocols.all import DIALECTS
-from millrace.producers.gateway.rendering.template import TemplateRenderer
-from millrace.producers.gateway.rendering.tokenizer import ChatTokenizer
 from millrace.producers.gateway.upstreams import embeddings
 from millrace.producers.gateway.upstreams.routes import RouteRule
 from millrace.producers.gateway.upstreams.upstreams import Upstream, Upstreams

@@ -6,7 +6,7 @@ from typing import Any
 
 import orjson
 
-from millrace.producers.gateway.protocols.messages import Messages
+from millrace.dialects.messages.dialect import Messages
 from tests.support.gateway_fuzz import NAMES, TEXTS, Traffic
 from tests.support.in_process import Answer
 

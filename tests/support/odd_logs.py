@@ -13,8 +13,8 @@ from functools import cache
 from random import Random
 from typing import Any, NamedTuple
 
-from millrace.consumers.history.kinds import HOLDS, topics_of
 from millrace.infra.log.base import Place, Record
+from millrace.infra.log.history.kinds import HOLDS, topics_of
 from millrace.infra.log.memory.bus import MemoryBus
 from millrace.schemas import bounds, codec
 from millrace.schemas.registry import NAMESPACE, current

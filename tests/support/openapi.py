@@ -13,13 +13,13 @@ from typing import Any
 
 import msgspec
 
+from millrace.dialects.all import DIALECTS
+from millrace.dialects.chat.request import ChatRequest
+from millrace.dialects.completions.dialect import CompletionsRequest
+from millrace.dialects.messages.request import CountRequest, MessagesRequest
+from millrace.dialects.responses.request import ResponsesRequest
 from millrace.producers.gateway.app import routes
-from millrace.producers.gateway.bodies import EndIn, EventsIn, FeedbackIn, RewardIn, StartIn
-from millrace.producers.gateway.protocols.all import DIALECTS
-from millrace.producers.gateway.protocols.chat_request import ChatRequest
-from millrace.producers.gateway.protocols.completions import CompletionsRequest
-from millrace.producers.gateway.protocols.messages_request import CountRequest, MessagesRequest
-from millrace.producers.gateway.protocols.responses_request import ResponsesRequest
+from millrace.producers.gateway.episodes.bodies import EndIn, EventsIn, FeedbackIn, RewardIn, StartIn
 
 FILE = Path(__file__).parents[2] / "docs" / "openapi.json"
 SAID = {

@@ -18,7 +18,7 @@ ENGINE = (
     "tests/consumers/reloader/test_real_engines.py",
     "tests/consumers/reloader/test_interruption.py",
     "tests/producers/test_byte_for_byte.py",
-    "tests/producers/gateway/protocols/test_messages_engine.py",
+    "tests/dialects/test_messages_engine.py",
     "tests/producers/gateway/test_held_replies_engine.py",
 )
 """every file whose tests ask for the fixture `vllm`"""

@@ -9,10 +9,10 @@ import signal
 import sys
 from pathlib import Path
 
+from millrace.dialects.all import minted
 from millrace.infra.process.net import LOCALHOST
 from millrace.producers.capture.log import CaptureLog
 from millrace.producers.gateway.options import GatewayOptions
-from millrace.producers.gateway.protocols.all import minted
 from millrace.producers.intake.otlp.app import OtlpEndpoint
 from millrace.producers.intake.otlp.assembler import SECOND, Assembler
 from millrace.producers.intake.otlp.receiver import OtlpReceiver

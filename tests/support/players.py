@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from millrace.consumers.history import ledger, newest
 from millrace.consumers.learner.commit import commit_version
 from millrace.consumers.learner.order import Batch, LearningOrder
 from millrace.infra.errors import BusError
 from millrace.infra.log.base import Member, MemberToken, Place, Transactor
+from millrace.infra.log.history import ledger, newest
 from millrace.infra.log.topics import full_name
 from millrace.schemas import arrays, codec
 from millrace.testing.events import Episode, made

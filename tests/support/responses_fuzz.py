@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 
-from millrace.producers.gateway.protocols.responses import Responses
+from millrace.dialects.responses.dialect import Responses
 from tests.support.gateway_fuzz import NAMES, TEXTS, Traffic
 from tests.support.in_process import Answer
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from rich.terminal_theme import MONOKAI
 
-from millrace.consumers.history.rows import as_stored
 from millrace.consumers.trajectory import tree
 from millrace.consumers.trajectory.command import told_of
 from millrace.consumers.why.read import PolicyTopics
+from millrace.infra.log.history.rows import as_stored
 from millrace.infra.terminal import Terminal
 from tests.support.conversations import Conversations
 from tests.support.history_log import NS

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from millrace.producers.gateway.rendering.base import NoContinuation
-from millrace.producers.gateway.rendering.template import TemplateRenderer
-from millrace.producers.gateway.rendering.tokenizer import ChatTokenizer
-from millrace.producers.gateway.session import to_reply
+from millrace.dialects.rendering.base import NoContinuation
+from millrace.dialects.rendering.template import TemplateRenderer
+from millrace.dialects.rendering.tokenizer import ChatTokenizer
+from millrace.producers.gateway.sessions.session import to_reply
 from tests.support import chat_tokenizer
 
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]

@@ -7,7 +7,7 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
-from millrace.producers.gateway.protocols.all import DIALECTS, reader
+from millrace.dialects.all import DIALECTS, reader
 from tests.support import odd_json
 
 READERS = {dialect.name: reader(dialect) for dialect in DIALECTS}

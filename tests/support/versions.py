@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from millrace.consumers.history.ledger import chained
+from millrace.infra.log.history.ledger import chained
 
 
 def entry(version: int, lo: int, hi: int, previous: bytes, **over: Any) -> Any:

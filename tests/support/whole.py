@@ -18,12 +18,12 @@ import numpy as np
 
 from millrace.consumers.audit import AuditReport, audit
 from millrace.consumers.audit.facts import Facts
-from millrace.consumers.history import ledger
 from millrace.consumers.learner.agreement import client_id
 from millrace.consumers.learner.identity import Identity
 from millrace.consumers.learner.order import Batch
 from millrace.consumers.learner.version_records import batch_staleness, histogram
 from millrace.infra.log.base import Place, Record
+from millrace.infra.log.history import ledger
 from millrace.infra.log.memory.bus import MemoryBus
 from millrace.infra.log.topics import full_name, stages_of, turns_of
 from millrace.infra.stages import decisions

@@ -14,9 +14,9 @@ import aiohttp
 import orjson
 from aiohttp import web
 
+from millrace.dialects.all import MESSAGES, of_path, reader
+from millrace.dialects.messages.request import parse_messages
 from millrace.infra.process.net import LOCALHOST, free_ports
-from millrace.producers.gateway.protocols.all import MESSAGES, of_path, reader
-from millrace.producers.gateway.protocols.messages_request import parse_messages
 
 SKIPPED = {"host", "content-length", "transfer-encoding", "connection", "accept-encoding"}
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from millrace.consumers.export.layouts.base import Content, ExportLayout, Turn
 from millrace.consumers.export.sample import ExportedSample, Trace
-from millrace.consumers.history.dialogue import Unsayable
+from millrace.dialects.dialogue import Unsayable
 
 IGNORED = -100
 """label of a token that does not train"""

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal
 import pyarrow as pa
 
 from millrace.consumers.export.sample import ExportedSample
-from millrace.consumers.history.dialogue import Unsayable
+from millrace.dialects.dialogue import Unsayable
 
 Content = dict[str, Any]
 Turn = Callable[[ExportedSample, Unsayable], None]

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from millrace.consumers.export.layouts.base import Content, ExportLayout
 from millrace.consumers.export.sample import ExportedSample
-from millrace.consumers.history.dialogue import Unsayable
+from millrace.dialects.dialogue import Unsayable
 
 _TEXT = pa.string()
 MESSAGE = pa.struct(

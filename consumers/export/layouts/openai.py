@@ -8,7 +8,7 @@ from typing import Any
 from millrace.consumers.export.layouts.base import Content, ExportLayout, Turn
 from millrace.consumers.export.layouts.pairs import paired
 from millrace.consumers.export.sample import ExportedSample
-from millrace.consumers.history.dialogue import Unsayable
+from millrace.dialects.dialogue import Unsayable
 
 
 class OpenAI(ExportLayout):

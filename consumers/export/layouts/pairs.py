@@ -10,7 +10,7 @@ from typing import Any
 
 from millrace.consumers.export.layouts.base import Turn
 from millrace.consumers.export.sample import ExportedSample
-from millrace.consumers.history.dialogue import Unsayable
+from millrace.dialects.dialogue import Unsayable
 
 
 @dataclass(frozen=True, slots=True)

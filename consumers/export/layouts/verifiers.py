@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from millrace.consumers.export.layouts.base import Content, ExportLayout
 from millrace.consumers.export.sample import ExportedSample
-from millrace.consumers.history.dialogue import Unsayable
+from millrace.dialects.dialogue import Unsayable
 
 
 class Verifiers(ExportLayout):

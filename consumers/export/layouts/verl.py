@@ -8,7 +8,7 @@ from millrace.consumers.export.layouts.base import Content, ExportLayout
 from millrace.consumers.export.layouts.exact import FACTS, MESSAGE
 from millrace.consumers.export.layouts.trl import offered
 from millrace.consumers.export.sample import ExportedSample
-from millrace.consumers.history.dialogue import Unsayable
+from millrace.dialects.dialogue import Unsayable
 
 
 class Verl(ExportLayout):

@@ -14,8 +14,6 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from millrace.consumers import policy_names
-from millrace.consumers.history import newest
-from millrace.consumers.history.newest import Head
 from millrace.consumers.learner.collect import collect, serving_versions
 from millrace.consumers.learner.identity import Identity
 from millrace.consumers.learner.version_records import Machine
@@ -25,8 +23,10 @@ from millrace.infra import faults
 from millrace.infra.config import Settings
 from millrace.infra.errors import BranchError
 from millrace.infra.log.base import Bus, Outgoing, Transactor
+from millrace.infra.log.history import newest
+from millrace.infra.log.history.newest import Head
+from millrace.infra.log.readable import readable
 from millrace.infra.log.topics import full_name
-from millrace.infra.reading import readable
 from millrace.schemas import codec
 from millrace.schemas.ids import now_micros
 from millrace.schemas.records import LedgerEntry, WeightVersion

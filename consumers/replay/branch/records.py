@@ -10,11 +10,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from millrace.consumers.history.ledger import chained
-from millrace.consumers.history.newest import Head
 from millrace.consumers.learner.identity import Identity
 from millrace.consumers.learner.version_records import Machine
 from millrace.consumers.replay.branch.items import BranchItem
+from millrace.infra.log.history.ledger import chained
+from millrace.infra.log.history.newest import Head
 from millrace.schemas.records import LedgerEntry, RankShare, TrainedGroup, WeightVersion
 from millrace.trainers.checkpoint import Checkpoint
 

@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from millrace.consumers.history.kinds import EVENTS
-from millrace.consumers.history.reader import History
 from millrace.consumers.replay.selection import BranchCandidate
 from millrace.infra.errors import BranchError
+from millrace.infra.log.history.kinds import EVENTS
+from millrace.infra.log.history.reader import History
 from millrace.schemas import bounds
 from millrace.schemas.errors import SchemaError
 from millrace.schemas.records import Reward

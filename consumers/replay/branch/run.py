@@ -20,10 +20,6 @@ from pathlib import Path
 import numpy as np
 
 from millrace.consumers import clearance, policy_names, version_zero
-from millrace.consumers.history import newest
-from millrace.consumers.history.newest import Head
-from millrace.consumers.history.places import PlaceReader
-from millrace.consumers.history.reader import History
 from millrace.consumers.learner.reading import read as fetch
 from millrace.consumers.learner.verdict import PlacedGroup
 from millrace.consumers.replay.branch import guard, job, kept, rewards
@@ -34,12 +30,16 @@ from millrace.consumers.replay.branch.records import BranchChoice
 from millrace.consumers.replay.recorded import directory_of
 from millrace.consumers.replay.selection import ModelLimits, Question, Selector
 from millrace.consumers.replay.text import Texts, Writer
+from millrace.dialects.rendering.choose import choose
 from millrace.infra import faults
 from millrace.infra.config import Settings
 from millrace.infra.errors import BranchError
 from millrace.infra.log.base import Bus, Place
 from millrace.infra.log.blobs import ClaimStore
-from millrace.producers.gateway.rendering.choose import choose
+from millrace.infra.log.history import newest
+from millrace.infra.log.history.newest import Head
+from millrace.infra.log.history.places import PlaceReader
+from millrace.infra.log.history.reader import History
 from millrace.schemas.records import WeightVersion
 from millrace.trainers import checkpoint
 from millrace.trainers.algorithms.base import Algorithm

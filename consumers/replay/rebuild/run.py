@@ -17,16 +17,16 @@ from millrace.consumers.audit.facts import Facts
 from millrace.consumers.audit.folds import Makers
 from millrace.consumers.audit.walk import Walk, Watch
 from millrace.consumers.audit.written import Where
-from millrace.consumers.history.kinds import WEIGHTS
-from millrace.consumers.history.nowhere import begins_at, nowhere
-from millrace.consumers.history.reader import left_out
-from millrace.consumers.history.rows import Resolve, as_stored
 from millrace.consumers.replay.rebuild.law import DERIVED, Rebuilt, TopicTally
 from millrace.consumers.replay.rebuild.placing import TurnSpan
 from millrace.consumers.replay.rebuild.spool import RebuildSpool, WrittenPartition
 from millrace.infra.errors import ReplayError, TopicError
 from millrace.infra.log.base import Bus
 from millrace.infra.log.blobs import ClaimStore
+from millrace.infra.log.history.gaps import begins_at, nowhere
+from millrace.infra.log.history.kinds import WEIGHTS
+from millrace.infra.log.history.reader import left_out
+from millrace.infra.log.history.rows import Resolve, as_stored
 from millrace.infra.log.topics import TOPICS, full_name, stages_of, turns_of
 from millrace.infra.stages.replay import turns
 from millrace.schemas.errors import SchemaError

@@ -22,14 +22,15 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from millrace.dialects import all as dialects
+from millrace.dialects.errors import ApiError, bad_request
 from millrace.infra.gateway_processes import is_drained, mark_drained
-from millrace.producers.gateway.callers import Caller, key_of
-from millrace.producers.gateway.errors import ApiError, bad_request
-from millrace.producers.gateway.gateway import Gateway
-from millrace.producers.gateway.intake import Intake, Visit, check_origin
+from millrace.infra.process.offload import aside
+from millrace.producers.gateway.calls.gateway import Gateway
+from millrace.producers.gateway.http.admission import Intake, Visit, check_origin
+from millrace.producers.gateway.http.callers import Caller, key_of
+from millrace.producers.gateway.http.session_path import PREFIX, plain
 from millrace.producers.gateway.marks import index_of
-from millrace.producers.gateway.named_path import PREFIX, plain
-from millrace.producers.gateway.offload import aside
 from millrace.producers.gateway.processes.evidence import at_the_door, ids_in, in_the_body
 from millrace.producers.gateway.processes.hop import (
     ANY_CALL,
@@ -45,10 +46,9 @@ from millrace.producers.gateway.processes.hop import (
     process_down,
 )
 from millrace.producers.gateway.processes.owner import ProcessLayout, ProcessWay, chosen, ways
-from millrace.producers.gateway.protocols import all as dialects
-from millrace.producers.gateway.sessions import KEY_PREFIX
+from millrace.producers.gateway.sessions.ownership import HELD, PATH
+from millrace.producers.gateway.sessions.sessions import KEY_PREFIX
 from millrace.producers.gateway.spending import Standing
-from millrace.producers.gateway.whose import HELD, PATH
 
 logger = logging.getLogger(__name__)
 

@@ -16,16 +16,16 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
-from millrace.producers.gateway import keys
-from millrace.producers.gateway.callers import key_of
-from millrace.producers.gateway.conversation import messages_of
-from millrace.producers.gateway.errors import ApiError
+from millrace.dialects import match_keys
+from millrace.dialects.all import DIALECTS
+from millrace.dialects.base import Dialect
+from millrace.dialects.conversation import messages_of
+from millrace.dialects.errors import ApiError
+from millrace.dialects.reading.head import read_head
+from millrace.producers.gateway.http.callers import key_of
 from millrace.producers.gateway.processes.owner import Evidence
-from millrace.producers.gateway.protocols.all import DIALECTS
-from millrace.producers.gateway.protocols.base import Dialect
-from millrace.producers.gateway.protocols.head import read_head
-from millrace.producers.gateway.sessions import KEY_PREFIX
-from millrace.producers.gateway.whose import hints
+from millrace.producers.gateway.sessions.ownership import hints
+from millrace.producers.gateway.sessions.sessions import KEY_PREFIX
 
 Reads: TypeAlias = Dialect | Literal["start", "feedback"] | None
 """which body says whose a request is, None: there is nothing more to read"""
@@ -126,11 +126,11 @@ def head_of(dialect: Dialect, body: bytes) -> bytes | None:
         return None
     before = _before_reply(members[field])
     few = {name: members[name] for name in SAYS if name in members} | {field: before}
-    digest = blake2b(digest_size=keys.SIZE)
+    digest = blake2b(digest_size=match_keys.SIZE)
     try:
         for message in messages_of(dialect.parse(msgspec.json.encode(few)).turns, strict=False):
             if message["role"] != "assistant":
-                digest.update(keys.message_key(message))
+                digest.update(match_keys.message_key(message))
     except ApiError:  # what only an upstream understands, or what begins with a reply
         digest.update(msgspec.json.encode(before))
     return digest.digest()

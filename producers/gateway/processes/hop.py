@@ -17,8 +17,8 @@ from pathlib import Path
 import aiohttp
 from yarl import URL
 
+from millrace.dialects.errors import RETRY_AFTER_S, ApiError
 from millrace.infra.process.net import socket_dir
-from millrace.producers.gateway.errors import RETRY_AFTER_S, ApiError
 from millrace.schemas import bounds
 
 HOP = b"x-millrace-hop"

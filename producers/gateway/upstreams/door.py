@@ -13,24 +13,24 @@ from urllib.parse import quote
 from starlette.requests import Request
 from starlette.responses import Response
 
+from millrace.dialects.all import reader
+from millrace.dialects.base import Beside, Dialect
+from millrace.dialects.errors import ApiError, of_engine
+from millrace.dialects.reading.head import RequestHead, read_head, renamed
+from millrace.dialects.reading.reader import DialectReader
 from millrace.infra.engines.upstream import UpstreamReply, succeeded
 from millrace.infra.errors import EngineError, EngineTimeout, EngineUnavailable
-from millrace.producers.gateway.callers import Caller
-from millrace.producers.gateway.errors import ApiError, of_engine
-from millrace.producers.gateway.event_stream import EventStream
-from millrace.producers.gateway.gateway import Gateway
-from millrace.producers.gateway.offload import aside
-from millrace.producers.gateway.protocols.all import reader
-from millrace.producers.gateway.protocols.base import Beside, Dialect
-from millrace.producers.gateway.protocols.head import RequestHead, read_head, renamed
-from millrace.producers.gateway.protocols.reader import DialectReader
+from millrace.infra.process.offload import aside
+from millrace.producers.gateway.calls.gateway import Gateway
+from millrace.producers.gateway.http.callers import Caller
+from millrace.producers.gateway.http.event_stream import EventStream
+from millrace.producers.gateway.sessions.ownership import TOLD, hints
 from millrace.producers.gateway.spending import borne, spent
 from millrace.producers.gateway.upstreams import embeddings
 from millrace.producers.gateway.upstreams.passthrough import ASKED_WITH, Passthrough, asked_with
 from millrace.producers.gateway.upstreams.routes import RouteRule
 from millrace.producers.gateway.upstreams.sending import first_answer
 from millrace.producers.gateway.upstreams.upstreams import Upstream, Upstreams
-from millrace.producers.gateway.whose import TOLD, hints
 from millrace.schemas.ids import new_id, now_micros
 
 Refusal = Callable[[BaseException], Response]
@@ -42,6 +42,7 @@ class Routed(NamedTuple):
     rule: RouteRule
     head: RequestHead
     reader: DialectReader
+    dialect: Dialect
 
 
 class Door:
@@ -56,7 +57,7 @@ class Door:
         """Where a request goes; None: to the engines. Raises ApiError 400 for what is no request for an upstream, and
         404 for a model that nobody answers in this API."""
         found = await self._fitting(dialect.name, body)
-        return None if found is None else Routed(*found, reader(dialect))
+        return None if found is None else Routed(*found, reader(dialect), dialect)
 
     async def _fitting(self, api: str, body: bytes) -> tuple[RouteRule, RequestHead] | None:
         head: RequestHead | None = None
@@ -75,8 +76,10 @@ class Door:
 
     async def answer(self, caller: Caller, request: Request, body: bytes, routed: Routed, refusal: Refusal) -> Response:
         """The upstream's answer to a call, captured. `refusal` answers what fails before a stream began."""
-        rule, head, reader = routed
-        call = await self._through.prepare(caller, request.headers, body, head, rule, reader, request.url.query)
+        rule, head, reader, dialect = routed
+        call = await self._through.prepare(
+            caller, request.headers, body, head, rule, reader, dialect, request.url.query
+        )
         if head.stream is not True:
             whole = await self._through.answer(call)
             whole.headers[TOLD] = call.session.id
@@ -86,7 +89,7 @@ class Door:
             return _response(answer)
         try:
             # No comments of ours: an upstream's bytes go on as they are.
-            response = EventStream(self._through.stream(call, answer), refusal, dialect=reader.dialect)
+            response = EventStream(self._through.stream(call, answer), refusal, dialect=dialect)
             response.status_code = answer.status
             response.headers.update({**answer.headers, TOLD: call.session.id})
         except BaseException:
@@ -96,8 +99,8 @@ class Door:
 
     async def uncaptured(self, caller: Caller, request: Request, body: bytes, routed: Routed, below: str) -> Response:
         """The upstream's answer to what is no call of a model, at a path below that of calls. Raises ApiError."""
-        rule, _, reader = routed
-        api, path = reader.dialect.name, f"{reader.path}{below}"
+        rule, _, reader, dialect = routed
+        api, path = dialect.name, f"{reader.path}{below}"
         return _response(await self._passed(caller, request, body, rule, api, path))
 
     async def kept(self, request: Request, dialect: Dialect, upstream: str, id: str, route: Beside) -> Response:

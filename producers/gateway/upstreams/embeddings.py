@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from millrace.producers.gateway.answers import mapping, number
-from millrace.producers.gateway.errors import ApiError
+from millrace.dialects.answers import mapping, number
+from millrace.dialects.errors import ApiError
 
 NAME = "embeddings"
 """in `speaks` of an upstream, and as the name of the route"""

@@ -22,6 +22,15 @@ from typing import NamedTuple
 
 from starlette.responses import Response
 
+from millrace.dialects import match_keys
+from millrace.dialects.answers import AnswerChoice, WholeAnswer
+from millrace.dialects.base import Dialect
+from millrace.dialects.errors import ApiError, of_engine
+from millrace.dialects.reading.events import ReplyEvents
+from millrace.dialects.reading.head import RequestHead, renamed
+from millrace.dialects.reading.reader import DialectReader, NamedBefore, ReadAnswer, ReadRequest
+from millrace.dialects.recall import Recalled, ResponseOrigin
+from millrace.infra.engines.base import ABORT
 from millrace.infra.engines.upstream import (
     NOT_WHOLE,
     UNTRAINABLE,
@@ -31,26 +40,18 @@ from millrace.infra.engines.upstream import (
     succeeded,
 )
 from millrace.infra.errors import EngineError, EngineTimeout, EngineUnavailable
-from millrace.producers.gateway import keys
-from millrace.producers.gateway.answers import AnswerChoice, WholeAnswer
-from millrace.producers.gateway.callers import Caller
-from millrace.producers.gateway.errors import ApiError, of_engine
-from millrace.producers.gateway.gateway import Gateway
-from millrace.producers.gateway.lineage import ABORT
-from millrace.producers.gateway.offload import Step, aside, by_turns
+from millrace.infra.process.offload import Step, aside, by_turns
+from millrace.producers.gateway.calls.gateway import Gateway
+from millrace.producers.gateway.http.callers import Caller
 from millrace.producers.gateway.prices import Usage, cost
-from millrace.producers.gateway.protocols.events import ReplyEvents
-from millrace.producers.gateway.protocols.head import RequestHead, renamed
-from millrace.producers.gateway.protocols.reader import DialectReader, NamedBefore, ReadAnswer, ReadRequest
-from millrace.producers.gateway.recorder import LARGE
-from millrace.producers.gateway.session import GatewaySession
+from millrace.producers.gateway.sessions.ownership import hints
+from millrace.producers.gateway.sessions.recorder import LARGE
+from millrace.producers.gateway.sessions.session import GatewaySession
 from millrace.producers.gateway.spending import Spent, borne, spent
-from millrace.producers.gateway.stored import Recalled, ResponseOrigin
 from millrace.producers.gateway.upstreams.cut import Cut
 from millrace.producers.gateway.upstreams.routes import RouteRule
 from millrace.producers.gateway.upstreams.sending import R, first_answer
 from millrace.producers.gateway.upstreams.upstreams import Upstream, Upstreams
-from millrace.producers.gateway.whose import hints
 from millrace.schemas.arrays import empty
 from millrace.schemas.ids import new_id, now_micros
 from millrace.schemas.records import ModelCall
@@ -78,6 +79,7 @@ class Passed:
 
     session: GatewaySession
     reader: DialectReader
+    dialect: Dialect
     rule: RouteRule
     head: RequestHead
     body: bytes
@@ -118,12 +120,12 @@ class Passed:
 
     def origin(self, *, whole: bool = True) -> ResponseOrigin:
         """Where its response is kept. `whole`: it came to its end."""
-        return ResponseOrigin(self.upstream.name, self.upstream.keeps(self.reader.dialect.name), self.whole and whole)
+        return ResponseOrigin(self.upstream.name, self.upstream.keeps(self.dialect.name), self.whole and whole)
 
     def for_upstream(self, upstream: Upstream) -> bytes:
         """What an upstream is sent: as it came, but where it names, and is known to name, what only others have."""
         named = self.named
-        if named is None or not named.whole or not upstream.keeps(self.reader.dialect.name):
+        if named is None or not named.whole or not upstream.keeps(self.dialect.name):
             return self.sent
         if all(kept.origin.away and kept.origin.by == upstream.name for kept in named.used):
             return self.sent
@@ -168,27 +170,29 @@ class Passthrough:
         head: RequestHead,
         rule: RouteRule,
         reader: DialectReader,
+        dialect: Dialect,
         query: str = "",
     ) -> Passed:
         """Whose call it is. Raises ApiError."""
-        users, name = reader.dialect.names(head)
+        users, name = dialect.names(head)
         recalled = partial(self.gateway.recall, caller, headers)
         sent = await aside(len(body), renamed, body, rule.send_as) if rule.send_as else body
         named = await aside(len(body), reader.named, body, partial(recalled, users))
         body = body if named is None else named.body
         asked, outline = await aside(len(body), _understood, reader, body, named is None or named.whole)
         await self.gateway.check_serves(caller)
-        messages, digests, _ = asked or ReadRequest([], keys.chain([], None))
-        said = hints(headers, *users, name=name, field=reader.dialect.names_in)
+        messages, digests, _ = asked or ReadRequest([], match_keys.chain([], None))
+        said = hints(headers, *users, name=name, field=dialect.names_in)
         used = () if named is None else named.used
         session, _, by = self.gateway.called(caller, said, messages, digests, used)
         self.gateway.sessions.stored.touch(used)
-        upstream = self.upstreams.chain(rule, reader.dialect.name)[0]
+        upstream = self.upstreams.chain(rule, dialect.name)[0]
         path = f"{reader.path}?{query}" if query else reader.path
         with_headers = asked_with(headers, session.tenant, session.subject)
         return Passed(
             session,
             reader,
+            dialect,
             rule,
             head,
             body,
@@ -267,7 +271,7 @@ class Passthrough:
                     call.broken.append(error.received)
                 raise
 
-        chain = self.upstreams.chain(call.rule, call.reader.dialect.name, call.recalled)
+        chain = self.upstreams.chain(call.rule, call.dialect.name, call.recalled)
         return await first_answer(chain, to, call.session.id, self.upstreams.first_s)
 
     def _failed(self, call: Passed, error: EngineError) -> ApiError:
@@ -314,13 +318,13 @@ class Passthrough:
             await self.gateway.recorder.kept(call.session, lost=call.lost)
             yield held + bytes(cut.rest)
         except ApiError as error:  # not captured, and so not told to its end
-            yield call.reader.dialect.failed(error).sse()
+            yield call.dialect.failed(error).sse()
         except EngineError as error:
             assembled.finish = ABORT
             told = await aside(assembled.size, _told, call, assembled, answer.counted)
             done = True
             await self._record(call, told)
-            yield held + call.reader.dialect.failed(self._failed(call, error)).sse()
+            yield held + call.dialect.failed(self._failed(call, error)).sse()
         finally:
             if not done:
                 self._abort(call, assembled, answer.counted)
@@ -352,8 +356,8 @@ class Passthrough:
             notes |= call.origin().note()
         if call.asked is None or read is None or not read.answer.choices:
             what = "the request" if call.asked is None else "the upstream's answer"
-            logger.warning("%s: %s is none of %s that can be read", session.id, what, call.reader.dialect.name)
-            reason = told.why or f"{what} is none of {call.reader.dialect.name} that can be read"
+            logger.warning("%s: %s is none of %s that can be read", session.id, what, call.dialect.name)
+            reason = told.why or f"{what} is none of {call.dialect.name} that can be read"
             recorder.missed(session, "model_call", reason, notes | mark)
             recorder.underway.done(call.name)
             return
@@ -414,7 +418,7 @@ class Passthrough:
         that is kept."""
         session, turn = call.session, call.session.turns
         if call.asked is not None and call.asked.stored is not None:
-            hash = keys.request_hash(call.body)
+            hash = match_keys.request_hash(call.body)
             former = session.lineages.former(hash)
             if former is not None and former.response != id:
                 turn, call.supersedes = former.turn, former.response

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from millrace.producers.gateway.errors import ApiError, bad_request
-from millrace.producers.gateway.models import named
+from millrace.dialects.errors import ApiError, bad_request
+from millrace.producers.gateway.calls.models import named
 from millrace.producers.gateway.prices import Prices
 from millrace.schemas import bounds
 

@@ -10,9 +10,9 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
+from millrace.dialects.errors import ApiError
 from millrace.infra.engines.upstream import StreamedReply, UpstreamReply
 from millrace.infra.errors import EngineError, EngineTimeout, EngineUnavailable
-from millrace.producers.gateway.errors import ApiError
 from millrace.producers.gateway.upstreams import attempts
 from millrace.producers.gateway.upstreams.upstreams import Upstream
 

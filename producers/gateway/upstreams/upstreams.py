@@ -7,16 +7,16 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from millrace.dialects import all as dialects
+from millrace.dialects.recall import Recalled, nobody
+from millrace.dialects.translation.all import translator
+from millrace.dialects.translation.interpreter import Interpreter
 from millrace.infra.config import Settings
 from millrace.infra.config.upstreams import RESERVED, GatewayUpstream
 from millrace.infra.engines.azure import AzureUpstream
 from millrace.infra.engines.upstream import TextServer, TextUpstream
 from millrace.infra.errors import ConfigError
 from millrace.producers.gateway.prices import priced
-from millrace.producers.gateway.protocols import all as dialects
-from millrace.producers.gateway.stored import Recalled, nobody
-from millrace.producers.gateway.translation.all import translator
-from millrace.producers.gateway.translation.interpreter import Interpreter
 from millrace.producers.gateway.upstreams import embeddings
 from millrace.producers.gateway.upstreams.attempts import FIRST_S
 from millrace.producers.gateway.upstreams.routes import RouteRule, chain, choose, exact, unspoken

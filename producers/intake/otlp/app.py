@@ -21,11 +21,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from millrace.dialects.errors import ApiError
 from millrace.infra import telemetry
 from millrace.producers.capture.log import LogFull
-from millrace.producers.gateway.callers import Caller, digest, key_of
-from millrace.producers.gateway.errors import ApiError
-from millrace.producers.gateway.intake import Intake, Visit, check_origin
+from millrace.producers.gateway.http.admission import Intake, Visit, check_origin
+from millrace.producers.gateway.http.callers import Caller, digest, key_of
 from millrace.producers.gateway.options import GatewayOptions
 from millrace.producers.intake.otlp.receiver import OtlpReceiver
 from millrace.producers.intake.otlp.request import JSON, LOGS, PROTOBUF, TRACES, BadBody, SpanBatch, read

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 import orjson
 
-from millrace.producers.gateway.shape import measure
+from millrace.dialects.shape import measure
 from millrace.producers.imports import spans as in_json
 from millrace.producers.imports.bodies import Bodies
 from millrace.producers.imports.envelope import Kin, Sealer

@@ -18,6 +18,7 @@ from granian.http import HTTP1Settings
 from granian.log import LogLevels
 from granian.server.embed import Server
 
+from millrace.dialects.all import minted
 from millrace.infra.config import Settings
 from millrace.infra.connect import connect
 from millrace.infra.heartbeat import Heartbeat, unless_in
@@ -29,7 +30,6 @@ from millrace.producers.capture.forwarder import Forwarder
 from millrace.producers.capture.log import CaptureLog
 from millrace.producers.capture.recent import Recent
 from millrace.producers.gateway.options import GatewayOptions
-from millrace.producers.gateway.protocols.all import minted
 from millrace.producers.intake.otlp.app import OtlpEndpoint
 from millrace.producers.intake.otlp.assembler import SECOND, Assembler
 from millrace.producers.intake.otlp.receiver import KEPT_S, OtlpReceiver

@@ -16,12 +16,12 @@ from millrace.apps.cli.main import app
 from millrace.consumers import version_zero
 from millrace.consumers.audit import audit
 from millrace.consumers.evaluation import find
-from millrace.consumers.history.kinds import SCORES
-from millrace.consumers.history.reader import History
 from millrace.consumers.scores import publish
 from millrace.infra.config import Settings, load
 from millrace.infra.connect import connect
 from millrace.infra.errors import PolicyError, TopicError
+from millrace.infra.log.history.kinds import SCORES
+from millrace.infra.log.history.reader import History
 from millrace.infra.log.memory.bus import MemoryBus
 from millrace.schemas.ids import new_id
 from millrace.trainers import checkpoint, manifest, tiny

@@ -13,11 +13,11 @@ import pytest
 from millrace.apps.cli import evaluation
 from millrace.apps.cli.evaluation import EvaluationOptions, evaluate, questions
 from millrace.consumers.evaluation import Committed
+from millrace.dialects.rendering.template import TemplateRenderer
+from millrace.dialects.rendering.tokenizer import ChatTokenizer
 from millrace.infra.config import Settings, load
 from millrace.infra.errors import ConfigError, GatewayError
 from millrace.infra.process.net import free_ports
-from millrace.producers.gateway.rendering.template import TemplateRenderer
-from millrace.producers.gateway.rendering.tokenizer import ChatTokenizer
 from millrace.trainers.tasks import sort_digits
 from tests.support import chat_tokenizer, lessons
 from tests.support.gateway_world import ScriptedEngine, World, world

@@ -16,7 +16,7 @@ from millrace.consumers.trajectory.command import Shown
 from millrace.infra.config import Settings, load
 from millrace.infra.errors import LookError
 from millrace.infra.process.net import free_ports
-from millrace.producers.gateway.whose import Hints
+from millrace.producers.gateway.sessions.ownership import Hints
 from tests.support.gateway_world import World, world
 
 

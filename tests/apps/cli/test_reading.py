@@ -14,11 +14,11 @@ from typer.testing import CliRunner
 from millrace.apps.cli.main import app
 from millrace.consumers.export import export_from
 from millrace.consumers.export.select import Selection
-from millrace.consumers.history.reader import History
-from millrace.consumers.history.rows import as_stored
 from millrace.consumers.trajectory.command import lineage_in, told_of
 from millrace.consumers.why.read import PolicyTopics
 from millrace.infra.log.base import Outgoing, Place
+from millrace.infra.log.history.reader import History
+from millrace.infra.log.history.rows import as_stored
 from millrace.infra.log.kafka.bus import KafkaBus
 from millrace.infra.log.topics import TopicSizes
 from millrace.schemas import codec

@@ -9,9 +9,9 @@ import pytest
 from typer.testing import CliRunner
 
 from millrace.apps.cli.main import app
-from millrace.consumers.history.kinds import EVENTS, RAW, TRAJECTORIES, topics_of
-from millrace.consumers.history.reader import History
 from millrace.infra.log.base import Outgoing, TopicSpec
+from millrace.infra.log.history.kinds import EVENTS, RAW, TRAJECTORIES, topics_of
+from millrace.infra.log.history.reader import History
 from millrace.infra.log.kafka.bus import KafkaBus
 from millrace.schemas.records import Reward
 from tests.support.whole import NAMESPACE, POLICY, whole

@@ -14,10 +14,10 @@ from rich.console import Console
 from millrace.consumers.audit import LAWS, audit
 from millrace.consumers.audit.command import WIDE, render
 from millrace.consumers.audit.rules import RulesBySlot
-from millrace.consumers.history import extent
-from millrace.consumers.history.extent import MAY_BE_WHOLE
 from millrace.infra.errors import AuditError
 from millrace.infra.log.base import Outgoing, Place, TopicSpec
+from millrace.infra.log.history import extent
+from millrace.infra.log.history.extent import MAY_BE_WHOLE
 from millrace.infra.log.memory.bus import MemoryBus
 from millrace.schemas import codec
 from tests.support.corruptions import CORRUPTIONS, Corruption

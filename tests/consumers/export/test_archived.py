@@ -9,9 +9,9 @@ import pytest
 from millrace.consumers.export import export_from
 from millrace.consumers.export.run import ExportSummary
 from millrace.consumers.export.select import Selection
-from millrace.consumers.history.reader import History
 from millrace.infra.errors import ArchiveError, ExportError
 from millrace.infra.log.base import Bus
+from millrace.infra.log.history.reader import History
 from tests.consumers.test_archive import archived
 from tests.consumers.warehouse.test_archived import flipped
 from tests.support.conversations import Conversations

@@ -22,7 +22,7 @@ from millrace.consumers.export.layouts import LAYOUTS
 from millrace.consumers.export.layouts.atropos import IGNORED, NO_LOGPROB
 from millrace.consumers.export.select import Selection
 from millrace.consumers.export.sinks import digest
-from millrace.consumers.history.reader import History
+from millrace.infra.log.history.reader import History
 from millrace.schemas.arrays import unpack
 from tests.support.conversations import TOOLS, Conversations
 from tests.support.history_log import NS

@@ -17,11 +17,11 @@ from millrace.consumers.clearance import anyone, today
 from millrace.consumers.export import export_from
 from millrace.consumers.export.layouts import LAYOUTS
 from millrace.consumers.export.select import Selection
-from millrace.consumers.history.reader import History
 from millrace.consumers.replay.selection import Selector
 from millrace.infra import durable
 from millrace.infra.config import load
 from millrace.infra.errors import ExportError
+from millrace.infra.log.history.reader import History
 from tests.support.conversations import Conversations
 from tests.support.history_log import NS
 from tests.support.history_records import POLICY

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millrace.consumers.history.ledger import chained, entries
-from millrace.consumers.history.newest import Head, head
 from millrace.consumers.learner.commit import checkpoint_fault, commit_version
 from millrace.infra import faults
 from millrace.infra.errors import BusError, LedgerError, RefusedError
 from millrace.infra.log.base import Member, MemberToken, Outgoing, TopicSpec, Transactor
+from millrace.infra.log.history.ledger import chained, entries
+from millrace.infra.log.history.newest import Head, head
 from millrace.infra.log.memory.bus import MemoryBus
 from millrace.schemas import codec
 from millrace.trainers import checkpoint

@@ -269,13 +269,13 @@ def test_an_unknown_outcome_is_read_from_the_log(place: Make, whole: list[str], 
 
 
 def test_a_ledger_without_its_weights_is_refused(place: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("millrace.consumers.history.newest.MARKERS_S", 0.1)
+    monkeypatch.setattr("millrace.infra.log.history.newest.MARKERS_S", 0.1)
     it = place()
     topic = full_name("t", "pico.ledger")
     head = next(iter(it.bus.read(topic, 0)))
     entry = codec.decode_as("LedgerEntry", head.value or b"")
-    from millrace.consumers.history.ledger import chained
     from millrace.infra.log.base import Outgoing
+    from millrace.infra.log.history.ledger import chained
 
     with it.bus.publisher() as publisher:
         forged = chained({**entry, "version": 1}, entry["hash"])  # type: ignore[typeddict-item]

@@ -7,13 +7,13 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.consumers.history.places import GONE, Lost, PlaceReader
 from millrace.consumers.learner.collect import choose
 from millrace.consumers.learner.log import PolicyLog
 from millrace.consumers.learner.reading import EMPTY, REASONS, read
 from millrace.consumers.learner.verdict import PlacedGroup
 from millrace.infra.log.base import Outgoing, Place
 from millrace.infra.log.blobs import ClaimStore
+from millrace.infra.log.history.places import GONE, Lost, PlaceReader
 from millrace.infra.log.memory.bus import MemoryBus
 from millrace.schemas import codec
 from tests.support.odd import records

@@ -8,10 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from torch.distributed import TCPStore
 
-from millrace.consumers.history.newest import Head
 from millrace.consumers.learner.agreement import Peer, Roster
 from millrace.consumers.learner.rendezvous import STORE_TIMEOUT_S, Meeting
 from millrace.infra.errors import RegroupError
+from millrace.infra.log.history.newest import Head
 from millrace.trainers.backends.stores import own_store
 from tests.support.garbage import Garbage
 from tests.support.versions import entry, weights

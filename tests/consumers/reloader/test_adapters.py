@@ -18,7 +18,7 @@ from millrace.infra.engines.vllm.launch import Vllm
 from millrace.infra.errors import EngineError, ReloadError
 from millrace.infra.log.memory.bus import MemoryBus
 from millrace.infra.process.net import LOCALHOST, free_ports
-from millrace.producers.gateway.fleet import Fleet
+from millrace.producers.gateway.calls.fleet import Fleet
 from millrace.schemas.labels import is_base
 from tests.consumers.reloader.conftest import ScriptedEngine, Start
 from tests.support.adapters import adapter_differences, adapter_event, write_adapter, write_base

@@ -12,8 +12,6 @@ import pytest
 
 from millrace.consumers import clearance
 from millrace.consumers.export.select import Selection
-from millrace.consumers.history.kinds import EVALUATIONS, TRAJECTORIES, Kind
-from millrace.consumers.history.reader import History
 from millrace.consumers.replay import again
 from millrace.consumers.replay.command import ReplayOptions, proving
 from millrace.consumers.replay.reward import Replay
@@ -22,6 +20,8 @@ from millrace.consumers.replay.selection import ModelLimits, Selector
 from millrace.infra.config import load
 from millrace.infra.errors import HistoryGone
 from millrace.infra.log.base import Bus
+from millrace.infra.log.history.kinds import EVALUATIONS, TRAJECTORIES, Kind
+from millrace.infra.log.history.reader import History
 from millrace.infra.log.memory.bus import MemoryBus
 from millrace.schemas.records import Trajectory
 from millrace.streams.reward.judge import Judge

@@ -10,8 +10,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from millrace.consumers.history.kinds import EVALUATIONS, TRAJECTORIES, topics_of
-from millrace.consumers.history.reader import History
 from millrace.consumers.replay import asked
 from millrace.consumers.replay.selection import ELSEWHERE, EVALUATION, TWICE, UNREADABLE, Selected
 from millrace.consumers.warehouse.asking import Asking, InDirectory
@@ -21,6 +19,8 @@ from millrace.consumers.warehouse.endpoint.reading import QueryLimits as Bounds
 from millrace.infra.config import Settings, load
 from millrace.infra.errors import QuestionError, WarehouseError
 from millrace.infra.log.base import Place
+from millrace.infra.log.history.kinds import EVALUATIONS, TRAJECTORIES, topics_of
+from millrace.infra.log.history.reader import History
 from tests.consumers.replay.test_selection import check, made, selector
 from tests.support.filled import filled
 from tests.support.whole import NAMESPACE, POLICY

@@ -17,10 +17,10 @@ import psutil
 import pytest
 
 from millrace.consumers import policy_names
-from millrace.consumers.history.kinds import EVALUATIONS, EVENTS, LEDGER, RAW, TRAJECTORIES, WEIGHTS, topics_of
-from millrace.consumers.history.reader import History
 from millrace.consumers.replay.branch.job import BranchOptions
 from millrace.infra.log.base import Bus, Outgoing, TopicSpec
+from millrace.infra.log.history.kinds import EVALUATIONS, EVENTS, LEDGER, RAW, TRAJECTORIES, WEIGHTS, topics_of
+from millrace.infra.log.history.reader import History
 from millrace.infra.log.kafka.bus import KafkaBus
 from millrace.schemas.records import Reward
 from millrace.testing.world import World

@@ -6,10 +6,10 @@ from functools import cache
 
 import pytest
 
-from millrace.consumers.history.reader import History as Reader
 from millrace.consumers.replay.recorded import RecordedVersions
 from millrace.infra.errors import LedgerError
 from millrace.infra.log.base import Outgoing
+from millrace.infra.log.history.reader import History as Reader
 from tests.support.history import History
 from tests.support.history_log import NS
 from tests.support.history_records import POLICY

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from millrace.consumers.history.kinds import EVALUATIONS, EVENTS, TRAJECTORIES
-from millrace.consumers.history.reader import History
 from millrace.consumers.replay.reward import Replay, RewardComparison
 from millrace.consumers.replay.reward import sealed as every
 from millrace.infra import faults
 from millrace.infra.errors import FencedError
+from millrace.infra.log.history.kinds import EVALUATIONS, EVENTS, TRAJECTORIES
+from millrace.infra.log.history.reader import History
 from millrace.schemas.records import Reward
 from millrace.streams.reward.conversation import Conversations
 from millrace.streams.reward.judge import Evaluator, Judge, reward_id

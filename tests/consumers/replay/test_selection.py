@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millrace.consumers import clearance
-from millrace.consumers.history.kinds import EVALUATIONS, EVENTS, TRAJECTORIES
-from millrace.consumers.history.reader import History
 from millrace.consumers.replay import eligible, selection
 from millrace.consumers.replay.selection import ModelLimits, Selected, Selector
 from millrace.consumers.replay.text import Texts, Writer
+from millrace.dialects.rendering.choose import choose
 from millrace.infra.config import load
 from millrace.infra.log.base import Place
-from millrace.producers.gateway.rendering.choose import choose
+from millrace.infra.log.history.kinds import EVALUATIONS, EVENTS, TRAJECTORIES
+from millrace.infra.log.history.reader import History
 from millrace.testing.events import Episode
 from millrace.testing.world import World
 from tests.support import chat_tokenizer

@@ -14,15 +14,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.consumers.history.rows import Row
 from millrace.consumers.replay import text
 from millrace.consumers.replay.text import Texts, Writer, joined
+from millrace.dialects.rendering import reply_tokens
+from millrace.dialects.rendering.choose import choose
+from millrace.dialects.rendering.reply_tokens import Spoken
 from millrace.infra.engines.upstream import UNTRAINABLE
 from millrace.infra.errors import ConfigError
 from millrace.infra.log.base import Record
-from millrace.producers.gateway.rendering import spoken
-from millrace.producers.gateway.rendering.choose import choose
-from millrace.producers.gateway.rendering.spoken import Spoken
+from millrace.infra.log.history.rows import Row
 from millrace.schemas import codec
 from millrace.testing.events import model_call
 from millrace.trainers.batches.sample import Sample
@@ -125,7 +125,7 @@ IMAGE = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": 
         ({"request": b"\xff"}, f"{text.UNCHAT} (no_messages)"),
         ({"response": b'{"choices": [{"index": 0, "message": {"content": " "}}]}'}, text.EMPTY),
         ({"response": b'{"choices": [{"index": 0, "message": {"content": "<tool_call>"}}]}'}, None),
-        ({"response": b'{"choices": [{"index": 0, "message": {"content": "a<|im_end|>"}}]}'}, spoken.MISREAD),
+        ({"response": b'{"choices": [{"index": 0, "message": {"content": "a<|im_end|>"}}]}'}, reply_tokens.MISREAD),
         ({"untrainable_reason": "aborted"}, ""),
         ({"untrainable_reason": "withheld:secret"}, ""),
         ({"trainable": True}, ""),
@@ -163,7 +163,10 @@ def test_nothing_of_a_flawed_attempt_is_imitated(folder: Path) -> None:
 
 def test_what_the_model_cannot_take_is_passed_over(folder: Path) -> None:
     one = call("a", [user("x")], SAYS)
-    for of, why in ((writer(folder, longest=20), spoken.TOO_LONG), (writer(folder, vocabulary=9), text.UNKNOWN_ID)):
+    for of, why in (
+        (writer(folder, longest=20), reply_tokens.TOO_LONG),
+        (writer(folder, vocabulary=9), text.UNKNOWN_ID),
+    ):
         assert of.texts(record([one]), [one]).refused == Counter([why])
 
     def none() -> Any:

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.consumers.history.rows import Row, as_stored
 from millrace.consumers.trajectory.account import Account
 from millrace.consumers.trajectory.command import told_of
 from millrace.consumers.trajectory.tokens import traced
 from millrace.consumers.why.read import PolicyTopics
+from millrace.infra.log.history.rows import Row, as_stored
 from millrace.schemas import codec
 from millrace.schemas.arrays import pack, unpack
 from tests.support.conversations import Conversations

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from millrace.consumers.history.kinds import TRAJECTORIES
-from millrace.consumers.history.reader import History
-from millrace.consumers.history.rows import as_stored
 from millrace.consumers.trajectory.command import lineage_in, told_of
 from millrace.consumers.why.read import PolicyTopics
 from millrace.infra.log.base import Bus
+from millrace.infra.log.history.kinds import TRAJECTORIES
+from millrace.infra.log.history.reader import History
+from millrace.infra.log.history.rows import as_stored
 from tests.consumers.test_archive import archived
 from tests.support.conversations import Conversations
 from tests.support.history_log import NS

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from millrace.consumers.history.rows import as_stored
 from millrace.consumers.trajectory.command import one_of, told_of
 from millrace.consumers.trajectory.find import candidates, place_in
 from millrace.consumers.why.read import PolicyTopics
 from millrace.infra.errors import LookError
 from millrace.infra.log.base import Place
+from millrace.infra.log.history.rows import as_stored
 from millrace.schemas import codec
 from tests.support.conversations import Conversations
 from tests.support.history_log import NS

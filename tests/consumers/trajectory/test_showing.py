@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millrace.consumers.history.rows import as_stored
 from millrace.consumers.trajectory import page, tree
 from millrace.consumers.trajectory.account import Account
 from millrace.consumers.trajectory.command import told_of
 from millrace.consumers.why.read import PolicyTopics
+from millrace.infra.log.history.rows import as_stored
 from millrace.infra.terminal import Terminal, clean
 from tests.support.conversations import Conversations
 from tests.support.history_log import NS

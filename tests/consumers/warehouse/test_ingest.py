@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 from fastavro import schemaless_writer
 
-from millrace.consumers.history.kinds import HOLDS
 from millrace.consumers.warehouse import cutting
 from millrace.consumers.warehouse import ingest as under_test
 from millrace.consumers.warehouse.digests import differing, digests
@@ -31,6 +30,7 @@ from millrace.consumers.warehouse.tables import BY_NAME, LOG, TABLES, table_of
 from millrace.infra.errors import ClaimError, StorageError, WarehouseError
 from millrace.infra.log.base import Outgoing, Record, TopicSpec
 from millrace.infra.log.blobs import ClaimStore
+from millrace.infra.log.history.kinds import HOLDS
 from millrace.schemas import codec
 from millrace.schemas.arrays import unpack
 from millrace.schemas.registry import _past

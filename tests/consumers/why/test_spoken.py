@@ -8,10 +8,10 @@ from typing import Any, cast
 
 import pytest
 
-from millrace.consumers.history.requests import WholeRequests
-from millrace.consumers.history.rows import Row
 from millrace.consumers.why import explain_in
 from millrace.consumers.why.spoken import MOST, spoken
+from millrace.infra.log.history.requests import WholeRequests
+from millrace.infra.log.history.rows import Row
 from millrace.schemas.errors import CorruptRecord
 from tests.support.history import History
 from tests.support.history_log import NS

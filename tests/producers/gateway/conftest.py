@@ -1,14 +1,5 @@
-"""A tokenizer and renderer for all tests of the gateway."""
+"""The renderer that these tests share."""
 
-from __future__ import annotations
+from tests.support.renderer import renderer
 
-import pytest
-
-from millrace.producers.gateway.rendering.template import TemplateRenderer
-from millrace.producers.gateway.rendering.tokenizer import ChatTokenizer
-from tests.support import chat_tokenizer
-
-
-@pytest.fixture(scope="session")
-def renderer(tmp_path_factory: pytest.TempPathFactory) -> TemplateRenderer:
-    return TemplateRenderer(ChatTokenizer(chat_tokenizer.write(tmp_path_factory.mktemp("chat"))))
+__all__ = ["renderer"]

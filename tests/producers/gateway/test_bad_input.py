@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from millrace.producers.gateway.rendering.template import TemplateRenderer
+from millrace.dialects.rendering.template import TemplateRenderer
 from tests.support.documents import ROOT
 from tests.support.gateway_world import ScriptedEngine, World, world
 

@@ -15,11 +15,11 @@ from typing import Any
 import httpx
 import pytest
 
+from millrace.dialects.rendering.template import TemplateRenderer
 from millrace.infra.engines.upstream import TextUpstream
 from millrace.producers.capture.entry import encode
 from millrace.producers.capture.log import PROBE, CaptureLog, LogFull
 from millrace.producers.capture.segments import frame, segments
-from millrace.producers.gateway.rendering.template import TemplateRenderer
 from millrace.producers.gateway.upstreams.routes import RouteRule
 from millrace.producers.gateway.upstreams.upstreams import Upstream, Upstreams
 from millrace.schemas import bounds, codec

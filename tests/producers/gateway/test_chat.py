@@ -12,9 +12,9 @@ import httpx
 import openai
 import pytest
 
+from millrace.dialects.rendering.template import TemplateRenderer
 from millrace.infra.engines.base import Sampling
 from millrace.infra.errors import EngineRejected, EngineTimeout, EngineUnavailable
-from millrace.producers.gateway.rendering.template import TemplateRenderer
 from millrace.schemas.arrays import unpack
 from tests.support.gateway_world import ScriptedEngine, World, logprob, world
 

@@ -10,15 +10,15 @@ from typing import Any
 import httpx
 import pytest
 
+from millrace.dialects.rendering.template import TemplateRenderer
 from millrace.infra.process.net import free_ports
 from millrace.producers.capture.log import CaptureLog
-from millrace.producers.gateway.fleet import Fleet
-from millrace.producers.gateway.gateway import Gateway
+from millrace.producers.gateway.calls.fleet import Fleet
+from millrace.producers.gateway.calls.gateway import Gateway
 from millrace.producers.gateway.options import GatewayOptions
-from millrace.producers.gateway.recorder import Recorder
-from millrace.producers.gateway.rendering.template import TemplateRenderer
 from millrace.producers.gateway.serve import serve
-from millrace.producers.gateway.sessions import Sessions
+from millrace.producers.gateway.sessions.recorder import Recorder
+from millrace.producers.gateway.sessions.sessions import Sessions
 from tests.support.gateway_world import ENGINE, ScriptedEngine
 
 WAIT_S = 60.0

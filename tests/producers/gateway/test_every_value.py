@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.producers.gateway import keys, shape
-from millrace.producers.gateway.rendering.template import TemplateRenderer
+from millrace.dialects import match_keys, shape
+from millrace.dialects.rendering.template import TemplateRenderer
 from millrace.schemas import bounds
 from tests.support.gateway_world import ScriptedEngine, world
 from tests.support.in_process import InProcess, Played
@@ -123,13 +123,13 @@ async def test_rewards_of_one_session_have_an_end(tmp_path: Path, renderer: Temp
 
 @given(JSON)
 def test_every_value_has_a_key(value: Any) -> None:
-    assert keys.canonical(value) == keys.canonical(value)
-    assert isinstance(keys.canonical_json(json.dumps(value)), bytes)
+    assert match_keys.canonical(value) == match_keys.canonical(value)
+    assert isinstance(match_keys.canonical_json(json.dumps(value)), bytes)
 
 
 @given(st.integers(-(2**52), 2**52))
 def test_whole_floats_and_integers_have_one_key(number: int) -> None:
-    assert keys.canonical([number]) == keys.canonical([float(number)])
+    assert match_keys.canonical([number]) == match_keys.canonical([float(number)])
 
 
 def test_a_long_number_has_the_same_key_beside_what_nests_too_deep_to_be_written() -> None:
@@ -137,7 +137,7 @@ def test_a_long_number_has_the_same_key_beside_what_nests_too_deep_to_be_written
     for _ in range(300):
         deep = [deep]
     number = 12345678901234567890123
-    assert keys.canonical([number, deep]) == keys.canonical([float(number), deep])
+    assert match_keys.canonical([number, deep]) == match_keys.canonical([float(number), deep])
 
 
 def depth(value: Any) -> int:

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from millrace.dialects.rendering.template import TemplateRenderer
 from millrace.infra.errors import EngineRejected
-from millrace.producers.gateway.rendering.template import TemplateRenderer
 from tests.support.gateway_world import ScriptedEngine, World, world
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

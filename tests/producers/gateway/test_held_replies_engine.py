@@ -10,10 +10,10 @@ from typing import Any
 import openai
 import pytest
 
+from millrace.dialects.rendering.template import TemplateRenderer
+from millrace.dialects.rendering.tokenizer import ChatTokenizer
 from millrace.infra.engines.vllm.engine import VllmEngine
 from millrace.infra.engines.vllm.launch import Vllm
-from millrace.producers.gateway.rendering.template import TemplateRenderer
-from millrace.producers.gateway.rendering.tokenizer import ChatTokenizer
 from tests.support import chat_tokenizer
 from tests.support.gateway_world import world
 

@@ -26,18 +26,18 @@ import httpx
 import pytest
 
 from millrace.consumers import version_zero
+from millrace.dialects.all import read
 from millrace.infra.config import Settings, load, variables
 from millrace.infra.connect import connect
+from millrace.infra.engines.base import ABORT
 from millrace.infra.errors import BusError
 from millrace.infra.gateway_processes import INDEX, folder_of
 from millrace.infra.log.topics import full_name
 from millrace.infra.machine.broker import Broker
 from millrace.infra.process.net import LOCALHOST, free_ports, is_listening
 from millrace.producers.capture.log import CaptureLog
-from millrace.producers.gateway.lineage import ABORT
-from millrace.producers.gateway.protocols.all import read
-from millrace.producers.gateway.recorder import CUT_OFF
-from millrace.producers.gateway.whose import TOLD
+from millrace.producers.gateway.sessions.ownership import TOLD
+from millrace.producers.gateway.sessions.recorder import CUT_OFF
 from millrace.schemas import codec
 from millrace.schemas.arrays import unpack
 from tests.support.engines import LightEngine

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from millrace.producers.gateway.rendering.base import NO_OPTIONS, Message, Options, RenderError, Tools
-from millrace.producers.gateway.rendering.template import TemplateRenderer
-from millrace.producers.gateway.rendering.tokenizer import ChatTokenizer
-from millrace.producers.gateway.shape import HEAVY
+from millrace.dialects.rendering.base import NO_OPTIONS, Message, Options, RenderError, Tools
+from millrace.dialects.rendering.template import TemplateRenderer
+from millrace.dialects.rendering.tokenizer import ChatTokenizer
+from millrace.infra.process.offload import HEAVY
 from tests.support import chat_tokenizer
 from tests.support.gateway_world import ScriptedEngine, world
 

@@ -11,10 +11,10 @@ from typing import Any
 import aiohttp
 import pytest
 
+from millrace.dialects.rendering.template import TemplateRenderer
 from millrace.infra.errors import EngineUnavailable
-from millrace.producers.gateway import gateway as gateway_module
 from millrace.producers.gateway import socket as module
-from millrace.producers.gateway.rendering.template import TemplateRenderer
+from millrace.producers.gateway.calls import gateway as gateway_module
 from tests.support.gateway_world import ScriptedEngine, World, world
 from tests.support.speakers import ResponsesSpeaker, Results, SocketError, SocketSpeaker
 

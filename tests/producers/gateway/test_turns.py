@@ -15,10 +15,10 @@ from typing import Any
 import orjson
 import pytest
 
-from millrace.producers.gateway import keys, shape
-from millrace.producers.gateway.call import slices
-from millrace.producers.gateway.offload import HEAVY
-from millrace.producers.gateway.rendering.template import TemplateRenderer
+from millrace.dialects import match_keys, shape
+from millrace.dialects.rendering.template import TemplateRenderer
+from millrace.infra.process.offload import HEAVY
+from millrace.producers.gateway.calls.call import slices
 from millrace.schemas import bounds
 from tests.support.in_process import InProcess, Played
 
@@ -154,7 +154,7 @@ async def test_what_is_large_is_read_in_another_thread(
         return call
 
     monkeypatch.setattr(shape, "check", watched(shape.check))
-    monkeypatch.setattr(keys, "request_hash", watched(keys.request_hash))
+    monkeypatch.setattr(match_keys, "request_hash", watched(match_keys.request_hash))
     started = (await gateway.ask("POST", "/v1/sessions", orjson.dumps({"task": "x" * HEAVY}))).json
     place = f"/v1/sessions/{started['session']}"
     for path, body in (
@@ -179,7 +179,7 @@ async def test_a_report_beyond_its_bound_is_refused_with_the_bound(tmp_path: Pat
 @pytest.mark.parametrize("arguments", ["[" + "[]," * 200_000 + "1]", "[" * 100 + "]" * 100])
 def test_arguments_that_are_too_much_to_look_into_stay_text(arguments: str):
     assert shape.unwieldy(arguments)
-    assert keys.canonical_json(f" {arguments} ") == arguments.encode()
+    assert match_keys.canonical_json(f" {arguments} ") == arguments.encode()
 
 
 def test_a_sliced_chunk_is_the_same_chunk():

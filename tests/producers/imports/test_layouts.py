@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from millrace.consumers.history.dialogue import dialogue
+from millrace.dialects.dialogue import dialogue
 from millrace.infra.errors import ImportRefused
 from millrace.producers.imports.check import chosen
 from millrace.producers.imports.layouts import LAYOUTS, OTHER_NAMES

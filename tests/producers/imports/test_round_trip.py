@@ -12,8 +12,8 @@ import pytest
 from millrace.consumers.export import export_from
 from millrace.consumers.export.layouts import LAYOUTS as WRITTEN
 from millrace.consumers.export.select import Selection
-from millrace.consumers.history.dialogue import dialogue
-from millrace.consumers.history.reader import History
+from millrace.dialects.dialogue import dialogue
+from millrace.infra.log.history.reader import History
 from millrace.producers.imports.layouts import LAYOUTS as READ
 from millrace.producers.imports.layouts import OTHER_NAMES
 from millrace.schemas.records import ModelCall

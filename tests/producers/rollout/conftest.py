@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from millrace.producers.gateway.rendering.template import TemplateRenderer
-from millrace.producers.gateway.rendering.tokenizer import ChatTokenizer
+from millrace.dialects.rendering.template import TemplateRenderer
+from millrace.dialects.rendering.tokenizer import ChatTokenizer
 from tests.support import chat_tokenizer
 
 

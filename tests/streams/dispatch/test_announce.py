@@ -19,7 +19,7 @@ from millrace.infra.connect import connect
 from millrace.infra.log.base import Bus, Outgoing
 from millrace.infra.log.blobs import ClaimStore
 from millrace.infra.log.memory.bus import MemoryBus
-from millrace.infra.reading import readable
+from millrace.infra.log.readable import readable
 from millrace.infra.stages.decisions import AUTHOR, id_of
 from millrace.schemas import codec
 from millrace.schemas.records import Decision

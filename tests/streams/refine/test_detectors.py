@@ -9,8 +9,8 @@ import signal
 import pytest
 
 from millrace.infra.errors import DetectorError
-from millrace.producers.gateway.sessions import Sessions
-from millrace.producers.gateway.whose import Hints
+from millrace.producers.gateway.sessions.ownership import Hints
+from millrace.producers.gateway.sessions.sessions import Sessions
 from millrace.streams.refine.detectors.base import Hit
 from millrace.streams.refine.detectors.guard import Guarded
 from millrace.streams.refine.detectors.kingfisher import Kingfisher

@@ -9,7 +9,7 @@ import orjson
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.producers.gateway.trail import RequestTrail
+from millrace.producers.gateway.sessions.request_trail import RequestTrail
 from millrace.schemas import codec
 from millrace.schemas.requests import RequestStore, outlined
 from millrace.testing.events import Episode

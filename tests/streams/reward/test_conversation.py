@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from millrace.dialects.rendering.template import TemplateRenderer
+from millrace.dialects.rendering.tokenizer import ChatTokenizer
 from millrace.infra.config import Reward, RewardJudge
 from millrace.infra.engines.base import Sampling
 from millrace.infra.engines.upstream import NOT_WHOLE
 from millrace.infra.log.base import Outgoing, Record, TopicSpec
 from millrace.infra.log.memory.bus import MemoryBus
-from millrace.producers.gateway.rendering.template import TemplateRenderer
-from millrace.producers.gateway.rendering.tokenizer import ChatTokenizer
 from millrace.schemas import codec, envelope
 from millrace.schemas.ids import new_id
 from millrace.schemas.records import Event

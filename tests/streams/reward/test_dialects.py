@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from millrace.dialects.all import named
+from millrace.dialects.reading.reader import ROOT
 from millrace.infra.config import RewardJudge
-from millrace.producers.gateway.protocols.all import named
-from millrace.producers.gateway.protocols.reader import ROOT
 from millrace.streams.reward import rubric
 from millrace.streams.reward.asking import AskedJudge
 from millrace.streams.reward.dialects import APIS

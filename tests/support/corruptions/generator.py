@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from millrace.consumers.history.ledger import chained
 from millrace.infra.log.base import Place, Record
+from millrace.infra.log.history.ledger import chained
 from millrace.infra.stages.decisions import id_of
 from millrace.schemas import codec
 from millrace.schemas.arrays import pack, unpack

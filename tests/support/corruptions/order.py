@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 
-from millrace.consumers.history.ledger import chained
-from millrace.consumers.history.scores import named
+from millrace.consumers.score_ids import named
 from millrace.infra.log.base import Place
+from millrace.infra.log.history.ledger import chained
 from millrace.schemas import codec
 from tests.support.corruptions.tools import Corruption, edit, ledger, pick
 from tests.support.history import History

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from millrace.consumers import policy_names
-from millrace.consumers.history.kinds import TRAJECTORIES
-from millrace.consumers.history.reader import History
 from millrace.consumers.replay.branch import kept
 from millrace.consumers.replay.branch.job import BranchOptions
 from millrace.infra.errors import HistoryGone
+from millrace.infra.log.history.kinds import TRAJECTORIES
+from millrace.infra.log.history.reader import History
 from tests.support.archived import cut
 from tests.support.branches import branch, violations
 from tests.support.learners import Place

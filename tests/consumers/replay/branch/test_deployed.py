@@ -15,8 +15,6 @@ from typer.testing import CliRunner
 
 from millrace.apps.cli.main import app
 from millrace.consumers import policy_names
-from millrace.consumers.history.kinds import TRAJECTORIES, WEIGHTS
-from millrace.consumers.history.reader import History
 from millrace.consumers.replay.asked import one
 from millrace.consumers.replay.branch import kept
 from millrace.consumers.replay.branch.job import BranchOptions
@@ -26,6 +24,8 @@ from millrace.consumers.warehouse.opened import make_tables
 from millrace.infra.config import Settings
 from millrace.infra.log.base import Bus
 from millrace.infra.log.blobs import ClaimStore
+from millrace.infra.log.history.kinds import TRAJECTORIES, WEIGHTS
+from millrace.infra.log.history.reader import History
 from tests.support.branches import violations
 from tests.support.deployed import GROUPS, PROGRAM, SHORT, SIZE, VERIFIER, Deployed, deploy, weights
 from tests.support.documents import BRANCH, ROOT, RUN_BY, blocks

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import pytest
 
-from millrace.consumers.history.kinds import DEAD_LETTERS, EVENTS, TRAJECTORIES
-from millrace.consumers.history.reader import History
 from millrace.consumers.replay.branch.rewards import chosen
+from millrace.infra.log.history.kinds import DEAD_LETTERS, EVENTS, TRAJECTORIES
+from millrace.infra.log.history.reader import History
 from millrace.testing.events import Episode
 from millrace.testing.world import World
 from tests.support.whole import NAMESPACE, POLICY, whole

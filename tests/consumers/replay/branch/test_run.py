@@ -12,9 +12,6 @@ import pytest
 
 from millrace.consumers import policy_names
 from millrace.consumers.audit import audit
-from millrace.consumers.history import newest
-from millrace.consumers.history.kinds import TRAJECTORIES
-from millrace.consumers.history.reader import History
 from millrace.consumers.replay.branch import kept
 from millrace.consumers.replay.branch.command import BranchScreen
 from millrace.consumers.replay.branch.guard import Reach
@@ -23,6 +20,9 @@ from millrace.consumers.replay.branch.job import BranchOptions
 from millrace.consumers.replay.selection import Selected, Selector
 from millrace.infra import faults
 from millrace.infra.errors import BranchError, PolicyError
+from millrace.infra.log.history import newest
+from millrace.infra.log.history.kinds import TRAJECTORIES
+from millrace.infra.log.history.reader import History
 from millrace.infra.terminal import Terminal
 from millrace.trainers import checkpoint
 from tests.support.branches import Heard, accuracy, branch, events, play, train_on, violations

@@ -14,16 +14,16 @@ import pytest
 
 from millrace.consumers import policy_names
 from millrace.consumers.audit import audit
-from millrace.consumers.history.kinds import EVENTS
-from millrace.consumers.history.reader import History
 from millrace.consumers.replay.branch import kept
 from millrace.consumers.replay.branch.job import BranchOptions
 from millrace.consumers.replay.branch.run import Brancher
+from millrace.dialects.rendering.reply_tokens import MISREAD
 from millrace.infra import faults
 from millrace.infra.errors import BranchError
 from millrace.infra.log.base import Outgoing
 from millrace.infra.log.blobs import ClaimStore
-from millrace.producers.gateway.rendering.spoken import MISREAD
+from millrace.infra.log.history.kinds import EVENTS
+from millrace.infra.log.history.reader import History
 from millrace.schemas import codec
 from millrace.testing.events import Episode
 from millrace.trainers import tiny

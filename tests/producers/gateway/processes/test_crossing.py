@@ -14,16 +14,16 @@ import httpx
 import pytest
 from yarl import URL
 
+from millrace.dialects.rendering.template import TemplateRenderer
 from millrace.infra.gateway_processes import is_drained, mark_drained
 from millrace.producers.gateway import serve as serve_module
 from millrace.producers.gateway.marks import index_of
 from millrace.producers.gateway.prices import Prices
 from millrace.producers.gateway.processes.owner import ProcessLayout, chosen
-from millrace.producers.gateway.rendering.template import TemplateRenderer
+from millrace.producers.gateway.sessions.ownership import TOLD
 from millrace.producers.gateway.spending import KeyLimits
 from millrace.producers.gateway.upstreams.routes import RouteRule
 from millrace.producers.gateway.upstreams.upstreams import Upstream, Upstreams
-from millrace.producers.gateway.whose import TOLD
 from millrace.schemas.ids import now_micros
 from tests.support.far_responses import FarResponses
 from tests.support.gateway_world import ScriptedEngine, World, world

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from millrace.dialects.all import CHAT, COMPLETIONS, MESSAGES, RESPONSES
 from millrace.producers.gateway.marks import marked_id, minted_call
 from millrace.producers.gateway.processes.evidence import at_the_door, in_the_body
 from millrace.producers.gateway.processes.owner import Evidence
-from millrace.producers.gateway.protocols.all import CHAT, COMPLETIONS, MESSAGES, RESPONSES
 
 words = st.text('ab {}"\n', min_size=1, max_size=6).filter(str.strip)
 turns = st.lists(st.tuples(words, words), min_size=1, max_size=4)

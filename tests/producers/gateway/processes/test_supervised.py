@@ -19,6 +19,7 @@ import pytest
 from millrace.consumers import version_zero
 from millrace.infra.config import load, variables
 from millrace.infra.connect import connect
+from millrace.infra.engines.base import ABORT
 from millrace.infra.gateway_processes import folder_of
 from millrace.infra.machine.broker import Broker
 from millrace.infra.machine.leftovers import deployment_id
@@ -26,10 +27,9 @@ from millrace.infra.machine.programs import programs
 from millrace.infra.machine.supervisor import Supervisor
 from millrace.infra.process.net import LOCALHOST, free_ports
 from millrace.producers.capture.log import CaptureLog
-from millrace.producers.gateway.lineage import ABORT
 from millrace.producers.gateway.marks import index_of
 from millrace.producers.gateway.processes.hop import Hops
-from millrace.producers.gateway.whose import TOLD
+from millrace.producers.gateway.sessions.ownership import TOLD
 from millrace.schemas import codec
 from tests.support.engines import LightEngine
 from tests.support.tiny_model import write_model

@@ -14,8 +14,8 @@ from typing import Any
 import orjson
 import pytest
 
+from millrace.dialects.all import DIALECTS
 from millrace.infra.engines.upstream import Longest, TextUpstream
-from millrace.producers.gateway.protocols.all import DIALECTS
 from millrace.producers.gateway.upstreams.routes import RouteRule
 from millrace.producers.gateway.upstreams.upstreams import Upstream, Upstreams
 from tests.support import logged

@@ -14,13 +14,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from millrace.dialects.rendering.template import TemplateRenderer
 from millrace.infra.config import Settings
 from millrace.infra.config.upstreams import passable
 from millrace.infra.engines.azure import AzureUpstream
 from millrace.infra.engines.base import Sampling
 from millrace.infra.errors import ConfigError
-from millrace.producers.gateway.azure_path import DEPLOYMENT, plain
-from millrace.producers.gateway.rendering.template import TemplateRenderer
+from millrace.producers.gateway.http.azure_path import DEPLOYMENT, plain
 from millrace.producers.gateway.upstreams.upstreams import make
 from tests.support.fake_http import answer, serving
 from tests.support.gateway_world import ScriptedEngine, World, world

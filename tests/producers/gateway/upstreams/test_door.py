@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from millrace.dialects.answers import AnswerChoice
 from millrace.infra.engines.upstream import StreamedReply, TextUpstream
-from millrace.producers.gateway.answers import AnswerChoice
 from millrace.producers.gateway.upstreams.passthrough import Passthrough, asked_with
 from millrace.producers.gateway.upstreams.routes import RouteRule
 from millrace.producers.gateway.upstreams.upstreams import Upstream, Upstreams

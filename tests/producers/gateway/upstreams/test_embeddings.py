@@ -14,15 +14,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from millrace.dialects.rendering.template import TemplateRenderer
 from millrace.infra.config import Settings
 from millrace.infra.engines.upstream import TextUpstream
 from millrace.producers.gateway.prices import Prices
-from millrace.producers.gateway.rendering.template import TemplateRenderer
+from millrace.producers.gateway.sessions.ownership import hints
 from millrace.producers.gateway.spending import KeyLimits
 from millrace.producers.gateway.upstreams.embeddings import usage
 from millrace.producers.gateway.upstreams.routes import RouteRule
 from millrace.producers.gateway.upstreams.upstreams import Upstream, Upstreams, make
-from millrace.producers.gateway.whose import hints
 from tests.support.fake_http import FakeServer, Script, answer, hang_up, serving, stay_silent
 from tests.support.gateway_world import ScriptedEngine, World, world
 

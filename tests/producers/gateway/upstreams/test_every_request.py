@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from openai.types.chat import ChatCompletionMessageParam, ChatCompletionToolUnionParam
 from openai.types.responses import ResponseInputItemParam, ToolParam
 
-from millrace.producers.gateway import keys
-from millrace.producers.gateway.conversation import messages_of
-from millrace.producers.gateway.errors import ApiError
+from millrace.dialects import match_keys
+from millrace.dialects.conversation import messages_of
+from millrace.dialects.errors import ApiError
 from tests.support.typed import values
 from tests.support.upstream_answers import READERS
 
@@ -46,6 +46,6 @@ def test_every_request_of_the_client_is_read(api: str) -> None:
             messages = messages_of(ask.turns)
         except ApiError:
             return
-        assert asked[:2] == (messages, keys.chain(messages, ask.tools))
+        assert asked[:2] == (messages, match_keys.chain(messages, ask.tools))
 
     read()

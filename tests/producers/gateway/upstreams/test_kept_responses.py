@@ -9,7 +9,7 @@ from typing import Any
 import openai
 import pytest
 
-from millrace.producers.gateway.rendering.template import TemplateRenderer
+from millrace.dialects.rendering.template import TemplateRenderer
 from millrace.producers.gateway.upstreams.upstreams import Upstream
 from tests.producers.gateway.upstreams.test_named_by_clients import FarChat, before, client, played, told
 from tests.support.far_responses import FarResponses, FarUpstream

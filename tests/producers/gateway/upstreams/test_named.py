@@ -14,10 +14,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from millrace.consumers.history.dialogue import Unsayable, dialogue
+from millrace.dialects.all import RESPONSES, read
+from millrace.dialects.dialogue import Unsayable, dialogue
+from millrace.dialects.rendering.template import TemplateRenderer
 from millrace.infra.engines.upstream import NOT_WHOLE
-from millrace.producers.gateway.protocols.all import RESPONSES, read
-from millrace.producers.gateway.rendering.template import TemplateRenderer
 from millrace.producers.gateway.upstreams.routes import RouteRule
 from millrace.schemas import codec
 from millrace.schemas.ids import now_micros

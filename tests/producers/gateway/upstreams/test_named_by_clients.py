@@ -13,13 +13,13 @@ import openai
 import orjson
 import pytest
 
-from millrace.consumers.history.rows import Row
 from millrace.consumers.why.render import event_line
+from millrace.dialects.all import read
+from millrace.dialects.rendering.template import TemplateRenderer
 from millrace.infra.engines.base import Sampling
 from millrace.infra.engines.upstream import NOT_WHOLE
 from millrace.infra.log.base import Record
-from millrace.producers.gateway.protocols.all import read
-from millrace.producers.gateway.rendering.template import TemplateRenderer
+from millrace.infra.log.history.rows import Row
 from millrace.producers.gateway.upstreams.routes import RouteRule
 from millrace.producers.gateway.upstreams.upstreams import Upstream, Upstreams
 from millrace.schemas import codec

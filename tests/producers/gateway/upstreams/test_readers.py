@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millrace.producers.gateway import shape
-from millrace.producers.gateway.protocols import events as module
-from millrace.producers.gateway.protocols.all import read
-from millrace.producers.gateway.protocols.assembled import ChoiceParts
-from millrace.producers.gateway.protocols.reader import ReadAnswer
+from millrace.dialects import shape
+from millrace.dialects.all import read
+from millrace.dialects.reading import events as module
+from millrace.dialects.reading.chat_assembler import ChoiceParts
+from millrace.dialects.reading.reader import ReadAnswer
 from millrace.schemas import bounds
 from tests.support import logged
 from tests.support import upstream_answers as answers

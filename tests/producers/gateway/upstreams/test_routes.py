@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from millrace.dialects.errors import ApiError
 from millrace.infra.config.upstreams import GatewayRoute, GatewayUpstream, misrouted
-from millrace.producers.gateway.errors import ApiError
 from millrace.producers.gateway.upstreams.routes import RouteRule, chain, choose, exact, fits
 from millrace.schemas import bounds
 

@@ -16,11 +16,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from millrace.dialects.all import DIALECTS, read
+from millrace.dialects.rendering.template import TemplateRenderer
 from millrace.infra.engines.base import Sampling
 from millrace.infra.engines.upstream import UNTRAINABLE, TextUpstream
 from millrace.producers.gateway.prices import Prices
-from millrace.producers.gateway.protocols.all import DIALECTS, read
-from millrace.producers.gateway.rendering.template import TemplateRenderer
 from millrace.producers.gateway.upstreams.routes import RouteRule
 from millrace.producers.gateway.upstreams.upstreams import Upstream, Upstreams
 from millrace.schemas import bounds

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from millrace.dialects.errors import ApiError
+from millrace.dialects.translation.interpreter import Interpreter
 from millrace.infra.config import Settings
 from millrace.infra.config.read import load
 from millrace.infra.config.upstreams import bare
 from millrace.infra.errors import ConfigError
-from millrace.producers.gateway.errors import ApiError
 from millrace.producers.gateway.prices import Prices
-from millrace.producers.gateway.translation.interpreter import Interpreter
 from millrace.producers.gateway.upstreams.upstreams import make
 from tests.support.fake_http import answer, serving
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millrace.consumers.history.dialogue import canonical, reply_of
-from millrace.producers.gateway.answers import reply
-from millrace.producers.gateway.protocols.all import as_chat
-from millrace.producers.gateway.protocols.pieces import FIELDS, Pieces
+from millrace.dialects.all import as_chat
+from millrace.dialects.answers import reply
+from millrace.dialects.dialogue import canonical, reply_of
+from millrace.dialects.reading.pieces import FIELDS, Pieces
 from millrace.schemas import bounds
 from tests.support.upstream_answers import READERS, REQUEST
 

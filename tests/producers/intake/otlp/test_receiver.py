@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from millrace.dialects.all import DIALECTS
+from millrace.dialects.base import Dialect
 from millrace.infra import faults
 from millrace.infra.config import Settings
 from millrace.infra.log.memory.bus import MemoryBus
 from millrace.producers.capture.log import CaptureLog, LogFull
-from millrace.producers.gateway.protocols.all import DIALECTS
-from millrace.producers.gateway.protocols.base import Dialect
 from millrace.producers.imports.spans import Span
 from millrace.producers.intake.otlp import serve
 from millrace.producers.intake.otlp.assembler import Assembler

@@ -1,0 +1,82 @@
+"""Every dialect that the gateway speaks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from millrace.dialects.base import Dialect
+from millrace.dialects.chat.dialect import Chat
+from millrace.dialects.completions.dialect import Completions
+from millrace.dialects.errors import ApiError
+from millrace.dialects.messages.dialect import Messages
+from millrace.dialects.reading.reader import DialectReader, RecordedCall
+from millrace.dialects.rendering.base import RAW
+from millrace.dialects.responses.dialect import Responses
+
+UUID7 = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
+CHAT, COMPLETIONS, MESSAGES, RESPONSES = Chat(), Completions(), Messages(), Responses()
+DIALECTS: tuple[Dialect, ...] = (MESSAGES, RESPONSES, COMPLETIONS, CHAT)
+"""the last resort of `read` last; what else depends on which there are, follows from this when it is asked"""
+
+
+def of_path(path: str) -> Dialect:
+    """Who speaks on a route, and answers what goes wrong on it; chat completions where nobody else does."""
+    return next((dialect for dialect in DIALECTS if path.startswith(dialect.path)), CHAT)
+
+
+def named(name: str) -> Dialect:
+    """The dialect of that name in settings."""
+    return next(dialect for dialect in DIALECTS if dialect.name == name)
+
+
+def reader(dialect: Dialect) -> DialectReader:
+    """How calls of a dialect to an upstream are read for the log."""
+    return dialect.reader(dialect, writer_of)
+
+
+def minted(id: str) -> bool:
+    """Whether a gateway made this id of a response, and so has its call in the log."""
+    return any(id.startswith(one.prefix) and UUID7.fullmatch(id, len(one.prefix)) for one in DIALECTS)
+
+
+def read(request: bytes, response: bytes) -> RecordedCall:
+    """What a recorded call said, in the dialect that wrote its response. Raises ApiError or ValueError for bytes that
+    are no record of a call."""
+    found = _object(response)
+    return writer_of(found).read(request, found)
+
+
+def as_chat(request: bytes, response: bytes) -> tuple[bytes, bytes]:
+    """The request and the response of a recorded call as chat completions have them, whatever API it came by. What is
+    one already, or no record of a call, stays as it is."""
+    try:
+        found = _object(response)
+        writer = writer_of(found)
+        if writer is CHAT:
+            return request, response
+        said = writer.read(request, found)
+    except (ApiError, ValueError):
+        return request, response
+    choices = [{"index": choice, "message": message} for choice, message in said.replies.items()]
+    messages = [{name: given for name, given in one.items() if name != RAW} for one in said.messages]
+    asked = {"messages": messages, **({"tools": said.tools} if said.tools else {})}
+    return orjson.dumps(asked), orjson.dumps({"choices": choices})
+
+
+def writer_of(response: Mapping[str, Any]) -> Dialect:
+    """Who wrote a response: chat completions where nobody else did."""
+    return next(dialect for dialect in DIALECTS if dialect.wrote(response))
+
+
+def _object(response: bytes) -> dict[str, Any]:
+    try:
+        found = orjson.loads(response)
+    except orjson.JSONDecodeError as error:
+        raise ValueError(f"the answer is no JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise ValueError("the answer is no JSON object")
+    return found

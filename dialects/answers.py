@@ -1,0 +1,148 @@
+"""What a chat completion says, whoever wrote it: OpenAI's answers and the shapes that other servers give them.
+
+Invariants: nothing here raises; a part that has another type than it should is left out, never guessed; no two choices
+have one number; what is read fits a ModelCall."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from millrace.dialects import match_keys
+from millrace.dialects.rendering.base import Message
+from millrace.schemas import bounds
+from millrace.schemas.ids import new_id
+
+TEXT = ("text", "input_text", "output_text")
+THOUGHTS = ("reasoning_content", "reasoning")
+"""names of a message's thoughts"""
+
+
+class AnswerChoice(NamedTuple):
+    """One choice: its number, what it says, and why it ended."""
+
+    choice: int
+    message: Message
+    finish: str | None
+
+
+class WholeAnswer(NamedTuple):
+    """A whole response: its id, its choices, and its tokens as the server counted them (prompt, completion, cached)."""
+
+    id: str
+    choices: list[AnswerChoice]
+    usage: tuple[int, int, int]
+
+
+def understood(found: Mapping[str, Any]) -> WholeAnswer:
+    """The answer in a response's fields."""
+    choices = [choice for choice in listed(found.get("choices")) if isinstance(choice, dict)][: bounds.CHOICES]
+    said = [
+        AnswerChoice(at, reply(mapping(choice.get("message"))), name(choice.get("finish_reason")))
+        for at, choice in zip(_numbers(choices), choices, strict=True)
+    ]
+    return WholeAnswer(name(found.get("id")) or new_id(), said, counts(found))
+
+
+def counts(found: Mapping[str, Any]) -> tuple[int, int, int]:
+    """Tokens as a server counted them in a response: prompt, completion, cached."""
+    usage = mapping(found.get("usage"))
+    cached = mapping(usage.get("prompt_tokens_details")).get("cached_tokens")
+    return number(usage.get("prompt_tokens")), number(usage.get("completion_tokens")), number(cached)
+
+
+def _numbers(choices: Sequence[Mapping[str, Any]]) -> list[int]:
+    """The number of each choice: its index, or the next that none before it has, from its place on."""
+    out: dict[int, None] = {}
+    for place, choice in enumerate(choices):
+        at = number(choice.get("index"), place)
+        if at in out:
+            at = next(free for free in range(place, 2 * len(choices) + 1) if free not in out)
+        out[at] = None
+    return list(out)
+
+
+def reply(message: Mapping[str, Any]) -> Message:
+    """An assistant's message as match keys and lineages want it: its text, with what it says to refuse; its thoughts,
+    by whatever name; its tool calls."""
+    said = content(message.get("content")) + (text(message.get("refusal")) or "")
+    out: dict[str, Any] = {"role": "assistant", "content": said}
+    given = listed(message.get("tool_calls")) or [{"function": message.get("function_call")}]
+    calls = [found for one in given if (found := call(one)) is not None]
+    if calls:
+        out["tool_calls"] = calls[: bounds.CALLS]
+    if thoughts := thoughts_of(message):
+        out["reasoning_content"] = thoughts
+    return out
+
+
+def thoughts_of(message: Mapping[str, Any]) -> str:
+    """What a message thinks, under one of the names that servers give it, or among its parts."""
+    named = (found for name in THOUGHTS if (found := text(message.get(name))))
+    return next(named, None) or thinking(message.get("content"))
+
+
+def thinking(given: Any) -> str:
+    """The thoughts among the parts of a message."""
+    parts = [mapping(part) for part in listed(given)]
+    return "".join(content(part.get("thinking")) for part in parts if part.get("type") == "thinking")
+
+
+def content(given: Any) -> str:
+    """The text of a message: a string, or the text parts of a list."""
+    parts = [mapping(part) for part in listed(given)]
+    return text(given) or "".join(text(part.get("text")) or "" for part in parts if part.get("type", "text") in TEXT)
+
+
+def call(given: Any) -> dict[str, Any] | None:
+    """A tool call; a custom one with its input as arguments. None for what is none."""
+    given = mapping(given)
+    function = mapping(given.get("function")) or mapping(given.get("custom"))
+    if not function:
+        return None
+    arguments = function.get("arguments", function.get("input"))
+    if not isinstance(arguments, str):
+        arguments = "" if arguments is None else match_keys.canonical(arguments).decode(errors="replace")
+    named = {"name": text(function.get("name")) or "", "arguments": arguments}
+    return {"id": text(given.get("id")) or "", "type": "function", "function": named}
+
+
+def text(given: Any) -> str | None:
+    """A string that is one."""
+    return given if isinstance(given, str) and given else None
+
+
+def name(given: Any) -> str | None:
+    """A string that is one, within the bounds of a name."""
+    found = text(given)
+    return found if found and len(found.encode(errors="surrogatepass")) <= bounds.NAME_BYTES else None
+
+
+def number(given: Any, otherwise: int = 0) -> int:
+    """A count or an index within the bounds."""
+    good = isinstance(given, int) and not isinstance(given, bool) and 0 <= given <= bounds.INT
+    return given if good else otherwise
+
+
+def mapping(given: Any) -> Mapping[str, Any]:
+    """A map that is one, else an empty one."""
+    return given if isinstance(given, dict) else {}
+
+
+def listed(given: Any) -> list[Any]:
+    """A list that is one, else an empty one."""
+    return given if isinstance(given, list) else []
+
+
+def bytes_in(value: Any) -> int:
+    """Bytes of all the text in a JSON value, as UTF-8, but for the names in its maps and for log-probabilities."""
+    size, rest = 0, [value]
+    while rest:
+        match rest.pop():
+            case str() as text:
+                size += len(text.encode(errors="surrogatepass"))
+            case dict() as fields:
+                rest += [given for name, given in fields.items() if name != "logprobs"]
+            case list() as items:
+                rest += items
+    return size

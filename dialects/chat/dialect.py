@@ -1,0 +1,147 @@
+"""Chat completions, as OpenAI's clients write and parse them: `n`, log-probabilities, tool calls whole."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import orjson
+
+from millrace.dialects.answers import understood
+from millrace.dialects.base import Dialect, ReplyStream, StreamEvent
+from millrace.dialects.chat.reader import ChatReader
+from millrace.dialects.chat.request import ask_of, parse_any, parse_chat
+from millrace.dialects.common import DONE, usage_of
+from millrace.dialects.conversation import Ask, Part, Text, Thinking, ToolUse
+from millrace.dialects.errors import ApiError
+from millrace.dialects.reading.reader import RecordedCall
+from millrace.dialects.writable import WritableCall, WritableChoice
+from millrace.infra.process.offload import SLICE
+
+
+class Chat(Dialect):
+    """`POST /v1/chat/completions`."""
+
+    name = "chat"
+    path = "/v1/chat/completions"
+    prefix = "chatcmpl-"
+    reader = ChatReader
+
+    def parse(self, body: bytes) -> Ask:
+        return ask_of(parse_chat(body))
+
+    def whole(self, call: WritableCall, choices: Sequence[WritableChoice]) -> bytes:
+        told = [
+            {
+                "index": choice.index,
+                "message": choice.message(),
+                "logprobs": _all_logprobs(call, choice),
+                "finish_reason": choice.reason,
+            }
+            for choice in choices
+        ]
+        return orjson.dumps({**_head(call, "chat.completion"), "choices": told, "usage": usage_of(call)})
+
+    def streamed(self, call: WritableCall) -> ReplyStream:
+        return ChatStream(call)
+
+    def error(self, error: ApiError) -> bytes:
+        return error.body()
+
+    def wrote(self, response: Mapping[str, Any]) -> bool:
+        return True  # what nobody else wrote: upstreams write it in shapes of their own
+
+    def read(self, request: bytes, response: Mapping[str, Any]) -> RecordedCall:
+        asked = parse_any(request)
+        replies = {said.choice: said.message for said in understood(response).choices}
+        return RecordedCall(asked.plain(), asked.tools, replies)
+
+
+class ChatStream(ReplyStream):
+    """Chunks. The role stands before anything else of a choice."""
+
+    def __init__(self, call: WritableCall) -> None:
+        self._call = call
+        self._made: dict[int, int] = {}
+        """tool calls by choice; a choice that has begun is in it"""
+        self._head = orjson.dumps({**_head(call, "chat.completion.chunk"), "choices": []})[:-2]
+        """of every chunk, up to what its choices hold"""
+
+    def take(self, choice: WritableChoice, parts: Sequence[Part], tokens: int) -> list[StreamEvent]:
+        out: list[StreamEvent] = []
+        if choice.index not in self._made:
+            self._made[choice.index] = 0
+            out.append(self._event(choice, {"role": "assistant", "content": ""}))
+        end = len(choice.ids)
+        logprobs = _logprobs(self._call, choice, end - tokens, end) if tokens else None
+        for part in parts:
+            match part:
+                case ToolUse():
+                    made = self._made[choice.index]
+                    self._made[choice.index] += 1
+                    content: dict[str, Any] = {"tool_calls": [{"index": made, **choice.calls[made]}]}
+                case Thinking():
+                    content = {"reasoning_content": part.text}
+                case Text():
+                    content = {"content": part.text}
+                case _:
+                    continue  # nothing else is sampled
+            out.append(self._event(choice, content, logprobs=logprobs))
+            logprobs = None
+        if logprobs is not None:
+            out.append(self._event(choice, {}, logprobs=logprobs))
+        return out
+
+    def end(self) -> list[StreamEvent]:
+        call = self._call
+        out = [self._event(choice, {}, finish=choice.reason) for choice in call.choices]
+        options = call.request.given.stream_options
+        if options is not None and options.include_usage:
+            body = {**_head(call, "chat.completion.chunk"), "choices": [], "usage": usage_of(call)}
+            out.append(StreamEvent("", orjson.dumps(body)))
+        return [*out, DONE]
+
+    def _event(
+        self, choice: WritableChoice, delta: dict[str, Any], *, finish: str | None = None, logprobs: Any = None
+    ) -> StreamEvent:
+        part = {"index": choice.index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
+        return StreamEvent("", self._head + orjson.dumps(part) + b"]}")
+
+
+def _head(call: WritableCall, kind: str) -> dict[str, Any]:
+    """What every response and every chunk begins with."""
+    return {
+        "id": call.response_id,
+        "object": kind,
+        "created": call.when // 1_000_000,
+        "model": call.request.model,
+        "system_fingerprint": None,
+    }
+
+
+def _all_logprobs(call: WritableCall, choice: WritableChoice) -> dict[str, Any] | None:
+    """`logprobs` of the whole choice, encoded piece by piece, so that others have the interpreter in between."""
+    if not call.request.logprobs:
+        return None
+    parts = []
+    for start in range(0, len(choice.ids), SLICE):
+        told = _logprobs(call, choice, start, min(start + SLICE, len(choice.ids)))
+        parts.append(orjson.dumps(told and told["content"])[1:-1])
+    return {"content": orjson.Fragment(b"[" + b",".join(parts) + b"]")}
+
+
+def _logprobs(call: WritableCall, choice: WritableChoice, start: int, end: int) -> dict[str, Any] | None:
+    """OpenAI's log-probabilities of tokens [start, end), None where the client did not ask."""
+    if not call.request.logprobs:
+        return None
+    tops = choice.tops[start:end] if choice.tops else [()] * (end - start)
+    content = [
+        {**_token(call, id, logprob), "top_logprobs": [_token(call, *other) for other in others]}
+        for id, logprob, others in zip(choice.ids[start:end], choice.logprobs[start:end], tops, strict=False)
+    ]
+    return {"content": content}
+
+
+def _token(call: WritableCall, id: int, logprob: float) -> dict[str, Any]:
+    text = call.token(id)
+    return {"token": text, "logprob": max(logprob, -9999.0), "bytes": list(text.encode())}

@@ -1,0 +1,84 @@
+"""Legacy completions of an upstream, and their stream put together again.
+
+Invariant: memory is bounded by the bound on choices too, whatever indexes the server writes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from millrace.dialects.answers import AnswerChoice, WholeAnswer, counts, listed, mapping, name, number, text
+from millrace.dialects.reading.chat_assembler import usage_of
+from millrace.dialects.reading.events import ReplyEvents
+from millrace.dialects.reading.reader import DialectReader
+from millrace.dialects.rendering.base import Message
+from millrace.infra.engines.base import ABORT
+from millrace.schemas import bounds
+from millrace.schemas.ids import new_id
+
+
+class CompletionsReader(DialectReader):
+    """`POST /completions`."""
+
+    def understood(self, found: Mapping[str, Any]) -> WholeAnswer:
+        said = [
+            AnswerChoice(at, message_of(choice), name(choice.get("finish_reason"))) for at, choice in numbered(found)
+        ]
+        return WholeAnswer(name(found.get("id")) or new_id(), said, counts(found))
+
+    def assembled(self) -> ReplyEvents:
+        return AssembledCompletions()
+
+
+def message_of(choice: Mapping[str, Any]) -> Message:
+    """The reply of a choice."""
+    return {"role": "assistant", "content": text(choice.get("text")) or ""}
+
+
+def numbered(found: Mapping[str, Any]) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """The choices of a response, the first of each number."""
+    seen = set[int]()
+    for place, choice in enumerate(listed(found.get("choices"))[: bounds.CHOICES]):
+        at = number(mapping(choice).get("index"), place)
+        if at not in seen:
+            seen.add(at)
+            yield at, mapping(choice)
+
+
+class AssembledCompletions(ReplyEvents):
+    """A whole stream of chunks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._head: dict[str, Any] = {}
+        self._said: dict[int, list[str]] = {}
+        self._ends: dict[int, str | None] = {}
+
+    def take(self, event: dict[str, Any]) -> bool:
+        self._head |= {key: event[key] for key in ("id", "model") if text(event.get(key))}
+        if usage := mapping(event.get("usage")):
+            self._head["usage"] = usage_of(usage)
+        good = True
+        for at, choice in enumerate(listed(event.get("choices"))):
+            choice = mapping(choice)
+            index = number(choice.get("index"), at)
+            if index not in self._said and len(self._said) >= bounds.CHOICES:
+                good = False
+                continue
+            said = self._said.setdefault(index, [])
+            if piece := text(choice.get("text")):
+                said.append(piece)
+            self._ends[index] = text(choice.get("finish_reason")) or self._ends.get(index)
+            self.closing |= self._ends[index] is not None
+        return good
+
+    def response(self) -> dict[str, Any]:
+        choices: list[dict[str, Any]] = [
+            {"index": index, "text": "".join(said), "finish_reason": self.finish or self._ends[index]}
+            for index, said in sorted(self._said.items())
+        ]
+        if not choices and self.finish is None and not self._head:
+            return {}  # no event of a completion came
+        if not choices and self.finish == ABORT:
+            choices = [{"index": 0, "text": "", "finish_reason": ABORT}]
+        return {**self._head, "object": "text_completion", "choices": choices}

@@ -1,0 +1,81 @@
+"""Images, files and sound in a request, as every API can be told them: by an address, or within a `data:` URL.
+
+Invariants: an address stays what its client said; what is said in a way that other APIs do not know (an id at a
+provider) has no address. Pure."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from millrace.dialects.answers import mapping, text
+
+DATA = "data:"
+ENCODED = ";base64,"
+PLAIN = "text/plain"
+AUDIO = "audio/"
+
+
+class Address(NamedTuple):
+    """Where some media are, "" where that is not known, and the name of a file that has one."""
+
+    url: str = ""
+    name: str = ""
+
+
+def data_url(type: str, data: str) -> str:
+    """A URL that holds base64 text of a media type; "" where either is missing."""
+    return f"{DATA}{type}{ENCODED}{data}" if type and data else ""
+
+
+def held(url: str) -> tuple[str, str] | None:
+    """Media type and base64 text within a `data:` URL; None for any other."""
+    type, found, data = url.removeprefix(DATA).partition(ENCODED)
+    return (type, data) if url.startswith(DATA) and found else None
+
+
+def plain_text(data: str) -> str | None:
+    """The text that base64 text stands for; None where it is none."""
+    try:
+        return base64.b64decode(data, validate=True).decode()
+    except ValueError:
+        return None
+
+
+def of_chat(part: Mapping[str, Any]) -> Address:
+    """Of a part of chat completions."""
+    file = mapping(part.get("file"))
+    url = text(mapping(part.get("image_url")).get("url")) or _inside(file.get("file_data")) or _sound(part)
+    return Address(url, text(file.get("filename")) or "")
+
+
+def of_responses(part: Mapping[str, Any]) -> Address:
+    """Of a part of Responses."""
+    url = text(part.get("image_url")) or _inside(part.get("file_data")) or text(part.get("file_url")) or _sound(part)
+    return Address(url, text(part.get("filename")) or "")
+
+
+def of_messages(block: Mapping[str, Any]) -> Address:
+    """Of a block of Messages."""
+    source = mapping(block.get("source"))
+    type, data = text(source.get("media_type")) or "", text(source.get("data")) or ""
+    name = text(block.get("title")) or ""
+    match source.get("type"):
+        case "base64":
+            return Address(data_url(type, data), name)
+        case "text":
+            return Address(data_url(PLAIN, base64.b64encode(data.encode(errors="replace")).decode()), name)
+        case _:
+            return Address(text(source.get("url")) or "", name)
+
+
+def _inside(data: Any) -> str:
+    found = text(data) or ""
+    return found if held(found) else ""
+
+
+def _sound(part: Mapping[str, Any]) -> str:
+    said = mapping(part.get("input_audio"))
+    format, data = text(said.get("format")) or "", text(said.get("data")) or ""
+    return data_url(AUDIO + format, data) if format else ""

@@ -1,0 +1,130 @@
+"""Anthropic's Messages of an upstream, and their stream put together again.
+
+Invariants: a block is known by its index, and what a server says of no open block is unread; the input of a tool that
+is cut off, and so no JSON, stays text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from millrace.dialects import shape
+from millrace.dialects.answers import WholeAnswer, mapping, name, number, text
+from millrace.dialects.reading.events import ReplyEvents
+from millrace.dialects.reading.reader import DialectReader, single
+from millrace.infra.engines.base import ABORT
+from millrace.schemas import bounds
+from millrace.schemas.ids import new_id
+
+FINISH = {"end_turn": "stop", "stop_sequence": "stop", "max_tokens": "length", "tool_use": "tool_calls"}
+"""reasons of an end by their name; others keep their own"""
+INPUT = "partial_json"
+PIECES = {
+    "text_delta": "text",
+    "thinking_delta": "thinking",
+    "signature_delta": "signature",
+    "input_json_delta": INPUT,
+}
+"""the field of each kind of delta that adds to a text, by its type"""
+SILENT = "citations_delta"
+NOTHING = b'{"messages":[]}'
+
+
+class MessagesReader(DialectReader):
+    """`POST /messages`."""
+
+    told_in = "content"
+
+    def understood(self, found: Mapping[str, Any]) -> WholeAnswer:
+        usage, reason = mapping(found.get("usage")), name(found.get("stop_reason"))
+        read, written = (number(usage.get(f"cache_{what}_input_tokens")) for what in ("read", "creation"))
+        prompt = number(number(usage.get("input_tokens")) + read + written)
+        counts = (prompt, number(usage.get("output_tokens")), read)
+        message = self.dialect.read(NOTHING, found).replies[0]
+        return single(name(found.get("id")) or new_id(), message, FINISH.get(reason or "", reason), counts)
+
+    def assembled(self) -> ReplyEvents:
+        return AssembledMessages()
+
+
+class AssembledMessages(ReplyEvents):
+    """A stream of named events."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._head: dict[str, Any] = {}
+        self._blocks: dict[int, dict[str, Any]] = {}
+        self._pieces: dict[int, dict[str, list[str]]] = {}
+        self._end: dict[str, Any] = {}
+
+    def take(self, event: dict[str, Any]) -> bool:
+        match event.get("type"):
+            case "message_start":
+                self._head = dict(mapping(event.get("message")))
+                if counted := mapping(self._head.get("usage")):  # of a reply that is still to come it counts nothing
+                    self._head["usage"] = {name: count for name, count in counted.items() if name != "output_tokens"}
+            case "content_block_start":
+                return self._begin(event.get("index"), event.get("content_block"))
+            case "content_block_delta":
+                return self._piece(event.get("index"), mapping(event.get("delta")))
+            case "message_delta":
+                self.closing = True
+                self._end |= mapping(event.get("delta"))
+                usage = self._head.get("usage")
+                if not isinstance(usage, dict):
+                    usage = self._head["usage"] = {}
+                usage |= mapping(event.get("usage"))  # in place: a server may send as many as it likes
+            case "error":
+                self.closing = True
+                self._end["stop_reason"] = ABORT
+        return True
+
+    def _begin(self, index: Any, block: Any) -> bool:
+        if not isinstance(index, int) or not isinstance(block, dict):
+            return False
+        if index not in self._blocks and len(self._blocks) >= bounds.PARTS:
+            return False
+        self._blocks[index], self._pieces[index] = block, {}
+        return True
+
+    def _piece(self, index: Any, delta: Mapping[str, Any]) -> bool:
+        kind = delta.get("type")
+        if kind == SILENT:
+            return True
+        field = PIECES.get(kind, "") if isinstance(kind, str) else ""
+        piece = delta.get(field)
+        if not isinstance(index, int) or index not in self._pieces or not isinstance(piece, str):
+            return False
+        self._pieces[index].setdefault(field, []).append(piece)
+        return True
+
+    def response(self) -> dict[str, Any]:
+        if not self._head and self.finish is None:
+            return {}  # no event of a message came
+        room, content = bounds.VALUES, list[dict[str, Any]]()
+        for index, block in sorted(self._blocks.items()):
+            said = {field: "".join(pieces) for field, pieces in self._pieces[index].items()}
+            room -= sum(said.get(INPUT, "").count(mark) for mark in ",:{[") + 1
+            content.append(_whole(block, said, room >= 0))
+        reason = self.finish or self._end.get("stop_reason")
+        head = {"type": "message", "role": "assistant", **self._head, **self._end}
+        return {**head, "type": "message", "content": content, "stop_reason": reason}
+
+
+def _whole(block: dict[str, Any], said: dict[str, str], room: bool) -> dict[str, Any]:
+    """A block with the pieces that came for it; the input of a tool as text where there is no `room` for its values."""
+    out = dict(block)
+    if written := said.pop(INPUT, ""):
+        out["input"] = _input(written) if room else written
+    for field, piece in said.items():
+        out[field] = (text(block.get(field)) or "") + piece
+    return out
+
+
+def _input(said: str) -> Any:
+    try:
+        return said if shape.unwieldy(said) else orjson.loads(said)
+    except orjson.JSONDecodeError:
+        return said

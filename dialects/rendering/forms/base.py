@@ -1,0 +1,132 @@
+"""What a form of tool calls is: the tokens around a block of calls, and the reading of what stands between them.
+
+Invariants: a block is read whole or not at all (ValueError), so that what is no sound call is handed to the client as
+the text that it is; arguments are JSON text of an object, as sampled where the form writes JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+from millrace.dialects.rendering.base import ToolCall, Tools
+from millrace.schemas import bounds
+
+Schemas: TypeAlias = Mapping[str, Mapping[str, Any]]
+"""of each tool that is offered, the schemas of its arguments by name"""
+CONSTANTS = {"True": True, "False": False, "None": None}
+"""what templates that know no JSON write"""
+
+
+class ReadCalls(Protocol):
+    """The calls of a block. Raises ValueError for a block that holds anything else."""
+
+    def __call__(self, text: str, schemas: Schemas) -> list[ToolCall]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """`open` and `close` are the tokens around a block of calls, which `read` reads. Without `close` a block ends with
+    the reply; without `open` a reply that begins as `bare` says is a block as a whole. `tokens` are others that its
+    tokenizers have. `think` are the tokens around thoughts, which begin with the words `head`. Where `channels`, all
+    of a reply is in messages, which have a parser of their own."""
+
+    name: str
+    read: ReadCalls | None = None
+    open: str | None = None
+    close: str | None = None
+    bare: Callable[[str], bool | None] | None = None
+    """whether text is the beginning of a block; None: too short to say"""
+    tokens: tuple[str, ...] = ()
+    think: tuple[str, str] = ("<think>", "</think>")
+    head: str = ""
+    channels: bool = False
+
+
+def schemas_of(tools: Tools) -> Schemas:
+    """The schemas of what is offered; a tool in another shape has none."""
+    found: dict[str, Mapping[str, Any]] = {}
+    for tool in tools or ():
+        match tool.get("function"):
+            case {"name": str(name), "parameters": {"properties": dict(properties)}}:
+                found[name] = properties
+            case {"name": str(name)}:
+                found[name] = {}
+    return found
+
+
+def named(name: Any, arguments: str) -> ToolCall:
+    """A call as it is told. Raises ValueError for one without a name, or with one that is too long, or with text that
+    is no Unicode."""
+    if not isinstance(name, str) or not name or len(name.encode()) > bounds.NAME_BYTES:
+        raise ValueError("a call has a name")
+    arguments.encode()
+    return ToolCall(name, arguments)
+
+
+def call(name: Any, arguments: str) -> ToolCall:
+    """A call with `arguments`, JSON text of an object. Raises ValueError where they are none, and as `named`."""
+    if not isinstance(json.loads(arguments, parse_constant=_refused), dict):
+        raise ValueError("arguments are an object")
+    return named(name, arguments)
+
+
+def written(arguments: Any) -> str:
+    """Arguments as JSON text; text that is JSON already stays. Raises ValueError for NaN."""
+    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+
+
+def json_calls(text: str) -> list[ToolCall]:
+    """The calls of a JSON object or of a list of them, with their arguments as `arguments` or `parameters`."""
+    found = json.loads(text)
+    calls = []
+    for one in found if isinstance(found, list) else [found]:
+        match one:
+            case {"function": dict(function)}:
+                one = function
+            case dict():
+                pass
+            case _:
+                raise ValueError("a call is an object")
+        calls.append(call(one.get("name"), written(one.get("arguments", one.get("parameters", {})))))
+    if not calls:
+        raise ValueError("no call")
+    return calls
+
+
+def typed(text: str, schema: Any) -> Any:
+    """A value that the form writes without quotes, of the type that its schema asks for: text where it asks for text or
+    where the value is no JSON."""
+    kinds = _kinds(schema)
+    if "string" in kinds and not kinds - {"string", "null"}:
+        return None if "null" in kinds and text in ("null", "None") else text
+    if text in CONSTANTS:
+        return CONSTANTS[text]
+    try:
+        return json.loads(text, parse_constant=_refused)
+    except ValueError:
+        return text
+
+
+def _kinds(schema: Any) -> set[str]:
+    """The types that a schema names, at its top."""
+    if not isinstance(schema, Mapping):
+        return set()
+    said = schema.get("type")
+    kinds = {said} if isinstance(said, str) else {kind for kind in _listed(said) if isinstance(kind, str)}
+    for inner in [*_listed(schema.get("anyOf")), *_listed(schema.get("oneOf"))]:
+        kinds |= _kinds(inner)
+    values = _listed(schema.get("enum"))
+    if not kinds and values and all(isinstance(one, str) for one in values):
+        kinds = {"string"}
+    return kinds
+
+
+def _listed(value: Any) -> Sequence[Any]:
+    """A list of a schema, which is whatever a client sent."""
+    return value if isinstance(value, list) else ()
+
+
+def _refused(constant: str) -> Any:
+    raise ValueError(f"{constant} is no JSON")

@@ -1,0 +1,31 @@
+"""Qwen3-Coder, Qwen 3.5 and later, Nemotron 3: `<function=f>` with a `<parameter=a>` for each argument, between the
+tokens of Hermes form."""
+
+from __future__ import annotations
+
+import re
+
+from millrace.dialects.rendering.base import ToolCall
+from millrace.dialects.rendering.forms.base import Form, Schemas, call, typed, written
+
+FUNCTION = re.compile(r"\s*<function=([^>]+)>(.*)</function>\s*", re.DOTALL)
+PARAMETER = re.compile(r"\s*<parameter=([^>]+)>(.*?)</parameter>(?=\s*(?:<parameter=|\Z))", re.DOTALL)
+
+
+def read(text: str, schemas: Schemas) -> list[ToolCall]:
+    """One call. A value may hold what looks like an end, if no parameter follows it."""
+    whole = FUNCTION.fullmatch(text)
+    if whole is None:
+        raise ValueError("a call is a function")
+    name, body = whole.group(1).strip(), whole.group(2)
+    known, arguments, at = schemas.get(name, {}), {}, 0
+    while found := PARAMETER.match(body, at):
+        key = found.group(1).strip()
+        arguments[key] = typed(found.group(2).removeprefix("\n").removesuffix("\n"), known.get(key))
+        at = found.end()
+    if body[at:].strip():
+        raise ValueError("a function has parameters alone")
+    return [call(name, written(arguments))]
+
+
+FUNCTION_XML = Form("function_xml", read, "<tool_call>", "</tool_call>")

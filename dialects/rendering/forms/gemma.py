@@ -1,0 +1,89 @@
+"""Gemma 4: `call:f{a:1,b:<|"|>text<|"|>}`, a notation of its own, between `<|tool_call>` and `<tool_call|>`; thoughts
+are a channel."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from millrace.dialects.rendering.base import ToolCall
+from millrace.dialects.rendering.forms.base import Form, Schemas, call, written
+from millrace.schemas import bounds
+
+QUOTE = '<|"|>'
+HEAD = re.compile(r"\s*call:([^{}\s]+)")
+PLAIN = re.compile(r"[^,\[\]{}<]+")
+KEY = re.compile(r"[^:,\[\]{}<]+")
+
+
+def read(text: str, schemas: Schemas) -> list[ToolCall]:
+    """One call."""
+    head = HEAD.match(text)
+    if head is None:
+        raise ValueError("a call begins with its name")
+    arguments, at = _object(text, head.end(), 0)
+    if text[at:].strip():
+        raise ValueError("a call ends with its arguments")
+    return [call(head.group(1), written(arguments))]
+
+
+def _object(text: str, at: int, depth: int) -> tuple[dict[str, Any], int]:
+    at = _skip(text, at, "{")
+    found: dict[str, Any] = {}
+    while not text.startswith("}", at):
+        if found:
+            at = _skip(text, at, ",")
+        if text.startswith(QUOTE, at):
+            key, at = _quoted(text, at)
+        else:
+            key, at = _plain(KEY, text, at)
+        found[key], at = _value(text, _skip(text, at, ":"), depth)
+    return found, at + 1
+
+
+def _list(text: str, at: int, depth: int) -> tuple[list[Any], int]:
+    at = _skip(text, at, "[")
+    found: list[Any] = []
+    while not text.startswith("]", at):
+        if found:
+            at = _skip(text, at, ",")
+        value, at = _value(text, at, depth)
+        found.append(value)
+    return found, at + 1
+
+
+def _value(text: str, at: int, depth: int) -> tuple[Any, int]:
+    if depth > bounds.DEPTH:
+        raise ValueError("arguments nest too deep")
+    if text.startswith(QUOTE, at):
+        return _quoted(text, at)
+    if text.startswith("{", at):
+        return _object(text, at, depth + 1)
+    if text.startswith("[", at):
+        return _list(text, at, depth + 1)
+    plain, at = _plain(PLAIN, text, at)
+    return json.loads(plain), at
+
+
+def _quoted(text: str, at: int) -> tuple[str, int]:
+    end = text.index(QUOTE, at + len(QUOTE))
+    return text[at + len(QUOTE) : end], end + len(QUOTE)
+
+
+def _plain(pattern: re.Pattern[str], text: str, at: int) -> tuple[str, int]:
+    found = pattern.match(text, at)
+    if found is None:
+        raise ValueError("a value is missing")
+    return found.group(), found.end()
+
+
+def _skip(text: str, at: int, sign: str) -> int:
+    if not text.startswith(sign, at):
+        raise ValueError(f"{sign} is missing")
+    return at + 1
+
+
+GEMMA = Form(
+    "gemma", read, "<|tool_call>", "<tool_call|>", tokens=(QUOTE,), think=("<|channel>", "<channel|>"), head="thought\n"
+)

@@ -1,0 +1,37 @@
+"""Hermes, Qwen 2.5 and 3, Granite 4: JSON between `<tool_call>` and `</tool_call>`."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from millrace.dialects.rendering.base import ToolCall
+from millrace.dialects.rendering.forms.base import Form, Schemas, named
+
+
+def read(text: str, schemas: Schemas) -> list[ToolCall]:
+    """One call."""
+    text = text.strip()
+    found = json.loads(text)
+    if not isinstance(found, dict):
+        raise ValueError("a call is an object")
+    return [named(found.get("name"), arguments_of(text, found.get("arguments", {})))]
+
+
+def arguments_of(text: str, arguments: Any) -> str:
+    """The arguments of a call as JSON text: exactly as sampled where they end its `text`, else written anew."""
+    if isinstance(arguments, str):
+        return arguments
+    at = text.find('"arguments"')
+    end = text[at + len('"arguments"') :].lstrip().removeprefix(":").strip()
+    if at >= 0 and end.endswith("}"):
+        end = end[:-1].rstrip()
+        try:
+            if json.loads(end) == arguments:
+                return end
+        except (ValueError, RecursionError):
+            pass
+    return json.dumps(arguments, ensure_ascii=False)
+
+
+HERMES = Form("hermes", read, "<tool_call>", "</tool_call>")

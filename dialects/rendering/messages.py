@@ -1,0 +1,68 @@
+"""Messages as one chat template expects them: arguments of tool calls as objects, unless they nest deeper or hold
+more than a template may walk, or as text where the template takes nothing else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from hashlib import blake2b
+from typing import Any, NamedTuple
+
+from millrace.dialects.rendering.base import Message
+from millrace.dialects.shape import unwieldy
+
+SHORT = 9
+"""characters of the ids that Mistral's templates take, letters and digits"""
+
+
+class Style(NamedTuple):
+    """`text`: arguments stay text. `short`: ids of calls are made `SHORT`. `thoughts`: by what name thoughts go.
+    `joined`: what is said beside calls goes with the thoughts, since the template takes one of both."""
+
+    text: bool = False
+    short: bool = False
+    thoughts: str = "reasoning_content"
+    joined: bool = False
+
+
+USUAL = Style()
+
+
+def decoded(messages: Sequence[Message], style: Style = USUAL) -> list[dict[str, Any]]:
+    """The messages in a style; arguments that are no JSON, or too deep or too much, stay text in any."""
+    return [_styled(message, style) for message in messages]
+
+
+def _styled(message: Message, style: Style) -> dict[str, Any]:
+    out = dict(message)
+    if message.get("tool_calls"):
+        out["tool_calls"] = [_call(call, style) for call in message["tool_calls"]]
+    if style.short and message.get("tool_call_id"):
+        out["tool_call_id"] = _short(message["tool_call_id"])
+    if thoughts := message.get("reasoning_content"):
+        del out["reasoning_content"]
+        if style.joined and message.get("tool_calls") and message.get("content"):
+            thoughts, out["content"] = f"{thoughts}\n\n{message['content']}", ""
+        out[style.thoughts] = thoughts
+    return out
+
+
+def _call(call: Any, style: Style) -> Any:
+    function = call["function"]
+    arguments = function["arguments"]
+    if not style.text and not unwieldy(arguments):
+        try:
+            arguments = json.loads(arguments)
+        except ValueError:
+            arguments = function["arguments"]
+    out = {**call, "function": {**function, "arguments": arguments}}
+    if style.short and call.get("id"):
+        out["id"] = _short(call["id"])
+    return out
+
+
+def _short(id: str) -> str:
+    """The id, if it is short already, else one that stands for it."""
+    if len(id) == SHORT and id.isascii() and id.isalnum():
+        return id
+    return blake2b(id.encode(errors="surrogatepass"), digest_size=8).hexdigest()[:SHORT]

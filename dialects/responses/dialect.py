@@ -1,0 +1,376 @@
+"""OpenAI's Responses: one reply of typed items, streamed as numbered events.
+
+Invariants: an item is written whole before the next begins; the items of `response.completed` are those that were
+streamed; ids of items follow from the id of the response, so a reply has the same ones whole and in its record; the
+arguments of a call are the model's own text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import orjson
+
+from millrace.dialects.answers import listed, mapping, text
+from millrace.dialects.base import Beside, Dialect, ReplyStream, SideRequest, StreamEvent, WholeRequest
+from millrace.dialects.conversation import (
+    Ask,
+    Forced,
+    Part,
+    Text,
+    Thinking,
+    ToolUse,
+    Turn,
+    messages_of,
+    unsupported,
+)
+from millrace.dialects.errors import ApiError
+from millrace.dialects.reading.reader import RecordedCall
+from millrace.dialects.recall import Recalled, StoredResponse, nobody
+from millrace.dialects.responses.expand import (
+    expanded,
+    ids_named,
+    names_of,
+    names_others,
+    refers,
+    to_store,
+)
+from millrace.dialects.responses.items import page
+from millrace.dialects.responses.reader import ResponsesReader
+from millrace.dialects.responses.request import (
+    ResponsesRequest,
+    ask_of,
+    parse_any,
+    parse_responses,
+    turns_of,
+)
+from millrace.dialects.responses.tools import custom_arguments, full_name, tools_of
+from millrace.dialects.writable import WritableCall, WritableChoice
+from millrace.infra.engines.base import ABORT
+from millrace.infra.process.offload import aside
+
+ABORTED = {"code": "server_error", "message": "The engine aborted this reply: try again"}
+UNFINISHED = {"length": "max_output_tokens", "content_filter": "content_filter"}
+"""why a response is incomplete, by OpenAI's finish reason of chat completions"""
+Item = dict[str, Any]
+
+
+class Responses(Dialect):
+    """`POST /v1/responses`."""
+
+    name = "responses"
+    path = "/v1/responses"
+    prefix = "resp_"
+    unknown = "Unknown parameter: '{}'."
+    reader = ResponsesReader
+
+    @property
+    def beside(self) -> Sequence[Beside]:
+        return (
+            Beside("/{id}", "GET", "response", self._kept),
+            Beside("/{id}", "DELETE", "delete_response", self._deleted),
+            Beside("/{id}/input_items", "GET", "input_items", self._items),
+        )
+
+    def away(self, asking: SideRequest) -> str | None:
+        return asking.recall().away(asking.id)
+
+    @staticmethod
+    async def _kept(asking: SideRequest) -> bytes:
+        """A response that is stored."""
+        found = asking.recall().response(asking.id)
+        if found is None:
+            raise _unknown(asking)
+        if asking.query.get("stream", "false").lower() not in ("false", "0"):
+            raise unsupported("stream", "a stored response is given whole")
+        return found
+
+    @staticmethod
+    async def _deleted(asking: SideRequest) -> bytes:
+        """A response that can be named no more."""
+        if asking.recall().response(asking.id) is None:
+            raise _unknown(asking)
+        await asking.delete(asking.id)
+        return orjson.dumps({"id": asking.id, "object": "response", "deleted": True})
+
+    @staticmethod
+    async def _items(asking: SideRequest) -> bytes:
+        """A page of what a stored response was asked with."""
+        found = asking.recall()
+        items = None if found.response(asking.id) is None else found.asked(asking.id)
+        if items is None:
+            raise _unknown(asking)
+        return await aside(sum(map(len, items)), _page, items, asking)
+
+    def parse(self, body: bytes) -> Ask:
+        return self.understand(body, nobody).request
+
+    def refers(self, body: bytes) -> bool:
+        return refers(body)
+
+    def named_in(self, body: bytes) -> list[str]:
+        return ids_named(parse_any(body)) if refers(body) else []
+
+    def understand(self, body: bytes, recalled: Recalled) -> WholeRequest:
+        request, used = parse_responses(body), list[StoredResponse]()
+        if names_others(request):
+            recall = recalled((request.user, request.safety_identifier))
+            body = expanded(request, body, recall)
+            request, used = parse_responses(body), recall.used
+        ask = ask_of(request)
+        ask.stored = to_store(request)
+        return WholeRequest(ask, body, used)
+
+    def whole(self, call: WritableCall, choices: Sequence[WritableChoice]) -> bytes:
+        (choice,) = choices
+        parts = [*choice.parts()]
+        if not any(isinstance(part, Text | ToolUse) for part in parts):
+            parts.append(Text(""))
+        output = [_item(call, at, part, _status(choice)) for at, part in enumerate(parts)]
+        return orjson.dumps(_response(call, choice, output))
+
+    def streamed(self, call: WritableCall) -> ReplyStream:
+        return ResponsesStream(call)
+
+    def error(self, error: ApiError) -> bytes:
+        return error.body()
+
+    def failed(self, error: ApiError) -> StreamEvent:
+        said = {"type": error.type, "code": error.code, "message": str(error), "param": error.param}
+        flat = {"code": error.code, "message": str(error), "param": error.param}
+        return StreamEvent("error", orjson.dumps({"type": "error", **flat, "error": said}))
+
+    def wrote(self, response: Mapping[str, Any]) -> bool:
+        return response.get("object") == "response" and isinstance(response.get("output"), list)
+
+    def read(self, request: bytes, response: Mapping[str, Any]) -> RecordedCall:
+        asked = parse_any(request)
+        parts = [part for item in listed(response.get("output")) for part in _read(mapping(item))]
+        (reply,) = messages_of([Turn("assistant", parts)])
+        messages = messages_of(turns_of(asked, strict=False), strict=False)
+        tools = tools_of(asked.tools, strict=False)
+        return RecordedCall(messages, tools, {0: reply}, to_store(asked), names_of(asked))
+
+
+def _unknown(asking: SideRequest) -> ApiError:
+    return ApiError(404, f"Response with id '{asking.id}' not found.")
+
+
+def _page(items: Sequence[bytes], asking: SideRequest) -> bytes:
+    return msgspec.json.encode(page([msgspec.json.decode(item) for item in items], asking.id, asking.query))
+
+
+class ResponsesStream(ReplyStream):
+    """Events of one response. At most one item is open."""
+
+    def __init__(self, call: WritableCall) -> None:
+        self._call = call
+        self._number = 0
+        self._output: list[Item] = []
+        """items that are at their end"""
+        self._open: type[Text] | type[Thinking] | None = None
+        self._said: list[str] = []
+        """what the open item says"""
+
+    def take(self, choice: WritableChoice, parts: Sequence[Part], tokens: int) -> list[StreamEvent]:
+        out = self._start()
+        for part in parts:
+            match part:
+                case Text() | Thinking() if part.text:
+                    self._into(type(part), out)
+                    self._said.append(part.text)
+                    self._delta(part, out)
+                case ToolUse():
+                    self._close("completed", out)
+                    self._call_whole(part, out)
+        return out
+
+    def end(self) -> list[StreamEvent]:
+        out = self._start()
+        (choice,) = self._call.choices
+        status = _status(choice)
+        self._close(status, out)
+        if all(item["type"] == "reasoning" for item in self._output):
+            self._into(Text, out)
+            self._close(status, out)
+        self._event(f"response.{status}", out, response=_response(self._call, choice, self._output))
+        return out
+
+    def _start(self) -> list[StreamEvent]:
+        out: list[StreamEvent] = []
+        if not self._number:
+            begun = _response(self._call, None, [])
+            self._event("response.created", out, response=begun)
+            self._event("response.in_progress", out, response=begun)
+        return out
+
+    def _event(self, kind: str, out: list[StreamEvent], **fields: Any) -> None:
+        out.append(StreamEvent(kind, orjson.dumps({"type": kind, "sequence_number": self._number, **fields})))
+        self._number += 1
+
+    def _of_item(self, kind: str, out: list[StreamEvent], **fields: Any) -> None:
+        """An event of the item that is open, or about to be."""
+        self._event(f"response.{kind}", out, output_index=len(self._output), **fields)
+
+    def _into(self, kind: type[Text] | type[Thinking], out: list[StreamEvent]) -> None:
+        if self._open is kind:
+            return
+        self._close("completed", out)
+        self._open = kind
+        item = _item(self._call, len(self._output), kind(""), "in_progress")
+        item["content" if kind is Text else "summary"] = []
+        self._of_item("output_item.added", out, item=item)
+        if kind is Text:
+            self._of_item("content_part.added", out, item_id=item["id"], content_index=0, part=_text(""))
+        else:
+            part = {"type": "summary_text", "text": ""}
+            self._of_item("reasoning_summary_part.added", out, item_id=item["id"], summary_index=0, part=part)
+
+    def _delta(self, part: Text | Thinking, out: list[StreamEvent]) -> None:
+        id = _id(self._call, len(self._output), part)
+        if isinstance(part, Text):
+            at = {"item_id": id, "content_index": 0, "logprobs": []}
+            self._of_item("output_text.delta", out, **at, delta=part.text)
+        else:
+            self._of_item("reasoning_summary_text.delta", out, item_id=id, summary_index=0, delta=part.text)
+
+    def _close(self, status: str, out: list[StreamEvent]) -> None:
+        if self._open is None:
+            return
+        part = self._open("".join(self._said))
+        item = _item(self._call, len(self._output), part, status)
+        if isinstance(part, Text):
+            at: dict[str, Any] = {"item_id": item["id"], "content_index": 0}
+            self._of_item("output_text.done", out, **at, text=part.text, logprobs=[])
+            self._of_item("content_part.done", out, **at, part=item["content"][0])
+        else:
+            at = {"item_id": item["id"], "summary_index": 0}
+            self._of_item("reasoning_summary_text.done", out, **at, text=part.text)
+            self._of_item("reasoning_summary_part.done", out, **at, part=item["summary"][0])
+        self._of_item("output_item.done", out, item=item)
+        self._output.append(item)
+        self._open = None
+        self._said.clear()
+
+    def _call_whole(self, part: ToolUse, out: list[StreamEvent]) -> None:
+        item = _item(self._call, len(self._output), part, "completed")
+        begun = {**item, "arguments": "", "status": "in_progress"}
+        self._of_item("output_item.added", out, item=begun)
+        self._of_item("function_call_arguments.delta", out, item_id=item["id"], delta=part.arguments)
+        done = {"item_id": item["id"], "name": item["name"], "arguments": part.arguments}
+        self._of_item("function_call_arguments.done", out, **done)
+        self._of_item("output_item.done", out, item=item)
+        self._output.append(item)
+
+
+def _status(choice: WritableChoice) -> str:
+    """How a reply ended: completed, incomplete, failed."""
+    if choice.reason == ABORT:
+        return "failed"
+    return "incomplete" if choice.reason in UNFINISHED else "completed"
+
+
+def _response(call: WritableCall, choice: WritableChoice | None, output: Sequence[Item]) -> dict[str, Any]:
+    """The response, of no choice while it is in progress. What was asked is not said again at length."""
+    given = call.request.given
+    assert isinstance(given, ResponsesRequest)
+    status = "in_progress" if choice is None else _status(choice)
+    return {
+        "id": call.response_id,
+        "object": "response",
+        "created_at": call.when // 1_000_000,
+        "status": status,
+        "error": ABORTED if status == "failed" else None,
+        "incomplete_details": {"reason": UNFINISHED[choice.reason]} if choice and status == "incomplete" else None,
+        "instructions": None,
+        "max_output_tokens": given.max_output_tokens,
+        "metadata": {},
+        "model": call.request.model,
+        "output": output,
+        "parallel_tool_calls": True,
+        "previous_response_id": given.previous_response_id,
+        "store": given.store is not False and call.keeps,
+        "temperature": call.temperature,
+        "tool_choice": _choice(call.request.choice),
+        "tools": [],
+        "top_p": call.top_p,
+        "usage": None if choice is None else _usage(call),
+    }
+
+
+def _choice(choice: str | Forced) -> Any:
+    """Which tools were asked for."""
+    if not isinstance(choice, Forced):
+        return choice
+    if not choice.names:
+        return "required"
+    tools = [{"type": "function", "name": name} for name in choice.names]
+    return tools[0] if len(tools) == 1 else {"type": "allowed_tools", "mode": "required", "tools": tools}
+
+
+def _id(call: WritableCall, at: int, part: Part) -> str:
+    """The id of item `at`: calls have one of their own already."""
+    if isinstance(part, ToolUse):
+        return f"fc_{part.id.removeprefix('call_')}"
+    made = call.response_id.removeprefix(Responses.prefix)
+    return f"{'rs' if isinstance(part, Thinking) else 'msg'}_{made}_{at}"
+
+
+def _item(call: WritableCall, at: int, part: Part, status: str) -> Item:
+    """One item of the output."""
+    id = _id(call, at, part)
+    match part:
+        case Thinking():
+            return {"id": id, "type": "reasoning", "summary": [{"type": "summary_text", "text": part.text}]}
+        case ToolUse():
+            made = {"call_id": part.id, **_called(call, part.name), "arguments": part.arguments}
+            return {"id": id, "type": "function_call", "status": "completed", **made}
+        case Text():
+            ended = "incomplete" if status == "failed" else status
+            return {"id": id, "type": "message", "role": "assistant", "status": ended, "content": [_text(part.text)]}
+        case _:
+            raise AssertionError(f"no model writes {type(part).__name__}")
+
+
+def _called(call: WritableCall, name: str) -> dict[str, Any]:
+    """A tool in its client's words."""
+    if name not in call.request.inside:
+        return {"name": name}
+    namespace, own = call.request.inside[name]
+    return {"name": own, "namespace": namespace}
+
+
+def _text(said: str) -> dict[str, Any]:
+    return {"type": "output_text", "text": said, "annotations": [], "logprobs": []}
+
+
+def _read(item: Mapping[str, Any]) -> list[Part]:
+    """An item of a recorded reply."""
+    match item.get("type"):
+        case "message":
+            parts = [mapping(part) for part in listed(item.get("content"))]
+            return [Text(text(part.get("text")) or text(part.get("refusal")) or "") for part in parts]
+        case "reasoning":
+            thoughts = [mapping(part) for field in ("summary", "content") for part in listed(item.get(field))]
+            return [Thinking(text(part.get("text")) or "") for part in thoughts]
+        case "function_call":
+            id, name = text(item.get("call_id")) or "", full_name(item, text(item.get("name")) or "")
+            return [ToolUse(id, name, text(item.get("arguments")) or "")]
+        case "custom_tool_call":
+            id, name = text(item.get("call_id")) or "", full_name(item, text(item.get("name")) or "")
+            return [ToolUse(id, name, custom_arguments(text(item.get("input")) or ""))]
+        case _:
+            return []
+
+
+def _usage(call: WritableCall) -> dict[str, Any]:
+    """Token counts as OpenAI reports them here."""
+    prompt, completion = call.prompt_tokens, call.completion_tokens
+    return {
+        "input_tokens": prompt,
+        "input_tokens_details": {"cached_tokens": call.cached},
+        "output_tokens": completion,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": prompt + completion,
+    }

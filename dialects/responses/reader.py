@@ -1,0 +1,127 @@
+"""OpenAI's Responses of an upstream, and their stream put together again.
+
+Invariants: the response with which a stream ends counts for the whole of it; a stream that is cut off amounts to the
+items that came, the last ones as far as they came."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from millrace.dialects.answers import WholeAnswer, listed, mapping, name, number, text
+from millrace.dialects.reading.events import ReplyEvents
+from millrace.dialects.reading.reader import DialectReader, NamedBefore, single
+from millrace.dialects.recall import Recall
+from millrace.dialects.responses.expand import flattened, for_record, refers
+from millrace.infra.engines.base import ABORT
+from millrace.schemas import bounds
+from millrace.schemas.ids import new_id
+
+ENDS = ("response.completed", "response.incomplete", "response.failed", "response.cancelled")
+DELTA = ".delta"
+PIECES = {
+    "response.output_text.delta": "text",
+    "response.refusal.delta": "refusal",
+    "response.reasoning_summary_text.delta": "summary",
+    "response.reasoning_text.delta": "thought",
+    "response.function_call_arguments.delta": "arguments",
+    "response.mcp_call_arguments.delta": "arguments",
+    "response.custom_tool_call_input.delta": "input",
+    "response.code_interpreter_call_code.delta": "code",
+}
+"""what each event that adds to a text adds to"""
+NOTHING = b'{"input":[]}'
+
+
+class ResponsesReader(DialectReader):
+    """`POST /responses`."""
+
+    told_in = "output"
+
+    def understood(self, found: Mapping[str, Any]) -> WholeAnswer:
+        usage = mapping(found.get("usage"))
+        cached = number(mapping(usage.get("input_tokens_details")).get("cached_tokens"))
+        counts = (number(usage.get("input_tokens")), number(usage.get("output_tokens")), cached)
+        message = self.dialect.read(NOTHING, found).replies[0]
+        return single(name(found.get("id")) or new_id(), message, _finish(found, message), counts)
+
+    def assembled(self) -> ReplyEvents:
+        return AssembledResponses()
+
+    def named(self, body: bytes, recall: Callable[[], Recall]) -> NamedBefore | None:
+        return for_record(body, recall()) if refers(body) or b"conversation" in body else None
+
+    def flattened(self, body: bytes) -> bytes:
+        return flattened(body)
+
+
+def _finish(found: Mapping[str, Any], message: Mapping[str, Any]) -> str | None:
+    match found.get("status"):
+        case "completed":
+            return "tool_calls" if message.get("tool_calls") else "stop"
+        case "incomplete":
+            reason = name(mapping(found.get("incomplete_details")).get("reason"))
+            return "length" if reason == "max_output_tokens" else reason
+        case _:
+            return None
+
+
+class AssembledResponses(ReplyEvents):
+    """A stream of named events."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._response: dict[str, Any] = {}
+        self._items: dict[int, dict[str, Any]] = {}
+        self._pieces: dict[int, dict[str, list[str]]] = {}
+
+    def take(self, event: dict[str, Any]) -> bool:
+        kind, index = event.get("type"), event.get("output_index")
+        if kind in ENDS or kind in ("response.created", "response.in_progress"):
+            self._response = dict(mapping(event.get("response")))
+            self.closing |= kind in ENDS
+        elif kind in ("response.output_item.added", "response.output_item.done"):
+            item = event.get("item")
+            if not isinstance(index, int) or not isinstance(item, dict):
+                return False
+            if index not in self._items and len(self._items) >= bounds.PARTS:
+                return False
+            self._items[index], self._pieces[index] = item, {}
+        elif isinstance(kind, str) and kind.endswith(DELTA):
+            field, piece = PIECES.get(kind), event.get("delta")
+            if not isinstance(index, int) or index not in self._pieces:
+                return False
+            if field is None or not isinstance(piece, str):
+                return False
+            self._pieces[index].setdefault(field, []).append(piece)
+        return True
+
+    def response(self) -> dict[str, Any]:
+        if not self._response and self.finish is None:
+            return {}  # no event of a response came
+        items = [_whole(item, self._pieces[index]) for index, item in sorted(self._items.items())]
+        output = listed(self._response.get("output")) or items
+        status = "incomplete" if self.finish == ABORT else self._response.get("status")
+        return {**self._response, "object": "response", "status": status, "output": output}
+
+
+def _whole(item: dict[str, Any], pieces: Mapping[str, list[str]]) -> dict[str, Any]:
+    """An item that was not whole, with the pieces that came for it."""
+    out = dict(item)
+    for field, said in ((field, "".join(found)) for field, found in pieces.items()):
+        match field:
+            case "text":
+                _add(out, "content", {"type": "output_text", "text": said, "annotations": []})
+            case "refusal":
+                _add(out, "content", {"type": "refusal", "refusal": said})
+            case "summary":
+                _add(out, "summary", {"type": "summary_text", "text": said})
+            case "thought":
+                _add(out, "content", {"type": "reasoning_text", "text": said})
+            case _:
+                out[field] = (text(item.get(field)) or "") + said
+    return out
+
+
+def _add(item: dict[str, Any], field: str, part: dict[str, Any]) -> None:
+    item[field] = [*listed(item.get(field)), part]

@@ -1,0 +1,75 @@
+"""How deep JSON nests, how many values it holds, and whether it is text, told from its bytes before anyone parses it.
+
+A parser builds an object for each value and holds the interpreter's lock while it does: eight megabytes of `[],[],[]`
+would stop every other call for a second. The count here takes a few passes of numpy, which let others run meanwhile.
+
+Invariants: for JSON the depth is exact and the count is never below the number of values; text that is no JSON gets
+some answer and the parser refuses it; what passes `check` is UTF-8, and safe to parse, to walk by recursion and to
+write again."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from millrace.dialects.errors import ApiError
+from millrace.schemas import bounds
+
+QUOTE, COMMA, COLON = b'",:'
+OPEN, CLOSE = b"{}"
+LOWER = 0x20
+"""the bit that makes a brace of a bracket"""
+
+
+class JsonShape(NamedTuple):
+    """Levels of maps and lists, and values: maps, lists, their entries, names in maps."""
+
+    depth: int
+    values: int
+
+
+def measure(text: bytes) -> JsonShape:
+    """The shape of JSON text."""
+    # Without escapes every quote opens or closes a string.
+    if b"\\" in text:
+        text = text.replace(b"\\\\", b"").replace(b'\\"', b"")
+    data = np.frombuffer(text, np.uint8)
+    outside = (np.cumsum(data == QUOTE, dtype=np.uint8) & 1) == 0
+    folded = data | LOWER
+    opening, closing = outside & (folded == OPEN), outside & (folded == CLOSE)
+    separators = outside & ((data == COMMA) | (data == COLON))
+    steps = (opening.view(np.int8) - closing.view(np.int8))[opening | closing]
+    depth = int(np.cumsum(steps, dtype=np.int32).max(initial=0))
+    return JsonShape(depth, int(np.count_nonzero(separators)) + int(np.count_nonzero(opening)) + 1)
+
+
+def unwieldy(text: str | bytes) -> bool:
+    """Whether JSON text, as arguments of a tool are, nests deeper or holds more values than anything here is looked
+    into."""
+    data = text if isinstance(text, bytes) else text.encode(errors="replace")
+    if data.count(b"[") + data.count(b"{") <= bounds.DEPTH and len(data) <= bounds.VALUES:
+        return False
+    found = measure(data)
+    return found.depth > bounds.DEPTH or found.values > bounds.VALUES
+
+
+def check(body: bytes) -> None:
+    """Raises ApiError 400 for a body that is no UTF-8, or has too many levels or values, whose bound it names."""
+    if not body.isascii():
+        # The parsers pass over what stands in a field that they do not know, and the readers of records do not.
+        try:
+            body.decode()
+        except UnicodeDecodeError as error:
+            raise ApiError(400, f"The body is not valid JSON: {error}") from None
+    if body.count(b"[") + body.count(b"{") <= bounds.DEPTH and len(body) <= bounds.VALUES:
+        return
+    found = measure(body)
+    if found.depth > bounds.DEPTH:
+        raise ApiError(
+            400, f"The body nests {found.depth} levels deep: at most {bounds.DEPTH} are read", code="too_deep"
+        )
+    if found.values > bounds.VALUES:
+        raise ApiError(
+            400, f"The body holds about {found.values} values: at most {bounds.VALUES} are read", code="too_many_values"
+        )

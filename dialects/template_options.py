@@ -1,0 +1,73 @@
+"""What a request says to the model's chat template, whatever API it comes by: how hard to think, whether at all, and
+what else `chat_template_kwargs` holds.
+
+A switch of thoughts goes by the names that templates have for it. Which of all these a template reads, its renderer
+knows; the rest has no effect.
+
+Invariant: a request and its record say the same, so that a session is rebuilt with the options that it was served
+with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from millrace.dialects.errors import bad_request
+from millrace.schemas import bounds
+
+SWITCHES = ("enable_thinking", "thinking")
+"""names of templates for whether the model thinks"""
+OURS = frozenset(
+    (
+        *("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "strftime_now"),
+        *("raise_exception", "bos_token", "eos_token", "unk_token", "pad_token", "generate", "now"),
+    )
+)
+"""what the gateway itself gives a template"""
+FIELDS = ("chat_template_kwargs", "reasoning_effort", "reasoning", "thinking", "output_config")
+NAMED = tuple(f'"{field}"'.encode() for field in FIELDS)
+
+
+class _Said(msgspec.Struct):
+    chat_template_kwargs: Any = None
+    reasoning_effort: Any = None
+    reasoning: Any = None
+    thinking: Any = None
+    output_config: Any = None
+
+
+_decoder = msgspec.json.Decoder(_Said)
+
+
+def template_options(body: bytes) -> dict[str, Any]:
+    """The options by their names in templates. Raises ApiError 400 for one that is the gateway's own to give."""
+    if not any(name in body for name in NAMED):
+        return {}
+    try:
+        said = _decoder.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return {}
+    out: dict[str, Any] = {}
+    effort = said.reasoning_effort or _of(said.reasoning, "effort") or _of(said.output_config, "effort")
+    if isinstance(effort, str) and len(effort) <= bounds.NAME_BYTES:
+        out["reasoning_effort"] = effort
+        if effort == "none":
+            out |= dict.fromkeys(SWITCHES, False)
+    match _of(said.thinking, "type"):
+        case "disabled":
+            out |= dict.fromkeys(SWITCHES, False)
+        case "enabled" | "adaptive":
+            out |= dict.fromkeys(SWITCHES, True)
+    given = said.chat_template_kwargs
+    for name in given if isinstance(given, Mapping) else ():
+        if name in OURS:
+            raise bad_request(
+                f"chat_template_kwargs: {name!r} is given by the gateway itself", param="chat_template_kwargs"
+            )
+    return out | given if isinstance(given, dict) else out
+
+
+def _of(given: Any, name: str) -> Any:
+    return given.get(name) if isinstance(given, Mapping) else None

@@ -1,0 +1,139 @@
+"""The seam between what a client asks in its API and an upstream that speaks another one.
+
+A sibling writes an `Ask` as a request of its API, and hears the reply: whole, or event by event.
+
+Invariants: what the API has no words for is refused with the field that asked for it, unless it is a label or a hint
+alone (a seed, a user, how much to think); nothing that an upstream says raises anything but EngineError; parts are
+heard in the order in which the upstream said them, text and thoughts as they come, calls of tools when they are
+whole."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import orjson
+
+from millrace.dialects import shape
+from millrace.dialects.answers import WholeAnswer, mapping, text
+from millrace.dialects.base import Dialect
+from millrace.dialects.conversation import Ask, Forced, Part, Text, Thinking, ToolUse, unsupported
+from millrace.dialects.reading.events import ReplyEvents
+from millrace.dialects.reading.reader import ROOT
+
+
+@dataclass
+class ReplyFacts:
+    """What an upstream says of a reply beside its parts. `usage`: tokens of prompt, completion and cache; `finish`:
+    OpenAI's finish reason; `stop`: the stop string that ended it; `failed`: the error that ended it, in its words."""
+
+    id: str = ""
+    usage: tuple[int, int, int] = (0, 0, 0)
+    finish: str | None = None
+    stop: str | None = None
+    failed: str | None = None
+
+
+class ReplyListener(ReplyEvents):
+    """A streamed reply while it comes. `told` is what is known so far, `closing` whether the reply is at its end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told = ReplyFacts()
+        self._heard: list[Part] = []
+
+    def hear(self, data: bytes) -> list[Part]:
+        """What more bytes of the stream say."""
+        self.size = 0  # what was heard is not kept
+        self.feed(data)
+        heard, self._heard = self._heard, []
+        return heard
+
+    def end(self) -> list[Part]:
+        """What is left to say where the stream came to its end."""
+        return []
+
+    def response(self) -> dict[str, Any]:
+        return {}  # nothing is put together again
+
+
+class Translator(ABC):
+    """One API of upstreams. `headers`: those that it asks for."""
+
+    dialect: Dialect
+    headers: ClassVar[Mapping[str, str]] = {}
+
+    @property
+    def path(self) -> str:
+        """Of its calls, below an upstream's base url."""
+        return self.dialect.path.removeprefix(ROOT)
+
+    @property
+    def name(self) -> str:
+        """In `speaks`."""
+        return self.dialect.name
+
+    @abstractmethod
+    def request(self, ask: Ask) -> dict[str, Any]:
+        """The request's fields. Raises ApiError 400 for what cannot be said in this API."""
+
+    @abstractmethod
+    def whole(self, found: Mapping[str, Any]) -> tuple[WholeAnswer, str | None]:
+        """A whole answer, and the stop string that ended it where the API says so."""
+
+    @abstractmethod
+    def listener(self) -> ReplyListener:
+        """What hears a streamed reply."""
+
+    def error(self, body: bytes) -> str:
+        """What a refusal says, "" for one in no known shape."""
+        try:
+            found = {} if shape.unwieldy(body) else orjson.loads(body)
+        except orjson.JSONDecodeError:
+            return ""
+        said = mapping(found).get("error")
+        return text(said) or text(mapping(said).get("message")) or text(mapping(found).get("message")) or ""
+
+
+def refuse(ask: Ask, api: str, said: Mapping[str, bool]) -> None:
+    """Raises ApiError 400 for the first field, by its name in `said`, that is asked for and that the API lacks."""
+    for param, asked in said.items():
+        if asked:
+            raise unsupported(param, f"the upstream of {ask.model!r} speaks {api}, which has nothing like it")
+
+
+def functions(ask: Ask, *, chosen: bool = False) -> list[Mapping[str, Any]] | None:
+    """The functions that are offered, with `strict` where that is asked, None where there are none; of those among
+    which the reply must choose only these, where `chosen`. Raises ApiError 400 for a tool that is none."""
+    for at, tool in enumerate(ask.tools or ()):
+        if not isinstance(tool.get("function"), dict):
+            raise unsupported(f"tools[{at}]", "only functions can be offered to an upstream of another API")
+    names = ask.choice.names if chosen and isinstance(ask.choice, Forced) else ()
+    offered = [_strict(tool["function"], ask) for tool in ask.tools or ()]
+    return [function for function in offered if not names or function.get("name") in names] or None
+
+
+def _strict(function: Mapping[str, Any], ask: Ask) -> Mapping[str, Any]:
+    name = function.get("name")
+    said = {"strict": True} if isinstance(name, str) and name in ask.strict_tools else {}
+    return {**{field: given for field, given in function.items() if field != "strict"}, **said}
+
+
+def parts_of(answer: WholeAnswer) -> list[Part]:
+    """What the first choice of an answer says: thoughts, text, calls."""
+    if not answer.choices:
+        return []
+    message = answer.choices[0].message
+    out: list[Part] = []
+    if thoughts := message.get("reasoning_content"):
+        out.append(Thinking(thoughts))
+    if said := message.get("content"):
+        out.append(Text(said))
+    return [*out, *uses(message.get("tool_calls") or ())]
+
+
+def uses(calls: Sequence[Mapping[str, Any]]) -> list[Part]:
+    """Calls of tools as messages of chat completions hold them, as parts. Servers that write no arguments mean none."""
+    return [ToolUse(call["id"], call["function"]["name"], call["function"]["arguments"] or "{}") for call in calls]

@@ -1,0 +1,174 @@
+"""An upstream of one API that answers in another: who asks it need not know.
+
+Invariants: a streamed reply ends as its API wants it only where the upstream's own came to its end, and breaks off
+otherwise; a refusal keeps its status and its words, in the shape of the client's API."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Any
+
+import orjson
+
+from millrace.dialects import all as dialects
+from millrace.dialects import shape
+from millrace.dialects.base import Dialect, ReplyStream, StreamEvent
+from millrace.dialects.conversation import Ask
+from millrace.dialects.errors import ApiError
+from millrace.dialects.recall import Recalled, nobody
+from millrace.dialects.translation.base import ReplyFacts, Translator, parts_of
+from millrace.dialects.translation.reply import TranslatedCall
+from millrace.infra.engines.upstream import NO_HEADERS, StreamedReply, TextServer, UpstreamReply, succeeded
+from millrace.infra.errors import EngineUnavailable
+from millrace.infra.process.offload import aside
+from millrace.schemas import bounds
+
+JSON = "application/json"
+PIECE = 8 << 10
+"""bytes of a stream that are heard in one go"""
+
+
+class Interpreter(TextServer):
+    """`server`, which speaks the API of `translator`, for clients of `spoken`, who may name what is `recalled`."""
+
+    def __init__(
+        self, server: TextServer, translator: Translator, spoken: Dialect, recalled: Recalled = nobody
+    ) -> None:
+        self.base_url = server.base_url
+        self._server = server
+        self._translator = translator
+        self._spoken = spoken
+        self._recalled = recalled
+
+    async def ask(self, path: str, body: bytes, headers: Mapping[str, str] = NO_HEADERS) -> UpstreamReply:
+        """The answer in the client's API, and in no other, whatever `path` says. Raises ApiError 400 for a request
+        that the upstream's API has no words for, or that names what its caller was never told, EngineUnavailable also
+        for an answer that is none of its API."""
+        ask, sent = await aside(len(body), self._request, body)
+        answer = await self._server.ask(*self._place(sent, headers))
+        if not succeeded(answer.status):
+            return self.refusal(answer)
+        body = await aside(len(answer.body), self._whole, ask, answer.body)
+        return UpstreamReply(answer.status, answer.headers, body)
+
+    async def stream(self, path: str, body: bytes, headers: Mapping[str, str] = NO_HEADERS) -> StreamedReply:
+        """The same, streamed."""
+        ask, sent = await aside(len(body), self._request, body)
+        answer = await self._server.stream(*self._place(sent, headers))
+        return InterpretedReply(answer, self, ask, self._translator, self._spoken)
+
+    async def send(self, method: str, path: str, headers: Mapping[str, str] = NO_HEADERS) -> UpstreamReply:
+        """The server's own answer: it keeps nothing in the client's API."""
+        return await self._server.send(method, path, headers)
+
+    async def close(self) -> None:
+        """Let go of every connection. Idempotent."""
+        await self._server.close()
+
+    def _request(self, body: bytes) -> tuple[Ask, bytes]:
+        ask = self._spoken.understand(body, self._recalled).request
+        return ask, _encoded(self._translator.request(ask))
+
+    def _place(self, sent: bytes, headers: Mapping[str, str]) -> tuple[str, bytes, dict[str, str]]:
+        """Where a request goes, and with which headers: those of the client's API mean nothing there."""
+        named = {name: text for name, text in headers.items() if not name.startswith(("anthropic-", "openai-"))}
+        return self._translator.path, sent, {**named, **self._translator.headers}
+
+    def _whole(self, ask: Ask, body: bytes) -> bytes:
+        try:
+            found = None if shape.unwieldy(body) else orjson.loads(body)
+        except orjson.JSONDecodeError:
+            found = None
+        if not isinstance(found, dict) or dialects.writer_of(found) is not self._translator.dialect:
+            said = f"{self.base_url} gave an answer that is none of {self._translator.name}"
+            raise EngineUnavailable(said, status=200, received=len(body))
+        try:
+            answer, stop = self._translator.whole(found)
+        except EngineUnavailable as error:
+            raise EngineUnavailable(f"{self.base_url}: {error}", status=200, received=len(body)) from None
+        if not answer.choices:
+            raise EngineUnavailable(f"{self.base_url} gave an answer without a reply", status=200, received=len(body))
+        told = ReplyFacts(answer.id, answer.usage, answer.choices[0].finish, stop)
+        call = TranslatedCall(ask, self._spoken.prefix, told)
+        call.choice.say(parts_of(answer))
+        call.end()
+        return self._spoken.whole(call, call.choices)
+
+    def refusal(self, answer: UpstreamReply) -> UpstreamReply:
+        """A refusal in the client's words."""
+        said = self._translator.error(answer.body) or f"The upstream answered with status {answer.status}"
+        kind = "server_error" if answer.status >= 500 else "invalid_request_error"
+        error = ApiError(answer.status, said, type=kind)
+        return UpstreamReply(answer.status, {**answer.headers, "content-type": JSON}, self._spoken.error(error))
+
+
+class InterpretedReply(StreamedReply):
+    """A streamed answer in the client's API."""
+
+    def __init__(
+        self, answer: StreamedReply, interpreter: Interpreter, ask: Ask, translator: Translator, spoken: Dialect
+    ) -> None:
+        self.status = answer.status
+        self.headers = answer.headers
+        self._answer = answer
+        self._interpreter = interpreter
+        self._ask = ask
+        self._translator = translator
+        self._spoken = spoken
+        self._facts = ReplyFacts()
+
+    @property
+    def counted(self) -> tuple[int, int, int] | None:
+        """As the upstream counted, whatever its client wants to be told of it."""
+        return self._facts.usage if any(self._facts.usage) else None
+
+    async def chunks(self) -> AsyncGenerator[bytes, None]:
+        """Events of the client's API. Raises EngineUnavailable or EngineTimeout when the upstream's break off."""
+        listener = self._translator.listener()
+        self._facts = listener.told
+        call = TranslatedCall(self._ask, self._spoken.prefix, listener.told)
+        writer: ReplyStream | None = None  # made when the upstream has said its id
+        url, size = self._interpreter.base_url, 0
+        async for data in self._answer.chunks():
+            size += len(data)
+            if size > bounds.REPLY_BYTES:
+                raise EngineUnavailable(f"{url} streams more than {bounds.REPLY_BYTES} bytes")
+            for at in range(0, len(data), PIECE):
+                if heard := call.choice.say(listener.hear(data[at : at + PIECE])):
+                    writer = writer or self._spoken.streamed(call)
+                    if events := writer.take(call.choice, heard, 0):
+                        yield _told(events)
+                if len(data) > PIECE:
+                    await asyncio.sleep(0)  # others have their turn
+            if listener.told.failed is not None:
+                raise EngineUnavailable(f"{url} ended its answer with an error: {listener.told.failed}")
+            if listener.unread:
+                name = self._translator.name
+                raise EngineUnavailable(f"{url} sent an event that is none of {name}, or is beyond the limits")
+        if not listener.closing:
+            raise EngineUnavailable(f"{url} broke off its answer before the end")
+        writer = writer or self._spoken.streamed(call)
+        left = writer.take(call.choice, heard, 0) if (heard := call.choice.say(listener.end())) else []
+        call.end()
+        yield _told([*left, *writer.end()])
+
+    async def whole(self) -> UpstreamReply:
+        """A refusal in the client's words."""
+        return self._interpreter.refusal(await self._answer.whole())
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        self._answer.close()
+
+
+def _encoded(request: Mapping[str, Any]) -> bytes:
+    try:
+        return orjson.dumps(request)
+    except TypeError:  # a schema with an integer of more than 64 bits
+        return json.dumps(request).encode()
+
+
+def _told(events: Sequence[StreamEvent]) -> bytes:
+    return b"".join(event.sse() for event in events)

@@ -1,0 +1,1 @@
+"""Calls of a model: which policy and engine answers, with which prompt and sampling, and its record."""

@@ -1,0 +1,149 @@
+"""What a reply is held to: JSON of a schema, or calls of tools, as a grammar for the engine.
+
+Calls are held to the very tokens that the model's form puts around them, so that they are read like any others. Where
+tools are offered beside a schema, a reply is calls or JSON. Thoughts may come first where the model can have them.
+
+Invariants: what a grammar allows is what the parser of the form reads; no schema above `bounds.SCHEMA_BYTES`, and no
+more than `bounds.PATTERNS` patterns reach an engine; a form whose tokens are not known here is refused, never
+guessed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from millrace.dialects.conversation import Ask, Forced, unsupported
+from millrace.dialects.errors import bad_request
+from millrace.dialects.rendering.base import FormMarks
+from millrace.infra.engines.base import Grammar
+from millrace.schemas import bounds
+
+NO_CALLS = "calls are held to a shape in Hermes form alone, which this model does not write"
+ANY: dict[str, Any] = {"type": "object"}
+"""the schema of any JSON object"""
+
+
+def grammar_of(ask: Ask, marks: FormMarks | None) -> Grammar | None:
+    """What the reply to a request is held to, None where it is free. `marks` are the tokens of the model's form at this
+    prompt. Raises ApiError 400 for what cannot be held to."""
+    forced = ask.choice if isinstance(ask.choice, Forced) else None
+    if forced is not None:
+        param = "tool_choice"
+    elif ask.output is not None:
+        param = ask.output.param
+    else:
+        return None
+    if marks is None:
+        raise unsupported(param, "replies of this model's form cannot be held to a shape")
+    offered = {} if ask.choice == "none" else _offered(ask)
+    if forced is not None and forced.names:
+        chosen = frozenset(forced.names)
+        offered = {name: schema for name, schema in offered.items() if name in chosen}
+    _check_patterns([*offered.values(), *([ask.output.schema] if ask.output is not None else ())], param)
+    several = ask.parallel and not (forced is not None and len(forced.names) == 1)
+    calls = _calls(marks, offered, several=several) if offered else None
+    if forced is not None:
+        if calls is None:
+            raise unsupported(param, NO_CALLS)
+        formats = [*_thoughts(marks), calls]
+    else:
+        assert ask.output is not None
+        if offered and calls is None:
+            raise unsupported(param, f"tools are offered beside it, and {NO_CALLS}: ask for one of both")
+        schema = ANY if ask.output.schema is None else ask.output.schema
+        thoughts = _thoughts(marks)
+        if calls is None and not thoughts:
+            return Grammar("json", _bounded(schema, param))
+        answer = {"type": "json_schema", "json_schema": schema}
+        formats = [*thoughts, answer if calls is None else {"type": "or", "elements": [calls, answer]}]
+    form = formats[0] if len(formats) == 1 else {"type": "sequence", "elements": formats}
+    return Grammar("structural_tag", _bounded({"type": "structural_tag", "format": form}, param))
+
+
+def _offered(ask: Ask) -> dict[str, Any]:
+    """Schemas of the arguments of tools by name. Raises ApiError 400 for a tool that has no name, or no schema."""
+    found: dict[str, Any] = {}
+    for at, tool in enumerate(ask.tools or ()):
+        function = tool.get("function")
+        name = function.get("name") if isinstance(function, Mapping) else None
+        schema = (function.get("parameters") if isinstance(function, Mapping) else None) or ANY
+        if not isinstance(name, str) or not isinstance(schema, Mapping):
+            raise bad_request(f"tools[{at}]: a function has a name and a schema of its parameters", param="tools")
+        found[name] = schema
+    return found
+
+
+def _calls(marks: FormMarks, offered: Mapping[str, Any], *, several: bool) -> dict[str, Any] | None:
+    if marks.call is None or marks.call_end is None:
+        return None
+    tags = [_call(marks.call, name, schema, marks.call_end) for name, schema in offered.items()]
+    return {
+        "type": "tags_with_separator",
+        "tags": tags,
+        "separator": "\n",
+        "at_least_one": True,
+        "stop_after_first": not several,
+    }
+
+
+def _call(begin: int, name: str, schema: Any, end: int) -> dict[str, Any]:
+    """One call in Hermes form."""
+    opening = f'\n{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": '
+    inner = [_const(opening), {"type": "json_schema", "json_schema": schema}, _const("}\n")]
+    return {
+        "type": "tag",
+        "begin": _token(begin),
+        "content": {"type": "sequence", "elements": inner},
+        "end": _token(end),
+    }
+
+
+def _thoughts(marks: FormMarks) -> list[dict[str, Any]]:
+    """What may, or where the prompt opened them must, come before the reply itself."""
+    if marks.think is None or marks.think_end is None or marks.thoughts == "closed":
+        return []
+    inner = {"type": "any_tokens", "exclude_tokens": sorted({marks.think, marks.think_end, *marks.stop_ids})}
+    rest = [inner, _token(marks.think_end), {"type": "regex", "pattern": "\\n{0,2}"}]
+    if marks.thoughts == "open":
+        return rest
+    whole = {"type": "sequence", "elements": [_token(marks.think), *rest]}
+    return [{"type": "optional", "content": whole}]
+
+
+def _const(text: str) -> dict[str, Any]:
+    return {"type": "const_string", "value": text}
+
+
+def _token(id: int) -> dict[str, Any]:
+    return {"type": "token", "token": id}
+
+
+def _bounded(value: Any, param: str) -> str:
+    text = json.dumps(value)
+    if len(text) > bounds.SCHEMA_BYTES:
+        raise bad_request(f"{param}: schemas of {len(text)} bytes are more than {bounds.SCHEMA_BYTES}", param=param)
+    return text
+
+
+def _check_patterns(schemas: Iterable[Any], param: str) -> None:
+    patterns = [pattern for schema in schemas for pattern in _patterns(schema)]
+    if len(patterns) > bounds.PATTERNS:
+        raise bad_request(f"{param}: {len(patterns)} patterns are more than {bounds.PATTERNS}", param=param)
+    if any(len(pattern.encode(errors="surrogatepass")) > bounds.PATTERN_BYTES for pattern in patterns):
+        raise bad_request(f"{param}: a pattern has at most {bounds.PATTERN_BYTES} bytes", param=param)
+
+
+def _patterns(value: Any) -> Iterator[str]:
+    """The regular expressions of schemas, wherever they stand."""
+    match value:
+        case dict():
+            for name, inner in value.items():
+                if name == "pattern" and isinstance(inner, str):
+                    yield inner
+                elif name == "patternProperties" and isinstance(inner, dict):
+                    yield from inner
+                yield from _patterns(inner)
+        case list():
+            for inner in value:
+                yield from _patterns(inner)

@@ -1,0 +1,55 @@
+"""How an engine is to sample what was asked: the request's own words, then its session's defaults, then ours."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from millrace.dialects.conversation import Ask
+from millrace.dialects.errors import ApiError, bad_request
+from millrace.infra.engines.base import Grammar, Sampling
+from millrace.schemas import bounds
+
+
+def to_sampling(ask: Ask, defaults: dict[str, Any], room: int, grammar: Grammar | None = None) -> Sampling:
+    """How to sample; a session's `defaults` fill what the request leaves open, `room` is what the context has left; the
+    reply is held to `grammar`.
+
+    Raises ApiError 400 when the prompt fills the context, EngineRejected for values no engine takes."""
+    if room < 1:
+        raise too_long(ask.asked_in)
+    asked = min(ask.max_tokens, room) if ask.fitted and ask.max_tokens is not None else ask.max_tokens
+
+    usual = room if ask.usual_tokens is None else ask.usual_tokens
+
+    def pick(value: Any, name: str, default: Any) -> Any:
+        return value if value is not None else defaults.get(name, default)
+
+    sampling = Sampling(
+        max_tokens=asked if asked is not None else min(int(defaults.get("max_tokens", usual)), room),
+        temperature=float(pick(ask.temperature, "temperature", 1.0)),
+        top_p=float(pick(ask.top_p, "top_p", 1.0)),
+        top_k=int(pick(ask.top_k, "top_k", 0)),
+        seed=pick(ask.seed, "seed", None),
+        stop=ask.stop,
+        n=ask.n,
+        top_logprobs=ask.top_logprobs,
+        presence_penalty=ask.presence_penalty,
+        frequency_penalty=ask.frequency_penalty,
+        repetition_penalty=ask.repetition_penalty,
+        min_p=ask.min_p,
+        logit_bias=ask.logit_bias,
+        grammar=grammar,
+    )
+    told = sampling.n * min(sampling.max_tokens, room) * (1 + sampling.top_logprobs)
+    if ask.logprobs and told > bounds.LOGPROBS:
+        raise bad_request(
+            f"logprobs: {told} log-probabilities are more than {bounds.LOGPROBS}: lower max_tokens, n or top_logprobs",
+            param="logprobs",
+        )
+    return sampling
+
+
+def too_long(asked_in: str) -> ApiError:
+    """The refusal of a prompt, in this field of its request, that leaves no room for a reply."""
+    said = "The conversation is longer than the model's context"
+    return bad_request(said, param=asked_in, code="context_length_exceeded")

@@ -1,0 +1,1 @@
+"""The routes of episodes: start, events, rewards, feedback, end."""

@@ -1,0 +1,170 @@
+"""What enters over HTTP, and how much of it at once: bodies, calls and requests of each tenant.
+
+Invariants: no byte of a body is read before its sender is known; a body is never read beyond its limit, nor waited for
+beyond its deadline; the bodies that are held, of requests in flight, have a bound together; what a visit took it gives
+back when it ends, however it ends; a tenant or a key that has too much in flight is told so and delays nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import Receive
+
+from millrace.dialects.errors import ApiError
+from millrace.infra.config import is_local
+from millrace.producers.gateway.http.callers import Caller
+from millrace.producers.gateway.options import GatewayOptions
+
+
+class RequestBound(NamedTuple):
+    """A tenant or a key, and how many of its requests there may be. `max_rate`: in a second; 0: any."""
+
+    of: str
+    name: str
+    max_in_flight: int
+    max_rate: float
+
+
+class Intake:
+    """The counts of one gateway."""
+
+    def __init__(self, options: GatewayOptions) -> None:
+        self.options = options
+        self.held = 0
+        """bytes of bodies"""
+        self.in_flight: Counter[RequestBound] = Counter()
+        """requests of each tenant, and of each key that has a bound of its own"""
+        self._rates: dict[RequestBound, tuple[float, float]] = {}
+
+    def enter(self, caller: Caller) -> list[RequestBound]:
+        """One request more: what it counts for. Raises ApiError 429 where one of these has too many, and counts it for
+        none of them."""
+        own, now = self.options.limits.get(caller.key), time.monotonic()
+        bounds = [RequestBound("tenant", caller.tenant, self.options.max_in_flight, self.options.max_rate)]
+        if own is not None:
+            bounds.append(
+                RequestBound("key", caller.key, own.max_in_flight or self.options.max_in_flight, own.max_rate or 0)
+            )
+        left: dict[RequestBound, float] = {}
+        for bound in bounds:
+            if self.in_flight[bound] >= bound.max_in_flight:
+                raise _too_many(bound, f"more than {bound.max_in_flight} requests at once")
+            if bound.max_rate:
+                most = max(1.0, bound.max_rate)  # below one a second, one at a time
+                had, then = self._rates.get(bound, (most, now))
+                left[bound] = min(most, had + (now - then) * bound.max_rate)
+                if left[bound] < 1:
+                    raise _too_many(bound, f"more than {bound.max_rate:g} requests a second")
+        self._rates |= {bound: (rest - 1, now) for bound, rest in left.items()}
+        self.in_flight.update(bounds)
+        return bounds
+
+    def leave(self, bounds: Iterable[RequestBound]) -> None:
+        """A request that counted for these is answered."""
+        for bound in bounds:
+            self.in_flight[bound] -= 1
+            if not self.in_flight[bound]:
+                del self.in_flight[bound]
+
+
+class Visit:
+    """One request. Close it when its answer is sent."""
+
+    def __init__(self, intake: Intake, receive: Receive) -> None:
+        self._intake = intake
+        self._receive = receive
+        self._counted: list[RequestBound] = []
+        self._held = 0
+        self._watch: asyncio.Task[None] | None = None
+        self.left = False
+        """the client is gone"""
+
+    def enter(self, caller: Caller) -> Caller:
+        """The sender is known. Raises ApiError 429 when its tenant, or its key, has too much in flight."""
+        self._counted = self._counted or self._intake.enter(caller)
+        return caller
+
+    async def body(self, request: Request) -> bytes:
+        """The whole body. Raises ApiError as soon as it is known to be too large, too slow, or one too many."""
+        intake, options = self._intake, self._intake.options
+        limit = options.max_body_bytes
+        too_large = ApiError(413, f"The request is larger than {limit} bytes", code="request_too_large")
+        length = request.headers.get("content-length", "")
+        if length.isdecimal() and (len(length) > len(str(limit)) or int(length) > limit):
+            raise too_large
+        parts: list[bytes] = []
+        try:
+            async with asyncio.timeout(options.body_timeout_s):
+                async for part in request.stream():
+                    self._held += len(part)
+                    intake.held += len(part)
+                    if self._held > limit:
+                        raise too_large
+                    if intake.held > options.max_bodies_bytes:
+                        raise ApiError(
+                            503,
+                            f"The gateway holds {options.max_bodies_bytes} bytes of requests: try again",
+                            type="server_error",
+                            code="busy",
+                            retry_after_s=1,
+                        )
+                    parts.append(part)
+        except TimeoutError:
+            raise ApiError(
+                408, f"The body did not come within {options.body_timeout_s:g} s", code="request_timeout"
+            ) from None
+        except ClientDisconnect:
+            raise ApiError(400, "The request ended in the middle of its body", code="request_cut_off") from None
+        return b"".join(parts)
+
+    def watch(self) -> None:
+        """From here on the current task is cancelled when the client goes. The body must have been read."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._watch = asyncio.create_task(self._leave(task))
+
+    async def _leave(self, task: asyncio.Task[Any]) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self.left = True
+        task.cancel()
+
+    def close(self) -> None:
+        """Give back what it took. Idempotent."""
+        self._intake.held -= self._held
+        self._held = 0
+        self._intake.leave(self._counted)
+        self._counted = []
+        if self._watch is not None:
+            self._watch.cancel()
+
+
+def check_origin(headers: Headers) -> None:
+    """For a gateway without keys, which serves this machine alone: a page from elsewhere, open in a browser here, must
+    not speak to it, neither directly nor under a name that its owner points here. Raises ApiError 403."""
+    for name, given in (("host", f"//{headers.get('host', 'localhost')}"), ("origin", headers.get("origin"))):
+        if given is None:
+            continue
+        try:
+            local = is_local(urlsplit(given).hostname or "")
+        except ValueError:
+            local = False
+        if not local:
+            raise ApiError(
+                403,
+                f"A gateway without keys serves this machine alone, and the header {name} names another: "
+                "set [gateway.keys]",
+                code="foreign_origin",
+            )
+
+
+def _too_many(bound: RequestBound, what: str) -> ApiError:
+    said = f"This {bound.of} has {what}: try again"
+    return ApiError(429, said, type="rate_limit_error", code="rate_limited", retry_after_s=1)

@@ -1,0 +1,340 @@
+"""All episodes of one gateway: started ones, unsolicited ones, ended ones that may yet be rewarded.
+
+Invariants: a session's key is derived from its id by a secret of this gateway's folder, or by one that several
+gateways are given, so that keys outlive a restart; live sessions are bounded by the idle timeout, those of a name also
+by an age and a number of calls, ended ones by a count; a session is rebuilt from the capture log, read once, with the
+same folds that built it; which of them a nameless call goes on from, `whose` decides.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import os
+from collections import Counter, OrderedDict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import cast
+
+from millrace.dialects import match_keys
+from millrace.dialects.all import read
+from millrace.dialects.recall import ORIGIN, OURS
+from millrace.dialects.rendering.base import Message
+from millrace.dialects.template_options import template_options
+from millrace.infra import durable, telemetry
+from millrace.infra.config.keys import SESSION_KEY
+from millrace.infra.engines.base import ABORT
+from millrace.infra.engines.upstream import NOT_WHOLE, UNTRAINABLE
+from millrace.infra.gateway_processes import folder_of
+from millrace.producers.capture.entry import Entry
+from millrace.producers.capture.log import CaptureLog
+from millrace.producers.gateway.marks import marked_id
+from millrace.producers.gateway.sessions.deletions import DeletedResponses
+from millrace.producers.gateway.sessions.ownership import Hints, ReplyOwners
+from millrace.producers.gateway.sessions.replies import Replies
+from millrace.producers.gateway.sessions.responses import ResponseStore, origin_of
+from millrace.producers.gateway.sessions.session import GatewaySession, RewardKey, begun
+from millrace.producers.gateway.sessions.streaming_marks import Underway
+from millrace.producers.gateway.spending import Spending
+from millrace.schemas import codec
+from millrace.schemas.errors import SchemaError
+from millrace.schemas.ids import now_micros
+from millrace.schemas.records import EpisodeStarted, Event, ModelCall, Reward, ToolCall
+from millrace.schemas.requests import RequestStore, outlined
+
+logger = logging.getLogger(__name__)
+
+_unreadable = telemetry.counter(
+    "millrace.gateway.unreadable_sessions", "{session}", "episodes that a start could not rebuild from the capture log"
+)
+
+KEY_PREFIX = SESSION_KEY
+ENDED = 20_000
+"""ended sessions that a late reward may still name"""
+
+
+REPORT = "_report"
+"""header of an event's entry: the source of the report that it came in, and its number there"""
+NAMED_S = 12 * 3600.0
+NAMED_CALLS = 10_000
+"""calls after which a name begins another episode"""
+
+
+class Sessions:
+    """`folder`, that of the gateway's first process, keeps the secret of the session keys, unless one that several
+    gateways share is given. After `named_s` a name that clients gave begins another episode, so that one in use all
+    the time is learned from too. `index`: of this process among those of its gateway."""
+
+    def __init__(
+        self, folder: Path, policy: str, secret: str = "", *, named_s: float = NAMED_S, index: int = 0
+    ) -> None:
+        self.policy = policy
+        self.index = index
+        self.named_s = named_s
+        self.live: dict[str, GatewaySession] = {}
+        self.ended: OrderedDict[str, GatewaySession] = OrderedDict()
+        self.count: Counter[str] = Counter()
+        """live sessions by tenant"""
+        self.unreadable: set[str] = set()
+        """trajectories of the capture log that could not be rebuilt whole"""
+        self._broken: set[str] = set()
+        self._secret = secret.encode() or durable.once(folder / "secret", os.urandom(32))
+        self.conversations = ReplyOwners()
+        self.replies = Replies()
+        self.stored = ResponseStore(named_s)
+        self.deleted = DeletedResponses(folder_of(folder, index))
+        self._aliases: dict[tuple[str, str, str], GatewaySession] = {}
+        self._former: dict[tuple[str, str, str], GatewaySession] = {}
+        """the newest ended session of each name"""
+        self._attempts: dict[tuple[str, str], GatewaySession] = {}
+        self._requests: dict[str, RequestStore] = {}
+        """those of live sessions, while the log is read"""
+
+    # ------------------------------------------------------------------ keys
+
+    def key_of(self, session: GatewaySession) -> str:
+        """The API key of one session."""
+        return f"{KEY_PREFIX}{session.id}.{self._sign(session.id)}"
+
+    def id_of(self, key: str) -> str | None:
+        """The session id behind a key; None for any key that this gateway did not mint."""
+        if not key.startswith(KEY_PREFIX):
+            return None
+        id, _, signature = key[len(KEY_PREFIX) :].partition(".")
+        return id if hmac.compare_digest(signature.encode(), self._sign(id).encode()) else None
+
+    def _sign(self, id: str) -> str:
+        return hmac.new(self._secret, id.encode(), hashlib.sha256).hexdigest()[:32]
+
+    # ------------------------------------------------------------------ life
+
+    def get(self, id: str) -> GatewaySession | None:
+        """A session, live or ended."""
+        return self.live.get(id) or self.ended.get(id)
+
+    def add(self, session: GatewaySession) -> None:
+        """A session begins."""
+        if session.id not in self.live:
+            self.count[session.tenant] += 1
+        self.live[session.id] = session
+        if session.parent is None:
+            self._attempts[(session.tenant, session.attempt)] = session
+        if session.alias is not None:
+            self._aliases[(session.tenant, session.subject, session.alias)] = session
+
+    def retire(self, session: GatewaySession) -> None:
+        """A session ended: keep what a late reward needs."""
+        self.discard(session)
+        session.shrink()
+        self.ended[session.id] = session
+        if session.alias is not None:
+            name = (session.tenant, session.subject, session.alias)
+            if (former := self._former.get(name)) is None or former.began <= session.began:
+                self._former[name] = session
+        while len(self.ended) > ENDED:
+            _, oldest = self.ended.popitem(last=False)
+            name = (oldest.tenant, oldest.subject, oldest.alias or "")
+            if self._former.get(name) is oldest:
+                del self._former[name]
+
+    def discard(self, session: GatewaySession) -> None:
+        """Nothing continues this session any more, as if its call had never come."""
+        if self.live.pop(session.id, None) is not None:
+            self.count[session.tenant] -= 1
+        self.conversations.retire(session)
+        named = (session.tenant, session.subject, session.alias or "")
+        if session.alias is not None and self._aliases.get(named) is session:
+            del self._aliases[named]
+        if self._attempts.get((session.tenant, session.attempt)) is session:
+            del self._attempts[(session.tenant, session.attempt)]
+
+    def attempted(self, tenant: str, attempt: str) -> GatewaySession | None:
+        """The live session of an attempt."""
+        return self._attempts.get((tenant, attempt))
+
+    def idle(self, timeout_s: float) -> list[GatewaySession]:
+        """Live sessions that nothing happened in for so long."""
+        return [session for session in self.live.values() if session.silent(timeout_s)]
+
+    # ------------------------------------------------------------------ unsolicited calls
+
+    def named(self, tenant: str, hints: Hints) -> GatewaySession | None:
+        """The unsolicited session that a client gave a name of its own."""
+        found = self._aliases.get((tenant, hints.subject, hints.name or ""))
+        return None if found is not None and self._worn(found) else found
+
+    def newest(self, tenant: str, hints: Hints) -> GatewaySession | None:
+        """The newest unsolicited session of a name, live or ended, which a reward may name so."""
+        name = (tenant, hints.subject, hints.name or "")
+        return self._aliases.get(name) or self._former.get(name)
+
+    def of_name(self, tenant: str, name: str) -> list[GatewaySession]:
+        """The sessions that a tenant's clients gave this name, whoever their end users are, the newest last; of one end
+        user the live one and the newest ended one."""
+        kept = (*self._former.items(), *self._aliases.items())
+        found = {one.id: one for (whose, _, alias), one in kept if (whose, alias) == (tenant, name)}
+        return sorted(found.values(), key=lambda one: one.began)
+
+    def _worn(self, session: GatewaySession) -> bool:
+        """Whether a name that is in use all the time has used this episode up: silence will end it."""
+        return session.turns >= NAMED_CALLS or now_micros() - session.began >= self.named_s * 1e6
+
+    def replied(self, session: GatewaySession, digest: bytes, minted: Message | None = None) -> None:
+        """A reply was recorded under this digest; its calls have ids that were `minted` here."""
+        if not session.granted:
+            self.conversations.replied(session, digest)
+        if minted is not None and session.nameless:
+            self.conversations.minted(session, minted)
+
+    def answered(self, session: GatewaySession, response: str, digest: bytes) -> None:
+        """A reply of this id was recorded; `digest` is of the conversation with it."""
+        session.answered = response, digest
+        self.replies.add(session.tenant, response, session.id)
+
+    def unsolicited(
+        self, tenant: str, hints: Hints, awaits: Sequence[str], reward_deadline_ms: int, policy: str | None = None
+    ) -> GatewaySession:
+        """A new episode that nobody asked for. Its group is its own root trajectory. `policy`: whose it is, unless it
+        is the gateway's own."""
+        id = marked_id(self.index)
+        start: EpisodeStarted = {
+            "task_id": id,
+            "task": "",
+            "ticket": None,
+            "group_size": 1,
+            "sample": 0,
+            "min_version": 0,
+            "deadline": None,
+            "awaits": list(awaits),
+            "reward_deadline_ms": reward_deadline_ms,
+            "mode": "online",
+            "versions": {
+                "agent": "",
+                "harness": "",
+                "prompt": "",
+                "tools": {},
+                "guardrail": "",
+                "retrieval": "",
+                "memory": "",
+            },
+            "replay": None,
+            "budget": {},
+        }
+        return GatewaySession(
+            id,
+            tenant,
+            policy or self.policy,
+            id,
+            id,
+            id,
+            "train",
+            start,
+            alias=hints.name,
+            subject=hints.subject,
+            nameless=hints.name is None,
+        )
+
+    def delete(self, response: str) -> None:
+        """Nobody may name a response any more, also after a restart. Raises OSError where the disk does not take
+        that."""
+        self.deleted.add(response)
+        self.stored.delete(response)
+
+    # ------------------------------------------------------------------ restart
+
+    def rebuild(self, log: CaptureLog, spending: Spending | None = None, underway: Underway | None = None) -> int:
+        """Take up where the log ends; returns the number of live sessions. Those that cannot be rebuilt are named and
+        counted in `unreadable`; what the log holds of them stays as it is. `spending` learns what its calls cost,
+        `underway` which replies are recorded."""
+        for kept in log.read():
+            if underway is not None:
+                underway.fold(kept.entry.headers)
+            self._refolded(kept.entry.headers.get("trajectory", ""), kept.entry, spending or Spending({}))
+        self.deleted.settle(self.stored.delete)
+        self._requests.clear()
+        return len(self.live)
+
+    def _refolded(self, trajectory: str, entry: Entry, spending: Spending) -> None:
+        """Fold one event. A session whose calls cannot be folded begins a new lineage with its next call; one whose
+        chain cannot be followed is dropped. All others are served, whatever an older release or a broken disk left."""
+        try:
+            event = codec.decode_as("Event", entry.value)
+        except SchemaError as error:
+            self._name(trajectory, error)
+            self._broken.add(trajectory)
+            self.ended.pop(trajectory, None)
+            if trajectory in self.live:
+                self.discard(self.live[trajectory])
+            return
+        spending.fold(entry.headers, event["capture_time"])
+        if trajectory in self._broken:
+            return
+        try:
+            self._refold(event, entry.headers)
+        except Exception as error:
+            self._name(trajectory, error)
+            session = self.live.get(trajectory)
+            if session is not None:
+                session.forget()
+
+    def _name(self, trajectory: str, error: Exception) -> None:
+        if trajectory not in self.unreadable:
+            logger.error("trajectory %s cannot be rebuilt: %s: %s", trajectory, type(error).__name__, error)
+            _unreadable.add(1)
+            self.unreadable.add(trajectory)
+
+    def _refold(self, event: Event, headers: Mapping[str, str]) -> None:
+        session = self.get(event["trajectory"])
+        if session is not None:
+            session.followed(event["kind"], event["step"], event["hash"])
+            if session.ended and session.id in self.live:
+                self.retire(session)
+                self._requests.pop(session.id, None)
+        if session is not None and REPORT in headers:
+            source, _, seq = headers[REPORT].rpartition(" ")
+            session.reported[source] = int(seq) + 1
+        kind, body = event["kind"], codec.decode_body(event["kind"], event["body"])
+        if kind == "episode_started":
+            session = begun(event, cast(EpisodeStarted, body), headers)
+            self.add(session)
+            session.followed(kind, event["step"], event["hash"])
+        if session is None:
+            return  # its start lies in files that are gone, or was never written: nothing can be added to it
+        if kind == "model_call" and not session.ended:
+            self._recall(session, event, cast(ModelCall, body), headers)
+        elif kind == "tool_call" and (asked := cast(ToolCall, body)["asked_id"]) is not None:
+            session.asks.joined_before(asked)
+        elif kind == "reward":
+            reward = cast(Reward, body)
+            session.rewards.add(RewardKey(reward["source"], reward["reward_id"]))
+
+    def _recall(self, session: GatewaySession, event: Event, call: ModelCall, headers: Mapping[str, str]) -> None:
+        request = self._requests.setdefault(session.id, RequestStore()).add(event["id"], call)
+        if request is None:
+            raise ValueError(f"its request goes on from {call['request_base']}, which the log does not hold")
+        session.said_before(event["policy"]).recorded(event["id"], outlined(request))
+        messages, tools, replies, stored, behind = read(request, call["response"])
+        message = replies[call["choice"]]
+        ours, whole = call["untrainable_reason"] != UNTRAINABLE, call["opened"] != NOT_WHOLE
+        origin = OURS if ours else origin_of(headers, whole=whole)
+        if origin is not None and call["finish_reason"] == ABORT:
+            origin = origin._replace(whole=False)
+        if stored is not None and origin is not None and (origin.away or origin.whole):
+            at = event["capture_time"]
+            self.stored.keep(call["response_id"], session, stored, call["response"], at, origin=origin)
+        session.said = message["content"] or session.said
+        session.asks.called(messages, event["event_time"], call["supersedes"])
+        session.asks.replied(call["response_id"], message, event["capture_time"])
+        digests = match_keys.chain(messages, tools, None if whole else behind)
+        with_reply = match_keys.extend(digests[-1], message)
+        self.replied(session, with_reply, message if ours else None)
+        self.answered(session, call["response_id"], with_reply)
+        if not ours:  # it has no tokens that another call could go on from
+            session.lineages.turns = max(session.turns, call["turn"] + 1)
+            if ORIGIN in headers:
+                session.lineages.served(match_keys.request_hash(request), call["response_id"], call["turn"])
+        elif session.id not in self.unreadable:
+            lineages = session.lineages_of(event["policy"])
+            hash, options = match_keys.request_hash(request), template_options(request)
+            lineages.apply(call, messages, digests, hash, message, options)
