@@ -9,9 +9,10 @@ import tomllib
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
+from tests.support.house import ROOMS
+
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-ROOMS = ("schemas", "infra", "producers", "streams", "trainers", "consumers", "apps", "testing", "examples")
 NAMES = packages_distributions()
 
 
@@ -29,7 +30,10 @@ def declared() -> set[str]:
 def imported() -> dict[str, Path]:
     """The first name of every import of the product, and a file that has it."""
     found: dict[str, Path] = {}
-    for file in (ROOT / "__init__.py", *(path for room in ROOMS for path in (ROOT / room).rglob("*.py"))):
+    for file in (
+        ROOT / "__init__.py",
+        *(path for room in (*ROOMS, "examples") for path in (ROOT / room).rglob("*.py")),
+    ):
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.Import):
                 names = [alias.name for alias in node.names]

@@ -15,9 +15,9 @@ import pytest
 
 import millrace
 from millrace.schemas import registry
+from tests.support.house import ROOMS
 
 ROOT = Path(millrace.__file__).parent
-ROOMS = ("schemas", "infra", "producers", "streams", "trainers", "consumers", "apps", "testing")
 SITE = sysconfig.get_paths()["purelib"]
 
 

@@ -19,6 +19,7 @@ from tests.support import shown
 from tests.support.documents import READING, ROOT, RUN_BY, blocks
 from tests.support.history_log import NS
 from tests.support.history_records import POLICY
+from tests.support.house import modules
 
 PAGE = ROOT / "docs" / "reading.md"
 COMMANDS = [command for block in blocks(PAGE) if block.language == "sh" for command in block.commands]
@@ -114,7 +115,7 @@ def test_the_table_and_the_help_have_every_layout() -> None:
 
 
 def test_the_page_names_every_reason_that_it_explains() -> None:
-    code = "".join(path.read_text() for path in (ROOT / "consumers").rglob("*.py"))
+    code = "".join(path.read_text() for path in modules("consumers", "dialects"))
     known = set(re.findall(r'Unsayable\(\s*"(\w+)"', code))
     (named,) = re.findall(r"is refused by name: (.*?), and others", PAGE.read_text())
     assert set(re.findall(r"`(\w+)`", named)) <= known

@@ -12,16 +12,16 @@ import pytest
 from millrace.infra import errors as ours
 from millrace.schemas import errors as words
 from millrace.trainers import errors as learning
+from tests.support.house import ROOMS
 
 ROOT = Path(ours.__file__).parents[1]
-HOUSE = ("schemas", "infra", "producers", "streams", "trainers", "consumers", "apps", "testing")
 
 
 def defined(root: str) -> Iterator[tuple[str, str]]:
     """(name, name of what it extends) of each public error below `root`, wherever it is defined."""
     classes = [
         (node.name, base.id)
-        for folder in HOUSE
+        for folder in ROOMS
         for path in sorted((ROOT / folder).rglob("*.py"))
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.ClassDef)

@@ -25,6 +25,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from millrace.infra.terminal import CleanFormatter, Terminal, clean, escaped, put, put_bytes, put_json
+from tests.support.house import ROOMS
 
 ROOT = Path(__file__).parents[2]
 STEERING = "\x1b]52;c;aGk=\x07\x1b]0;mine\x1b\\\x9b31m\x85\x7f\r\x08\u202e\u2066\u2028\x00"
@@ -169,7 +170,7 @@ CLEANED = {"producers/intake/run.py": "os.write"}
 """who writes past Python's buffers, since its process is about to become another; what it writes is cleaned there"""
 
 
-@pytest.mark.parametrize("room", ["apps", "infra", "consumers", "producers", "streams", "trainers"])
+@pytest.mark.parametrize("room", sorted(set(ROOMS) - {"schemas"}))
 def test_there_is_no_other_way_to_a_terminal(room: str) -> None:
     """Whoever prints what is in the log does so through `Terminal`, `put`, `put_json`, `put_bytes` or a logger."""
     for path in (ROOT / room).rglob("*.py"):

@@ -18,8 +18,9 @@ PLACES = {
     "producers": (160, 270),
     "streams": (380, 270),
     "trainers": (600, 270),
-    "infra": (300, 390),
-    "schemas": (380, 500),
+    "dialects": (300, 370),
+    "infra": (300, 470),
+    "schemas": (380, 580),
 }
 """the middle of each room's box"""
 WIDE, HIGH = 130, 44
@@ -55,10 +56,10 @@ def _rooms(node: ast.AST) -> Iterator[str]:
 def drawn(found: Mapping[tuple[str, str], int]) -> str:
     """The picture."""
     out = [
-        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 760 540" font-family="sans-serif" font-size="14">',
+        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 760 620" font-family="sans-serif" font-size="14">',
         '<defs><marker id="tip" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="8" markerHeight="8" orient="auto">'
         '<path d="M0 0 L8 4 L0 8 z" fill="#7a869a"/></marker></defs>',
-        '<rect width="760" height="540" fill="#ffffff"/>',
+        '<rect width="760" height="620" fill="#ffffff"/>',
     ]
     for pair, count in found.items():
         out += _arrow(pair, count)

@@ -12,6 +12,7 @@ import torch
 from millrace.trainers.backends.parallel.regions import Held
 from millrace.trainers.backends.told import _read, told_by_all
 from millrace.trainers.errors import TrainerError
+from tests.support.house import ROOMS
 from tests.support.ranks import Ranks
 
 ROOT = Path(__file__).parents[3]
@@ -45,7 +46,7 @@ PICKLED = {"pickle", "cloudpickle", "dill", "marshal", "shelve"}
 
 def test_nothing_that_comes_over_a_line_is_pickled() -> None:
     """Neither a collective of objects, which torch pickles, nor pickle itself, anywhere but in tests."""
-    for room in ("trainers", "consumers", "infra", "producers", "streams", "apps"):
+    for room in ROOMS:
         for path in (ROOT / room).rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text())):
                 name = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
