@@ -35,8 +35,8 @@ def words(text: str) -> frozenset[str]:
 
 IRREGULAR = words(
     "found said told kept held given asked known made begun gone done sent left lost written spoken taken shown seen "
-    "chosen drawn grown thrown broken hidden bound built bought brought caught fed felt fought heard laid led lent meant "
-    "met paid sold sought spent stood stuck taught thought understood won worn woven"
+    "chosen drawn grown thrown broken hidden bound built bought brought caught fed felt fought heard laid led lent "
+    "meant met paid sold sought spent stood stuck taught thought understood won worn woven"
 )
 PRONOUNS = words(
     "whose mine ours theirs its own same other others another nobody anybody everybody somebody none nothing anything "
