@@ -40,7 +40,7 @@ class Tracking:
         run = f"{settings.namespace}.{settings.policy.name}"
         return cls(
             lambda: open_trackers(settings.learner.trackers, place, run),
-            lambda: ledger.entries(bus.read(topic, 0, bus.starts(topic)[0])),
+            lambda: ledger.read(bus, topic),
         )
 
     def write(self, entry: LedgerEntry) -> None:

@@ -1,4 +1,5 @@
-"""Decisions of this program: settings that it asks for itself, as the file that it was started with says.
+"""Decisions about settings: those that this program asks for itself, as the file that it was started with says, and
+those of a policy that lie in the log.
 
 Invariant: the id follows from everything else that the decision says, and the key is that of its policy, so that an
 audit sees a change of any field. Whoever else decides something may name it as they like, but not by a uuid of version
@@ -7,8 +8,12 @@ audit sees a change of any field. Whoever else decides something may name it as 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 
-from millrace.infra.log.base import Outgoing
+from millrace.infra.log.base import Bus, Outgoing
+from millrace.infra.log.history.kinds import DECISIONS
+from millrace.infra.log.history.reader import History
+from millrace.infra.log.history.rows import Row
 from millrace.infra.stages.letters import made_id
 from millrace.schemas import codec
 from millrace.schemas.ids import Micros
@@ -47,3 +52,11 @@ def key_of(decision: Decision) -> bytes:
 def outgoing(topic: str, decision: Decision) -> Outgoing:
     """The record of a decision; `topic` is a full name."""
     return Outgoing(topic, key_of(decision), codec.encode("Decision", decision))
+
+
+def settings_of(bus: Bus, namespace: str, policy: str) -> Iterator[Row[Decision]]:
+    """The decisions about settings of a policy, in the order of the log. A record that is none is named in the log of
+    this process and passed over."""
+    for row in History(bus, namespace, policy, bounded=True).rows(DECISIONS):
+        if (row["kind"], row["policy"]) == ("setting", policy):
+            yield row

@@ -14,9 +14,12 @@ from collections.abc import Callable
 
 from millrace.infra import faults
 from millrace.infra.errors import BusError, ConfigError, FencedError
-from millrace.infra.log.base import EARLIEST, Bus, Outgoing, Tail, Transactor
+from millrace.infra.log.base import Bus, Outgoing, Transactor
 from millrace.infra.log.blobs import ClaimStore
-from millrace.infra.log.readable import readable
+from millrace.infra.log.history.follow import Follower
+from millrace.infra.log.history.kinds import PROMPTS, RESOLUTIONS
+from millrace.infra.log.history.reader import History
+from millrace.infra.log.history.rows import Row, as_stored
 from millrace.infra.log.topics import full_name
 from millrace.producers.tasks.source import TaskSource
 from millrace.schemas import codec
@@ -49,22 +52,21 @@ class Loader:
         self.ahead = ahead
         self.epochs = epochs
         self._prompts = full_name(namespace, f"{policy}.prompts")
-        resolutions = full_name(namespace, f"{policy}.resolutions")
         # The fence first: from here on nobody else adds a prompt, so the end that is read next is the end.
         self._transactor: Transactor = bus.transactor(f"{namespace}.{policy}.loader")
         faults.point("loader.fenced")
         self.number = 0
         self.unresolved: Counter[str] = Counter()
         """how many prompts of each id; tasks may share theirs"""
-        for record in bus.read(self._prompts, 0):
-            prompt = readable(Prompt, record, claims)
-            if prompt is None:
-                continue  # dispatch answers it with a dead letter: nothing waits for it
+        resolve = as_stored if claims is None else claims.resolve
+        history = History(bus, namespace, policy, resolve, bounded=True)
+        # Dispatch answers what is no prompt with a dead letter: nothing waits for it.
+        for prompt in history.rows(PROMPTS):
             self.number = prompt["number"] + 1
             self.unresolved[prompt["id"]] += 1
-        self._tail: Tail = bus.tail({(resolutions, 0): EARLIEST})
-        while self._settle(0.5):
-            pass
+        self._resolutions = Follower(history, [RESOLUTIONS])
+        for row in self._resolutions.catch_up():
+            self._settle(row)
 
     @property
     def done(self) -> bool:
@@ -73,7 +75,8 @@ class Loader:
 
     def step(self, timeout_s: float = IDLE_S) -> int:
         """Take in what was resolved and write what is missing ahead; returns how many prompts were written."""
-        self._settle(timeout_s)
+        for row in self._resolutions.poll(timeout_s):
+            self._settle(row)
         count = min(self.ahead - self.unresolved.total(), BATCH)
         if self.epochs:
             count = min(count, self.epochs * len(self.source) - self.number)
@@ -109,19 +112,16 @@ class Loader:
     def close(self) -> None:
         """Let go of the log. Idempotent."""
         self._transactor.close()
-        self._tail.close()
+        self._resolutions.close()
 
-    def _settle(self, timeout_s: float) -> int:
-        records = self._tail.poll(1000, timeout_s)
-        for record in records:
-            resolution = readable(Resolution, record, self._claims)
-            if resolution is None or (id := resolution["prompt_id"]) is None:
-                continue
-            if self.unresolved[id] > 1:
-                self.unresolved[id] -= 1
-            else:
-                self.unresolved.pop(id, None)
-        return len(records)
+    def _settle(self, resolution: Row[Resolution]) -> None:
+        """One prompt of this id less is waited for."""
+        if (id := resolution["prompt_id"]) is None:
+            return
+        if self.unresolved[id] > 1:
+            self.unresolved[id] -= 1
+        else:
+            self.unresolved.pop(id, None)
 
 
 class LoaderThread:

@@ -21,11 +21,12 @@ from typing import Any, Final
 from millrace.infra import faults
 from millrace.infra.config import Settings
 from millrace.infra.log.base import Bus, Record
-from millrace.infra.log.readable import passed_over, readable
+from millrace.infra.log.history.kinds import RESOLUTIONS, WEIGHTS
+from millrace.infra.log.history.reader import History
+from millrace.infra.log.readable import passed_over
 from millrace.infra.log.topics import full_name
-from millrace.infra.stages.decisions import AUTHOR, outgoing, setting
+from millrace.infra.stages.decisions import AUTHOR, outgoing, setting, settings_of
 from millrace.schemas.ids import now_micros
-from millrace.schemas.records import Decision, Resolution, WeightVersion
 
 log = logging.getLogger(__name__)
 
@@ -74,18 +75,14 @@ def announce(settings: Settings, bus: Bus) -> list[str]:
 
 
 def _asked(settings: Settings, bus: Bus) -> dict[str, Any]:
-    """What the file was last asked for with, by name."""
-    found: dict[str, Any] = {}
-    for record in bus.read(full_name(settings.namespace, "decisions"), 0):
-        decision = readable(Decision, record)
-        if decision is None:
-            continue
-        mine = (decision["kind"], decision["policy"], decision["author"]) == ("setting", settings.policy.name, AUTHOR)
-        if mine and decision["name"] in asked_by(settings):
-            value = _value(record, decision["value"])
+    """The values that the file last asked for, by name."""
+    values: dict[str, Any] = {}
+    for decision in settings_of(bus, settings.namespace, settings.policy.name):
+        if decision["author"] == AUTHOR and decision["name"] in asked_by(settings):
+            value = _value(decision.raw, decision["value"])
             if value is not NOTHING:
-                found[decision["name"]] = value
-    return found
+                values[decision["name"]] = value
+    return values
 
 
 def _value(record: Record, text: str) -> Any:
@@ -104,31 +101,22 @@ def _begun_with(settings: Settings, bus: Bus, wanted: Mapping[str, Any]) -> dict
     in version 0 too, and dispatch takes what is left from the very settings that are compared here. What retention has
     deleted is not in the answer."""
     policy = settings.policy.name
-    event = _version_0(settings, bus)
+    history = History(bus, settings.namespace, policy, bounded=True)
+    event = next((row for row in history.rows(WEIGHTS) if (row["version"], row["policy"]) == (0, policy)), None)
     if event is None:
         return None
-    resolutions = full_name(settings.namespace, f"{policy}.resolutions")
-    found: dict[str, Any] = {"group_size": event["group_size"] or 1}
-    said = False
-    for record in bus.read(resolutions, 0):
-        resolution = readable(Resolution, record)
-        begun = resolution["setting"] if resolution is not None else None
-        if begun is not None and begun["decision"] is None:
-            value = _value(record, begun["value"])
+    values: dict[str, Any] = {"group_size": event["group_size"] or 1}
+    has_announced = False
+    for row in history.rows(RESOLUTIONS):
+        announced = row["setting"]
+        if announced is not None and announced["decision"] is None:
+            value = _value(row.raw, announced["value"])
             if value is NOTHING:
                 continue
-            said = True
-            found.setdefault(begun["name"], value)
-        if wanted.keys() <= found.keys():
-            return found
-    if said or bus.starts(resolutions)[0] > 0:
-        return found
-    return {**wanted, **found, "batch": event["batch"], "eta": event["eta"]}
-
-
-def _version_0(settings: Settings, bus: Bus) -> WeightVersion | None:
-    for record in bus.read(full_name(settings.namespace, f"{settings.policy.name}.weights"), 0):
-        event = readable(WeightVersion, record)
-        if event is not None and event["version"] == 0 and event["policy"] == settings.policy.name:
-            return event
-    return None
+            has_announced = True
+            values.setdefault(announced["name"], value)
+        if wanted.keys() <= values.keys():
+            return values
+    if has_announced or bus.starts(history.names[RESOLUTIONS])[0] > 0:
+        return values
+    return {**wanted, **values, "batch": event["batch"], "eta": event["eta"]}

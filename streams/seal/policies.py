@@ -14,13 +14,11 @@ from typing import TypedDict, cast, get_args
 from millrace.infra.config import Settings
 from millrace.infra.errors import PolicyError
 from millrace.infra.log.base import Bus
-from millrace.infra.log.readable import readable
 from millrace.infra.log.topics import full_name
 from millrace.infra.stages.base import Key, Table, View
-from millrace.infra.stages.decisions import outgoing, setting
+from millrace.infra.stages.decisions import outgoing, setting, settings_of
 from millrace.schemas import bounds
 from millrace.schemas.ids import now_micros
-from millrace.schemas.records import Decision
 from millrace.streams.seal.closing import ClosingRules, Short
 
 SETTING = "sealing"
@@ -93,11 +91,8 @@ def check_announced(settings: Settings, bus: Bus) -> None:
 
 def _announced(settings: Settings, bus: Bus) -> PolicyTerms | None:
     """The newest terms of the configured policy in the log."""
-    known = None
-    for record in bus.read(full_name(settings.namespace, "decisions"), 0):
-        decision = readable(Decision, record)
-        if decision is None:
-            continue
-        if (decision["kind"], decision["policy"], decision["name"]) == ("setting", settings.policy.name, SETTING):
-            known = parse(decision["value"]) or known
-    return known
+    terms = None
+    for decision in settings_of(bus, settings.namespace, settings.policy.name):
+        if decision["name"] == SETTING:
+            terms = parse(decision["value"]) or terms
+    return terms

@@ -23,13 +23,12 @@ from millrace.infra import faults
 from millrace.infra.config import Settings
 from millrace.infra.errors import BranchError
 from millrace.infra.log.base import Bus, Outgoing, Transactor
-from millrace.infra.log.history import newest
+from millrace.infra.log.history import ledger, newest
 from millrace.infra.log.history.newest import Head
-from millrace.infra.log.readable import readable
+from millrace.infra.log.history.reader import History
 from millrace.infra.log.topics import full_name
 from millrace.schemas import codec
 from millrace.schemas.ids import now_micros
-from millrace.schemas.records import LedgerEntry, WeightVersion
 from millrace.trainers import delta_files
 from millrace.trainers.checkpoint import Checkpoint
 from millrace.trainers.offline.run import RunListener, versions
@@ -147,16 +146,9 @@ class Announcer(RunListener):
         collect(self._root, self._committed(), keep=self._keep, serving=serving)
 
     def _committed(self) -> dict[int, str]:
-        """Digests of all versions: the ledger's, where it names one."""
-        announced, trained = dict[int, str](), dict[int, str]()
-        for record in self._bus.read(self._topics["weights"], 0):
-            if (event := readable(WeightVersion, record)) is not None:
-                announced.setdefault(event["version"], event["digest"])
-        for record in self._bus.read(self._topics["ledger"], 0):
-            if (entry := readable(LedgerEntry, record)) is not None:
-                trained.setdefault(entry["version"], entry["digest"])
-        found = {**announced, **trained}
-        return {number: digest for number, digest in found.items() if number <= self.head.version}
+        """Digests of all versions up to the newest."""
+        history = History(self._bus, self._settings.namespace, self._settings.policy.name, bounded=True)
+        return {number: digest for number, digest in ledger.digests(history).items() if number <= self.head.version}
 
     def __enter__(self) -> Announcer:
         return self

@@ -15,7 +15,9 @@ from typing import Any, cast
 from fastavro import schemaless_reader, schemaless_writer
 
 from millrace.infra.errors import LedgerError
-from millrace.infra.log.base import Record
+from millrace.infra.log.base import Bus, Record
+from millrace.infra.log.history.kinds import LEDGER, WEIGHTS
+from millrace.infra.log.history.reader import History
 from millrace.schemas import codec
 from millrace.schemas.errors import SchemaError
 from millrace.schemas.records import LedgerEntry
@@ -65,6 +67,21 @@ def entries(records: Iterable[Record]) -> Iterator[LedgerEntry]:
             raise LedgerError(f"{at} {fault}; audit the policy before it trains on")
         yield entry
         parent = entry
+
+
+def read(bus: Bus, topic: str) -> Iterator[LedgerEntry]:
+    """The entries of a policy's ledger, from the first that is kept. Raises LedgerError like `entries`."""
+    return entries(bus.read(topic, 0, bus.starts(topic)[0]))
+
+
+def digests(history: History) -> dict[int, str]:
+    """The digest of each version of a policy: the ledger's, where it names one, else that of its first weight event."""
+    announced, trained = dict[int, str](), dict[int, str]()
+    for event in history.rows(WEIGHTS):
+        announced.setdefault(event["version"], event["digest"])
+    for entry in history.rows(LEDGER):
+        trained.setdefault(entry["version"], entry["digest"])
+    return {**announced, **trained}
 
 
 def _against(parent: LedgerEntry | None, entry: LedgerEntry) -> str | None:
