@@ -13,11 +13,11 @@ from pathlib import Path
 from torch.distributed.distributed_c10d import Store
 
 from benchmarks.layout_runs import SHARDS, Outcome, Recording
-from millrace.consumers.learner import verdict
-from millrace.consumers.learner.agreement import Peer, Roster
 from millrace.consumers.learner.build import build_trainer
-from millrace.consumers.learner.order import LearningOrder
-from millrace.consumers.learner.reading import read
+from millrace.consumers.learner.group.agreement import Peer, Roster
+from millrace.consumers.learner.step import verdict
+from millrace.consumers.learner.step.reading import read
+from millrace.consumers.learner.version.order import LearningOrder
 from millrace.infra.config import load
 from millrace.infra.log.blobs import ClaimStore
 from millrace.infra.log.history.places import PlaceReader

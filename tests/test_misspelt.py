@@ -62,9 +62,9 @@ MISSPELT = [
     ("consumers/report/faults.py", 'after["generation"]', 'after["genertion"]', "genertion"),
     ("consumers/status/watch.py", 'resolution["seq"] + 1', 'resolution["sqe"] + 1', "sqe"),
     ("consumers/status/tables.py", 'one["expires_at"] <= now', 'one["expires_ta"] <= now', "expires_ta"),
-    ("consumers/learner/order.py", 'resolution["ticket"] or 0', 'resolution["tikcet"] or 0', "tikcet"),
-    ("consumers/learner/log.py", 'event["digest"]', 'event["digset"]', "digset"),
-    ("consumers/learner/collect.py", 'row["role"] == "engine"', 'row["rloe"] == "engine"', '"__getitem__"'),
+    ("consumers/learner/version/order.py", 'resolution["ticket"] or 0', 'resolution["tikcet"] or 0', "tikcet"),
+    ("consumers/learner/version/log.py", 'event["digest"]', 'event["digset"]', "digset"),
+    ("consumers/learner/version/collect.py", 'row["role"] == "engine"', 'row["rloe"] == "engine"', '"__getitem__"'),
     ("consumers/audit/episodes.py", 'row["log_time"] or 0', 'row["log_tiem"] or 0', '"__getitem__"'),
     ("consumers/audit/episodes.py", 'call["root_trajectory"]', 'call["root_trajectroy"]', '"__getitem__"'),
     (

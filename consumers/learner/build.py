@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 
 from millrace.consumers import policy_names
-from millrace.consumers.learner import layouts
-from millrace.consumers.learner.agreement import client_id
-from millrace.consumers.learner.collect import newer
-from millrace.consumers.learner.identity import identify
-from millrace.consumers.learner.membership import Membership
-from millrace.consumers.learner.parts import Parts
-from millrace.consumers.learner.rendezvous import STORE_TIMEOUT_S
-from millrace.consumers.learner.sender import WeightSender
+from millrace.consumers.learner.group import layouts
+from millrace.consumers.learner.group.agreement import client_id
+from millrace.consumers.learner.group.identity import identify
+from millrace.consumers.learner.group.membership import Membership
+from millrace.consumers.learner.group.rendezvous import STORE_TIMEOUT_S
+from millrace.consumers.learner.step.parts import Parts
+from millrace.consumers.learner.version.collect import newer
+from millrace.consumers.learner.version.sender import WeightSender
 from millrace.infra import config
 from millrace.infra.config import Settings
 from millrace.infra.errors import ConfigError, PolicyError

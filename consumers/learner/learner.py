@@ -10,12 +10,14 @@ from __future__ import annotations
 import logging
 import time
 
-from millrace.consumers.learner import layouts, mismatch, standby
-from millrace.consumers.learner.agreement import Roster
-from millrace.consumers.learner.generation import Generation
-from millrace.consumers.learner.parts import Parts
-from millrace.consumers.learner.verdict import Regroup, Stop
-from millrace.consumers.learner.watch import Watchdog
+from millrace.consumers.learner import standby
+from millrace.consumers.learner.group import layouts
+from millrace.consumers.learner.group.agreement import Roster
+from millrace.consumers.learner.group.watch import Watchdog
+from millrace.consumers.learner.step import mismatch
+from millrace.consumers.learner.step.generation import Generation
+from millrace.consumers.learner.step.parts import Parts
+from millrace.consumers.learner.step.verdict import Regroup, Stop
 from millrace.infra.errors import BusError, LearnerError, RefusedError, RegroupError, UnreachableError
 
 MOST_BREAKS = 5

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Column
 
-from millrace.consumers.learner.version_metrics import line
+from millrace.consumers.learner.version.metrics import line
 from millrace.schemas.records import LedgerEntry
 
 

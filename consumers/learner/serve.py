@@ -9,10 +9,10 @@ import socket
 from collections.abc import Callable
 from functools import partial
 
-from millrace.consumers.learner import layouts
-from millrace.consumers.learner.entrance import check_peers, let_commit
+from millrace.consumers.learner.group import layouts
+from millrace.consumers.learner.group.entrance import check_peers, let_commit
 from millrace.consumers.learner.progress_line import LearnerScreen
-from millrace.consumers.learner.version_metrics import measure
+from millrace.consumers.learner.version.metrics import measure
 from millrace.infra.config import Settings, is_local
 from millrace.infra.connect import connect
 from millrace.infra.heartbeat import BeatPace, Heartbeat, Standing
@@ -59,9 +59,9 @@ def _serve(settings: Settings, bus: Bus, stop: _Stop, at: Callable[[str], None] 
 
     # torch takes seconds to import: after everything that can refuse to start.
     from millrace.consumers.learner.build import build
+    from millrace.consumers.learner.group.watch import Watchdog
     from millrace.consumers.learner.learner import Learner
-    from millrace.consumers.learner.tracking import Tracking
-    from millrace.consumers.learner.watch import Watchdog
+    from millrace.consumers.learner.version.tracking import Tracking
 
     parts = build(settings, bus, stopping=stop, note=log.warning, at=at)
     heartbeat = Heartbeat(

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import time
 
-from millrace.consumers.learner.agreement import Roster
-from millrace.consumers.learner.parts import Parts
+from millrace.consumers.learner.group.agreement import Roster
+from millrace.consumers.learner.step.parts import Parts
 from millrace.infra.log.history import newest
 
 LOOK_S = 0.2

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from millrace.consumers.learner.collect import base_of
+from millrace.consumers.learner.version.collect import base_of
 from millrace.consumers.replay import material
 from millrace.consumers.replay.material import Material
 from millrace.consumers.replay.orders import TrainedStep

@@ -17,10 +17,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from millrace.consumers.learner import layouts
-from millrace.consumers.learner.collect import base_of
-from millrace.consumers.learner.reading import read
-from millrace.consumers.learner.verdict import PlacedGroup
+from millrace.consumers.learner.group import layouts
+from millrace.consumers.learner.step.reading import read
+from millrace.consumers.learner.step.verdict import PlacedGroup
+from millrace.consumers.learner.version.collect import base_of
 from millrace.consumers.replay import compare, shares
 from millrace.consumers.replay.crew import Crew
 from millrace.consumers.replay.dump import Dump

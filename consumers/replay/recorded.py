@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from millrace.consumers.learner.order import LearningOrder
+from millrace.consumers.learner.version.order import LearningOrder
 from millrace.infra import versions
 from millrace.infra.errors import LearnerError, PolicyError, ProofError
 from millrace.infra.log.history.kinds import LEDGER, RESOLUTIONS, TRAJECTORIES, WEIGHTS

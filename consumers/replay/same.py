@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from millrace.consumers.learner.identity import NOT_TRAINING, Identity, identify
-from millrace.consumers.learner.publish import machine
+from millrace.consumers.learner.group.identity import NOT_TRAINING, Identity, identify
+from millrace.consumers.learner.step.publish import machine
 from millrace.consumers.replay.plan import named
 from millrace.consumers.replay.recorded import believed
 from millrace.infra import config

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from millrace.consumers.learner import verdict
-from millrace.consumers.learner.agreement import Peer, Roster
-from millrace.consumers.learner.order import Batch
+from millrace.consumers.learner.group.agreement import Peer, Roster
+from millrace.consumers.learner.step import verdict
+from millrace.consumers.learner.version.order import Batch
 from millrace.infra.errors import ProofError
 from millrace.schemas.records import LedgerEntry, Resolution, TrainedGroup
 from millrace.trainers.batches.sample import Sample

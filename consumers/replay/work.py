@@ -12,9 +12,9 @@ import torch
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from millrace.consumers.learner import rank_numbers
 from millrace.consumers.learner.build import build_trainer
-from millrace.consumers.learner.rendezvous import STORE_TIMEOUT_S
+from millrace.consumers.learner.group import rank_numbers
+from millrace.consumers.learner.group.rendezvous import STORE_TIMEOUT_S
 from millrace.consumers.replay import material, packed
 from millrace.consumers.replay.orders import (
     Answer,

@@ -15,8 +15,8 @@ import torch
 
 from millrace.consumers import policy_names
 from millrace.consumers.audit import audit
-from millrace.consumers.learner.identity import Identity
-from millrace.consumers.learner.version_records import Machine
+from millrace.consumers.learner.group.identity import Identity
+from millrace.consumers.learner.version.records import Machine
 from millrace.consumers.replay.branch.guard import Reach
 from millrace.consumers.replay.branch.items import BranchItems
 from millrace.consumers.replay.branch.job import BranchOptions

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from millrace.consumers.learner.identity import Identity
-from millrace.consumers.learner.version_records import Machine
+from millrace.consumers.learner.group.identity import Identity
+from millrace.consumers.learner.version.records import Machine
 from millrace.consumers.replay.branch.items import BranchItem
 from millrace.consumers.replay.branch.records import BranchChoice, ledger_entry, weight_event
 from millrace.infra.log.base import Outgoing, Place

@@ -18,9 +18,9 @@ from millrace.consumers.audit import audit
 from millrace.consumers.clearance import anyone
 from millrace.consumers.export import export_from
 from millrace.consumers.export.select import Selection
-from millrace.consumers.learner.log import PolicyLog
-from millrace.consumers.learner.reading import read
-from millrace.consumers.learner.verdict import PlacedGroup
+from millrace.consumers.learner.step.reading import read
+from millrace.consumers.learner.step.verdict import PlacedGroup
+from millrace.consumers.learner.version.log import PolicyLog
 from millrace.consumers.reloader import shell
 from millrace.consumers.reloader.shell import Reloader
 from millrace.consumers.replay.prove import Prover

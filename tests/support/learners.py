@@ -137,8 +137,8 @@ class Place:
     def learn(self, versions: int, bus: Any = None, at: Callable[[str], None] | None = None) -> None:
         """Run a learner until `versions` are committed. `at` hears where its state machine is."""
         from millrace.consumers.learner.build import build
+        from millrace.consumers.learner.group.watch import Watchdog
         from millrace.consumers.learner.learner import Learner
-        from millrace.consumers.learner.watch import Watchdog
 
         chosen = self.settings.model_copy(
             update={"learner": self.settings.learner.model_copy(update={"max_versions": versions})}

@@ -29,7 +29,7 @@ LONGEST = (
     "tests/docs/test_benchmarks.py",
     "tests/chaos/test_ways.py",
     "tests/chaos/test_kill_points.py",
-    "tests/consumers/learner/test_group.py",
+    "tests/consumers/learner/group/test_group.py",
     "tests/infra/log/test_kafka_mend.py",
     "tests/infra/machine/test_supervisor.py",
     "tests/consumers/warehouse/test_rebuild_killed.py",

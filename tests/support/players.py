@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from millrace.consumers.learner.commit import commit_version
-from millrace.consumers.learner.order import Batch, LearningOrder
+from millrace.consumers.learner.version.commit import commit_version
+from millrace.consumers.learner.version.order import Batch, LearningOrder
 from millrace.infra.errors import BusError
 from millrace.infra.log.base import Member, MemberToken, Place, Transactor
 from millrace.infra.log.history import ledger, newest

@@ -18,10 +18,10 @@ import numpy as np
 
 from millrace.consumers.audit import AuditReport, audit
 from millrace.consumers.audit.facts import Facts
-from millrace.consumers.learner.agreement import client_id
-from millrace.consumers.learner.identity import Identity
-from millrace.consumers.learner.order import Batch
-from millrace.consumers.learner.version_records import batch_staleness, histogram
+from millrace.consumers.learner.group.agreement import client_id
+from millrace.consumers.learner.group.identity import Identity
+from millrace.consumers.learner.version.order import Batch
+from millrace.consumers.learner.version.records import batch_staleness, histogram
 from millrace.infra.log.base import Place, Record
 from millrace.infra.log.history import ledger
 from millrace.infra.log.memory.bus import MemoryBus
@@ -188,7 +188,7 @@ def _directory(version: int, content: str) -> dict[str, Any]:
 
 
 class _Trainer(Life):
-    """A learner whose records say what those of `millrace.consumers.learner.version_records` say."""
+    """A learner whose records say what those of `millrace.consumers.learner.version.records` say."""
 
     def records(self, world: World, batch: Batch, masked: int) -> tuple[Any, Any]:
         assert self.head is not None

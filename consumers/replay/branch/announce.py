@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from millrace.consumers import policy_names
-from millrace.consumers.learner.collect import collect, serving_versions
-from millrace.consumers.learner.identity import Identity
-from millrace.consumers.learner.version_records import Machine
+from millrace.consumers.learner.group.identity import Identity
+from millrace.consumers.learner.version.collect import collect, serving_versions
+from millrace.consumers.learner.version.records import Machine
 from millrace.consumers.replay.branch.items import BranchItem
 from millrace.consumers.replay.branch.records import BranchChoice, joined, ledger_entry, weight_event
 from millrace.infra import faults

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from millrace.consumers.learner.identity import Identity, code_hash, cpu_hash, libraries
+from millrace.consumers.learner.group.identity import Identity, code_hash, cpu_hash, libraries
 from millrace.consumers.replay.branch.methods import METHODS, Method
 from millrace.infra.config import Settings, masking
 from millrace.infra.errors import BranchError

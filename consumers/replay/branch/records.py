@@ -10,8 +10,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from millrace.consumers.learner.identity import Identity
-from millrace.consumers.learner.version_records import Machine
+from millrace.consumers.learner.group.identity import Identity
+from millrace.consumers.learner.version.records import Machine
 from millrace.consumers.replay.branch.items import BranchItem
 from millrace.infra.log.history.ledger import chained
 from millrace.infra.log.history.newest import Head

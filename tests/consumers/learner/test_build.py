@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from millrace.consumers.learner.build import build_trainer
-from millrace.consumers.learner.collect import collect
+from millrace.consumers.learner.version.collect import collect
 from millrace.consumers.policy_names import topics as policy_topics
 from millrace.consumers.policy_names import weights_root
 from millrace.consumers.reloader.adapter import base_of

@@ -7,10 +7,10 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.consumers.learner.collect import choose
-from millrace.consumers.learner.log import PolicyLog
-from millrace.consumers.learner.reading import EMPTY, REASONS, read
-from millrace.consumers.learner.verdict import PlacedGroup
+from millrace.consumers.learner.step.reading import EMPTY, REASONS, read
+from millrace.consumers.learner.step.verdict import PlacedGroup
+from millrace.consumers.learner.version.collect import choose
+from millrace.consumers.learner.version.log import PolicyLog
 from millrace.infra.log.base import Outgoing, Place
 from millrace.infra.log.blobs import ClaimStore
 from millrace.infra.log.history.places import GONE, Lost, PlaceReader

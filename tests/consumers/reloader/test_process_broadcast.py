@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from millrace.consumers.learner.sender import WeightSender
+from millrace.consumers.learner.version.sender import WeightSender
 from millrace.infra import faults
 from millrace.infra.engines.base import Sampling
 from millrace.infra.engines.vllm.engine import VllmEngine

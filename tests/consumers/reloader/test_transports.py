@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from millrace.consumers.learner.sender import WeightSender
+from millrace.consumers.learner.version.sender import WeightSender
 from millrace.consumers.reloader.broadcast import FromLearner
 from millrace.consumers.reloader.transport import SharedDirectory, WeightTransport
 from millrace.infra.errors import ReloadError

@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from millrace.consumers.learner.sender import WeightSender
+from millrace.consumers.learner.version.sender import WeightSender
 from millrace.consumers.reloader.broadcast import FromLearner
 from millrace.consumers.reloader.transport import SharedDirectory
 from millrace.infra.engines.base import Sampling
@@ -33,7 +33,7 @@ EXACT = 1e-5
 SENDER = """
 import sys, time
 from pathlib import Path
-from millrace.consumers.learner.sender import WeightSender
+from millrace.consumers.learner.version.sender import WeightSender
 one = WeightSender("127.0.0.1", 120)
 one.hold(1, sys.argv[1], Path(sys.argv[2]))
 print(one.url, flush=True)

@@ -16,7 +16,7 @@ import pytest
 from safetensors.torch import load_file
 
 from millrace.consumers import policy_names
-from millrace.consumers.learner import identity
+from millrace.consumers.learner.group import identity
 from millrace.consumers.replay.command import ReplayOptions, proving
 from millrace.consumers.replay.load import load
 from millrace.consumers.replay.plan import Plan

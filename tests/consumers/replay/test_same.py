@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from millrace.consumers.learner import identity
-from millrace.consumers.learner.identity import identify
+from millrace.consumers.learner.group import identity
+from millrace.consumers.learner.group.identity import identify
 from millrace.consumers.replay import same
 from millrace.consumers.replay.same import Here, differences
 from millrace.infra.config import load

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.consumers.learner import verdict
-from millrace.consumers.learner.agreement import Peer, Roster
-from millrace.consumers.learner.order import Batch
+from millrace.consumers.learner.group.agreement import Peer, Roster
+from millrace.consumers.learner.step import verdict
+from millrace.consumers.learner.version.order import Batch
 from millrace.consumers.replay import shares
 from millrace.infra.errors import ProofError
 from millrace.trainers.batches.sample import Sample

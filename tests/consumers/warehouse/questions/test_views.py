@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from millrace.consumers.learner.version_records import histogram
+from millrace.consumers.learner.version.records import histogram
 from millrace.consumers.warehouse.questions import views
 from millrace.consumers.warehouse.store import Store
 from tests.support.answers import Answers

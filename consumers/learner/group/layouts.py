@@ -1,0 +1,153 @@
+"""From `[learner] backend` to a backend: a layout in AReaL's grammar, where a bare name means one rank a cell, or
+several, where roles have ranks of their own; and the options that the backend takes. Cheap to import.
+
+Invariant: an option that the chosen backend does not know is refused, never ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from millrace.consumers.learner.group.agreement import Need
+from millrace.infra import config
+from millrace.infra.errors import ConfigError
+from millrace.trainers.backends.layout import DEEPSPEED, TORCH, Allocation, parse_allocation
+from millrace.trainers.backends.names import ACTOR
+from millrace.trainers.backends.places import RolePlace, places_of, written
+from millrace.trainers.errors import BadConfiguration
+
+if TYPE_CHECKING:
+    from millrace.trainers.backends.adam import Adam
+    from millrace.trainers.backends.base import Backend
+
+OF: Mapping[str, tuple[str, ...]] = {
+    "precision": (TORCH, DEEPSPEED),
+    "activation_checkpointing": (TORCH,),
+    "reshard": (TORCH,),
+    "offload": (TORCH,),
+    "pipeline_schedule": (TORCH,),
+    "zero_stage": (DEEPSPEED,),
+    "zero_offload": (DEEPSPEED,),
+}
+"""setting -> the backends that have it"""
+
+
+def chosen(learner: config.Learner) -> list[RolePlace]:
+    """What `[learner] backend` names: who plays what on which ranks, the actor first; as many learners as there are
+    decide the d of its layout. ConfigError, with the reason, where it is none."""
+    text = learner.backend if ":" in learner.backend else f"{learner.backend}:d1"
+    try:
+        allocation = parse_allocation(text)
+        first, *more = allocation.components
+        if not first.name and not more:
+            allocation = Allocation(((replace(first, name=ACTOR),),))
+        return places_of(allocation)
+    except BadConfiguration as error:
+        raise ConfigError(f"[learner] backend: {error}") from None
+
+
+def needed(learner: config.Learner) -> Need:
+    """How many learners train so."""
+    actor, *others = chosen(learner)
+    return Need(actor.layout.unit, sum(place.layout.world for place in others))
+
+
+def canonical(learner: config.Learner) -> str:
+    """One text for all settings of `backend` that train alike, whatever their d."""
+    actor, *others = chosen(learner)
+    layout = actor.layout.within(actor.layout.unit)
+    return written([replace(actor, layout=layout), *others]) if others else str(layout)
+
+
+def check(learner: config.Learner, shards: int) -> list[RolePlace]:
+    """The places, after all that can be said without a model. ConfigError for what cannot be.
+
+    shards: partitions of the trajectories, one a learner at least."""
+    actor, *others = chosen(learner)
+    need, backend = needed(learner), actor.layout.backend
+    for name, backends in OF.items():
+        default = config.Learner.model_fields[name].default
+        if getattr(learner, name) != default and backend not in backends:
+            raise ConfigError(f"[learner] {name}: backend {backend} has no such option, only {', '.join(backends)}")
+    if need.fewest > shards:
+        raise ConfigError(
+            f"[learner] backend {learner.backend} trains with {need.fewest} learners, and [topics] shards = {shards} "
+            f"lets {shards} share a policy: choose a smaller layout, or a new namespace with more shards"
+        )
+    if learner.lora.rank and need.fewest > 1:
+        raise ConfigError(
+            "[learner] lora: an adapter trains with data parallelism alone and all roles on the same ranks; "
+            f"backend = {learner.backend!r} asks for more"
+        )
+    return [actor, *others]
+
+
+def suits(places: Sequence[RolePlace], roles: Sequence[str], algorithm: str) -> None:
+    """ConfigError where somebody would play a role that the algorithm, which has these, does not."""
+    for role in (role for place in places for role in place.roles):
+        if role not in roles:
+            raise ConfigError(
+                f"[learner] backend: it names a {role}, and {algorithm} as configured has none, only "
+                f"{', '.join(roles)}: leave it out"
+            )
+
+
+def made(learner: config.Learner, places: Sequence[RolePlace], adam: Adam) -> Backend:
+    """An unformed backend for `places`, with the options of `learner`."""
+    layout = places[0].layout
+    if layout.backend == DEEPSPEED:
+        from millrace.trainers.backends.deepspeed import DeepSpeedBackend
+
+        return DeepSpeedBackend(
+            adam,
+            parallel=layout,
+            stage=learner.zero_stage,
+            offload=learner.zero_offload,
+            bf16=learner.precision == "bf16",
+        )
+    from millrace.trainers.backends.factory import make_backend
+
+    if layout.backend != TORCH:
+        return make_backend(layout, adam)
+    from millrace.trainers.backends.compute import Compute
+
+    return make_backend(
+        written(places),
+        adam,
+        offload=learner.offload,
+        compute=Compute(learner.precision == "bf16", learner.activation_checkpointing),
+        reshard=learner.reshard,
+        schedule=learner.pipeline_schedule,
+    )
+
+
+def started(learner: config.Learner) -> int:
+    """Learners that `millrace up` starts: as many as asked for, and no fewer than the layout as written has ranks."""
+    return max(learner.learners, sum(place.layout.world for place in chosen(learner))) if learner.learners else 0
+
+
+def awaited(learner: config.Learner, here: int) -> str:
+    """What so many learners wait for, who are too few."""
+    need, (actor, *others) = needed(learner), chosen(learner)
+    missing = need.fewest - here
+    more = "another" if missing == 1 else f"{missing} more"
+    whom = f" ({ACTOR} {actor.layout.unit}, {_serving(others)})" if others else ""
+    return f"{_learners(here)} here, {learner.backend} trains with {need.fewest}{whom}: start {more}"
+
+
+def spare(learner: config.Learner, here: int) -> str:
+    """Why one of so many learners waits while others train."""
+    actor, *others = chosen(learner)
+    beside = f" beside {_serving(others)}" if others else ""
+    many = f"multiples of {actor.layout.unit}{beside}"
+    return f"{_learners(here)} here, {learner.backend} trains with {many}: this one waits as a spare"
+
+
+def _serving(others: Sequence[RolePlace]) -> str:
+    return ", ".join(f"{'|'.join(place.roles)} {place.layout.world}" for place in others)
+
+
+def _learners(count: int) -> str:
+    return f"{count} learner" if count == 1 else f"{count} learners"

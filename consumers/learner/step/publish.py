@@ -1,0 +1,208 @@
+"""Rank 0's half of a step: what the ranks trained becomes a version, or does not.
+
+Invariants: the transactional id is opened before the ledger is read, and again after every outcome that is unknown; the
+weights are durable under their final name before the transaction begins; what failed is never repeated from memory: the
+group forms again and trains the same batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from millrace.consumers.learner.group.agreement import Roster
+from millrace.consumers.learner.step.parts import Parts
+from millrace.consumers.learner.version.collect import collect, serving_versions
+from millrace.consumers.learner.version.commit import checkpoint_fault, commit_version
+from millrace.consumers.learner.version.log import PolicyLog
+from millrace.consumers.learner.version.order import Batch
+from millrace.consumers.learner.version.records import Machine, WrittenVersion, ledger_entry, rank_shares, weight_event
+from millrace.infra import faults
+from millrace.infra.errors import BusError, FencedError, LearnerError, RefusedError, UnreachableError
+from millrace.infra.log.base import MemberToken, Transactor
+from millrace.infra.log.blobs import ClaimStore
+from millrace.infra.log.history import newest
+from millrace.infra.log.history.newest import Head
+from millrace.infra.versions import directory
+from millrace.schemas.ids import now_micros
+from millrace.schemas.records import LedgerEntry, WeightVersion
+from millrace.trainers import checkpoint, delta_files, flops
+from millrace.trainers.checkpoint import Checkpoint
+from millrace.trainers.errors import CorruptCheckpoint
+from millrace.trainers.learning import Report
+from millrace.trainers.state import State
+
+SPARE = 4
+"""directories beyond those kept before it is worth asking who serves what"""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What the ranks made of a batch: the full state, the trainer's report, why groups were lost (by seq), to which
+    cell each rank belongs, and which cell a group was given to (by seq)."""
+
+    batch: Batch
+    state: State
+    report: Report
+    lost: Mapping[int, str]
+    cells: Sequence[int]
+    computed: Mapping[int, int]
+
+
+def machine() -> Machine:
+    """What this process computes on: the backends take a GPU where there is one."""
+    return Machine(torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu", torch.get_num_threads())
+
+
+class Leader:
+    """Rank 0 of one generation. `head`: the newest committed version."""
+
+    def __init__(self, parts: Parts, roster: Roster, token: MemberToken) -> None:
+        self._parts = parts
+        self._roster = roster
+        self._token = token
+        self._transactor: Transactor | None = None
+        self.failure: str | None = None
+        """why the last commit did not happen"""
+        self.head = self._fence()
+        self.log = parts.log = parts.log or PolicyLog(
+            parts.bus, parts.topics, parts.settings.policy.release, ClaimStore(parts.settings.claims)
+        )
+        self.log.committed(self.head.seq_hi)
+
+    def close(self) -> None:
+        """Drop the transactor. It is never kept: the next leader fences before it reads."""
+        transactor, self._transactor = self._transactor, None
+        if transactor is not None:
+            transactor.close()
+
+    def next_batch(self) -> Batch | None:
+        """The batch that the newest version trains, once all of its groups are ready."""
+        self.log.catch_up()
+        return self.log.order.next(self.head.seq_hi)
+
+    def publish(self, step: Step) -> None:
+        """Make the step a version; on failure `failure` says why, and the generation must end."""
+        p = self._parts
+        clock = p.backend.clock
+        with clock.phase("checkpoint"):
+            saved = checkpoint.write(p.root, self.head.version + 1, step.state, fault=checkpoint_fault)
+            written = self._written(saved, step.report)
+        step.report.metrics.update(_timings(step.report.metrics, clock.drain()))
+        step.report.metrics.update(flops.utilisation(step.state, step.report.metrics, self._roster.world))
+        now = now_micros()
+        event = weight_event(self.head, step.batch, written, now)
+        ranks = rank_shares(self._roster, step.cells, step.report.shares)
+        if self._roster.spares:
+            step.report.metrics["spares"] = float(len(self._roster.spares))
+        entry = ledger_entry(
+            self.head,
+            step.batch,
+            written,
+            step.report,
+            step.lost,
+            self._roster,
+            ranks,
+            p.backend.layout,
+            p.identity,
+            machine(),
+            now,
+            step.computed,
+        )
+        with clock.phase("commit"):
+            self.failure = self._commit(event, entry)
+        if self.failure is not None:
+            p.note(self.failure)
+        else:
+            self.head = Head(event, entry)
+            self.log.committed(self.head.seq_hi)
+            p.at("committed")
+            p.said(entry)
+            self._collect()
+
+    def _written(self, saved: Checkpoint, report: Report) -> WrittenVersion:
+        """The directory, and the other ways that lead to it: what changed since its parent, where this version is not
+        an anchor, and a broadcast, where engines take them."""
+        p, full = self._parts, delta_files.full_size(saved.path)
+        delta, every = None, p.settings.learner.anchor_every
+        if (self.head.version + 1) % every:
+            try:
+                parent = directory(self.head.weights, p.root)
+                delta = delta_files.write(parent, saved.path, fault=checkpoint_fault)
+            except CorruptCheckpoint as error:
+                p.note(f"version {self.head.version + 1} is announced whole: {error}")
+        if every > 1:
+            report.metrics.update(full_bytes=float(full), sent_bytes=float(delta.size if delta else full))
+        offered = None
+        if p.sender is not None and checkpoint.WEIGHTS in saved.files:  # an adapter alone is read from its directory
+            p.sender.hold(self.head.version + 1, saved.digest, saved.path / checkpoint.WEIGHTS)
+            offered = p.sender.url  # before the event: who reads that asks at once
+        return WrittenVersion(str(saved.path), saved.digest, saved.files, full, delta, offered)
+
+    def _fence(self) -> Head:
+        p = self._parts
+        self.close()
+        self._transactor = p.bus.transactor(p.transactional_id)
+        faults.point("learner.after_fence")
+        head = newest.head(p.bus, p.topics["weights"], p.topics["ledger"])
+        if head is None:
+            raise LearnerError("the policy has no version: `millrace policy create --model DIR` writes version 0")
+        return head
+
+    def _commit(self, event: WeightVersion, entry: LedgerEntry) -> str | None:
+        """Why it did not happen, or None."""
+        p = self._parts
+        assert self._transactor is not None, "closed"
+        offsets = {
+            (p.topics["trajectories"], partition): offset
+            for partition, offset in self.log.frontier.offsets(entry["seq_hi"]).items()
+        }
+        try:
+            commit_version(
+                self._transactor,
+                event,
+                entry,
+                offsets,
+                self._token,
+                weights_topic=p.topics["weights"],
+                ledger_topic=p.topics["ledger"],
+            )
+        except (RefusedError, FencedError) as error:
+            return f"the commit of version {event['version']} was refused: {error}"
+        except UnreachableError as error:
+            return self._settle(entry, str(error))
+        return None
+
+    def _settle(self, entry: LedgerEntry, reason: str) -> str | None:
+        """The outcome of a commit is unknown: fence again and read what is there."""
+        try:
+            found = self._fence()
+        except BusError as error:
+            return f"the outcome of version {entry['version']} is unknown ({reason}; then {error})"
+        if found.entry["hash"] == entry["hash"]:
+            return None
+        return f"version {entry['version']} was not committed: {reason}"
+
+    def _collect(self) -> None:
+        p, keep = self._parts, self._parts.settings.learner.keep
+        every = p.settings.learner.keep_every
+        for_good = self.head.version // every if every else 0
+        if sum(1 for _ in p.root.iterdir()) > keep + for_good + SPARE:
+            with p.backend.clock.phase("collect"):
+                serving = serving_versions(p.bus, p.workers_topic, p.settings.policy.name, now_micros())
+                committed = self.log.all_digests(self.head.version)
+                deltas = self.log.deltas(committed)
+                collect(p.root, committed, keep=keep, serving=serving, deltas=deltas, every=every)
+
+
+def _timings(so_far: Mapping[str, float], seconds: Mapping[str, float]) -> dict[str, float]:
+    """Where the time since the last version went, by phase (timings_commit: of the former commit), and the rate."""
+    out = {name: value for name, value in so_far.items() if name.startswith("timings_") and name != "timings_step"}
+    for name, value in seconds.items():
+        out[f"timings_{name}"] = out.get(f"timings_{name}", 0.0) + value
+    total = sum(out.values())
+    busy = total - out.get("timings_wait", 0.0)
+    tokens = so_far.get("tokens_computed", 0.0)
+    return {**out, "timings_total": total, "tokens_per_second": tokens / busy if busy > 0 else 0.0}
