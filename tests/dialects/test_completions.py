@@ -136,7 +136,7 @@ async def test_log_probabilities_are_those_of_the_text(w: World, renderer: Templ
     assert [len(piece.tokens) for piece in streamed] == [len(piece.text_offset) for piece in streamed]
 
 
-PAGE = (ROOT / "docs" / "gateway.md").read_text().partition("## Legacy completions")[2].partition("\n## ")[0]
+PAGE = (ROOT / "docs" / "apis.md").read_text().partition("## Legacy completions")[2].partition("\n## ")[0]
 REFUSED = re.findall(r"^\| `({.*})` \| (.*) \|$", PAGE, re.MULTILINE)
 assert len(REFUSED) >= 6, "the table of what is refused has another form"
 

@@ -25,7 +25,7 @@ USER = [{"role": "user", "content": "What is 3 + 4?"}]
 TOOL = {"name": "add", "description": "d", "input_schema": {"type": "object"}}
 CALL = '<think>\nhm\n</think>\n\nLet me check.\n<tool_call>\n{"name": "add", "arguments": {"a":  3}}\n</tool_call>'
 SHOWN = {"type": "enabled", "budget_tokens": 1024}
-PAGE = (ROOT / "docs" / "gateway.md").read_text().partition("## Anthropic's Messages")[2].partition("\n## ")[0]
+PAGE = (ROOT / "docs" / "apis.md").read_text().partition("## Anthropic's Messages")[2].partition("\n## ")[0]
 REFUSED = re.findall(r"^\| `({.*})` \| (.*) \|$", PAGE, re.MULTILINE)
 
 

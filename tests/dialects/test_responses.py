@@ -21,7 +21,7 @@ PATH = "/v1/responses"
 TOOL = {"type": "function", "name": "add", "description": "d", "parameters": {"type": "object"}, "strict": False}
 CALLS = "".join(f'\n<tool_call>\n{{"name": "add", "arguments": {{"a":  {a}.0}}}}\n</tool_call>' for a in (3, 4))
 REPLY = f"<think>\nhm\n</think>\n\nLet me check.{CALLS}"
-PAGE = (ROOT / "docs" / "gateway.md").read_text().partition("## OpenAI's Responses")[2].partition("\n## ")[0]
+PAGE = (ROOT / "docs" / "apis.md").read_text().partition("## OpenAI's Responses")[2].partition("\n## ")[0]
 REFUSED = re.findall(r"^\| `({.*})` \| (.*) \|$", PAGE, re.MULTILINE)
 
 

@@ -23,10 +23,10 @@ from millrace.producers.gateway.episodes.bodies import EndIn, EventsIn, Feedback
 
 FILE = Path(__file__).parents[2] / "docs" / "openapi.json"
 SAID = {
-    "chat": "A chat completion as OpenAI's, plain or streamed; what is refused stands in docs/gateway.md",
-    "completions": "A legacy completion as OpenAI's, plain or streamed; what is refused stands in docs/gateway.md",
-    "messages": "A message as Anthropic's, plain or streamed; what is refused stands in docs/gateway.md",
-    "responses": "A response as OpenAI's, plain or streamed; what is refused stands in docs/gateway.md",
+    "chat": "A chat completion as OpenAI's, plain or streamed; what is refused stands in docs/apis.md",
+    "completions": "A legacy completion as OpenAI's, plain or streamed; what is refused stands in docs/apis.md",
+    "messages": "A message as Anthropic's, plain or streamed; what is refused stands in docs/apis.md",
+    "responses": "A response as OpenAI's, plain or streamed; what is refused stands in docs/apis.md",
     "response": "A stored response, as it was answered",
     "delete_response": "A stored response can be named no more",
     "input_items": "The items that a stored response was asked with, in pages",

@@ -106,7 +106,7 @@ TABLE: list[tuple[str, str, Any, int, str]] = [
 ]
 
 
-PAGE = (ROOT / "docs" / "gateway.md").read_text().partition("## Not supported")[2].partition("\n## ")[0]
+PAGE = (ROOT / "docs" / "apis.md").read_text().partition("## Not supported")[2].partition("\n## ")[0]
 
 REFUSED = re.findall(r"^\| `({.*})` \| (.*) \|$", PAGE, re.MULTILINE)
 assert len(REFUSED) >= 19, "the table of what is not supported has another form"
