@@ -17,15 +17,10 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import uvloop
-from granian.constants import Interfaces
-from granian.http import HTTP1Settings
-from granian.log import LogLevels
 from granian.server.embed import Server
-from starlette.types import ASGIApp
 
 from millrace.infra.config import Settings
 from millrace.infra.connect import connect
@@ -49,6 +44,7 @@ from millrace.producers.gateway.calls.fleet import Fleet
 from millrace.producers.gateway.calls.gateway import Gateway
 from millrace.producers.gateway.calls.joining import ANY, Joining, first, joining, rest
 from millrace.producers.gateway.calls.served_policy import Served
+from millrace.producers.gateway.http.listener import allow_files, make_server, watch_connections
 from millrace.producers.gateway.options import GatewayOptions
 from millrace.producers.gateway.processes.crossing import Crossing
 from millrace.producers.gateway.processes.hop import Hops
@@ -59,7 +55,6 @@ from millrace.producers.gateway.sessions.streaming_marks import Underway
 from millrace.producers.gateway.spending import Spending
 from millrace.producers.gateway.upstreams.upstreams import Upstreams
 from millrace.producers.gateway.upstreams.upstreams import make as make_upstreams
-from millrace.schemas import bounds
 from millrace.schemas.ids import now_micros
 from millrace.schemas.records import WorkerStatus
 
@@ -172,25 +167,29 @@ async def serve(
     crossing: Crossing | None = None,
 ) -> None:
     """Serve `gateway` over HTTP until `stop` is set, or `guard` raises. `crossing` leads to its other processes."""
+    most = gateway.options.max_connections
+    allow_files(most)
     app = make_app(gateway, upstream, gateway.options.public_url or _address(host, port), crossing)
     if crossing is None:
-        servers = [_server(app, host, port)]
+        servers = [make_server(app, most, host, port)]
     else:
-        servers = [_server(crossing.behind(app), uds=crossing.socket)]
+        servers = [make_server(crossing.behind(app), most, uds=crossing.socket)]
         if not crossing.retired:
-            servers.append(_server(crossing.around(app), host, port))
+            servers.append(make_server(crossing.around(app), most, host, port))
     serving = asyncio.create_task(_serving(servers))
     reaper = asyncio.create_task(gateway.reap())
+    counter = asyncio.create_task(watch_connections(most))
     stopping = asyncio.create_task(stop.wait())
     beside = [] if crossing is None else crossing.tasks()
     try:
-        tasks = [serving, stopping, reaper, *beside, *([guard] if guard else [])]
+        tasks = [serving, stopping, reaper, counter, *beside, *([guard] if guard else [])]
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             task.result()
     finally:
         stopping.cancel()
         reaper.cancel()
+        counter.cancel()
         for task in beside:
             task.cancel()
         gateway.stopping = True
@@ -210,22 +209,6 @@ async def serve(
 
 async def _serving(servers: Sequence[Server]) -> None:
     await asyncio.gather(*(server.serve() for server in servers))
-
-
-def _server(app: ASGIApp, host: str = "", port: int = 0, uds: Path | None = None) -> Server:
-    if uds is not None:
-        uds.unlink(missing_ok=True)  # of a killed one: whoever owns the capture log owns it
-    return Server(
-        app,
-        host,
-        port,
-        uds,
-        interface=Interfaces.ASGINL,
-        websockets=uds is None,
-        log_level=LogLevels.warning,
-        backlog=1024,
-        http1_settings=HTTP1Settings(header_read_timeout=30_000, max_buffer_size=bounds.HEADER_BYTES),
-    )
 
 
 def _address(host: str, port: int) -> str:

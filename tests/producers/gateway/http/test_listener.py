@@ -1,0 +1,99 @@
+"""A stranger without a key takes nothing from others: connections that say nothing are closed, and hold nobody up."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import resource
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from granian.server.embed import Server
+from starlette.responses import PlainTextResponse
+
+from millrace.infra.process.net import LOCALHOST, free_ports
+from millrace.producers.gateway.http import listener
+from millrace.producers.gateway.options import GatewayOptions
+
+REQUEST = b"GET / HTTP/1.1\r\nhost: here\r\n\r\n"
+SILENT = 1500
+"""connections without a byte: more than a server takes that bounds them by its backlog"""
+
+
+@asynccontextmanager
+async def served(connections: int) -> AsyncIterator[int]:
+    (port,) = free_ports(1)
+    server: Server = listener.make_server(PlainTextResponse("ok"), connections, LOCALHOST, port)
+    task = asyncio.create_task(server.serve())
+    try:
+        for _ in range(500):
+            try:
+                _, writer = await asyncio.open_connection(LOCALHOST, port)
+            except OSError:
+                await asyncio.sleep(0.02)
+                continue
+            writer.close()
+            break
+        yield port
+    finally:
+        server.main_loop_interrupt.set()
+        server.interrupt_signal = True
+        await task
+
+
+async def ask(port: int) -> bytes:
+    reader, writer = await asyncio.open_connection(LOCALHOST, port)
+    writer.write(REQUEST)
+    answer = await reader.read(1000)
+    writer.close()
+    return answer
+
+
+async def test_others_are_served_beside_thousands_who_say_nothing() -> None:
+    listener.allow_files(2 * SILENT)
+    async with served(GatewayOptions("policy").max_connections) as port:
+        silent = [await asyncio.open_connection(LOCALHOST, port) for _ in range(SILENT)]
+        assert b"200 OK" in await asyncio.wait_for(ask(port), 60)
+        for _, writer in silent:
+            writer.close()
+
+
+@pytest.mark.parametrize("begun", [b"", b"GET / HT", REQUEST], ids=["silent", "in its headers", "behind a request"])
+async def test_who_says_nothing_more_is_closed(begun: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listener, "SILENT_S", 1)
+    async with served(16) as port:
+        reader, writer = await asyncio.open_connection(LOCALHOST, port)
+        writer.write(begun)
+        assert begun == REQUEST or await asyncio.wait_for(reader.read(), 60) == b""
+        if begun == REQUEST:
+            answer = await asyncio.wait_for(reader.read(), 60)  # up to the end of the connection
+            assert answer.count(b"200 OK") == 1
+        writer.close()
+
+
+async def test_at_the_bound_a_new_one_is_served_once_silent_ones_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listener, "SILENT_S", 1)
+    async with served(8) as port:
+        silent = [await asyncio.open_connection(LOCALHOST, port) for _ in range(64)]
+        assert b"200 OK" in await asyncio.wait_for(ask(port), 120)
+        for _, writer in silent:
+            writer.close()
+
+
+async def test_the_bound_is_said_once_it_is_reached(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(listener, "LOOK_S", 0.0)
+    caplog.set_level(logging.WARNING)
+    watch = asyncio.create_task(listener.watch_connections(1))
+    while "max_connections" not in caplog.text:
+        await asyncio.sleep(0.01)
+    watch.cancel()
+
+
+def test_as_many_files_may_be_opened_as_connections_need() -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    listener.allow_files(3000)
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert soft >= min(3000 + listener.OTHER_FILES, hard)
