@@ -13,10 +13,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from millrace.consumers.warehouse.directory import TableDirectory
-from millrace.consumers.warehouse.opened import make_tables
-from millrace.consumers.warehouse.questions.asked import question, questions, values
-from millrace.consumers.warehouse.tables import VIEWS
+from millrace.consumers.warehouse.open_store import make_tables
+from millrace.consumers.warehouse.questions.catalog import question, questions, values
+from millrace.consumers.warehouse.store.directory import TableDirectory
+from millrace.consumers.warehouse.store.tables import VIEWS
 
 STEPS, GROUP, BATCH, PARTS, TENANTS, TASKS = 8, 8, 8, 8, 4, 2000
 CHUNK = 200_000

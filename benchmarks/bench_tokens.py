@@ -17,8 +17,8 @@ import cramjam
 import numpy as np
 from tokenizers import ByteLevelBPETokenizer
 
-from millrace.consumers.warehouse.directory import TableDirectory
-from millrace.consumers.warehouse.opened import make_tables
+from millrace.consumers.warehouse.open_store import make_tables
+from millrace.consumers.warehouse.store.directory import TableDirectory
 
 LIMIT, VOCABULARY, GROUP = 2.5, 32_000, 8
 ROOT = Path(__file__).parents[1]

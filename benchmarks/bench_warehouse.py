@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.bench_codec import event, model_call
-from millrace.consumers.warehouse.directory import TableDirectory
-from millrace.consumers.warehouse.ingest import Ingest
-from millrace.consumers.warehouse.migrations import migrate
+from millrace.consumers.warehouse.ingest.ingest import Ingest
+from millrace.consumers.warehouse.store.directory import TableDirectory
+from millrace.consumers.warehouse.store.migrations import migrate
 from millrace.infra.log.base import Outgoing, TopicSpec
 from millrace.infra.log.memory.bus import MemoryBus
 from millrace.schemas import arrays, codec

@@ -52,7 +52,7 @@ def listed(context: typer.Context) -> None:
 
 
 def _questions() -> list[Any]:
-    return list(entry("millrace.consumers.warehouse.questions.asked:questions")().values())
+    return list(entry("millrace.consumers.warehouse.questions.catalog:questions")().values())
 
 
 @cache
@@ -77,12 +77,12 @@ def _asking(question: Any) -> Callable[..., None]:
         settings = call(context).settings()
         if any(each.name == "policy" and each.default is None for each in question.parameters):
             given["policy"] = given["policy"] or settings.policy.name
-        values = entry("millrace.consumers.warehouse.questions.asked:values")
+        values = entry("millrace.consumers.warehouse.questions.catalog:values")
         filled = values(question, {name: str(value) for name, value in given.items() if value is not None})
         chosen = form_of(form, out)
-        leave = entry("millrace.consumers.warehouse.asking:leave")
-        with entry("millrace.consumers.warehouse.asking:open_asking")(settings, leave) as asking:
-            entry("millrace.consumers.warehouse.questions.known:check")(asking, question, filled)
+        leave = entry("millrace.consumers.warehouse.client:leave")
+        with entry("millrace.consumers.warehouse.client:open_asking")(settings, leave) as asking:
+            entry("millrace.consumers.warehouse.questions.versions:check")(asking, question, filled)
             answer(asking, question.sql, chosen, out, filled)
 
     own = [_flag(each.name, str, each.doc + _default(each), each.flag) for each in question.parameters]

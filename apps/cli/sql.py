@@ -22,7 +22,7 @@ from millrace.infra.local_keys import private
 from millrace.infra.terminal import put_bytes
 
 if TYPE_CHECKING:
-    from millrace.consumers.warehouse.asking import Asking
+    from millrace.consumers.warehouse.client import Asking
 
 SHOWN = 1000
 """rows of a table on a terminal"""
@@ -80,7 +80,7 @@ def sql(
     `millrace sql "SELECT version, count() FROM samples GROUP BY version ORDER BY version"`; SHOW TABLES lists the
     tables, DESCRIBE NAME says what its columns are. It asks the warehouse that runs, or opens its directory where none
     runs. Limits of a query: \\[warehouse] query_seconds, query_memory_mb, query_rows."""
-    from millrace.consumers.warehouse.asking import leave, open_asking
+    from millrace.consumers.warehouse.client import leave, open_asking
     from millrace.consumers.warehouse.statements import split
 
     settings = call(context).settings()

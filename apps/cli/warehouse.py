@@ -39,7 +39,7 @@ def take(
 
     A server holds one namespace. Rows of another one, which no deployment needs any more, are in the way of this one:
     name each whose rows may go. Its topics and its archive stay as they are."""
-    gone = entry("millrace.consumers.warehouse.opened:take_server")(call(context).settings(), namespace)
+    gone = entry("millrace.consumers.warehouse.open_store:take_server")(call(context).settings(), namespace)
     for name, rows in gone.items():
         console.print(f"{rows:,} rows of namespace {name} are deleted", highlight=False)
 

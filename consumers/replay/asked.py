@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from millrace.consumers.replay.selection import Question, Selected, Selector, Wanted
-from millrace.consumers.warehouse.asking import Asking, leave, open_asking
+from millrace.consumers.warehouse.client import Asking, leave, open_asking
 from millrace.consumers.warehouse.statements import split
 from millrace.infra.config import Settings
 from millrace.infra.errors import QuestionError

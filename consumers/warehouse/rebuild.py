@@ -10,17 +10,17 @@ from __future__ import annotations
 import os
 import socket
 
-from millrace.consumers.warehouse.dropping import drop, of, record_tables, there
-from millrace.consumers.warehouse.fences import Where, take_over
-from millrace.consumers.warehouse.ingest import Ingest
-from millrace.consumers.warehouse.migrations import migrate
-from millrace.consumers.warehouse.opened import open_store
-from millrace.consumers.warehouse.retention import keep
-from millrace.consumers.warehouse.sameness import COMPACTED, made_anew, tips
-from millrace.consumers.warehouse.sharing import group_of
-from millrace.consumers.warehouse.sorting import Behind, kind_of
-from millrace.consumers.warehouse.store import Store
-from millrace.consumers.warehouse.tables import LOG, own_tables
+from millrace.consumers.warehouse.ingest.ingest import Ingest
+from millrace.consumers.warehouse.ingest.shares import group_of
+from millrace.consumers.warehouse.ingest.table_choice import Behind, kind_of
+from millrace.consumers.warehouse.ingest.topic_identity import COMPACTED, tips, topic_was_recreated
+from millrace.consumers.warehouse.open_store import open_store
+from millrace.consumers.warehouse.store.base import Store
+from millrace.consumers.warehouse.store.drop import drop, of, record_tables, there
+from millrace.consumers.warehouse.store.fences import Where, take_over
+from millrace.consumers.warehouse.store.migrations import migrate
+from millrace.consumers.warehouse.store.retention import keep
+from millrace.consumers.warehouse.store.tables import LOG, own_tables
 from millrace.infra.config import Settings
 from millrace.infra.connect import claims, history
 from millrace.infra.errors import TopicError, WarehouseError
@@ -142,7 +142,7 @@ def irrecoverable(bus: Bus, store: Store, namespace: str) -> list[str]:
                 ends[topic, part] = max(last + 1, ends.get((topic, part), 0))
     known = tips(store, namespace) if ends else {}
     for where, end in ends.items():
-        if why := made_anew(bus, where, end, known.get(where)):
+        if why := topic_was_recreated(bus, where, end, known.get(where)):
             found.append(f"{where[0]}[{where[1]}] {why}: the topic was made anew, and the former one is nowhere")
     return found
 

@@ -17,12 +17,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
-from millrace.consumers.warehouse.directory import TableDirectory
 from millrace.consumers.warehouse.endpoint.serve import open_endpoint
-from millrace.consumers.warehouse.ingest import Ingest
-from millrace.consumers.warehouse.opened import open_for_rows
-from millrace.consumers.warehouse.sharing import Everything, Shared, Shares
-from millrace.consumers.warehouse.store import Store
+from millrace.consumers.warehouse.ingest.ingest import Ingest
+from millrace.consumers.warehouse.ingest.shares import AllPartitions, GroupShares, Shares
+from millrace.consumers.warehouse.open_store import open_for_rows
+from millrace.consumers.warehouse.store.base import Store
+from millrace.consumers.warehouse.store.directory import TableDirectory
 from millrace.infra.config import Settings
 from millrace.infra.connect import claims, connect
 from millrace.infra.errors import WarehouseHeld
@@ -44,9 +44,9 @@ def run(settings: Settings) -> None:
         os.setpriority(os.PRIO_PROCESS, 0, max(NICE, os.getpriority(os.PRIO_PROCESS, 0)))
     url = f"http://{LOCALHOST}:{settings.warehouse.port}"
     both = ArchivedBus(connect(settings), Archive(settings.archived))
-    with opened(settings, url) as store, both as bus:
+    with open_store_at(settings, url) as store, both as bus:
         name = f"warehouse-{socket.gethostname()}" + (f"-{os.getpid()}" if store.shared else "")
-        shares: Shares = Shared(bus, settings.namespace, name) if store.shared else Everything()
+        shares: Shares = GroupShares(bus, settings.namespace, name) if store.shared else AllPartitions()
         ingest = Ingest(bus, store, settings.namespace, claims(settings).behind, shares)
         beat = Heartbeat(
             bus,
@@ -71,7 +71,7 @@ def run(settings: Settings) -> None:
                 endpoint.close()
 
 
-def opened(settings: Settings, url: str) -> Store:
+def open_store_at(settings: Settings, url: str) -> Store:
     """The store, once whoever only looks into its directory has ended. Raises WarehouseHeld for another warehouse."""
     told = False
     while True:

@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 
 from millrace.apps.cli.context import console
 from millrace.apps.cli.main import app
-from millrace.consumers.warehouse.directory import TableDirectory
 from millrace.consumers.warehouse.endpoint.serve import open_endpoint
-from millrace.consumers.warehouse.questions import asked, views
+from millrace.consumers.warehouse.questions import catalog, views
+from millrace.consumers.warehouse.store.directory import TableDirectory
 from millrace.infra.config import Settings, load
 from millrace.infra.local_keys import USER
 from millrace.infra.process.net import free_ports
@@ -109,7 +109,7 @@ def test_every_command_has_its_answer() -> None:
 def test_the_page_names_every_view_and_asks_every_question() -> None:
     text = PAGE.read_text()
     assert [view.name for view in views.views() if f"| `{view.name}` |" not in text] == []
-    assert [name for name in asked.questions() if f"millrace ask {name}" not in text] == []
+    assert [name for name in catalog.questions() if f"millrace ask {name}" not in text] == []
 
 
 def test_the_python_draws_the_picture(home: Path) -> None:

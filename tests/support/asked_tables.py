@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from millrace.consumers.warehouse.directory import TableDirectory
 from millrace.consumers.warehouse.endpoint.app import QueryEndpoint
-from millrace.consumers.warehouse.endpoint.reading import QueryLimits, QueryRunner
+from millrace.consumers.warehouse.endpoint.query import QueryLimits, QueryRunner
 from millrace.consumers.warehouse.endpoint.serve import Serving
-from millrace.consumers.warehouse.store import Store
+from millrace.consumers.warehouse.store.base import Store
+from millrace.consumers.warehouse.store.directory import TableDirectory
 from millrace.infra.process.net import free_ports
 
 ROWS = 100_000

@@ -15,13 +15,13 @@ import cramjam
 from starlette.requests import Request
 from starlette.responses import Response
 
-from millrace.consumers.warehouse.directory import TableDirectory
 from millrace.consumers.warehouse.endpoint.app import QueryEndpoint
 from millrace.consumers.warehouse.endpoint.guard import Guard, Statement, canonical
 from millrace.consumers.warehouse.endpoint.handles import Handle, OpenHandle, handle
-from millrace.consumers.warehouse.endpoint.reading import QueryLimits, QueryRunner
+from millrace.consumers.warehouse.endpoint.query import QueryLimits, QueryRunner
 from millrace.consumers.warehouse.endpoint.serve import Serving
 from millrace.consumers.warehouse.endpoint.words import identifier, literal
+from millrace.consumers.warehouse.store.directory import TableDirectory
 from millrace.infra.process.net import free_ports
 
 PASSWORD = "secret"

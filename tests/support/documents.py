@@ -126,7 +126,7 @@ RUN_BY = {
     ".venv/bin/python -m benchmarks.bench_tokens": BENCHMARKS,
     ".venv/bin/python -m benchmarks.bench_tree": BENCHMARKS,
     ".venv/bin/python -m benchmarks.bench_warehouse": BENCHMARKS,
-    "millrace warehouse take --from NAMESPACE": "tests/consumers/warehouse/test_owner.py",
+    "millrace warehouse take --from NAMESPACE": "tests/consumers/warehouse/store/test_owner.py",
     ".venv/bin/python -m benchmarks.frameworks": FRAMEWORKS,
     '.venv/bin/python -m benchmarks.frameworks --only LangGraph --only "Codex CLI" --cache downloads': FRAMEWORKS,
     ".venv/bin/python -m benchmarks.frameworks --here": FRAMEWORKS,

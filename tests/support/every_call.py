@@ -18,8 +18,8 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from millrace.consumers.warehouse.digests import Digests, differing, digests
-from millrace.consumers.warehouse.ingest import Ingest
+from millrace.consumers.warehouse.ingest.ingest import Ingest
+from millrace.consumers.warehouse.store.digests import Digests, differing, digests
 from millrace.infra.log.base import Outgoing, TopicSpec
 from millrace.infra.log.memory.bus import MemoryBus
 from millrace.schemas import codec

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from millrace.consumers.warehouse.ingest import Ingest
-from millrace.consumers.warehouse.opened import make_tables
-from millrace.consumers.warehouse.store import Store
+from millrace.consumers.warehouse.ingest.ingest import Ingest
+from millrace.consumers.warehouse.open_store import make_tables
+from millrace.consumers.warehouse.store.base import Store
 from millrace.infra.log.blobs import ClaimStore
 from millrace.infra.log.memory.bus import MemoryBus
 from millrace.testing.world import NAMESPACE

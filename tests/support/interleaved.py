@@ -19,9 +19,9 @@ from typing import Any
 from clickhouse_connect.driver.client import Client
 from fastavro import reader
 
-from millrace.consumers.warehouse.ingest import Ingest
-from millrace.consumers.warehouse.sharing import Shared, group_of
-from millrace.consumers.warehouse.store import Insertion, Store
+from millrace.consumers.warehouse.ingest.ingest import Ingest
+from millrace.consumers.warehouse.ingest.shares import GroupShares, group_of
+from millrace.consumers.warehouse.store.base import Insertion, Store
 from millrace.infra.errors import WarehouseError, WarehouseTaken
 from millrace.infra.log.memory.bus import MemoryBus
 
@@ -167,7 +167,7 @@ class Process:
         self._bus, self._dying = bus, False
         self._go, self._back = threading.Semaphore(0), threading.Semaphore(0)
         self._store = ModelStore(server, self._switch)
-        self._ingest = Ingest(bus, self._store, NS, lambda data: data, Shared(bus, NS, name))
+        self._ingest = Ingest(bus, self._store, NS, lambda data: data, GroupShares(bus, NS, name))
         threading.Thread(target=self._run, daemon=True).start()
 
     def step(self) -> None:

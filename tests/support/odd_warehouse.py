@@ -13,9 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 from random import Random
 
-from millrace.consumers.warehouse.ingest import UNREADABLE, Ingest
-from millrace.consumers.warehouse.store import Store
-from millrace.consumers.warehouse.tables import LOG, TABLES
+from millrace.consumers.warehouse.ingest.ingest import UNREADABLE, Ingest
+from millrace.consumers.warehouse.store.base import Store
+from millrace.consumers.warehouse.store.tables import LOG, TABLES
 from millrace.infra.log.base import Place
 from millrace.infra.log.history.kinds import topics_of
 from millrace.infra.log.memory.bus import MemoryBus

@@ -10,12 +10,12 @@ import threading
 from functools import partial
 from pathlib import Path
 
-from millrace.consumers.warehouse.directory import TableDirectory
 from millrace.consumers.warehouse.endpoint import watch
 from millrace.consumers.warehouse.endpoint.app import QueryEndpoint
-from millrace.consumers.warehouse.endpoint.reading import QueryLimits, QueryRunner
+from millrace.consumers.warehouse.endpoint.query import QueryLimits, QueryRunner
 from millrace.consumers.warehouse.endpoint.serve import Serving
 from millrace.consumers.warehouse.serve import begin_anew
+from millrace.consumers.warehouse.store.directory import TableDirectory
 
 
 def main(path: Path, port: int, key: str) -> None:

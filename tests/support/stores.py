@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from millrace.consumers.warehouse.directory import TableDirectory
-from millrace.consumers.warehouse.server import Server
-from millrace.consumers.warehouse.store import Store
-from millrace.consumers.warehouse.tables import LOG, VIEWS
+from millrace.consumers.warehouse.store.base import Store
+from millrace.consumers.warehouse.store.directory import TableDirectory
+from millrace.consumers.warehouse.store.server import Server
+from millrace.consumers.warehouse.store.tables import LOG, VIEWS
 from tests.support.clickhouse_server import clickhouse_server
 
 URL = os.environ.get("MILLRACE_CLICKHOUSE_URL", "")

@@ -17,13 +17,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from millrace.consumers.warehouse import cutting
-from millrace.consumers.warehouse.digests import Digests, digests
-from millrace.consumers.warehouse.ingest import Ingest
-from millrace.consumers.warehouse.migrations import migrate
-from millrace.consumers.warehouse.server import Server
-from millrace.consumers.warehouse.store import Store
-from millrace.consumers.warehouse.tables import LOG
+from millrace.consumers.warehouse.ingest import blocks as cutting
+from millrace.consumers.warehouse.ingest.ingest import Ingest
+from millrace.consumers.warehouse.store.base import Store
+from millrace.consumers.warehouse.store.digests import Digests, digests
+from millrace.consumers.warehouse.store.migrations import migrate
+from millrace.consumers.warehouse.store.server import Server
+from millrace.consumers.warehouse.store.tables import LOG
 from millrace.infra import faults
 from millrace.infra.log.base import Bus, Outgoing
 from tests.support.history import History
@@ -61,7 +61,7 @@ def opened(path: Path | str) -> Iterator[Store]:
             migrate(server)
             yield server
         return
-    from millrace.consumers.warehouse.directory import TableDirectory  # no process that has loaded chdb may fork
+    from millrace.consumers.warehouse.store.directory import TableDirectory  # no process that has loaded chdb may fork
 
     with TableDirectory(path, memory_mb=512) as store:
         migrate(store)

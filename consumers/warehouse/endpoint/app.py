@@ -33,7 +33,7 @@ from millrace.consumers.warehouse.endpoint.faults import (
     TOO_MANY_QUERIES,
     QueryError,
 )
-from millrace.consumers.warehouse.endpoint.reading import Query, QueryAnswer, QueryRunner
+from millrace.consumers.warehouse.endpoint.query import Query, QueryAnswer, QueryRunner
 from millrace.consumers.warehouse.endpoint.request import LONGEST, AccessKey, QueryRequest, check_caller, wanted
 from millrace.consumers.warehouse.endpoint.watch import LOOK_S, RunningQuery
 

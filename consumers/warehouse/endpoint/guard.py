@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import NamedTuple, Protocol
 
-from millrace.consumers.warehouse.endpoint import allowed
+from millrace.consumers.warehouse.endpoint import permissions
 from millrace.consumers.warehouse.endpoint.faults import (
     ACCESS_DENIED,
     BAD_ARGUMENTS,
@@ -75,7 +75,7 @@ class Functions:
         for line in engine.text(sql).splitlines():
             name, category, target, aggregate = line.split("\t")
             kind = "Aggregate Functions" if aggregate == "1" else category
-            if (target or name).lower() in allowed.FUNCTIONS:
+            if (target or name).lower() in permissions.FUNCTIONS:
                 kind = "named"
             known[name.lower()] = kind
         found = engine.text("SELECT name FROM system.aggregate_function_combinators").split()
@@ -84,12 +84,12 @@ class Functions:
     def allows(self, name: str) -> bool:
         """Whether a reader may call it."""
         name = name.lower()
-        if name in allowed.REFUSED:
+        if name in permissions.REFUSED:
             return False
-        if name in allowed.FUNCTIONS:
+        if name in permissions.FUNCTIONS:
             return True
         if name in self.known:
-            return self.known[name] == "named" or self.known[name] in allowed.CATEGORIES
+            return self.known[name] == "named" or self.known[name] in permissions.CATEGORIES
         return any(self._aggregate(name[: -len(end)]) for end in self.combinators if name.endswith(end))
 
     def _aggregate(self, name: str) -> bool:
@@ -139,7 +139,7 @@ class Guard:
             keyword = word.bare and _BEFORE_PARENTHESES.fullmatch(word.text) is not None
             name = word.text
             if word.called:
-                if not keyword and not self._functions.allows(name) and name.lower() not in allowed.TABLE_FUNCTIONS:
+                if not keyword and not self._functions.allows(name) and name.lower() not in permissions.TABLE_FUNCTIONS:
                     raise self._refusal(name)
             elif not word.holds and self._functions.refuses(name):
                 raise QueryError(
@@ -150,7 +150,7 @@ class Guard:
 
     def _check_paths(self, found: Iterable[tuple[str, ...]]) -> None:
         for path in found:
-            if path[0] == "system" and path[1] not in allowed.SYSTEM:
+            if path[0] == "system" and path[1] not in permissions.SYSTEM:
                 raise QueryError(f"table system.{path[1]} is not served here.", ACCESS_DENIED)
 
     def _check_names(self, names: Iterable[str], params: Mapping[str, str]) -> None:
@@ -162,26 +162,26 @@ class Guard:
     def _check_tree(self, lines: list[str]) -> str:
         """Raises QueryError unless every table is allowed; gives the kind of the outermost node."""
         head, _, kind = lines[0].partition(" (")[0].partition(" ")
-        if head not in allowed.STATEMENTS or (head == "Explain" and kind not in allowed.EXPLAINS):
+        if head not in permissions.STATEMENTS or (head == "Explain" and kind not in permissions.EXPLAINS):
             raise QueryError(
                 f"{kind if head == 'Explain' else head} is not served, the warehouse is read-only here: ask with "
                 "SELECT, EXPLAIN, DESCRIBE, SHOW TABLES, SHOW COLUMNS, SHOW CREATE or EXISTS.",
                 READONLY,
             )
-        if head in allowed.NAMING:
+        if head in permissions.NAMING:
             self._check_named(head, [line[1:] for line in lines[1:] if line.startswith(" Identifier ")])
         above = ""
         for at, line in enumerate(map(str.lstrip, lines)):
             kind, _, rest = line.partition(" ")
             name = rest.partition(" (")[0]
-            if kind.endswith("Query") and kind not in allowed.INSIDE:  # what EXPLAIN explains
+            if kind.endswith("Query") and kind not in permissions.INSIDE:  # what EXPLAIN explains
                 raise QueryError(f"{kind} is not served, nor explained: the warehouse is read-only here.", READONLY)
             if kind == "TableIdentifier":
                 self._check_table(name)
             if (
                 kind == "Function"
                 and above.startswith("TableExpression")
-                and name.lower() not in allowed.TABLE_FUNCTIONS
+                and name.lower() not in permissions.TABLE_FUNCTIONS
             ):
                 raise self._refusal(name)
             if kind == "Function" and _IN.fullmatch(name):
@@ -192,8 +192,8 @@ class Guard:
     def _check_named(self, head: str, found: list[str]) -> None:
         """The names of a statement that is about one thing: its database, its table, or both."""
         *database, name = [line.partition(" ")[2] for line in found] or [""]
-        if not database and name and head in allowed.OF_DATABASES:
-            if name != "system" and name not in allowed.DATABASES | allowed.CATALOGUES:
+        if not database and name and head in permissions.OF_DATABASES:
+            if name != "system" and name not in permissions.DATABASES | permissions.CATALOGUES:
                 raise QueryError(f"database {name} is not served here.", ACCESS_DENIED)
         else:
             self._check_table(".".join([*database, name]))
@@ -208,9 +208,9 @@ class Guard:
 
     def _check_table(self, name: str) -> None:
         database, dot, table = name.partition(".")
-        if not dot or database in allowed.DATABASES or database in allowed.CATALOGUES:
+        if not dot or database in permissions.DATABASES or database in permissions.CATALOGUES:
             return
-        if database == "system" and table in allowed.SYSTEM:
+        if database == "system" and table in permissions.SYSTEM:
             return
         raise QueryError(f"table {name} is not served here.", ACCESS_DENIED)
 
@@ -232,7 +232,7 @@ def canonical(engine: TextEngine, text: str) -> str:
 
 def check_format(form: str) -> None:
     """Raises QueryError for a format that reads files or asks a registry."""
-    if form.lower() in allowed.FORMATS_OUTSIDE:
+    if form.lower() in permissions.FORMATS_OUTSIDE:
         raise QueryError(f"format {form} is not served: it needs a schema or template of its own.", UNKNOWN_FORMAT)
     if form and not form.isalnum():
         raise QueryError(f"{form!r} is no format.", BAD_ARGUMENTS)

@@ -44,7 +44,7 @@ class _Short(Exception):
     """The block goes on in bytes that have not come yet."""
 
 
-def framed(pieces: Iterator[bytes]) -> Generator[bytes, None, None]:
+def make_frame(pieces: Iterator[bytes]) -> Generator[bytes, None, None]:
     """The blocks in the pieces, each with what such a client reads. Raises QueryError for a column of a type whose
     length cannot be told."""
     rest = b""
@@ -64,7 +64,7 @@ def framed(pieces: Iterator[bytes]) -> Generator[bytes, None, None]:
 
 
 def _block(data: bytes, at: int) -> tuple[bytes, int]:
-    """The block at `at`, framed, and where the next one begins."""
+    """The block at `at`, frame, and where the next one begins."""
     out, start = bytearray(INFO), at
     columns, at = _number(data, at)
     rows, at = _number(data, at)

@@ -24,7 +24,7 @@ from millrace.consumers.warehouse.endpoint.faults import (
     TOO_LARGE,
     QueryError,
 )
-from millrace.consumers.warehouse.endpoint.reading import DEFAULT_FORMAT, Query
+from millrace.consumers.warehouse.endpoint.query import DEFAULT_FORMAT, Query
 from millrace.infra.config import is_local
 
 LONGEST = 256 << 10

@@ -16,7 +16,7 @@ from granian.server.embed import Server
 
 from millrace.consumers.warehouse.endpoint.app import QueryEndpoint
 from millrace.consumers.warehouse.endpoint.handles import OpenHandle
-from millrace.consumers.warehouse.endpoint.reading import QueryLimits, QueryRunner
+from millrace.consumers.warehouse.endpoint.query import QueryLimits, QueryRunner
 from millrace.infra.config import Settings
 from millrace.infra.errors import ServiceError
 from millrace.infra.local_keys import WAREHOUSE, make, warehouse_key

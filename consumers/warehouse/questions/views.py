@@ -12,16 +12,16 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Protocol
 
-from millrace.consumers.warehouse.columns import quoted, text
 from millrace.consumers.warehouse.questions.headers import File, read
-from millrace.consumers.warehouse.tables import VIEWS
+from millrace.consumers.warehouse.store.columns import quoted, text
+from millrace.consumers.warehouse.store.tables import VIEWS
 
 LATER = ("samples", "staleness", "groups", "waits", "costs")
 """views that read other views, in the order in which they can be made"""
 
 
 class Tables(Protocol):
-    """What a store must do for the views: `millrace.consumers.warehouse.store.Store` does."""
+    """What a store must do for the views: `millrace.consumers.warehouse.store.base.Store` does."""
 
     def rows(self, sql: str, *, database: str) -> list[tuple[object, ...]]: ...
 

@@ -14,8 +14,8 @@ from typer.testing import CliRunner, Result
 from millrace.apps.cli import questions
 from millrace.apps.cli.main import app
 from millrace.consumers.replay import asked as replay_asked
-from millrace.consumers.warehouse import asking
-from millrace.consumers.warehouse.questions import asked
+from millrace.consumers.warehouse import client
+from millrace.consumers.warehouse.questions import catalog
 from millrace.infra.config import Settings
 from millrace.infra.errors import QuestionError, WarehouseError
 from tests.support.answers import Answers
@@ -37,19 +37,19 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ask:
 
 def test_it_lists_every_question_with_its_help(ask: Ask) -> None:
     said = ask().stdout
-    for question in asked.questions().values():
+    for question in catalog.questions().values():
         assert question.name in said
         assert question.doc in said
     assert "--version" in said
     assert "[--tenant]" in said
     helped = ask("--help").stdout
-    assert all(name in helped for name in asked.questions())
+    assert all(name in helped for name in catalog.questions())
 
 
-@pytest.mark.parametrize("name", asked.questions())
+@pytest.mark.parametrize("name", catalog.questions())
 def test_every_question_explains_itself(ask: Ask, name: str) -> None:
     said = " ".join(ask(name, "--help").stdout.replace("│", " ").split())
-    question = asked.question(name)
+    question = catalog.question(name)
     assert question.doc in said
     for parameter in question.parameters:
         assert parameter.flag in said
@@ -57,7 +57,7 @@ def test_every_question_explains_itself(ask: Ask, name: str) -> None:
 
 
 def test_it_prints_the_query(ask: Ask) -> None:
-    assert ask("compare", "--show-sql").stdout.strip() == asked.question("compare").sql
+    assert ask("compare", "--show-sql").stdout.strip() == catalog.question("compare").sql
 
 
 def test_it_refuses_what_it_cannot_ask(ask: Ask) -> None:
@@ -108,12 +108,12 @@ def test_a_query_that_does_not_end_ends_the_command(ask: Ask, monkeypatch: pytes
         given.append(overdue)
         raise WarehouseError("enough")
 
-    monkeypatch.setattr(asking, "open_asking", opened)
+    monkeypatch.setattr(client, "open_asking", opened)
     monkeypatch.setattr(replay_asked, "open_asking", opened)
     assert ask("funnel").exit_code == 1
     with pytest.raises(WarehouseError, match="enough"):
         replay_asked.question(Settings(), "SELECT 1")(None)  # type: ignore[arg-type]
-    assert given == [asking.leave, asking.leave]
+    assert given == [client.leave, client.leave]
 
 
 @pytest.mark.slow

@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 
 from millrace.apps.cli.main import app
 from millrace.apps.cli.sql import SHOWN, AnswerFormat, form_of, prompt, values
-from millrace.consumers.warehouse.asking import open_asking
-from millrace.consumers.warehouse.directory import TableDirectory
+from millrace.consumers.warehouse.client import open_asking
+from millrace.consumers.warehouse.store.directory import TableDirectory
 from millrace.infra.config import Settings
 from millrace.infra.errors import ConfigError
 from tests.support.asked_tables import fill

@@ -13,7 +13,7 @@ from millrace.infra.errors import ArchiveError, ExportError
 from millrace.infra.log.base import Bus
 from millrace.infra.log.history.reader import History
 from tests.consumers.test_archive import archived
-from tests.consumers.warehouse.test_archived import flipped
+from tests.consumers.warehouse.ingest.test_archived import flipped
 from tests.support.conversations import Conversations
 from tests.support.history_log import NS
 from tests.support.history_records import POLICY

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from millrace.consumers.replay import asked
 from millrace.consumers.replay.selection import ELSEWHERE, EVALUATION, TWICE, UNREADABLE, Selected
-from millrace.consumers.warehouse.asking import Asking, InDirectory
-from millrace.consumers.warehouse.directory import TableDirectory
+from millrace.consumers.warehouse.client import Asking, InDirectory
 from millrace.consumers.warehouse.endpoint.faults import QueryError
-from millrace.consumers.warehouse.endpoint.reading import QueryLimits as Bounds
+from millrace.consumers.warehouse.endpoint.query import QueryLimits as Bounds
+from millrace.consumers.warehouse.store.directory import TableDirectory
 from millrace.infra.config import Settings, load
 from millrace.infra.errors import QuestionError, WarehouseError
 from millrace.infra.log.base import Place

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from millrace.consumers.warehouse.migrations import migrate
-from millrace.consumers.warehouse.store import Store
-from millrace.consumers.warehouse.tables import LOG
+from millrace.consumers.warehouse.store.base import Store
+from millrace.consumers.warehouse.store.migrations import migrate
+from millrace.consumers.warehouse.store.tables import LOG
 from tests.support.stores import KINDS, empty_store
 
 

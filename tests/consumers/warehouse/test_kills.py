@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from millrace.consumers.warehouse.digests import differing
+from millrace.consumers.warehouse.store.digests import differing
 from tests.support.stores import URL
 from tests.support.warehouse import emptied, take_in, world
 

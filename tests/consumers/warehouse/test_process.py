@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from millrace.consumers.warehouse.asking import open_asking
-from millrace.consumers.warehouse.digests import differing, digests
-from millrace.consumers.warehouse.opened import open_store
-from millrace.consumers.warehouse.tables import TABLES
+from millrace.consumers.warehouse.client import open_asking
+from millrace.consumers.warehouse.open_store import open_store
+from millrace.consumers.warehouse.store.digests import differing, digests
+from millrace.consumers.warehouse.store.tables import TABLES
 from millrace.infra.config import Settings, load
 from millrace.infra.config.read import variables
 from millrace.infra.connect import connect

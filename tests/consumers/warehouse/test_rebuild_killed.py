@@ -16,16 +16,16 @@ from typing import Any
 
 import pytest
 
-from millrace.consumers.warehouse import dropping
-from millrace.consumers.warehouse.digests import Digests, differing, digests
-from millrace.consumers.warehouse.directory import TableDirectory
-from millrace.consumers.warehouse.dropping import in_order
-from millrace.consumers.warehouse.ingest import Ingest
-from millrace.consumers.warehouse.migrations import migrate
+from millrace.consumers.warehouse.ingest.ingest import Ingest
 from millrace.consumers.warehouse.rebuild import rebuild_from
-from millrace.consumers.warehouse.retention import keep
-from millrace.consumers.warehouse.store import Store
-from millrace.consumers.warehouse.tables import LOG, TABLES
+from millrace.consumers.warehouse.store import drop as dropping
+from millrace.consumers.warehouse.store.base import Store
+from millrace.consumers.warehouse.store.digests import Digests, differing, digests
+from millrace.consumers.warehouse.store.directory import TableDirectory
+from millrace.consumers.warehouse.store.drop import in_order
+from millrace.consumers.warehouse.store.migrations import migrate
+from millrace.consumers.warehouse.store.retention import keep
+from millrace.consumers.warehouse.store.tables import LOG, TABLES
 from millrace.infra.config import Settings
 from millrace.infra.errors import WarehouseError
 from millrace.infra.log.base import Bus, Outgoing, TopicSpec

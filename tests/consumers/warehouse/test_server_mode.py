@@ -14,15 +14,16 @@ from typing import Any
 
 import pytest
 
-from millrace.consumers.warehouse import cutting, fences
-from millrace.consumers.warehouse.digests import Digests, differing, digests
-from millrace.consumers.warehouse.ingest import Ingest
-from millrace.consumers.warehouse.migrations import migrate
+from millrace.consumers.warehouse.ingest import blocks as cutting
+from millrace.consumers.warehouse.ingest.ingest import Ingest
+from millrace.consumers.warehouse.ingest.shares import GroupShares, group_of
 from millrace.consumers.warehouse.rebuild import alone, rebuild_from
-from millrace.consumers.warehouse.server import Server
-from millrace.consumers.warehouse.sharing import Shared, group_of
-from millrace.consumers.warehouse.store import Insertion
-from millrace.consumers.warehouse.tables import LOG
+from millrace.consumers.warehouse.store import fences
+from millrace.consumers.warehouse.store.base import Insertion
+from millrace.consumers.warehouse.store.digests import Digests, differing, digests
+from millrace.consumers.warehouse.store.migrations import migrate
+from millrace.consumers.warehouse.store.server import Server
+from millrace.consumers.warehouse.store.tables import LOG
 from millrace.infra.config import Settings
 from millrace.infra.errors import WarehouseError, WarehouseTaken
 from tests.support.history import History
@@ -263,7 +264,7 @@ def test_an_insert_that_still_runs_is_waited_for(server: Server, url: str, made:
 def test_two_processes_bring_in_all_rows_once(server: Server, url: str, made: History) -> None:
     clean = load(server, made)
     emptied(server)
-    shares = [Shared(made.bus, NS, name) for name in ("one", "two")]
+    shares = [GroupShares(made.bus, NS, name) for name in ("one", "two")]
     processes = [Ingest(made.bus, Server(url), NS, lambda data: data, each) for each in shares]
     over = threading.Event()
     threads = [threading.Thread(target=process.follow, args=(over,)) for process in processes]

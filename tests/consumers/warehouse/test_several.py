@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from millrace.consumers.warehouse.migrations import migrate
+from millrace.consumers.warehouse.ingest.shares import group_of
 from millrace.consumers.warehouse.rebuild import alone
-from millrace.consumers.warehouse.server import Server
-from millrace.consumers.warehouse.sharing import group_of
-from millrace.consumers.warehouse.tables import TABLES
+from millrace.consumers.warehouse.store.migrations import migrate
+from millrace.consumers.warehouse.store.server import Server
+from millrace.consumers.warehouse.store.tables import TABLES
 from millrace.infra.config import Settings, load
 from millrace.infra.config.read import variables
 from millrace.infra.connect import connect

@@ -18,9 +18,9 @@ from millrace.consumers import policy_names
 from millrace.consumers.replay.asked import one
 from millrace.consumers.replay.branch import kept
 from millrace.consumers.replay.branch.job import BranchOptions
-from millrace.consumers.warehouse.directory import TableDirectory
-from millrace.consumers.warehouse.ingest import Ingest
-from millrace.consumers.warehouse.opened import make_tables
+from millrace.consumers.warehouse.ingest.ingest import Ingest
+from millrace.consumers.warehouse.open_store import make_tables
+from millrace.consumers.warehouse.store.directory import TableDirectory
 from millrace.infra.config import Settings
 from millrace.infra.log.base import Bus
 from millrace.infra.log.blobs import ClaimStore

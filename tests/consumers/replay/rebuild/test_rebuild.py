@@ -26,7 +26,7 @@ from millrace.infra.log.blobs import ClaimStore
 from millrace.schemas import codec
 from millrace.schemas.errors import CorruptRecord
 from millrace.testing.world import NAMESPACE
-from tests.consumers.warehouse.test_archived import flipped
+from tests.consumers.warehouse.ingest.test_archived import flipped
 from tests.support.players import POLICY
 from tests.support.whole import Whole, whole
 

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from millrace.consumers.warehouse.endpoint.native import INFO
-from millrace.consumers.warehouse.endpoint.reading import varint
+from millrace.consumers.warehouse.endpoint.query import varint
 from tests.support.asked_tables import KEY, ROWS, answering
 
 pytestmark = pytest.mark.slow

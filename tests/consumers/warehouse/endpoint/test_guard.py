@@ -11,12 +11,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from millrace.consumers.warehouse.directory import TableDirectory
-from millrace.consumers.warehouse.endpoint import allowed
+from millrace.consumers.warehouse.endpoint import permissions
 from millrace.consumers.warehouse.endpoint.faults import QueryError
 from millrace.consumers.warehouse.endpoint.guard import Functions
 from millrace.consumers.warehouse.endpoint.handles import handle
-from millrace.consumers.warehouse.endpoint.reading import Query, QueryLimits, QueryRunner, bounded
+from millrace.consumers.warehouse.endpoint.query import Query, QueryLimits, QueryRunner, bounded
+from millrace.consumers.warehouse.store.directory import TableDirectory
 from tests.support.asked_tables import CANARY, ROWS, asked_tables
 from tests.support.attacks import ATTACKS, SERVED, written
 
@@ -169,7 +169,7 @@ SUSPICIOUS = re.compile(
 REVIEWED = {"hostname", "servertimezone", "isipaddressinrange", "timeseriespredictlineartogrid"}
 """they say or compute something of this machine that is no secret"""
 CATEGORIES = {
-    *allowed.CATEGORIES,
+    *permissions.CATEGORIES,
     *(
         "AI",
         "Dictionary",
@@ -202,7 +202,7 @@ def test_no_allowed_name_is_also_a_source_that_is_not_allowed(world: World) -> N
     with handle(world.directory.handle) as engine:
         functions = Functions.of(engine)
         sources = engine.text("SELECT name FROM system.table_functions").split()
-    both = {one for one in sources if functions.allows(one) and one.lower() not in allowed.TABLE_FUNCTIONS}
+    both = {one for one in sources if functions.allows(one) and one.lower() not in permissions.TABLE_FUNCTIONS}
     assert both <= {"format"}, "`format` is a function of strings, too; as a source it reads its own text alone"
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from millrace.consumers.warehouse.directory import TableDirectory
 from millrace.consumers.warehouse.endpoint.faults import QueryError
 from millrace.consumers.warehouse.endpoint.handles import Handle
+from millrace.consumers.warehouse.store.directory import TableDirectory
 
 pytestmark = pytest.mark.slow
 

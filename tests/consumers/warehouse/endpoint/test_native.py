@@ -9,10 +9,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from millrace.consumers.warehouse.directory import TableDirectory
 from millrace.consumers.warehouse.endpoint.faults import QueryError
-from millrace.consumers.warehouse.endpoint.native import FRAMED, INFO, arguments, framed
-from millrace.consumers.warehouse.endpoint.reading import Query, QueryLimits, QueryRunner, varint
+from millrace.consumers.warehouse.endpoint.native import FRAMED, INFO, arguments, make_frame
+from millrace.consumers.warehouse.endpoint.query import Query, QueryLimits, QueryRunner, varint
+from millrace.consumers.warehouse.store.directory import TableDirectory
 
 pytestmark = pytest.mark.slow
 
@@ -99,12 +99,12 @@ def test_blocks_may_be_cut_anywhere(reader: QueryRunner, cuts: list[int]) -> Non
     plain = blocks(reader, sql, 0) + blocks(reader, "SELECT 1 AS a", 0)
     ends = sorted({0, len(plain), *(cut for cut in cuts if cut < len(plain))})
     pieces = [plain[begin:end] for begin, end in pairwise(ends)]
-    assert b"".join(framed(iter(pieces))) == b"".join(framed(iter([plain])))
+    assert b"".join(make_frame(iter(pieces))) == b"".join(make_frame(iter([plain])))
 
 
 def test_a_block_that_never_ends_is_said() -> None:
     with pytest.raises(QueryError, match="cut a block short"):
-        list(framed(iter([b"\x01\x02\x01a\x05UInt8\x01"])))
+        list(make_frame(iter([b"\x01\x02\x01a\x05UInt8\x01"])))
 
 
 def test_arguments_of_types_come_apart() -> None:

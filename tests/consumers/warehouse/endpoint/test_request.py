@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from millrace.consumers.warehouse.endpoint.encoding import choose, packed
 from millrace.consumers.warehouse.endpoint.faults import QueryError, brief, of_engine
-from millrace.consumers.warehouse.endpoint.reading import QueryLimits, bounded, no_rows, varint
+from millrace.consumers.warehouse.endpoint.query import QueryLimits, bounded, no_rows, varint
 from millrace.consumers.warehouse.endpoint.request import LONGEST, AccessKey, check_caller, wanted
 
 HERE = {"host": "127.0.0.1:8123"}

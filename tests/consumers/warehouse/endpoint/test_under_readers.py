@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from millrace.consumers.warehouse import cutting
-from millrace.consumers.warehouse.asking import OverHttp
-from millrace.consumers.warehouse.directory import TableDirectory
+from millrace.consumers.warehouse.client import OverHttp
 from millrace.consumers.warehouse.endpoint.serve import open_endpoint
-from millrace.consumers.warehouse.ingest import Ingest
-from millrace.consumers.warehouse.migrations import migrate
-from millrace.consumers.warehouse.tables import TABLES
+from millrace.consumers.warehouse.ingest import blocks as cutting
+from millrace.consumers.warehouse.ingest.ingest import Ingest
+from millrace.consumers.warehouse.store.directory import TableDirectory
+from millrace.consumers.warehouse.store.migrations import migrate
+from millrace.consumers.warehouse.store.tables import TABLES
 from millrace.infra import faults
 from millrace.infra.config import Settings
 from millrace.infra.local_keys import warehouse_key

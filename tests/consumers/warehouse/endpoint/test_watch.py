@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.consumers.warehouse.directory import TableDirectory
 from millrace.consumers.warehouse.endpoint.faults import QueryError
 from millrace.consumers.warehouse.endpoint.watch import LET_GO_S, TOLD_S, RunningQuery, condemned
+from millrace.consumers.warehouse.store.directory import TableDirectory
 from millrace.infra.process.net import free_ports
 
 STUCK = (

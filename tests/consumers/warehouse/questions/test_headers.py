@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from millrace.consumers.warehouse.questions import asked, views
+from millrace.consumers.warehouse.questions import catalog, views
 from millrace.consumers.warehouse.questions.headers import parse, read
 from millrace.infra.errors import QuestionError
 
@@ -61,29 +61,29 @@ def test_a_view_that_documents_other_columns_than_it_has_is_refused() -> None:
 
 
 def test_the_parameters_of_a_question() -> None:
-    policy, version = asked.question("trained-by").parameters
+    policy, version = catalog.question("trained-by").parameters
     assert (policy.name, policy.type, policy.default, policy.whole) == ("policy", "String", None, False)
     assert (version.flag, version.whole) == ("--version", True)
-    days = asked.question("costs-by-tenant").parameters[2]
+    days = catalog.question("costs-by-tenant").parameters[2]
     assert (days.name, days.default) == ("days", "0")
 
 
 def test_a_question_that_uses_what_it_does_not_document_is_refused() -> None:
     for sql in ("SELECT {a:String}, {b:String}", "SELECT 1", "SELECT {a:UInt8}"):
         with pytest.raises(ValueError, match="other parameters than it documents"):
-            asked._question("x", "It is.", "", {"a String": "what"}, sql)
+            catalog._question("x", "It is.", "", {"a String": "what"}, sql)
 
 
 def test_values_are_checked_before_anything_is_asked() -> None:
-    trained, costs = asked.question("trained-by"), asked.question("costs-by-tenant")
-    assert asked.values(costs, {"tenant": "it's"}) == {"policy": "", "tenant": "it's", "days": "0"}
-    assert asked.values(trained, {"policy": "p", "version": "7"}) == {"policy": "p", "version": "7"}
+    trained, costs = catalog.question("trained-by"), catalog.question("costs-by-tenant")
+    assert catalog.values(costs, {"tenant": "it's"}) == {"policy": "", "tenant": "it's", "days": "0"}
+    assert catalog.values(trained, {"policy": "p", "version": "7"}) == {"policy": "p", "version": "7"}
     with pytest.raises(QuestionError, match=r"trained-by needs --version: which version"):
-        asked.values(trained, {"policy": "p"})
+        catalog.values(trained, {"policy": "p"})
     for bad in ("-1", "1.5", "x", "", "1" * 19, "1 OR 1", "\u0661"):
         with pytest.raises(QuestionError, match="--version is a whole number"):
-            asked.values(trained, {"policy": "p", "version": bad})
+            catalog.values(trained, {"policy": "p", "version": bad})
     with pytest.raises(QuestionError, match=r"takes no nothing; its parameters: --policy, --tenant, --days"):
-        asked.values(costs, {"nothing": "1"})
+        catalog.values(costs, {"nothing": "1"})
     with pytest.raises(QuestionError, match=r"no question 'x': ask one of compare, "):
-        asked.question("x")
+        catalog.question("x")

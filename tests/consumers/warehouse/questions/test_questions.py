@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from millrace.consumers.warehouse.directory import TableDirectory
-from millrace.consumers.warehouse.endpoint.reading import Query, QueryLimits, QueryRunner
-from millrace.consumers.warehouse.questions import asked
-from millrace.consumers.warehouse.store import Store
+from millrace.consumers.warehouse.endpoint.query import Query, QueryLimits, QueryRunner
+from millrace.consumers.warehouse.questions import catalog
+from millrace.consumers.warehouse.store.base import Store
+from millrace.consumers.warehouse.store.directory import TableDirectory
 from tests.support.answers import Answers, Rows
 from tests.support.eventful import BRANCH, OTHER, eventful
 from tests.support.filled import filled
@@ -40,10 +40,10 @@ def store(request: pytest.FixtureRequest, run: Whole, tmp_path_factory: pytest.T
 
 def ask(store: Store, name: str, *columns: str, **given: object) -> Rows:
     """The answer to a question; of these columns alone, where any are named."""
-    question = asked.question(name)
+    question = catalog.question(name)
     if any(parameter.name == "policy" and parameter.default is None for parameter in question.parameters):
         given = {"policy": POLICY, **given}
-    values = asked.values(question, {key: str(value) for key, value in given.items()})
+    values = catalog.values(question, {key: str(value) for key, value in given.items()})
     with store.client() as client:
         found = client.query(question.sql, parameters=values)
     at = [found.column_names.index(column) for column in columns or found.column_names]
@@ -219,15 +219,15 @@ def test_every_question_is_answered_to_readers(store: Store, run: Whole) -> None
     """By the guarded reader of a directory, or by a server that is told `readonly`."""
     reader = QueryRunner(store.handle, QueryLimits()) if isinstance(store, TableDirectory) else None
     ids = {"trajectory": next(iter(Answers(run).sealed.values()))["id"], "version": "2", "a": "2", "b": "5"}
-    for name, question in asked.questions().items():
+    for name, question in catalog.questions().items():
         wanted = {"policy": POLICY, **ids}
         given = {each.name: each.default or wanted.get(each.name, "") for each in question.parameters}
         if name == "seen-by":
             given["trajectory"] = ""
-        answer = to_reader(store, reader, question.sql, asked.values(question, given))
+        answer = to_reader(store, reader, question.sql, catalog.values(question, given))
         assert answer.count(b"\n") == len(ask(store, name, **given)) > 0, name
 
 
 def test_every_question_has_a_test_here() -> None:
     tested = Path(__file__).read_text()
-    assert [name for name in asked.questions() if f'"{name}"' not in tested] == []
+    assert [name for name in catalog.questions() if f'"{name}"' not in tested] == []

@@ -11,10 +11,10 @@ from typing import NamedTuple
 import pytest
 
 from benchmarks.bench_questions import AGGREGATE, AGGREGATES, ANY, CHUNK, LIMITS, asked, fill
-from millrace.consumers.warehouse.directory import TableDirectory
 from millrace.consumers.warehouse.endpoint.handles import handle
-from millrace.consumers.warehouse.opened import make_tables
-from millrace.consumers.warehouse.questions.asked import questions
+from millrace.consumers.warehouse.open_store import make_tables
+from millrace.consumers.warehouse.questions.catalog import questions
+from millrace.consumers.warehouse.store.directory import TableDirectory
 
 STEPS = int(os.environ.get("MILLRACE_QUESTION_STEPS", "200000"))
 GRANULE = 8192

@@ -12,7 +12,7 @@ import pytest
 
 from millrace.consumers.learner.version.records import histogram
 from millrace.consumers.warehouse.questions import views
-from millrace.consumers.warehouse.store import Store
+from millrace.consumers.warehouse.store.base import Store
 from tests.support.answers import Answers
 from tests.support.eventful import eventful
 from tests.support.filled import filled

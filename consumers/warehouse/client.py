@@ -1,0 +1,201 @@
+"""Who asks the warehouse from another process: `millrace sql`, `millrace ask` and what reads tables for a page.
+
+    [warehouse] url -> that server      held directory -> the endpoint of who holds it      else -> the directory itself
+
+Invariants: the three give the same bytes for the same query; each runs only what the guard of the endpoint lets pass,
+so none can write, read files or reach out; an error is what the engine said, without its decorations, and names the
+tables there are where one is unknown."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import unquote, urlsplit, urlunsplit
+
+import httpx
+import pyarrow as pa
+
+from millrace.consumers.warehouse.endpoint.faults import UNKNOWN_TABLE, QueryError, brief, of_engine
+from millrace.consumers.warehouse.endpoint.guard import Functions, Guard
+from millrace.consumers.warehouse.endpoint.query import Query, QueryLimits, QueryRunner
+from millrace.consumers.warehouse.store.directory import TableDirectory, holder
+from millrace.infra.config import Settings
+from millrace.infra.errors import WarehouseError
+from millrace.infra.local_keys import USER, warehouse_key
+from millrace.infra.terminal import Terminal
+
+CONNECT_S = 5.0
+LOOKS = {"readonly": "1", "database": "millrace"}
+"""settings of all that is asked of a server"""
+TABLES = "SELECT DISTINCT name FROM system.tables WHERE database = 'millrace' AND name NOT LIKE '.%' ORDER BY name"
+Value = str | int | float | bool | Sequence[Any]
+"""value of a parameter `{name:Type}`"""
+
+
+class Asking(ABC):
+    """Answers queries. One thread at a time."""
+
+    @abstractmethod
+    def pieces(self, sql: str, form: str, params: Mapping[str, str], settings: Mapping[str, str]) -> Iterator[bytes]:
+        """The answer's bytes. `params` as ClickHouse writes values in TSV. Raises QueryError, also after pieces."""
+
+    def ask(
+        self,
+        sql: str,
+        form: str = "TabSeparated",
+        params: Mapping[str, Value] | None = None,
+        settings: Mapping[str, str] | None = None,
+    ) -> Iterator[bytes]:
+        """The answer's bytes in a format of ClickHouse. params: values of `{name:Type}` in the query; settings: those
+        that shape an answer. Raises QueryError, for an unknown table with those that there are."""
+        try:
+            written = {name: value_text(value) for name, value in (params or {}).items()}
+            yield from self.pieces(sql, form, written, settings or {})
+        except QueryError as error:
+            if error.code != UNKNOWN_TABLE:
+                raise brief(error) from None
+            there = ", ".join(b"".join(self.pieces(TABLES, "TSVRaw", {}, {})).decode().split())
+            raise QueryError(
+                f"{error.said} Tables: {there or 'none yet'}; those of the log as it is are in millrace_log.",
+                error.code,
+                error.name,
+            ) from None
+
+    def table(self, sql: str, params: Mapping[str, Value] | None = None) -> pa.Table:
+        """The answer as an Arrow table. Raises QueryError."""
+        found = b"".join(self.ask(sql, "ArrowStream", params))
+        return pa.ipc.open_stream(found).read_all() if found else pa.table({})
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of it. Idempotent."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+
+class OverHttp(Asking):
+    """An endpoint, which looks at each query itself. timeout_s: without a byte; own: settings that are sent with every
+    query."""
+
+    def __init__(self, url: str, user: str, password: str, timeout_s: float, own: Mapping[str, str]) -> None:
+        self._url, self._own = url, dict(own)
+        self._client = httpx.Client(
+            base_url=url,
+            headers={"X-ClickHouse-User": user, "X-ClickHouse-Key": password},
+            timeout=httpx.Timeout(timeout_s, connect=CONNECT_S),
+            trust_env=False,
+        )
+
+    def pieces(self, sql: str, form: str, params: Mapping[str, str], settings: Mapping[str, str]) -> Iterator[bytes]:
+        return self._answer(sql, form, params, {**self._own, **settings})
+
+    def _answer(self, sql: str, form: str, params: Mapping[str, str], settings: Mapping[str, str]) -> Iterator[bytes]:
+        asked = {**settings, "default_format": form, "wait_end_of_query": "1"}
+        asked |= {f"param_{name}": value for name, value in params.items()}
+        try:
+            with self._client.stream("POST", "/", params=asked, content=sql.encode()) as answer:
+                if answer.status_code != 200 or "x-clickhouse-exception-code" in answer.headers:
+                    raise of_engine(answer.read().decode(errors="replace"))
+                yield from answer.iter_bytes()
+        except httpx.TransportError as error:
+            raise WarehouseError(
+                f"{self._url} does not answer ({type(error).__name__} {error}): `millrace status` says whether the "
+                "warehouse runs, its log why not"
+            ) from None
+
+    def close(self) -> None:
+        self._client.close()
+
+
+class OfServer(OverHttp):
+    """A server by URL, which knows no guard: this process looks at each query before it is sent. What a name means is
+    asked of the server, as its functions are others than those of the engine here."""
+
+    _guard: Guard | None = None
+
+    def pieces(self, sql: str, form: str, params: Mapping[str, str], settings: Mapping[str, str]) -> Iterator[bytes]:
+        self._guard = self._guard or Guard(Functions.of(self))
+        admitted = self._guard.admit(self, sql, params)
+        yield from super().pieces(admitted.sql, admitted.form or form, params, settings)
+
+    def text(self, sql: str, params: dict[str, str] | None = None) -> str:
+        """What the guard asks, without the limits of a query."""
+        return b"".join(self._answer(sql, "TSVRaw", params or {}, LOOKS)).decode()
+
+    def classified(self, sql: str) -> None:
+        """A server does not say; `readonly` has it refuse what changes anything."""
+
+
+class InDirectory(Asking):
+    """The directory of a warehouse that does not run. Raises WarehouseHeld when another process has it."""
+
+    def __init__(
+        self, directory: TableDirectory, limits: QueryLimits, overdue: Callable[[], None] | None = None
+    ) -> None:
+        self._held = ExitStack()
+        self._held.callback(directory.close)
+        self._reader = QueryRunner(directory.handle, limits, overdue=overdue)
+
+    def pieces(self, sql: str, form: str, params: Mapping[str, str], settings: Mapping[str, str]) -> Iterator[bytes]:
+        return self._reader.ask(Query(sql, params, settings, form=form, whole=True)).pieces()
+
+    def close(self) -> None:
+        self._held.close()
+
+
+def leave() -> None:
+    """End this process, which is a command: the engine works on in it, and hears no ^C."""
+    said = "error: the query is past [warehouse] query_seconds, and the engine has not ended it"
+    Terminal(stderr=True).print(said, markup=False, highlight=False, soft_wrap=True)
+    os._exit(1)
+
+
+def open_asking(settings: Settings, overdue: Callable[[], None] | None = None) -> Asking:
+    """Who answers for this deployment now. overdue: ends this process, where it has opened the directory and the engine
+    does not end a query; a command gives `leave`, and without it such a query hangs. Raises WarehouseError where nobody
+    can answer."""
+    asked = settings.warehouse
+    limits = QueryLimits(asked.query_seconds, asked.query_memory_mb << 20, asked.query_rows)
+    patience = asked.query_seconds + 30
+    if url := asked.read_url.get_secret_value() or asked.url.get_secret_value():
+        parts = urlsplit(url)
+        address = urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], "", "", ""))
+        own = {**limits.settings(), **LOOKS}
+        user, password = unquote(parts.username or "default"), unquote(parts.password or "")
+        return OfServer(address, user, password, patience, own)
+    home = settings.warehouse_home
+    if (held := holder(home)) and held[1]:
+        return OverHttp(held[1], USER, warehouse_key(settings), patience, {})
+    if not (home / "data").is_dir():
+        raise WarehouseError(f"there is no warehouse in {home} yet: `millrace up` fills one from the log")
+    return InDirectory(TableDirectory(home, memory_mb=asked.memory_mb), limits, overdue)
+
+
+def value_text(value: Value) -> str:
+    """A value as ClickHouse reads one of a parameter. Pure."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return _escaped(value)
+    if isinstance(value, Sequence):
+        return "[" + ",".join(_inner(one) for one in value) + "]"
+    return repr(value)
+
+
+def _inner(value: Any) -> str:
+    """An element of an array: text in quotes."""
+    return "'" + _escaped(value).replace("'", "\\'") + "'" if isinstance(value, str) else value_text(value)
+
+
+def _escaped(text: str) -> str:
+    for plain, written in (("\\", "\\\\"), ("\t", "\\t"), ("\n", "\\n"), ("\r", "\\r"), ("\0", "\\0")):
+        text = text.replace(plain, written)
+    return text
