@@ -35,9 +35,9 @@ from millrace.trainers import lora, manifest
 from millrace.trainers.chat_templates import flattened
 from millrace.trainers.errors import CheckpointError, CorruptCheckpoint
 from millrace.trainers.experts import fused
-from millrace.trainers.lora import Adapter, Lora
 from millrace.trainers.manifest import Manifest
 from millrace.trainers.state import State, dtype_of
+from millrace.trainers.weights.adapter import Adapter, Lora
 
 WEIGHTS, MOMENTS, TRAINING = "model.safetensors", "state.tensors", "training.json"
 CRITIC, CRITIC_TRAINING = "critic.tensors", "critic.json"

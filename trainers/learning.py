@@ -36,9 +36,10 @@ from millrace.trainers.batches.packing import (
 from millrace.trainers.batches.sample import Sample, check
 from millrace.trainers.compatibility import fits, right_head, same_vocabulary
 from millrace.trainers.errors import BadConfiguration
-from millrace.trainers.lora import Lora, merged, prepare
+from millrace.trainers.lora import merged, prepare
 from millrace.trainers.schedule import Schedule
 from millrace.trainers.state import State
+from millrace.trainers.weights.adapter import Lora
 
 log = logging.getLogger("millrace.learning")
 

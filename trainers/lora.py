@@ -12,9 +12,8 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -22,48 +21,13 @@ import torch
 from millrace.trainers import manifest
 from millrace.trainers.errors import BadConfiguration, CheckpointError
 from millrace.trainers.state import State, dtype_of
+from millrace.trainers.weights.adapter import A, Adapter, B, Lora
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-A, B = ".lora_A.weight", ".lora_B.weight"
 _NAME = "default"
 """peft's name of the one adapter of a model"""
-
-
-@dataclass(frozen=True, slots=True)
-class Lora:
-    """What to adapt: the rank, alpha, names of the linear layers; whether versions are published with the adapter
-    merged into full weights, or as the adapter alone, which engines put on a base that they have."""
-
-    rank: int = 8
-    alpha: int = 16
-    targets: tuple[str, ...] = TARGETS
-    publish: Literal["merge", "adapter"] = "merge"
-
-    def __post_init__(self) -> None:
-        """Raises BadConfiguration for what cannot work."""
-        if self.rank < 1 or self.alpha < 1 or not self.targets:
-            raise BadConfiguration(
-                f"an adapter needs a rank of at least 1, an alpha of at least 1 and targets, not {self.rank}, "
-                f"{self.alpha} and {list(self.targets)}"
-            )
-
-    @property
-    def scale(self) -> float:
-        """What B A is multiplied by."""
-        return self.alpha / self.rank
-
-
-@dataclass(frozen=True, slots=True)
-class Adapter:
-    """weights[layer + A or B]: fp32; base: the directory whose weights are frozen; digest: of its weights, hex."""
-
-    lora: Lora
-    base: Path
-    digest: str
-    weights: Mapping[str, torch.Tensor]
 
 
 def prepare(state: State, lora: Lora | None) -> State:

@@ -11,14 +11,11 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
 from millrace.trainers.errors import CheckpointError
-
-if TYPE_CHECKING:
-    from millrace.trainers.lora import Adapter
+from millrace.trainers.weights.adapter import Adapter
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,12 +14,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from millrace.infra import telemetry
 from millrace.trainers.checkpoint import Checkpoint
-from millrace.trainers.lora import Lora
-from millrace.trainers.offline.job import Job, run
-from millrace.trainers.offline.run import RunListener
+from millrace.trainers.offline.job import Job
+from millrace.trainers.offline.loop import RunListener
+from millrace.trainers.offline.run import run
 from millrace.trainers.tracking.jsonl import JsonlTracker
 from millrace.trainers.tracking.line import line
 from millrace.trainers.tracking.registry import open_trackers
+from millrace.trainers.weights.adapter import Lora
 
 QUIET_S = 5.0
 """between two lines of numbers where there is no terminal"""

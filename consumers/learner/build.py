@@ -39,7 +39,7 @@ from millrace.trainers.batches.sample import Sample
 from millrace.trainers.compatibility import suits
 from millrace.trainers.errors import BadConfiguration, CheckpointError
 from millrace.trainers.learning import Schedule, Trainer
-from millrace.trainers.lora import Lora
+from millrace.trainers.weights.adapter import Lora
 
 
 def build(

@@ -10,7 +10,7 @@ import torch
 
 from millrace.schemas.records import WeightVersion
 from millrace.trainers import checkpoint, lora
-from millrace.trainers.lora import B, Lora
+from millrace.trainers.weights.adapter import B, Lora
 from tests.support.announced import weight_event
 from tests.support.tiny_model import write_model
 

@@ -22,8 +22,9 @@ from millrace.trainers.backends.models import SCORE, build, configured, with_sca
 from millrace.trainers.batches.packing import Packed, pack
 from millrace.trainers.batches.sample import Sample
 from millrace.trainers.errors import TrainerError
-from millrace.trainers.lora import TARGETS, B, Lora, attach, merged, prepare
+from millrace.trainers.lora import attach, merged, prepare
 from millrace.trainers.state import State
+from millrace.trainers.weights.adapter import TARGETS, B, Lora
 
 VOCABULARY = 64
 LARGEST = 3_000_000

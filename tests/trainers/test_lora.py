@@ -26,9 +26,9 @@ from millrace.trainers.backends.trainee import Trainee
 from millrace.trainers.batches.packing import pack
 from millrace.trainers.errors import BadConfiguration, CheckpointError, CorruptCheckpoint
 from millrace.trainers.learning import Schedule, Trainer
-from millrace.trainers.lora import A, B, Lora
 from millrace.trainers.phase_clock import Clock
 from millrace.trainers.state import State
+from millrace.trainers.weights.adapter import A, B, Lora
 from tests.support.ranks import Ranks
 from tests.support.samples import random_samples, small_state
 from tests.support.steps import train_share

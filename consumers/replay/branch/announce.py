@@ -32,7 +32,7 @@ from millrace.schemas.ids import now_micros
 from millrace.schemas.records import LedgerEntry, WeightVersion
 from millrace.trainers import delta_files
 from millrace.trainers.checkpoint import Checkpoint
-from millrace.trainers.offline.run import RunListener, versions
+from millrace.trainers.offline.loop import RunListener, versions
 
 Trained = Callable[[int], Sequence[BranchItem]]
 """the items of a batch, by step"""

@@ -48,8 +48,8 @@ from millrace.trainers.batches.packing import cut, pack
 from millrace.trainers.batches.sample import Sample
 from millrace.trainers.learning import Trainer
 from millrace.trainers.lora import merged
+from millrace.trainers.offline.loop import ABOUT, RunListener, RunPace, train
 from millrace.trainers.offline.order import ItemOrder
-from millrace.trainers.offline.run import ABOUT, RunListener, RunPace, train
 from millrace.trainers.schedule import Schedule
 from millrace.trainers.state import State
 from millrace.trainers.tracking.base import Tracker

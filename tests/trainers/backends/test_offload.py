@@ -24,8 +24,8 @@ from millrace.trainers.backends.offload import TensorShelf
 from millrace.trainers.batches.packing import pack
 from millrace.trainers.errors import BadConfiguration
 from millrace.trainers.learning import Schedule, Trainer
-from millrace.trainers.lora import Lora
 from millrace.trainers.state import State
+from millrace.trainers.weights.adapter import Lora
 from tests.support.ranks import Ranks
 from tests.support.samples import random_samples, small_state
 from tests.support.steps import HELD, train, train_share
