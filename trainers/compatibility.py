@@ -7,10 +7,10 @@ import json
 
 from millrace.trainers.algorithms.base import Algorithm
 from millrace.trainers.algorithms.policy import PolicyGradient
-from millrace.trainers.backends.models import is_scalar
+from millrace.trainers.backends.models.build import is_scalar
 from millrace.trainers.batches.packing import REWARD_MODEL
 from millrace.trainers.errors import BadConfiguration, CheckpointError
-from millrace.trainers.state import State
+from millrace.trainers.weights.state import State
 
 
 def fits(state: State) -> None:

@@ -19,8 +19,9 @@ import numpy as np
 
 from millrace.trainers.algorithms import rewards
 from millrace.trainers.algorithms.base import Algorithm, Scores
-from millrace.trainers.backends.base import ACTOR, CRITIC, Backend, StepResult
-from millrace.trainers.backends.models import with_scalar_head
+from millrace.trainers.backends.base import Backend, StepResult
+from millrace.trainers.backends.layout import ACTOR, CRITIC
+from millrace.trainers.backends.models.build import with_scalar_head
 from millrace.trainers.batches.bins import ALLOCATORS
 from millrace.trainers.batches.packing import (
     ADVANTAGES,
@@ -36,10 +37,10 @@ from millrace.trainers.batches.packing import (
 from millrace.trainers.batches.sample import Sample, check
 from millrace.trainers.compatibility import fits, right_head, same_vocabulary
 from millrace.trainers.errors import BadConfiguration
-from millrace.trainers.lora import merged, prepare
 from millrace.trainers.schedule import Schedule
-from millrace.trainers.state import State
 from millrace.trainers.weights.adapter import Lora
+from millrace.trainers.weights.lora import merged, prepare
+from millrace.trainers.weights.state import State
 
 log = logging.getLogger("millrace.learning")
 

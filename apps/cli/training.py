@@ -13,7 +13,6 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from millrace.infra import telemetry
-from millrace.trainers.checkpoint import Checkpoint
 from millrace.trainers.offline.job import Job
 from millrace.trainers.offline.loop import RunListener
 from millrace.trainers.offline.run import run
@@ -21,6 +20,7 @@ from millrace.trainers.tracking.jsonl import JsonlTracker
 from millrace.trainers.tracking.line import line
 from millrace.trainers.tracking.registry import open_trackers
 from millrace.trainers.weights.adapter import Lora
+from millrace.trainers.weights.checkpoint import Checkpoint
 
 QUIET_S = 5.0
 """between two lines of numbers where there is no terminal"""

@@ -24,7 +24,7 @@ from millrace.consumers.history.reader import History, left_out
 from millrace.infra import durable, faults
 from millrace.infra.log.base import Bus
 from millrace.infra.versions import directory
-from millrace.trainers.delta_files import FOLDER
+from millrace.trainers.weights.delta_files import FOLDER
 
 log = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ from millrace.consumers.learner.agreement import Roster
 from millrace.consumers.learner.identity import Identity
 from millrace.consumers.learner.order import Batch
 from millrace.schemas.records import LedgerEntry, RankShare, TrainedGroup, WeightVersion
-from millrace.trainers.delta_files import WrittenDelta
 from millrace.trainers.learning import Report, Share
+from millrace.trainers.weights.delta_files import WrittenDelta
 
 ADAPTER = "adapter_config.json"
 """a file that only versions have which are adapters"""

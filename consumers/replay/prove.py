@@ -31,7 +31,7 @@ from millrace.consumers.replay.plan import Plan
 from millrace.consumers.replay.recorded import RecordedVersion, RecordedVersions, believed
 from millrace.infra.config import Settings
 from millrace.infra.errors import ProofError
-from millrace.trainers import manifest
+from millrace.trainers.weights import manifest
 
 Word = Literal["equal", "close", "differs", "unknown"]
 ANY = 2**31 - 1

@@ -19,8 +19,8 @@ from millrace.infra import versions
 from millrace.infra.errors import LearnerError, PolicyError, ProofError
 from millrace.infra.reading import readable
 from millrace.schemas.records import LedgerEntry, Resolution, WeightVersion
-from millrace.trainers import manifest
 from millrace.trainers.errors import CheckpointError
+from millrace.trainers.weights import manifest
 
 
 @dataclass(frozen=True, slots=True)

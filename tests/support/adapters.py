@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from millrace.schemas.records import WeightVersion
-from millrace.trainers import checkpoint, lora
+from millrace.trainers.weights import checkpoint, lora
 from millrace.trainers.weights.adapter import B, Lora
 from tests.support.announced import weight_event
 from tests.support.tiny_model import write_model

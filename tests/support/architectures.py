@@ -13,18 +13,18 @@ import numpy as np
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForTokenClassification, PretrainedConfig
 
-from millrace.trainers import checkpoint
-from millrace.trainers.backends import rows
-from millrace.trainers.backends.deepspeed import DeepSpeedBackend
-from millrace.trainers.backends.forward import ForwardPass
+from millrace.trainers.backends.deepspeed.backend import DeepSpeedBackend
 from millrace.trainers.backends.megatron.config import architecture
-from millrace.trainers.backends.models import SCORE, build, configured, with_scalar_head
+from millrace.trainers.backends.models import rows
+from millrace.trainers.backends.models.build import SCORE, build, configured, with_scalar_head
+from millrace.trainers.backends.models.forward import ForwardPass
 from millrace.trainers.batches.packing import Packed, pack
 from millrace.trainers.batches.sample import Sample
 from millrace.trainers.errors import TrainerError
-from millrace.trainers.lora import attach, merged, prepare
-from millrace.trainers.state import State
+from millrace.trainers.weights import checkpoint
 from millrace.trainers.weights.adapter import TARGETS, B, Lora
+from millrace.trainers.weights.lora import attach, merged, prepare
+from millrace.trainers.weights.state import State
 
 VOCABULARY = 64
 LARGEST = 3_000_000

@@ -26,6 +26,11 @@ ALIASES = {"fsdp": TORCH, "archon": TORCH}
 ENGINES = ("vllm", "sglang")
 """Backends that serve and do not train."""
 
+ACTOR, CRITIC, REFERENCE, TEACHER, REWARD_MODEL = "actor", "critic", "reference", "teacher", "reward_model"
+FROZEN = (REFERENCE, TEACHER, REWARD_MODEL)
+ROLES = (ACTOR, CRITIC, *FROZEN)
+"""Roles that a backend's models play, which name the components of an allocation. The first two learn."""
+
 _COMPONENT = re.compile(r"(?P<backend>[a-z]+)(?:\[(?P<name>[^\]]*)\])?:(?P<sizes>.*)", re.DOTALL)
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 _SIZES = re.compile(r"(?:[a-z](?:[1-9][0-9]*))+")

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from millrace.trainers.backends.layout import ENGINES, TORCH, Allocation, Component, Layout
-from millrace.trainers.backends.names import ACTOR, CRITIC, ROLES
+from millrace.trainers.backends.layout import ACTOR, CRITIC, ENGINES, ROLES, TORCH, Allocation, Component, Layout
 from millrace.trainers.errors import BadConfiguration
 
 

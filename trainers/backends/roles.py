@@ -28,15 +28,15 @@ import torch
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from millrace.trainers.algorithms.base import Algorithm
-from millrace.trainers.backends.base import ACTOR, CRITIC, Backend, StepResult
+from millrace.trainers.backends.base import Backend, StepResult
 from millrace.trainers.backends.bridge import Bridge
 from millrace.trainers.backends.group import check
-from millrace.trainers.backends.layout import Allocation, Layout
+from millrace.trainers.backends.layout import ACTOR, CRITIC, Allocation, Layout
 from millrace.trainers.backends.places import by_cell, places_of, within, written
 from millrace.trainers.batches import wire
 from millrace.trainers.batches.packing import Packed, pack
 from millrace.trainers.errors import BadConfiguration, NotFormed
-from millrace.trainers.state import State
+from millrace.trainers.weights.state import State
 
 Compute = Callable[[Sequence[Packed]], list[torch.Tensor]]
 MOMENTS = ("exp_avg", "exp_avg_sq")

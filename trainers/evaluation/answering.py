@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from millrace.trainers import checkpoint, lora, manifest
-from millrace.trainers.backends.models import build
+from millrace.trainers.backends.models.build import build
 from millrace.trainers.errors import BadConfiguration
 from millrace.trainers.offline.text import Encoder
 from millrace.trainers.sampling import sample
+from millrace.trainers.weights import checkpoint, lora, manifest
 
 
 @dataclass(frozen=True, slots=True)

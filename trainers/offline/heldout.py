@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from millrace.trainers.algorithms.base import Algorithm
-from millrace.trainers.backends.fsdp import TorchBackend
+from millrace.trainers.backends.torch.backend import TorchBackend
 from millrace.trainers.batches.packing import cut, pack
 from millrace.trainers.batches.sample import Sample
 

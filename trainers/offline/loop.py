@@ -16,16 +16,17 @@ from functools import partial
 from pathlib import Path
 
 from millrace.infra import durable
-from millrace.trainers import checkpoint, flops, manifest
-from millrace.trainers.backends.fsdp import TorchBackend
+from millrace.trainers import flops
+from millrace.trainers.backends.torch.backend import TorchBackend
 from millrace.trainers.batches.sample import Sample
-from millrace.trainers.checkpoint import Checkpoint, Fault
 from millrace.trainers.errors import BadConfiguration, CheckpointError, CorruptCheckpoint
 from millrace.trainers.learning import Trainer
 from millrace.trainers.offline.heldout import measure
 from millrace.trainers.offline.order import ItemOrder
-from millrace.trainers.state import State
 from millrace.trainers.tracking.base import Tracker
+from millrace.trainers.weights import checkpoint, manifest
+from millrace.trainers.weights.checkpoint import Checkpoint, Fault
+from millrace.trainers.weights.state import State
 
 ABOUT = "run.json"
 SAVE_AFTER_S = 300.0

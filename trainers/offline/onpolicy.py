@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from millrace.trainers.backends.fsdp import TorchBackend
+from millrace.trainers.backends.torch.backend import TorchBackend
 from millrace.trainers.batches.sample import Sample
 from millrace.trainers.offline.data import OfflineItem
 from millrace.trainers.sampling import sample

@@ -12,15 +12,14 @@ from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
-from millrace.trainers import checkpoint, manifest
 from millrace.trainers.algorithms.base import Algorithm
 from millrace.trainers.algorithms.registry import algorithm
-from millrace.trainers.backends.base import REFERENCE, TEACHER
-from millrace.trainers.backends.compute import Compute
-from millrace.trainers.backends.fsdp import Adam, TorchBackend
-from millrace.trainers.backends.models import with_scalar_head
+from millrace.trainers.backends.base import Adam
+from millrace.trainers.backends.layout import REFERENCE, TEACHER
+from millrace.trainers.backends.models.build import with_scalar_head
+from millrace.trainers.backends.torch.backend import TorchBackend
+from millrace.trainers.backends.torch.compute import Compute
 from millrace.trainers.batches.sample import Sample
-from millrace.trainers.checkpoint import Checkpoint, Fault
 from millrace.trainers.errors import BadConfiguration
 from millrace.trainers.learning import Trainer
 from millrace.trainers.offline import data as shapes
@@ -32,8 +31,10 @@ from millrace.trainers.offline.onpolicy import Student
 from millrace.trainers.offline.order import ItemOrder
 from millrace.trainers.offline.text import Encoder
 from millrace.trainers.schedule import Schedule
-from millrace.trainers.state import State
 from millrace.trainers.tracking.base import Tracker
+from millrace.trainers.weights import checkpoint, manifest
+from millrace.trainers.weights.checkpoint import Checkpoint, Fault
+from millrace.trainers.weights.state import State
 
 SHAPES: Mapping[str, Make] = {
     "sft": shapes.demonstration,

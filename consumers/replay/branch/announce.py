@@ -30,9 +30,9 @@ from millrace.infra.reading import readable
 from millrace.schemas import codec
 from millrace.schemas.ids import now_micros
 from millrace.schemas.records import LedgerEntry, WeightVersion
-from millrace.trainers import delta_files
-from millrace.trainers.checkpoint import Checkpoint
 from millrace.trainers.offline.loop import RunListener, versions
+from millrace.trainers.weights import delta_files
+from millrace.trainers.weights.checkpoint import Checkpoint
 
 Trained = Callable[[int], Sequence[BranchItem]]
 """the items of a batch, by step"""

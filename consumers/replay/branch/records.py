@@ -16,7 +16,7 @@ from millrace.consumers.learner.identity import Identity
 from millrace.consumers.learner.version_records import Machine
 from millrace.consumers.replay.branch.items import BranchItem
 from millrace.schemas.records import LedgerEntry, RankShare, TrainedGroup, WeightVersion
-from millrace.trainers.checkpoint import Checkpoint
+from millrace.trainers.weights.checkpoint import Checkpoint
 
 NO_SEQ = -1
 SUMMED = (

@@ -41,18 +41,19 @@ from millrace.infra.log.base import Bus, Place
 from millrace.infra.log.blobs import ClaimStore
 from millrace.producers.gateway.rendering.choose import choose
 from millrace.schemas.records import WeightVersion
-from millrace.trainers import checkpoint
 from millrace.trainers.algorithms.base import Algorithm
-from millrace.trainers.backends.fsdp import Adam, TorchBackend
+from millrace.trainers.backends.base import Adam
+from millrace.trainers.backends.torch.backend import TorchBackend
 from millrace.trainers.batches.packing import cut, pack
 from millrace.trainers.batches.sample import Sample
 from millrace.trainers.learning import Trainer
-from millrace.trainers.lora import merged
 from millrace.trainers.offline.loop import ABOUT, RunListener, RunPace, train
 from millrace.trainers.offline.order import ItemOrder
 from millrace.trainers.schedule import Schedule
-from millrace.trainers.state import State
 from millrace.trainers.tracking.base import Tracker
+from millrace.trainers.weights import checkpoint
+from millrace.trainers.weights.lora import merged
+from millrace.trainers.weights.state import State
 
 READ_AT_ONCE = 512
 """items whose samples are fetched together to be scored"""

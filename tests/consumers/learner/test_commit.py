@@ -17,7 +17,7 @@ from millrace.infra.errors import BusError, LedgerError, RefusedError
 from millrace.infra.log.base import Member, MemberToken, Outgoing, TopicSpec, Transactor
 from millrace.infra.log.memory.bus import MemoryBus
 from millrace.schemas import codec
-from millrace.trainers import checkpoint
+from millrace.trainers.weights import checkpoint
 from tests.support.versions import entry, weights
 
 W, L, T = "n.p.weights", "n.p.ledger", "n.p.trajectories"

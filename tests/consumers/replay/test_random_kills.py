@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
+from millrace.apps.demo import tiny
 from millrace.consumers import policy_names
 from millrace.consumers.history.kinds import EVALUATIONS, EVENTS, LEDGER, RAW, TRAJECTORIES, WEIGHTS, topics_of
 from millrace.consumers.history.reader import History
@@ -24,7 +25,6 @@ from millrace.infra.log.base import Bus, Outgoing, TopicSpec
 from millrace.infra.log.kafka.bus import KafkaBus
 from millrace.schemas.records import Reward
 from millrace.testing.world import World
-from millrace.trainers import tiny
 from tests.support.branches import violations
 from tests.support.deployed import Deployed, deploy, weights
 from tests.support.documents import ROOT

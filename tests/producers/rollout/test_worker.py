@@ -14,9 +14,9 @@ from typing import Any
 import openai
 import pytest
 
+from millrace.apps.demo import sort_agent
 from millrace.infra.errors import ConfigError
 from millrace.infra.log.base import Outgoing, TopicSpec
-from millrace.producers.examples import sort_agent
 from millrace.producers.gateway.rendering.template import TemplateRenderer
 from millrace.producers.rollout.agents import load_agent
 from millrace.producers.rollout.episodes import Runner

@@ -19,9 +19,9 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup
 from torch.utils.checkpoint import checkpoint
 
-from millrace.trainers.backends.forward import Compared
-from millrace.trainers.backends.head import Of, Rows
 from millrace.trainers.backends.layout import Layout
+from millrace.trainers.backends.models.forward import Compared
+from millrace.trainers.backends.models.head import Of, Rows
 from millrace.trainers.batches.packing import Packed
 from millrace.trainers.errors import BadConfiguration
 

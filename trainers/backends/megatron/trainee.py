@@ -22,9 +22,7 @@ from megatron.core.distributed import (
 from megatron.core.pipeline_parallel import get_forward_backward_func
 
 from millrace.trainers.algorithms.base import Algorithm
-from millrace.trainers.backends.adam import Adam
-from millrace.trainers.backends.base import StepResult
-from millrace.trainers.backends.head import LOGITS, Rows
+from millrace.trainers.backends.base import Adam, StepResult
 from millrace.trainers.backends.megatron.config import architecture, check
 from millrace.trainers.backends.megatron.forward import Feed, MicroBatchRun, feed
 from millrace.trainers.backends.megatron.groups import MegatronGroups
@@ -32,11 +30,12 @@ from millrace.trainers.backends.megatron.model import PackedGPT
 from millrace.trainers.backends.megatron.optimizer import Optimizer
 from millrace.trainers.backends.megatron.transfer import collect
 from millrace.trainers.backends.megatron.weights import check_state, fill, pieces
+from millrace.trainers.backends.models.head import LOGITS, Rows
 from millrace.trainers.backends.seeding import reseed
 from millrace.trainers.batches.packing import Packed
 from millrace.trainers.errors import BadConfiguration, NotFormed
 from millrace.trainers.phase_clock import Clock
-from millrace.trainers.state import State
+from millrace.trainers.weights.state import State
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from millrace.trainers.backends.megatron.config import Architecture
 from millrace.trainers.backends.megatron.groups import MegatronGroups
 from millrace.trainers.backends.megatron.weights import Coordinates, empty, pieces, shapes
-from millrace.trainers.backends.told import told_by_all
+from millrace.trainers.backends.rank_messages import exchange
 
 
 def collect(
@@ -33,7 +33,7 @@ def collect(
         if dist.get_rank(copies) == 0:
             held[name] = whole.detach().to("cpu", torch.float32, copy=True)
     mine = groups.place, [(name, tuple(x.shape)) for name, x in held.items()]
-    listing = told_by_all(mine, tuple[Coordinates, list[tuple[str, tuple[int, ...]]]])
+    listing = exchange(mine, tuple[Coordinates, list[tuple[str, tuple[int, ...]]]])
     full = {name: torch.zeros(shape) for name, shape in shapes(arch).items()} if rank == 0 else {}
     for source, (place, names) in enumerate(listing):
         for name, shape in names:

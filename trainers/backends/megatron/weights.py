@@ -21,7 +21,7 @@ import torch
 
 from millrace.trainers.backends.layout import Layout
 from millrace.trainers.backends.megatron.config import Architecture, expert_tensor
-from millrace.trainers.backends.models import HEAD, SCORE
+from millrace.trainers.backends.models.build import HEAD, SCORE
 from millrace.trainers.errors import CheckpointError
 
 Index = tuple[int | slice, ...]

@@ -15,8 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from millrace.trainers.backends.comms import COLLECTIVES
-from millrace.trainers.phase_clock import Clock
+from millrace.trainers.phase_clock import COLLECTIVES, Clock
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -16,9 +16,9 @@ import torch.nn.functional as F
 from torch import nn
 from transformers import PreTrainedModel
 
-from millrace.trainers.backends.comms import COLLECTIVES
 from millrace.trainers.backends.parallel.collectives import Team, exchange
 from millrace.trainers.errors import BadConfiguration
+from millrace.trainers.phase_clock import COLLECTIVES
 
 UP, DOWN = "gate_up_proj", "down_proj"
 

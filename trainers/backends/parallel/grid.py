@@ -16,15 +16,16 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from millrace.trainers.backends.layout import Layout
+from millrace.trainers.private_apis import limit_waits
 
 PP, DP, CP, TP, FS, EP, EDP = "pp", "dp", "cp", "tp", "fs", "ep", "edp"
 AXES = (PP, DP, CP, TP, FS, EP, EDP)
 BASE = (PP, DP, CP, TP)
 """Axes that number the ranks."""
-_COVERS = {PP: {PP}, DP: {DP}, CP: {CP}, TP: {TP}, FS: {DP, CP}, EP: {DP, CP, TP}, EDP: {DP, CP, TP}}
+COVERED_AXES = {PP: {PP}, DP: {DP}, CP: {CP}, TP: {TP}, FS: {DP, CP}, EP: {DP, CP, TP}, EDP: {DP, CP, TP}}
+"""Axis -> the base axes that its ranks differ in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,7 @@ class Grid:
             fixed = self.index(other, rank)
             near = (r for r in range(self.world) if self.index(other, r) == fixed and self.index(PP, r) == stage)
             return tuple(sorted(near, key=lambda r: self.index(axis, r)))
-        still = [base for base in BASE if base not in _COVERS[axis]]
+        still = [base for base in BASE if base not in COVERED_AXES[axis]]
         return tuple(
             r for r in range(self.world) if all(self.index(base, r) == self.index(base, rank) for base in still)
         )
@@ -101,7 +102,7 @@ class Groups:
                 if peers not in made:
                     group = dist.new_group(list(peers), timeout=forming)
                     if rank in peers:
-                        _set_pg_timeout(timeout, group)
+                        limit_waits(timeout, group)
                     made[peers] = group
             by_axis[axis] = made[grid.peers(axis, rank)]
         meshes = {

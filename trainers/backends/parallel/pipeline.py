@@ -13,11 +13,10 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from millrace.trainers.backends.comms import COLLECTIVES
+from millrace.trainers.backends.models.stages import PipelineStage
 from millrace.trainers.backends.parallel.grid import PP, Groups
 from millrace.trainers.backends.parallel.schedules import actions, chunks_of, forwards
-from millrace.trainers.backends.parallel.stages import PipelineStage
-from millrace.trainers.phase_clock import Clock
+from millrace.trainers.phase_clock import COLLECTIVES, Clock
 
 Forward = Callable[[int, int, torch.Tensor | None], torch.Tensor]
 """(chunk, micro, hidden states of the stage before or None) -> hidden states, or the loss on the last stage."""

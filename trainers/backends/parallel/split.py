@@ -9,8 +9,8 @@ from millrace.trainers.backends.parallel import experts, tensor
 from millrace.trainers.backends.parallel.collectives import Team
 from millrace.trainers.backends.parallel.grid import EDP, EP, FS, TP, Groups
 from millrace.trainers.backends.parallel.regions import Held, take
-from millrace.trainers.lora import plain
 from millrace.trainers.phase_clock import Clock
+from millrace.trainers.weights.lora import plain
 
 
 def split(model: PreTrainedModel, groups: Groups, clock: Clock, *, learns: bool = True) -> list[Held]:

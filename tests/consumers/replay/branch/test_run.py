@@ -24,7 +24,7 @@ from millrace.consumers.replay.selection import Selected, Selector
 from millrace.infra import faults
 from millrace.infra.errors import BranchError, PolicyError
 from millrace.infra.terminal import Terminal
-from millrace.trainers import checkpoint
+from millrace.trainers.weights import checkpoint
 from tests.support.branches import Heard, accuracy, branch, events, play, train_on, violations
 from tests.support.judged import judge
 from tests.support.learners import Place

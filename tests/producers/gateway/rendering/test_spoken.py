@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from millrace.apps.demo import tiny
 from millrace.producers.gateway.rendering import spoken as module
 from millrace.producers.gateway.rendering.base import Renderer
 from millrace.producers.gateway.rendering.packaged import PackagedRenderer
 from millrace.producers.gateway.rendering.spoken import Unspoken, spoken
 from millrace.producers.gateway.rendering.template import TemplateRenderer
 from millrace.producers.gateway.rendering.tokenizer import ChatTokenizer
-from millrace.trainers import tiny
 from tests.producers.gateway.rendering.conftest import QWEN3
 from tests.support import chat_tokenizer
 from tests.support.families import FAMILIES, Family
