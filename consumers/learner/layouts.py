@@ -14,7 +14,7 @@ from millrace.consumers.learner.agreement import Need
 from millrace.infra import config
 from millrace.infra.errors import ConfigError
 from millrace.trainers.backends.layout import ACTOR, DEEPSPEED, TORCH, Allocation, parse_allocation
-from millrace.trainers.backends.places import RolePlace, places_of, written
+from millrace.trainers.backends.places import RolePlace, format_places, places_of
 from millrace.trainers.errors import BadConfiguration
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def canonical(learner: config.Learner) -> str:
     """One text for all settings of `backend` that train alike, whatever their d."""
     actor, *others = chosen(learner)
     layout = actor.layout.within(actor.layout.unit)
-    return written([replace(actor, layout=layout), *others]) if others else str(layout)
+    return format_places([replace(actor, layout=layout), *others]) if others else str(layout)
 
 
 def check(learner: config.Learner, shards: int) -> list[RolePlace]:
@@ -112,7 +112,7 @@ def made(learner: config.Learner, places: Sequence[RolePlace], adam: Adam) -> Ba
     from millrace.trainers.backends.torch.compute import Compute
 
     return make_backend(
-        written(places),
+        format_places(places),
         adam,
         offload=learner.offload,
         compute=Compute(learner.precision == "bf16", learner.activation_checkpointing),

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from millrace.trainers.backends.group import FORM_S, announced
+from millrace.trainers.backends.group import FORM_S, broadcast_bytes
 from millrace.trainers.backends.sockets import GroupSockets
 from millrace.trainers.phase_clock import COLLECTIVES, Clock
 from millrace.trainers.private_apis import gloo_group
@@ -78,7 +78,7 @@ class Bridge:
     def announce(self, message: bytes | None) -> bytes:
         """Rank 0's message on every rank; the others give None."""
         with self._clock.phase(COLLECTIVES):
-            return announced(message, lambda tensor: self._open.broadcast(tensor, 0, self._timeout).wait())
+            return broadcast_bytes(message, lambda tensor: self._open.broadcast(tensor, 0, self._timeout).wait())
 
     def send(self, tensors: Sequence[torch.Tensor], to: int) -> None:
         """Host tensors of DTYPES to one rank, which calls `receive`."""

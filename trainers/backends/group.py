@@ -96,7 +96,7 @@ class RankGroup:
         if self.world == 1:
             return message or b""
         with self._clock.phase(COLLECTIVES):
-            return announced(message, partial(dist.broadcast, src=0))
+            return broadcast_bytes(message, partial(dist.broadcast, src=0))
 
     def _reduce(
         self, values: Sequence[float], op: dist.ReduceOp.RedOpType, over: dist.ProcessGroup | None
@@ -116,8 +116,8 @@ def check(rank: int, world: int, store: Store | None) -> None:
         raise BadConfiguration(f"{world} ranks need a store to meet in")
 
 
-def announced(message: bytes | None, broadcast: Callable[[torch.Tensor], object]) -> bytes:
-    """The message of whose tensors `broadcast` overwrites those of all others."""
+def broadcast_bytes(message: bytes | None, broadcast: Callable[[torch.Tensor], object]) -> bytes:
+    """The message of the one rank that has one, on all ranks. `broadcast` overwrites a tensor with that rank's."""
     size = torch.tensor([len(message or b"")])
     broadcast(size)
     data = (

@@ -33,6 +33,6 @@ def measure(backend: TorchBackend, algorithm: Algorithm, samples: Sequence[Sampl
                 totals[name] += float(value)
     finally:
         model.train(True)
-    kept, count, loss = (totals.pop(name) for name in ("kept", "count", "loss"))
-    means = {name: value / kept if kept else math.nan for name, value in totals.items()}
+    tokens, count, loss = (totals.pop(name) for name in ("kept", "count", "loss"))
+    means = {name: value / tokens if tokens else math.nan for name, value in totals.items()}
     return {"loss": loss / count if count else math.nan, **means}

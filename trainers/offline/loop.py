@@ -48,7 +48,7 @@ class RunListener:
     def trained(self, step: int, metrics: Mapping[str, float]) -> None:
         """One batch is done; `step` counts from 1."""
 
-    def saved(self, written: Checkpoint) -> None:
+    def saved(self, version: Checkpoint) -> None:
         """A version is durable."""
 
     def noted(self, text: str) -> None:
@@ -108,7 +108,7 @@ def train(
     trainer.load(state)
     heard.began(start, pace.steps, order.count - len(order.held_out))
     evaluate = partial(_held_out, trainer, backend, batch, order.held_out)
-    written = _newest(out, begun)
+    newest = _newest(out, begun)
     if start == 0 and order.held_out:
         _log(trackers, heard, 0, evaluate())
     saved = time.monotonic()
@@ -132,12 +132,12 @@ def train(
         fault("offline.after_step")
         due = step % pace.save_every == 0 if pace.save_every else time.monotonic() - saved >= pace.save_after_s
         if last or due:
-            written = _save(out, pace.version(step), backend, pace.keep, fault)
+            newest = _save(out, pace.version(step), backend, pace.keep, fault)
             saved = time.monotonic()
-            heard.saved(written)
+            heard.saved(newest)
             fault("offline.after_save")
-    assert written is not None, "a run has steps"
-    return written
+    assert newest is not None, "a run has steps"
+    return newest
 
 
 def _log(trackers: Sequence[Tracker], heard: RunListener, step: int, metrics: Mapping[str, float]) -> None:
@@ -148,18 +148,18 @@ def _log(trackers: Sequence[Tracker], heard: RunListener, step: int, metrics: Ma
 
 def _held_out(trainer: Trainer, backend: TorchBackend, batch: Batch, items: Sequence[int]) -> dict[str, float]:
     # A student answers anew each time: what it says changes with it.
-    found = measure(backend, trainer.algorithm, batch(-1, items), trainer.budget)
-    return {f"heldout_{name}": value for name, value in found.items()}
+    measured = measure(backend, trainer.algorithm, batch(-1, items), trainer.budget)
+    return {f"heldout_{name}": value for name, value in measured.items()}
 
 
 def _save(out: Path, version: int, backend: TorchBackend, keep: int, fault: Fault) -> Checkpoint:
     state = backend.gather()
     if state is None:
         raise CheckpointError("only rank 0 holds the whole state; run in a world of one")
-    written = checkpoint.write(out, version, state, fault=fault)
+    saved = checkpoint.write(out, version, state, fault=fault)
     for _, path in versions(out)[:-keep]:
         shutil.rmtree(path)
-    return written
+    return saved
 
 
 # ---- where a run begins
@@ -167,12 +167,12 @@ def _save(out: Path, version: int, backend: TorchBackend, keep: int, fault: Faul
 
 def versions(out: Path) -> list[tuple[int, Path]]:
     """The versions in `out`, oldest first."""
-    found = []
+    numbered = []
     for path in out.glob("v*-*"):
         number = path.name[1:].partition("-")[0]
         if path.is_dir() and number.isdecimal():
-            found.append((int(number), path))
-    return sorted(found)
+            numbered.append((int(number), path))
+    return sorted(numbered)
 
 
 def _beginning(
@@ -202,8 +202,8 @@ def _describe(path: Path, about: Mapping[str, object]) -> None:
 
 
 def _compare(path: Path, about: Mapping[str, object]) -> None:
-    theirs, mine = json.loads(path.read_bytes()), json.loads(json.dumps(about))
-    wrong = [name for name in sorted({*theirs, *mine}) if theirs.get(name) != mine.get(name)]
+    recorded, current = json.loads(path.read_bytes()), json.loads(json.dumps(about))
+    wrong = [name for name in sorted({*recorded, *current}) if recorded.get(name) != current.get(name)]
     if wrong:
         raise BadConfiguration(
             f"{path.parent} was made with other settings ({', '.join(wrong)}): use the same, or another directory"

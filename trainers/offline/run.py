@@ -71,8 +71,8 @@ def run(
         pace = RunPace(job.steps or job.epochs * order.steps, job.evaluate_every, job.save_every, job.keep)
         total = 0 if job.decay == "constant" else pace.steps * learner.minibatches
         schedule = Schedule(job.lr, job.warmup, job.decay, total, job.floor)
-        trainer = Trainer(backend, learner, schedule, budget=job.budget, held=_held(job), lora=job.lora)
-        batch: Batch = partial(_given, data.items)
+        trainer = Trainer(backend, learner, schedule, budget=job.budget, held=_frozen_models(job), lora=job.lora)
+        batch: Batch = partial(_samples_of, data.items)
         if job.on_policy:
             student = Student(backend, data.items, encoder.end, job.max_tokens, learner.temperature, job.seed)
             batch = student.answer
@@ -106,7 +106,7 @@ def _algorithm(job: Job) -> Algorithm:
     return algorithm(job.algorithm, **job.knobs)
 
 
-def _held(job: Job) -> dict[str, Callable[[], State]]:
+def _frozen_models(job: Job) -> dict[str, Callable[[], State]]:
     places = {REFERENCE: job.reference or job.model, TEACHER: job.teacher}
     return {role: partial(checkpoint.adopt, path) for role, path in places.items() if path is not None}
 
@@ -137,8 +137,8 @@ def _read(job: Job, state: State, backend: TorchBackend, encoder: Encoder, heard
     )
 
 
-def _given(items: Sequence[OfflineItem], step: int, chosen: Sequence[int]) -> list[Sample]:
-    return [sample for seq, index in enumerate(chosen) for sample in items[index].samples(seq)]
+def _samples_of(items: Sequence[OfflineItem], step: int, indexes: Sequence[int]) -> list[Sample]:
+    return [sample for seq, index in enumerate(indexes) for sample in items[index].samples(seq)]
 
 
 def _about(job: Job, data: Data) -> dict[str, object]:

@@ -71,25 +71,25 @@ def receive(
 
     header: the file's first bytes; digest: sha256 hex of the whole file. Raises CorruptCheckpoint when other bytes
     came, RuntimeError when the sender goes."""
-    found = slots(header)
-    ours = _address_towards(host, port, timeout_s)
+    tensors = slots(header)
+    address = _address_towards(host, port, timeout_s)
     fault("joining")
     patience = timedelta(seconds=min(timeout_s, CONNECT_S))
     store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=patience)
     store.set_timeout(timedelta(seconds=timeout_s))
-    group = gloo_at(ours, rank, ranks + 1, PrefixStore("weights", store), timedelta(seconds=timeout_s))
-    body = torch.empty(found[-1].end if found else 0, dtype=torch.uint8)
-    seen = hashlib.sha256(header)
+    group = gloo_at(address, rank, ranks + 1, PrefixStore("weights", store), timedelta(seconds=timeout_s))
+    body = torch.empty(tensors[-1].end if tensors else 0, dtype=torch.uint8)
+    hasher = hashlib.sha256(header)
     for begin, end in pieces(body.numel()):
         if begin:
             fault("between_pieces")
         part = body[begin:end]
         _broadcast(group, part)
-        seen.update(part.numpy().data)
+        hasher.update(part.numpy().data)
     fault("after_last")
-    if seen.hexdigest() != digest:
+    if hasher.hexdigest() != digest:
         raise CorruptCheckpoint("what was broadcast is not the version that was announced: its sha256 differs")
-    return {slot.name: _typed(body[slot.begin : slot.end], slot) for slot in found}
+    return {slot.name: _typed(body[slot.begin : slot.end], slot) for slot in tensors}
 
 
 def pieces(size: int) -> Iterator[tuple[int, int]]:

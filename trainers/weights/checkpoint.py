@@ -216,7 +216,7 @@ def _huggingface(state: State) -> dict[str, bytes]:
         config = _json(lora.peft_config(adapter.lora))
         return {**state.assets, ADAPTER_CONFIG: config, ADAPTER: save(tensors, metadata={"format": "pt"})}
     dtype = dtype_of(state.assets)
-    weights = {name: tensor.to(dtype).contiguous() for name, tensor in lora.merged(state).weights.items()}
+    weights = {name: tensor.to(dtype).contiguous() for name, tensor in lora.merge(state).weights.items()}
     return {**state.assets, WEIGHTS: save(weights, metadata={"format": "pt"})}
 
 

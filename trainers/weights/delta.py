@@ -72,12 +72,12 @@ def encode(base: Mapping[str, Tensor], target: TensorFile) -> bytes:
     table: dict[str, Any] = {}
     at = 0
     for name, tensor in target.tensors.items():
-        form, width, count, made = _encode(base.get(name), tensor)
+        form, width, count, content = _encode(base.get(name), tensor)
         bounds = []
-        for block in made:
+        for block in content:
             bounds.append((at, at + len(block)))
             at += len(block)
-        blocks += made
+        blocks += content
         table[name] = [form, width, count, bounds, xxhash.xxh3_128_hexdigest(tensor.data.data)]
     text = json.dumps({"header": target.header.decode("latin-1"), "tensors": table}, separators=(",", ":")).encode()
     packed = bytes(cramjam.zstd.compress(text, level=LEVEL))
@@ -103,11 +103,11 @@ def _table(rest: memoryview) -> Delta:
     size = cramjam.zstd.decompress_into(rest[_LENGTH:end], room.data)
     table = json.loads(room[:size].tobytes())
     header = table["header"].encode("latin-1")
-    found = slots(header)
+    tensors = slots(header)
     entries = {name: _entry(*about) for name, about in table["tensors"].items()}
-    for slot in found:
+    for slot in tensors:
         _check(entries[slot.name], slot, len(rest) - end)
-    return Delta(header, found, entries, rest[end:])
+    return Delta(header, tensors, entries, rest[end:])
 
 
 def _entry(form: Any, width: Any, count: Any, blocks: Any, checksum: Any) -> TensorChanges:
@@ -171,17 +171,17 @@ def _encode(base: Tensor | None, tensor: Tensor) -> tuple[str, int, int, list[by
 
 def _overlay(base: Tensor | None, deltas: Sequence[Delta], slot: TensorSlot) -> Bytes:
     steps = [(delta, delta.entries[slot.name]) for delta in deltas if slot.name in delta.entries]
-    whole = max((at for at, (_, entry) in enumerate(steps) if entry.form == "dense"), default=-1)
+    dense = max((at for at, (_, entry) in enumerate(steps) if entry.form == "dense"), default=-1)
     size = SIZES[slot.dtype]
-    if whole >= 0:
-        delta, entry = steps[whole]
+    if dense >= 0:
+        delta, entry = steps[dense]
         data = _unpack(delta, entry.blocks[0], entry.count, size)
     elif base is None or (base.dtype, base.shape) != (slot.dtype, slot.shape):
         raise CorruptCheckpoint(f"{slot.name} is not in the version that these deltas begin from")
     else:
         data = base.data
-    changes = [(delta, entry) for delta, entry in steps[whole + 1 :] if entry.form == "sparse"]
-    if changes and whole < 0:
+    changes = [(delta, entry) for delta, entry in steps[dense + 1 :] if entry.form == "sparse"]
+    if changes and dense < 0:
         data = np.array(data)
     for delta, entry in changes:
         if entry.count == 0:

@@ -40,26 +40,26 @@ def fuse_experts(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]
             layers.setdefault(match["layer"], {})[int(match["expert"]), match["matrix"]] = tensor
         else:
             out[name] = tensor
-    for layer, found in layers.items():
-        experts = range(1 + max(expert for expert, _ in found))
-        for whole, parts in _PARTS.items():
-            out[f"{layer}.{whole}"] = _together(layer, found, experts, parts)
+    for layer, matrices in layers.items():
+        experts = range(1 + max(expert for expert, _ in matrices))
+        for name_of_all, parts in _PARTS.items():
+            out[f"{layer}.{name_of_all}"] = _together(layer, matrices, experts, parts)
     return out
 
 
 def _together(
-    layer: str, found: dict[tuple[int, str], torch.Tensor], experts: range, parts: tuple[str, ...]
+    layer: str, matrices: dict[tuple[int, str], torch.Tensor], experts: range, parts: tuple[str, ...]
 ) -> torch.Tensor:
     """[E, ...] of one layer; takes its tensors out of `found`, so that no layer is held twice for long."""
-    wanted = [(expert, part) for expert in experts for part in parts]
-    for expert, part in wanted:
-        if (expert, part) not in found:
+    keys = [(expert, part) for expert in experts for part in parts]
+    for expert, part in keys:
+        if (expert, part) not in matrices:
             raise CheckpointError(f"the checkpoint has no {layer}.{expert}.{part}.weight; download it again")
-    shapes = {part: found[0, part].shape for part in parts}
-    for expert, part in wanted:
-        if found[expert, part].shape != shapes[part]:
+    shapes = {part: matrices[0, part].shape for part in parts}
+    for expert, part in keys:
+        if matrices[expert, part].shape != shapes[part]:
             raise CheckpointError(f"{layer}.{expert}.{part}.weight is not of the shape of expert 0; download it again")
-    return torch.stack([torch.cat([found.pop((expert, part)) for part in parts]) for expert in experts])
+    return torch.stack([torch.cat([matrices.pop((expert, part)) for part in parts]) for expert in experts])
 
 
 _TEMPLATES = "additional_chat_templates"
@@ -73,9 +73,9 @@ def flatten_templates(directory: Path, files: Mapping[str, bytes]) -> dict[str, 
     if not named:
         return dict(files)
     out = dict(files)
-    own = out.pop(_TEMPLATE, None)
-    if own is not None:
-        named = {"default": own.decode(), **named}
+    default = out.pop(_TEMPLATE, None)
+    if default is not None:
+        named = {"default": default.decode(), **named}
     settings = json.loads(out.get(_TOKENIZER, b"{}"))
     settings["chat_template"] = [{"name": name, "template": template} for name, template in named.items()]
     out[_TOKENIZER] = (json.dumps(settings, indent=2, ensure_ascii=False) + "\n").encode()

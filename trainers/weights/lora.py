@@ -34,19 +34,19 @@ def prepare(state: State, lora: Lora | None) -> State:
     """`state` as `lora` wants it: with a fresh adapter, with its own, or (None) with its adapter merged. Where that
     changes it, it begins with step 0 and no moments. Raises BadConfiguration for an adapter of another shape."""
     if lora is None:
-        return state if state.adapter is None else merged(state)
+        return state if state.adapter is None else merge(state)
     if state.adapter is None:
         return _begin(state, lora)
-    theirs = replace(state.adapter.lora, publish=lora.publish)
-    if theirs != lora:
+    settings = replace(state.adapter.lora, publish=lora.publish)
+    if settings != lora:
         raise BadConfiguration(
-            f"the version has an adapter of rank {theirs.rank}, alpha {theirs.alpha} on {', '.join(theirs.targets)}; "
-            "keep these, or train one version without an adapter, which merges it, and begin anew"
+            f"the version has an adapter of rank {settings.rank}, alpha {settings.alpha} on "
+            f"{', '.join(settings.targets)}; keep these, or train one version without an adapter, which merges it, and begin anew"
         )
     return replace(state, adapter=replace(state.adapter, lora=lora))
 
 
-def merged(state: State) -> State:
+def merge(state: State) -> State:
     """The full model that a state with an adapter stands for: no adapter, no moments, step 0."""
     adapter = state.adapter
     if adapter is None:
@@ -74,19 +74,19 @@ def attach(model: PreTrainedModel, adapter: Adapter) -> None:
     )
     with torch.random.fork_rng(devices=[]):  # peft draws numbers that are overwritten below
         inject_adapter_in_model(config, model, adapter_name=_NAME)
-    found = {plain(name): parameter for name, parameter in model.named_parameters() if _is_ours(name)}
-    if found.keys() != adapter.weights.keys():
-        odd = sorted(found.keys() ^ adapter.weights.keys())
-        raise CheckpointError(f"the adapter is not of this model: {odd[:3]} are in one of them only")
+    parameters = {file_name(name): parameter for name, parameter in model.named_parameters() if _is_ours(name)}
+    if parameters.keys() != adapter.weights.keys():
+        difference = sorted(parameters.keys() ^ adapter.weights.keys())
+        raise CheckpointError(f"the adapter is not of this model: {difference[:3]} are in one of them only")
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            ours = _is_ours(name)
-            parameter.requires_grad_(ours)
-            if ours:
-                parameter.copy_(adapter.weights[plain(name)])
+            is_adapter = _is_ours(name)
+            parameter.requires_grad_(is_adapter)
+            if is_adapter:
+                parameter.copy_(adapter.weights[file_name(name)])
 
 
-def plain(name: str) -> str:
+def file_name(name: str) -> str:
     """A parameter's name as states and files have it: without what peft adds inside a model."""
     return name.replace(f".{_NAME}.weight", ".weight").replace(".base_layer.", ".")
 
@@ -95,8 +95,8 @@ def peft_config(lora: Lora) -> dict[str, object]:
     """The content of adapter_config.json, in an order that never changes."""
     from peft import LoraConfig
 
-    written: Any = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=list(lora.targets), bias="none")
-    content = {key: sorted(value) if isinstance(value, set) else value for key, value in written.to_dict().items()}
+    config: Any = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=list(lora.targets), bias="none")
+    content = {key: sorted(value) if isinstance(value, set) else value for key, value in config.to_dict().items()}
     return {**dict(sorted(content.items())), "task_type": "CAUSAL_LM", "inference_mode": True}
 
 
@@ -119,8 +119,8 @@ def _layers(weights: Mapping[str, torch.Tensor], lora: Lora) -> list[str]:
     linear = [name.removesuffix(".weight") for name, t in weights.items() if name.endswith(".weight") and t.ndim == 2]
     for target in lora.targets:
         if not any(layer.rpartition(".")[2] == target for layer in linear):
-            known = sorted({layer.rpartition(".")[2] for layer in linear} - {"embed_tokens", "lm_head"})
-            raise BadConfiguration(f"the model has no layer {target} to adapt; it has {', '.join(known)}")
+            names = sorted({layer.rpartition(".")[2] for layer in linear} - {"embed_tokens", "lm_head"})
+            raise BadConfiguration(f"the model has no layer {target} to adapt; it has {', '.join(names)}")
     return [layer for layer in linear if layer.rpartition(".")[2] in lora.targets]
 
 

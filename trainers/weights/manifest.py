@@ -56,9 +56,9 @@ def is_plain(name: object) -> bool:
 def check_names(files: Mapping[str, str], digest: str, *, source: str = "a weight event") -> None:
     """Raises CorruptCheckpoint when the files or the digest of a version, as `source` gives them, are no names that may
     become part of a path."""
-    odd = [name for name in files if not is_plain(name)]
-    if odd:
-        raise CorruptCheckpoint(f"{source} names {odd[0][:80]!r}, which is no plain file name; use another version")
+    refused = [name for name in files if not is_plain(name)]
+    if refused:
+        raise CorruptCheckpoint(f"{source} names {refused[0][:80]!r}, which is no plain file name; use another version")
     if not _DIGEST.fullmatch(digest):
         raise CorruptCheckpoint(f"{source} names {digest[:80]!r}, which is no sha256; use another version")
 
@@ -79,9 +79,9 @@ def load(directory: Path) -> Manifest:
             content = json.loads((directory / NAME).read_bytes())
         except FileNotFoundError as error:
             raise CorruptCheckpoint(f"{directory} has no {NAME}; it is not a finished weight directory") from error
-        found = Manifest({str(name): str(value) for name, value in content["files"].items()})
-        check_names(found.files, found.digest, source=str(directory / NAME))
-        return found
+        listing = Manifest({str(name): str(value) for name, value in content["files"].items()})
+        check_names(listing.files, listing.digest, source=str(directory / NAME))
+        return listing
 
 
 def verify(directory: Path, digest: str | None = None) -> Manifest:
@@ -96,10 +96,10 @@ def verify(directory: Path, digest: str | None = None) -> Manifest:
     for name, expected in manifest.files.items():
         path = directory / name
         with corrupt_if_unreadable(str(path)):
-            found = file_hash(path) if path.is_file() else None
-        if found is None:
+            actual = file_hash(path) if path.is_file() else None
+        if actual is None:
             raise CorruptCheckpoint(f"{path} is missing; restore it or use another version")
-        if found != expected:
+        if actual != expected:
             raise CorruptCheckpoint(f"{path} is truncated or changed; restore it or use another version")
     return manifest
 
@@ -116,9 +116,9 @@ def base_digest(directory: Path) -> str:
 
 def subset_hash(manifest: Manifest, names: tuple[str, ...]) -> str:
     """sha256 hex over the names and hashes of those of `names` that the manifest has (tokenizer, template)."""
-    chosen = {name: manifest.files[name] for name in sorted(names) if name in manifest.files}
-    if not chosen:
+    hashes = {name: manifest.files[name] for name in sorted(names) if name in manifest.files}
+    if not hashes:
         raise CheckpointError(
             f"none of {', '.join(names)} is in the weight directory; save the tokenizer with the model"
         )
-    return hashlib.sha256(json.dumps(chosen).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(hashes).encode()).hexdigest()

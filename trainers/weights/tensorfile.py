@@ -71,16 +71,16 @@ def slots(header: bytes) -> list[TensorSlot]:
         (length,) = struct.unpack("<Q", header[:8])
         if length != len(header) - 8:
             raise ValueError("its length is wrong")
-        found = [
+        tensors = [
             TensorSlot(
                 name, str(about["dtype"]), tuple(int(n) for n in about["shape"]), *map(int, about["data_offsets"])
             )
             for name, about in json.loads(header[8:]).items()
             if name != "__metadata__"
         ]
-        found.sort(key=lambda slot: (slot.begin, slot.end))
+        tensors.sort(key=lambda slot: (slot.begin, slot.end))
         at = 0
-        for slot in found:
+        for slot in tensors:
             if (
                 slot.begin != at
                 or min(slot.shape, default=0) < 0
@@ -88,7 +88,7 @@ def slots(header: bytes) -> list[TensorSlot]:
             ):
                 raise ValueError(f"{slot.name} has impossible bounds")
             at = slot.end
-    return found
+    return tensors
 
 
 def slots_of(path: Path) -> list[TensorSlot]:
@@ -97,13 +97,13 @@ def slots_of(path: Path) -> list[TensorSlot]:
     with corrupt_if_unreadable(f"{path} is no whole safetensors file: it"), path.open("rb") as file:
         first = file.read(8)
         length = int.from_bytes(first, "little") if len(first) == 8 else -1
-        whole = path.stat().st_size
-        if not 0 <= length <= min(whole, bounds.TABLE_BYTES):
+        size = path.stat().st_size
+        if not 0 <= length <= min(size, bounds.TABLE_BYTES):
             raise ValueError("truncated")
-        found = slots(first + file.read(length))
-        if 8 + length + (found[-1].end if found else 0) != whole:
+        tensors = slots(first + file.read(length))
+        if 8 + length + (tensors[-1].end if tensors else 0) != size:
             raise ValueError("truncated")
-        return found
+        return tensors
 
 
 def open_file(path: Path) -> TensorFile:
@@ -114,12 +114,12 @@ def open_file(path: Path) -> TensorFile:
         if not 0 <= length <= data.size - 8:
             raise ValueError("truncated")
         header = data[: 8 + length].tobytes() if length < bounds.TABLE_BYTES else b""
-        found, body = slots(header), data[8 + length :]
-        if body.size != (found[-1].end if found else 0):
+        tensors, body = slots(header), data[8 + length :]
+        if body.size != (tensors[-1].end if tensors else 0):
             raise ValueError("truncated")
     except (OSError, ValueError, OverflowError, CorruptCheckpoint) as error:
         raise CorruptCheckpoint(f"{path} is no whole safetensors file ({error}); use another version") from error
-    return TensorFile(header, {s.name: Tensor(s.dtype, s.shape, body[s.begin : s.end]) for s in found})
+    return TensorFile(header, {s.name: Tensor(s.dtype, s.shape, body[s.begin : s.end]) for s in tensors})
 
 
 def weight_files(folder: Path) -> list[str]:
@@ -132,10 +132,10 @@ def weight_files(folder: Path) -> list[str]:
             if not all(map(is_plain, names)):
                 raise ValueError("it names what is no file beside it")
             return names
-    found = sorted(path.name for path in folder.glob("*.safetensors"))
-    if not found:
+    files = sorted(path.name for path in folder.glob("*.safetensors"))
+    if not files:
         raise CorruptCheckpoint(f"{folder} has no *.safetensors; another version is needed")
-    return found
+    return files
 
 
 def open_folder(folder: Path) -> dict[str, Tensor]:

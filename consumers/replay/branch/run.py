@@ -52,7 +52,7 @@ from millrace.trainers.offline.order import ItemOrder
 from millrace.trainers.schedule import Schedule
 from millrace.trainers.tracking.base import Tracker
 from millrace.trainers.weights import checkpoint
-from millrace.trainers.weights.lora import merged
+from millrace.trainers.weights.lora import merge
 from millrace.trainers.weights.state import State
 
 READ_AT_ONCE = 512
@@ -373,7 +373,7 @@ class Brancher:
 
 def _beginning(parent: Parent, seed: int) -> State:
     """The parent's weights, with an optimizer that has not stepped yet."""
-    state = merged(checkpoint.read(parent.directory, digest=parent.digest))
+    state = merge(checkpoint.read(parent.directory, digest=parent.digest))
     return replace(state, moments={}, step=0, seed=seed, critic=None)
 
 

@@ -9,19 +9,19 @@ from typing import Any
 import pytest
 import torch
 
-from millrace.trainers.backends.parallel.regions import Held
+from millrace.trainers.backends.parallel.regions import ShardedParameter
 from millrace.trainers.backends.rank_messages import _read, exchange
 from millrace.trainers.errors import TrainerError
 from tests.support.ranks import Ranks
 
 ROOT = Path(__file__).parents[3]
-HELD = [Held("a.weight", (4, 2), (("fs", 0), ("tp", 1)), 1), Held("ä", (), (), None)]
+HELD = [ShardedParameter("a.weight", (4, 2), (("fs", 0), ("tp", 1)), 1), ShardedParameter("ä", (), (), None)]
 
 
-def tell(backend: Any, rank: int, world: int, store: Any) -> list[dict[int, list[Held]]]:
+def tell(backend: Any, rank: int, world: int, store: Any) -> list[dict[int, list[ShardedParameter]]]:
     backend.form(rank, world, store, 60.0)
     try:
-        return exchange({rank: HELD * rank}, dict[int, list[Held]])
+        return exchange({rank: HELD * rank}, dict[int, list[ShardedParameter]])
     finally:
         backend.tear_down()
 
@@ -37,7 +37,7 @@ def test_every_rank_hears_every_other_as_it_spoke() -> None:
 def test_what_is_no_such_value_is_refused(text: bytes) -> None:
     sent = torch.tensor(list(text), dtype=torch.uint8)
     with pytest.raises(TrainerError, match="rank 2"):
-        _read(sent, dict[int, list[Held]], 2)
+        _read(sent, dict[int, list[ShardedParameter]], 2)
 
 
 PICKLED = {"pickle", "cloudpickle", "dill", "marshal", "shelve"}

@@ -92,7 +92,7 @@ def test_a_fresh_adapter_changes_nothing_and_is_the_same_everywhere(base: State)
     assert len(fresh) == 2 * 7 * 2, "A and B of seven targets in two layers"
     assert all(torch.equal(fresh[name], tensor) for name, tensor in adapter_of(again).items())
     assert len({tensor.sum().item() for name, tensor in fresh.items() if name.endswith(A)}) == 14, "none like another"
-    for name, weight in lora.merged(begun).weights.items():
+    for name, weight in lora.merge(begun).weights.items():
         assert torch.equal(weight, base.weights[name])
 
 
@@ -167,7 +167,7 @@ def test_merged_and_adapter_are_the_same_model(tmp_path: Path, dtype: str) -> No
         1 + 19 * (tolerance > 1e-3)
     )
     merged = together.merge_and_unload()
-    for name, weight in lora.merged(done).weights.items():
+    for name, weight in lora.merge(done).weights.items():
         torch.testing.assert_close(dict(merged.named_parameters())[name], weight, rtol=0, atol=1e-6)
 
 
@@ -205,7 +205,7 @@ def test_a_policy_changes_over_in_both_directions(base: State, tmp_path: Path) -
     full = alone(adapted, None, ())
     assert full.adapter is None
     assert (full.step, dict(full.moments)) == (0, {})
-    for name, weight in lora.merged(adapted).weights.items():
+    for name, weight in lora.merge(adapted).weights.items():
         assert torch.equal(full.weights[name], weight)
     again = checkpoint.read(checkpoint.write(tmp_path / "weights", 5, full).path)
     anew = lora.prepare(again, LORA)
@@ -218,7 +218,7 @@ def test_a_critic_begins_from_the_merged_policy(base: State) -> None:
     with_critic = alone(adapted, LORA, (2,), "ppo")
     assert with_critic.critic is not None
     assert with_critic.critic.adapter is None
-    began = lora.merged(adapted).weights
+    began = lora.merge(adapted).weights
     changes = [
         (weight - began[name]).abs().max()
         for name, weight in with_critic.critic.weights.items()

@@ -27,7 +27,7 @@ from millrace.trainers.backends.base import Adam, Backend, StepResult
 from millrace.trainers.backends.deepspeed.engine import Zero, ZeroEngine
 from millrace.trainers.backends.group import RankGroup, check
 from millrace.trainers.backends.layout import ACTOR, CRITIC, DEEPSPEED, TEACHER, Layout
-from millrace.trainers.backends.models.build import at_rest, build
+from millrace.trainers.backends.models.build import build, inference_mode
 from millrace.trainers.backends.models.forward import ForwardPass
 from millrace.trainers.backends.models.rows import has_rows
 from millrace.trainers.backends.seeding import repeatable
@@ -166,11 +166,11 @@ class DeepSpeedBackend(Backend):
     # ---- the step
 
     def score(self, micros: Sequence[Packed], temperature: float, role: str = ACTOR) -> list[torch.Tensor]:
-        with self.clock.phase("forward"), at_rest(self._models(role)):
+        with self.clock.phase("forward"), inference_mode(self._models(role)):
             return [self._passes(role, micro).tokens(temperature)[0].cpu() for micro in micros]
 
     def values(self, micros: Sequence[Packed], role: str = CRITIC) -> list[torch.Tensor]:
-        with self.clock.phase("forward"), at_rest(self._models(role)):
+        with self.clock.phase("forward"), inference_mode(self._models(role)):
             return [self._passes(role, micro).values().cpu() for micro in micros]
 
     def step(

@@ -69,7 +69,7 @@ class Zero:
             zero["memory_efficient_linear"] = False
         if self.offload:
             zero["offload_optimizer"] = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
-        found: dict[str, Any] = {
+        config: dict[str, Any] = {
             "train_micro_batch_size_per_gpu": 1,  # ours are packed; DeepSpeed only counts samples with it
             "gradient_accumulation_steps": 1,  # we say where a minibatch ends
             "gradient_clipping": 0.0 if self.stage == 0 else clip,
@@ -79,15 +79,15 @@ class Zero:
             "zero_optimization": zero,
         }
         if self.bf16:
-            found |= {
+            config |= {
                 "bf16": {"enabled": True, "check_grad_overflow": True},
                 "data_types": {"grad_accum_dtype": "fp32"},
                 "communication_data_type": "fp32",
             }
-        return found
+        return config
 
 
-class _Whole(torch.nn.Module):
+class _WholeModel(torch.nn.Module):
     """An engine's forward pass and nothing else of it: DeepSpeed's hooks want the model, its head included, in one."""
 
     def __init__(self, engine: Any) -> None:
@@ -100,8 +100,8 @@ class _Whole(torch.nn.Module):
         model: torch.nn.Module = self._run[0].module
         return model
 
-    def forward(self, **given: Any) -> Any:
-        return self._run[0](**given)
+    def forward(self, **inputs: Any) -> Any:
+        return self._run[0](**inputs)
 
 
 class ZeroEngine:
@@ -164,7 +164,7 @@ class ZeroEngine:
     def passes(self, micro: Packed, teacher: torch.nn.Module | None = None) -> ForwardPass:
         """A forward pass of `micro` on this model."""
         self.start()
-        return ForwardPass(_Whole(self._engine), micro.to(self._device), teacher)
+        return ForwardPass(_WholeModel(self._engine), micro.to(self._device), teacher)
 
     # ---- the step
 
@@ -233,8 +233,8 @@ class ZeroEngine:
         if self._shards is None:
             return None
         with self._clock.phase(COLLECTIVES):
-            found = self._shards.gather(self._shards.slots)
+            tensors = self._shards.gather(self._shards.slots)
         if self._group.rank != 0:
             return None
-        weights = found.pop(WEIGHT)
-        return State(weights, self._assets, found, self.steps, self._seed)
+        weights = tensors.pop(WEIGHT)
+        return State(weights, self._assets, tensors, self.steps, self._seed)

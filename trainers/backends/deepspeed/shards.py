@@ -66,8 +66,8 @@ class Shards:
                 }
             for slot, full in moments.items():
                 for name, fragment in self._fragments.items():
-                    held = self._optimizer.state[fragment.holder][slot]
-                    _piece(held, fragment).copy_(_part(full[name], fragment))
+                    moment = self._optimizer.state[fragment.holder][slot]
+                    _piece(moment, fragment).copy_(_part(full[name], fragment))
 
     def gather(self, slots: tuple[str, ...]) -> dict[str, dict[str, torch.Tensor]]:
         """Whole fp32 tensors on the CPU of rank 0 by slot and name; empty elsewhere. All ranks call it."""
@@ -85,8 +85,8 @@ class Shards:
             for name, part in zip(names, full.split(sizes), strict=True):
                 fragment = self._fragments.get(name)
                 if fragment is not None and (self._stage > 0 or self._rank == 0):
-                    held = fragment.holder if slot == WEIGHT else self._optimizer.state[fragment.holder][slot]
-                    _part(part, fragment).copy_(_piece(held.detach(), fragment))
+                    tensor = fragment.holder if slot == WEIGHT else self._optimizer.state[fragment.holder][slot]
+                    _part(part, fragment).copy_(_piece(tensor.detach(), fragment))
             if self._stage > 0:
                 dist.reduce(full, dst=0)
             if self._rank == 0:
@@ -114,8 +114,8 @@ def _fragment(optimizer: Any, stage: int, rank: int, parameter: Any, size: int) 
     return Fragment(optimizer.fp32_partitioned_groups_flat[group], at, rank * each, count) if count > 0 else None
 
 
-def _piece(held: torch.Tensor, fragment: Fragment) -> torch.Tensor:
-    return held.view(-1).narrow(0, fragment.at, fragment.count)
+def _piece(tensor: torch.Tensor, fragment: Fragment) -> torch.Tensor:
+    return tensor.view(-1).narrow(0, fragment.at, fragment.count)
 
 
 def _part(full: torch.Tensor, fragment: Fragment) -> torch.Tensor:

@@ -158,13 +158,13 @@ class MegatronBackend(Backend):
     def _ask(
         self, role: str, micros: Sequence[Packed], what: Callable[[MicroBatchRun], torch.Tensor], sizes: Sequence[int]
     ) -> list[torch.Tensor]:
-        from millrace.trainers.backends.megatron.transfer import tell
+        from millrace.trainers.backends.megatron.transfer import broadcast_scores
 
         trainee = self._role(role)
         with self.clock.phase("forward"):
-            found = trainee.score(micros, what)
-            known = tell(found, sizes, self._formed, self.device)
-        return [vector.cpu() for vector in known]
+            scores = trainee.score(micros, what)
+            rows = broadcast_scores(scores, sizes, self._formed, self.device)
+        return [vector.cpu() for vector in rows]
 
     def step(
         self, micros: Sequence[Packed], algorithm: Algorithm, denominator: float, lr: float, role: str = ACTOR

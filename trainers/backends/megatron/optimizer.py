@@ -54,7 +54,7 @@ class Optimizer:
             "is_decoupled_lr": False,
         }
         with torch.no_grad():
-            made = DistributedOptimizer(
+            optimizer = DistributedOptimizer(
                 torch.optim.AdamW(
                     [settings], betas=adam.betas, eps=adam.eps, weight_decay=adam.weight_decay, foreach=False
                 ),
@@ -74,8 +74,8 @@ class Optimizer:
                 data_parallel_group_idx=0,
                 distributed_optimizer_instance_id=0,
             )
-        made.tp_group = parallel_state.get_tensor_model_parallel_group()
-        return made
+        optimizer.tp_group = parallel_state.get_tensor_model_parallel_group()
+        return optimizer
 
     # ---- a step
 
@@ -110,7 +110,7 @@ class Optimizer:
 
     # ---- moments
 
-    def load(self, found: Mapping[str, list[Piece]], state: State) -> None:
+    def load(self, pieces: Mapping[str, list[Piece]], state: State) -> None:
         """Takes this rank's shards of the moments of `state`. No collective."""
         for name, parameter in self._wrapped.module.named_parameters():
             if id(parameter) not in self._shards:
@@ -118,20 +118,20 @@ class Optimizer:
             main, lo, hi, optimizer = self._shards[id(parameter)]
             extent: dict[str, torch.Tensor] = {"step": torch.tensor(float(state.step))}
             for slot, full in state.moments.items():
-                whole = torch.zeros_like(parameter.data)
-                fill(whole, found[name], full)
-                extent[slot] = whole.reshape(-1)[lo:hi].clone()
+                filled = torch.zeros_like(parameter.data)
+                fill(filled, pieces[name], full)
+                extent[slot] = filled.reshape(-1)[lo:hi].clone()
             optimizer.state[main] = extent
 
     def reader(self, slot: str) -> Callable[[torch.nn.Parameter], torch.Tensor]:
         """Gives a moment of a whole local parameter; the ranks that hold copies of the parameter call it together."""
 
         def read(parameter: torch.nn.Parameter) -> torch.Tensor:
-            whole = torch.zeros(parameter.numel(), dtype=torch.float32, device=parameter.device)
+            full = torch.zeros(parameter.numel(), dtype=torch.float32, device=parameter.device)
             if id(parameter) in self._shards:
                 main, lo, hi, optimizer = self._shards[id(parameter)]
-                whole[lo:hi] = optimizer.state[main][slot]
-            dist.all_reduce(whole, group=self._group_of[id(parameter)])
-            return whole.view(parameter.shape)
+                full[lo:hi] = optimizer.state[main][slot]
+            dist.all_reduce(full, group=self._group_of[id(parameter)])
+            return full.view(parameter.shape)
 
         return read

@@ -103,15 +103,15 @@ class MegatronTrainee:
 
     def score(self, micros: Sequence[Packed], what: Callable[[MicroBatchRun], torch.Tensor]) -> list[torch.Tensor]:
         """What each micro-batch's run says, on the last pipeline stage; empty elsewhere. No gradient."""
-        found: list[torch.Tensor] = []
+        outputs: list[torch.Tensor] = []
 
         def end(fed: Feed, output: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, dict[str, float]]:
-            found.append(what(self._outcome(fed, output, None)))
+            outputs.append(what(self._outcome(fed, output, None)))
             return output.sum(), torch.zeros((), dtype=torch.int), {}
 
         with torch.no_grad():
             self._flow(micros, end, forward_only=True)
-        return found
+        return outputs
 
     def _outcome(
         self, fed: Feed, output: torch.Tensor, taught: Callable[[], tuple[torch.Tensor, Rows]] | None
@@ -180,8 +180,8 @@ class MegatronTrainee:
             self._flow(micros, end, forward_only=False)
         with clock.phase("optimizer"):
             squared = self._optimizer.squared_norm()
-        said = [math.fsum(losses), *totals.values()]
-        squared, loss, *measured = total([squared, *(said if groups.counts else [0.0] * len(said))])
+        numbers = [math.fsum(losses), *totals.values()]
+        squared, loss, *measured = total([squared, *(numbers if groups.counts else [0.0] * len(numbers))])
         norm = math.sqrt(squared) if squared >= 0 else math.nan
         loss /= denominator
         applied = math.isfinite(norm) and math.isfinite(loss)
@@ -205,8 +205,8 @@ class MegatronTrainee:
         cannot turn aside."""
         if teacher is None:
             return None
-        known = teacher.score(micros, lambda outcome: outcome.output)
-        return lambda index: (known[index], teacher.model.logits)
+        outputs = teacher.score(micros, lambda outcome: outcome.output)
+        return lambda index: (outputs[index], teacher.model.logits)
 
     # ---- the state
 

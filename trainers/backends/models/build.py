@@ -25,7 +25,7 @@ from transformers.initialization import no_init_weights
 
 from millrace.trainers.backends.models.probe import settle
 from millrace.trainers.backends.models.rows import EAGER
-from millrace.trainers.backends.models.stages import WHOLE, PipelineStage, cut, name_of
+from millrace.trainers.backends.models.stages import ONE_STAGE, PipelineStage, cut, name_of
 from millrace.trainers.batches.attention import NAME
 from millrace.trainers.errors import CheckpointError
 from millrace.trainers.private_apis import has_class
@@ -36,7 +36,7 @@ CAUSAL, SCALAR = "ForCausalLM", "ForSequenceClassification"
 
 
 def build(
-    assets: Mapping[str, bytes], weights: Mapping[str, torch.Tensor], stage: PipelineStage = WHOLE
+    assets: Mapping[str, bytes], weights: Mapping[str, torch.Tensor], stage: PipelineStage = ONE_STAGE
 ) -> PreTrainedModel:
     """The model that config.json describes, in fp32 with `weights`; CheckpointError where they differ. stage: the part
     of it that is left, of the whole model's `weights`."""
@@ -44,7 +44,7 @@ def build(
         raise CheckpointError("no config.json in the state; start from a directory in Hugging Face layout")
     settings = json.loads(assets["config.json"])
     scalar = is_scalar(settings)
-    config = configured(settings)
+    config = read_config(settings)
     with no_init_weights():
         model: PreTrainedModel = _scalar(config) if scalar else _causal(config)
     model.tie_weights()
@@ -69,14 +69,14 @@ def build(
     settle(model, weights, assets["config.json"])
     cut(model, stage)
     with torch.no_grad():
-        for own, parameter in model.named_parameters():
-            parameter.copy_(weights[name_of(model, own)])
+        for local_name, parameter in model.named_parameters():
+            parameter.copy_(weights[name_of(model, local_name)])
     model.train(True)
     return model
 
 
 @contextmanager
-def at_rest(models: Sequence[torch.nn.Module]) -> Iterator[None]:
+def inference_mode(models: Sequence[torch.nn.Module]) -> Iterator[None]:
     """Inside, `models` only answer: without gradients and without dropout, so nothing is drawn."""
     before = [model.training for model in models]
     for model in models:
@@ -94,7 +94,7 @@ def is_scalar(settings: Mapping[str, Any]) -> bool:
     return any(name.endswith(SCALAR) for name in settings.get("architectures") or ())
 
 
-def configured(settings: Mapping[str, Any]) -> PretrainedConfig:
+def read_config(settings: Mapping[str, Any]) -> PretrainedConfig:
     """The configuration that a config.json describes. CheckpointError where `transformers` knows no such model."""
     kind = settings.get("model_type")
     rest = {name: value for name, value in settings.items() if name != "model_type"}
@@ -117,30 +117,30 @@ def _numbers(value: Any) -> Any:
 
 
 def _causal(config: PretrainedConfig) -> PreTrainedModel:
-    return _made(AutoModelForCausalLM, config, "vocabulary")
+    return _from_config(AutoModelForCausalLM, config, "vocabulary")
 
 
-def _made(auto: Any, config: PretrainedConfig, head: str) -> PreTrainedModel:
+def _from_config(auto: Any, config: PretrainedConfig, head: str) -> PreTrainedModel:
     if not has_class(auto, config):
         raise CheckpointError(f"transformers has no {config.model_type} with a {head}: name another model")
-    made: PreTrainedModel
+    model: PreTrainedModel
     try:
-        made = auto.from_config(config, dtype=torch.float32, attn_implementation=NAME)
+        model = auto.from_config(config, dtype=torch.float32, attn_implementation=NAME)
     except KeyError:  # a class that knows its own attentions alone
-        made = auto.from_config(config, dtype=torch.float32, attn_implementation=EAGER)
-    return made
+        model = auto.from_config(config, dtype=torch.float32, attn_implementation=EAGER)
+    return model
 
 
 def _scalar(config: PretrainedConfig) -> PreTrainedModel:
     """A value after every token; no dropout before the head, which would be noise on a target."""
     config.num_labels = 1
-    made = _made(AutoModelForTokenClassification, config, "score")
-    head = getattr(made, "score", None)
+    model = _from_config(AutoModelForTokenClassification, config, "score")
+    head = getattr(model, "score", None)
     if not isinstance(head, torch.nn.Linear):
-        raise CheckpointError(f"{type(made).__name__} has no score head; critics and reward models need one")
-    made.score = torch.nn.Linear(head.in_features, 1, bias=False)
-    made.dropout = torch.nn.Identity()
-    return made
+        raise CheckpointError(f"{type(model).__name__} has no score head; critics and reward models need one")
+    model.score = torch.nn.Linear(head.in_features, 1, bias=False)
+    model.dropout = torch.nn.Identity()
+    return model
 
 
 def with_scalar_head(state: State) -> State:
@@ -152,7 +152,7 @@ def with_scalar_head(state: State) -> State:
     settings |= {"architectures": [f"{stem}{SCALAR}"], "id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
     settings["tie_word_embeddings"] = False
     weights = {name: tensor for name, tensor in state.weights.items() if not name.startswith("lm_head.")}
-    weights[SCORE] = torch.zeros(1, int(configured(settings).get_text_config().hidden_size))
+    weights[SCORE] = torch.zeros(1, int(read_config(settings).get_text_config().hidden_size))
     assets = {"config.json": (json.dumps(settings, indent=2) + "\n").encode()}
     return State(weights, assets, seed=state.seed)
 
@@ -160,6 +160,6 @@ def with_scalar_head(state: State) -> State:
 def random_state(settings: Mapping[str, Any], seed: int = 0) -> State:
     """A state with random weights of the model that the settings of a config.json describe, without a tokenizer."""
     torch.manual_seed(seed)
-    model = _causal(configured(settings))
+    model = _causal(read_config(settings))
     weights = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     return State(weights, {"config.json": (json.dumps(dict(settings)) + "\n").encode()}, seed=seed)

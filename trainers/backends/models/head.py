@@ -48,8 +48,8 @@ def in_pieces(model: torch.nn.Module, rows: int, of: Of, beside: torch.Tensor) -
     ...], of which each piece gets its rows."""
     plain: Callable[[torch.Tensor], torch.Tensor] = model.get_submodule(HEAD).forward
 
-    def piece(hidden: torch.Tensor, mine: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return of(plain(hidden).float(), mine)
+    def piece(hidden: torch.Tensor, bounds: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return of(plain(hidden).float(), bounds)
 
     def forward(hidden: torch.Tensor) -> torch.Tensor:
         pairs = zip(hidden[0].split(rows), beside.split(rows), strict=True)
@@ -79,8 +79,8 @@ def hidden_rows(model: torch.nn.Module, run: Callable[[], torch.Tensor]) -> tupl
     joined: Rows = getattr(head, "joined", as_they_are)  # of a head whose words are shared by ranks
 
     def logits(rows: torch.Tensor) -> torch.Tensor:
-        mine = torch.nn.functional.linear(rows, whole["weight"], whole.get("bias")).float()
-        return joined(mine)
+        partial = torch.nn.functional.linear(rows, whole["weight"], whole.get("bias")).float()
+        return joined(partial)
 
     return hidden, logits
 

@@ -91,14 +91,14 @@ def find(model: PreTrainedModel, weights: Mapping[str, torch.Tensor]) -> Way:
 
 
 def _find(model: PreTrainedModel, weights: Mapping[str, torch.Tensor]) -> Way:
-    given = _Given(model, weights)
+    case = _Case(model, weights)
     stretched = _stretches(model.config)
     if stretched:
         raise BadConfiguration(f"{_name(model)}: {stretched}")
     batches = [_batch(int(model.config.get_text_config().vocab_size), seed) for seed in range(TRIES)]
     try:
-        plain = [_alone(given, batch.members) for batch in batches]
-        ahead = _looks_ahead(given, batches[0])
+        plain = [_alone(case, batch.members) for batch in batches]
+        ahead = _looks_ahead(case, batches[0])
     except Exception as error:  # any model's own code
         raise BadConfiguration(f"{_name(model)}: plain transformers cannot compute it: {_line(error)}") from error
     if ahead:
@@ -113,7 +113,7 @@ def _find(model: PreTrainedModel, weights: Mapping[str, torch.Tensor]) -> Way:
             continue
         use(model, name)
         try:
-            gap = _gap(given, batches, plain, packed=name == attention.NAME)
+            gap = _gap(case, batches, plain, packed=name == attention.NAME)
         except Exception as error:  # any model's own code: what it raises says why this way is none
             because.append(_line(error))
             continue
@@ -128,10 +128,10 @@ def _find(model: PreTrainedModel, weights: Mapping[str, torch.Tensor]) -> Way:
 
 def carries(model: PreTrainedModel) -> list[str]:
     """What in a model, beside attention, takes something from one token of a row to later ones, by name."""
-    found = {type(module).__name__ for module in model.modules() if isinstance(module, torch.nn.Conv1d)}
+    convolutions = {type(module).__name__ for module in model.modules() if isinstance(module, torch.nn.Conv1d)}
     config = model.config.get_text_config()
     kinds = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or ()
-    return sorted(found | {str(kind) for kind in kinds if not _attends(str(kind))})
+    return sorted(convolutions | {str(kind) for kind in kinds if not _attends(str(kind))})
 
 
 def _stretches(config: PretrainedConfig) -> str:
@@ -159,8 +159,8 @@ def use(model: torch.nn.Module, name: str) -> None:
 
 def configurations(model: torch.nn.Module) -> list[PretrainedConfig]:
     """Of the model and of its modules, each once."""
-    found = (getattr(module, "config", None) for module in model.modules())
-    return list({id(config): config for config in found if isinstance(config, PretrainedConfig)}.values())
+    configs = (getattr(module, "config", None) for module in model.modules())
+    return list({id(config): config for config in configs if isinstance(config, PretrainedConfig)}.values())
 
 
 @contextmanager
@@ -180,7 +180,7 @@ def narrowed(model: torch.nn.Module) -> Iterator[None]:
             setattr(owner, name, width)
 
 
-class _Given(torch.nn.Module):
+class _Case(torch.nn.Module):
     """A model that computes with weights which are not its own parameters."""
 
     def __init__(self, model: PreTrainedModel, weights: Mapping[str, torch.Tensor]) -> None:
@@ -191,46 +191,46 @@ class _Given(torch.nn.Module):
     def behind(self) -> PreTrainedModel:
         return self._model[0]
 
-    def forward(self, **given: Any) -> Any:
-        return torch.func.functional_call(self._model[0], self._weights, (), given, tie_weights=True)
+    def forward(self, **inputs: Any) -> Any:
+        return torch.func.functional_call(self._model[0], self._weights, (), inputs, tie_weights=True)
 
 
-def _alone(given: _Given, samples: Sequence[Sample]) -> torch.Tensor:
+def _alone(case: _Case, samples: Sequence[Sample]) -> torch.Tensor:
     """Hidden states [M, H] of each sample alone, by plain transformers."""
-    use(given.behind, rows.EAGER)
-    found = []
-    with instead(rows.head_of(given), lambda hidden: hidden):
+    use(case.behind, rows.EAGER)
+    outputs = []
+    with instead(rows.head_of(case), lambda hidden: hidden):
         for member in samples:
             tokens = torch.from_numpy(member.tokens.astype(np.int64))[None]
-            hidden = given(input_ids=tokens, use_cache=False).logits
-            found.append(hidden[0, np.flatnonzero(member.mask) - 1])
-    return torch.cat(found).float()
+            hidden = case(input_ids=tokens, use_cache=False).logits
+            outputs.append(hidden[0, np.flatnonzero(member.mask) - 1])
+    return torch.cat(outputs).float()
 
 
-def _looks_ahead(given: _Given, batch: Packed) -> bool:
+def _looks_ahead(case: _Case, batch: Packed) -> bool:
     """Whether a token's hidden state depends on tokens after it."""
-    whole = batch.members[-1]
-    size = whole.length // 2
-    short = _sample(whole.tokens[:size], 0)
-    told, cut = _alone(given, [whole])[: size - 1], _alone(given, [short])
-    return bool((told - cut).norm() > TOLERANCE * told.norm())
+    longest = batch.members[-1]
+    size = longest.length // 2
+    short = _sample(longest.tokens[:size], 0)
+    uncut, cut = _alone(case, [longest])[: size - 1], _alone(case, [short])
+    return bool((uncut - cut).norm() > TOLERANCE * uncut.norm())
 
 
-def _gap(given: _Given, batches: Sequence[Packed], plain: Sequence[torch.Tensor], *, packed: bool) -> float:
+def _gap(case: _Case, batches: Sequence[Packed], plain: Sequence[torch.Tensor], *, packed: bool) -> float:
     """The smallest over the batches of the largest distance of a token's hidden state. BadConfiguration where packed
     attention is not asked at all."""
     gaps = []
-    scalar = hasattr(given.behind, "score")
+    scalar = hasattr(case.behind, "score")
     for batch, truth in zip(batches, plain, strict=True):
-        with instead(rows.head_of(given), lambda hidden: hidden), attention.counted() as calls:
-            found = (
-                run(given, batch)[0, batch.at] if scalar else run(given, batch, logits_to_keep=batch.at)[0]
+        with instead(rows.head_of(case), lambda hidden: hidden), attention.counted() as calls:
+            distances = (
+                run(case, batch)[0, batch.at] if scalar else run(case, batch, logits_to_keep=batch.at)[0]
             ).float()
         if packed and not calls:
             raise BadConfiguration("its attention is written out in its own layers")
-        if found.shape != truth.shape:
-            raise BadConfiguration(f"it answers {tuple(found.shape)} where {tuple(truth.shape)} was asked")
-        far = (found - truth).norm(dim=-1) / truth.norm(dim=-1).clamp(min=1e-6)
+        if distances.shape != truth.shape:
+            raise BadConfiguration(f"it answers {tuple(distances.shape)} where {tuple(truth.shape)} was asked")
+        far = (distances - truth).norm(dim=-1) / truth.norm(dim=-1).clamp(min=1e-6)
         gaps.append(float(far.nan_to_num(nan=torch.inf).max()))
     return min(gaps)
 
@@ -259,8 +259,8 @@ def _name(model: PreTrainedModel) -> str:
 
 
 def _line(error: BaseException) -> str:
-    said = str(error).strip().splitlines()
-    text = said[0][:200] if said else "nothing more"
+    lines = str(error).strip().splitlines()
+    text = lines[0][:200] if lines else "nothing more"
     return text if isinstance(error, BadConfiguration) else f"{type(error).__name__}: {text}"
 
 

@@ -1,4 +1,5 @@
-"""Rows of their own: what computes a micro-batch for a model whose layers mix the samples of a packed row.
+"""Samples in rows of their own: how a micro-batch is computed by a model whose layers would mix the samples of a packed
+row.
 
 Linear attention, convolutions and recurrent layers carry a state along the row, whatever the attention does. Such a
 model gets its samples as a dense batch, one sample a row, filled up at the end; its attention, masks and states are
@@ -33,8 +34,8 @@ EAGER = "eager"
 
 def behind(model: torch.nn.Module) -> torch.nn.Module:
     """The transformers model that a wrapper calls, or `model` itself."""
-    found: torch.nn.Module = getattr(model, "behind", model)
-    return found
+    inner: torch.nn.Module = getattr(model, "behind", model)
+    return inner
 
 
 def has_rows(model: torch.nn.Module) -> bool:
@@ -63,8 +64,8 @@ def run_rows(model: torch.nn.Module, batch: Packed, keep: torch.Tensor | None) -
             "prefix_sharing out"
         )
     tokens, mask, places = _dense(batch)
-    wanted = places if keep is None else places[keep]
-    with _gathered(head_of(model), wanted):
+    rows = places if keep is None else places[keep]
+    with _gathered(head_of(model), rows):
         logits: torch.Tensor = model(input_ids=tokens, attention_mask=mask, use_cache=False).logits
     return logits
 

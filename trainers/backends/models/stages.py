@@ -48,7 +48,7 @@ class PipelineStage:
         return range(start, start + each + (self.index < more))
 
 
-WHOLE = PipelineStage()
+ONE_STAGE = PipelineStage()
 _FIRST = "first_layer"
 """attribute of a stage: the number of its layer 0 in the whole model"""
 
@@ -62,10 +62,10 @@ def stage_of(name: str, total: int, count: int) -> int:
     return 0 if ".embed_tokens." in name else count - 1
 
 
-def name_of(model: PreTrainedModel, own: str) -> str:
+def name_of(model: PreTrainedModel, name: str) -> str:
     """What a parameter that a stage, or a whole model, calls `own` is called in the whole model."""
-    match, first = _LAYER.fullmatch(own), getattr(model, _FIRST, 0)
-    return own if match is None else f"{match[1]}{int(match[2]) + first}{match[3]}"
+    match, first = _LAYER.fullmatch(name), getattr(model, _FIRST, 0)
+    return name if match is None else f"{match[1]}{int(match[2]) + first}{match[3]}"
 
 
 def check(config: PretrainedConfig, count: int) -> None:
@@ -87,14 +87,14 @@ def cut(model: PreTrainedModel, stage: PipelineStage) -> None:
     check(model.config, stage.count)
     total = int(model.config.num_hidden_layers)
     base: Any = model.base_model
-    mine = stage.layers(total)
+    layers = stage.layers(total)
     config = copy.deepcopy(model.config)
-    config.num_hidden_layers = len(mine)
+    config.num_hidden_layers = len(layers)
     if getattr(config, "layer_types", None):
-        config.layer_types = [config.layer_types[index] for index in mine]
-    base.layers = base.layers[mine.start : mine.stop]
+        config.layer_types = [config.layer_types[index] for index in layers]
+    base.layers = base.layers[layers.start : layers.stop]
     model.config = base.config = config
-    setattr(model, _FIRST, mine.start)
+    setattr(model, _FIRST, layers.start)
     if not stage.first:
         base.embed_tokens = torch.nn.Identity()
     if not stage.last:

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from millrace.trainers.backends.parallel.grid import PP, Groups
-from millrace.trainers.backends.parallel.regions import Held, take
+from millrace.trainers.backends.parallel.regions import ShardedParameter, take
 from millrace.trainers.backends.rank_messages import exchange
 
 Item = TypeVar("Item")
@@ -19,40 +19,39 @@ BUCKET = 64 * 2**20
 """Elements that one collective of a gathering moves at most (or one parameter, if that is larger)."""
 
 
-def everywhere(groups: Groups, by_stage: Mapping[int, Sequence[Held]]) -> list[Held]:
-    """The parameters of the whole model, those of other stages too, in the same order on every rank. All ranks call
-    it."""
-    ranks: list[Mapping[int, Sequence[Held]]] = [by_stage]
+def everywhere(groups: Groups, by_stage: Mapping[int, Sequence[ShardedParameter]]) -> list[ShardedParameter]:
+    """The parameters of the whole model, those of other stages too, in one order on all ranks. All ranks call it."""
+    ranks: list[Mapping[int, Sequence[ShardedParameter]]] = [by_stage]
     if PP in groups.by_axis:
-        ranks = exchange(by_stage, dict[int, list[Held]], groups.by_axis[PP])
-    stages = {index: held for rank in ranks for index, held in rank.items()}
-    return [held for index in sorted(stages) for held in stages[index]]
+        ranks = exchange(by_stage, dict[int, list[ShardedParameter]], groups.by_axis[PP])
+    stages = {index: parameter for rank in ranks for index, parameter in rank.items()}
+    return [parameter for index in sorted(stages) for parameter in stages[index]]
 
 
 def gather(
-    groups: Groups, device: torch.device, whole: Sequence[Held], mine: Mapping[str, torch.Tensor]
+    groups: Groups, device: torch.device, parameters: Sequence[ShardedParameter], parts_here: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """Full tensors by name on rank 0, on the CPU; empty elsewhere. `mine`: this rank's parts of `whole`, by name. One
-    collective a bucket; all ranks call it."""
+    """Full tensors by name on rank 0, on the CPU; empty elsewhere. `parts_here`: this rank's parts of `parameters`, by
+    name. One collective a bucket; all ranks call it."""
     grid, me = groups.grid, groups.rank
     if grid.world == 1:
-        return {name: shard.to("cpu", copy=True) for name, shard in mine.items()}
+        return {name: shard.to("cpu", copy=True) for name, shard in parts_here.items()}
     full: dict[str, torch.Tensor] = {}
-    for bucket in buckets(whole, lambda held: math.prod(held.shape)):
-        owned = [[held for held in bucket if held.owned_by(grid, rank)] for rank in range(grid.world)]
-        sizes = [sum(held.numel(grid, rank) for held in owned[rank]) for rank in range(grid.world)]
-        sent = torch.zeros(max(sizes), device=device)
+    for bucket in buckets(parameters, lambda parameter: math.prod(parameter.shape)):
+        owned = [[parameter for parameter in bucket if parameter.owned_by(grid, rank)] for rank in range(grid.world)]
+        sizes = [sum(parameter.numel(grid, rank) for parameter in owned[rank]) for rank in range(grid.world)]
+        flat_here = torch.zeros(max(sizes), device=device)
         if owned[me]:
-            sent[: sizes[me]] = torch.cat([mine[held.name].reshape(-1) for held in owned[me]])
-        parts = [torch.empty_like(sent) for _ in range(grid.world)] if me == 0 else None
-        dist.gather(sent, parts, dst=0)
+            flat_here[: sizes[me]] = torch.cat([parts_here[parameter.name].reshape(-1) for parameter in owned[me]])
+        parts = [torch.empty_like(flat_here) for _ in range(grid.world)] if me == 0 else None
+        dist.gather(flat_here, parts, dst=0)
         if parts is None:
             continue
-        full |= {held.name: torch.empty(held.shape) for held in bucket}
+        full |= {parameter.name: torch.empty(parameter.shape) for parameter in bucket}
         for rank, flat in enumerate(parts):
-            pieces = flat[: sizes[rank]].split([held.numel(grid, rank) for held in owned[rank]])
-            for held, piece in zip(owned[rank], pieces, strict=True):
-                to = take(full[held.name], held.box(grid, rank))
+            pieces = flat[: sizes[rank]].split([parameter.numel(grid, rank) for parameter in owned[rank]])
+            for parameter, piece in zip(owned[rank], pieces, strict=True):
+                to = take(full[parameter.name], parameter.box(grid, rank))
                 to.copy_(piece.view_as(to))
     return full
 

@@ -91,20 +91,20 @@ class Groups:
     def form(cls, grid: Grid, rank: int, device: torch.device, forming: timedelta, timeout: timedelta) -> Groups:
         """Makes them out of the default group, which every rank of the grid has joined. All ranks call it. `forming`:
         longest wait for a peer meanwhile; `timeout`: of collectives later."""
-        made: dict[tuple[int, ...], dist.ProcessGroup] = {}
+        by_peers: dict[tuple[int, ...], dist.ProcessGroup] = {}
         if grid.world > 1 and dist.group.WORLD is not None:
-            made[tuple(range(grid.world))] = dist.group.WORLD
+            by_peers[tuple(range(grid.world))] = dist.group.WORLD
         by_axis = {}
         for axis in AXES:
             if grid.size(axis) == 1:
                 continue
             for peers in sorted({grid.peers(axis, other) for other in range(grid.world)}):
-                if peers not in made:
+                if peers not in by_peers:
                     group = dist.new_group(list(peers), timeout=forming)
                     if rank in peers:
                         limit_waits(timeout, group)
-                    made[peers] = group
-            by_axis[axis] = made[grid.peers(axis, rank)]
+                    by_peers[peers] = group
+            by_axis[axis] = by_peers[grid.peers(axis, rank)]
         meshes = {
             axis: DeviceMesh.from_group(by_axis[axis], device.type, mesh_dim_names=(axis,))
             for axis in (FS, EDP)

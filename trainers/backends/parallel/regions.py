@@ -25,7 +25,7 @@ def dimension_rows(size: int, world: int, rank: int) -> tuple[int, int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class ShardedParameter:
     """A parameter of the whole model: its full shape; (axis, dimension) of each cut, in order; the only pipeline stage
     that has it, or None when all do."""
 

@@ -19,7 +19,7 @@ from millrace.trainers.backends.models.stages import PipelineStage, name_of
 from millrace.trainers.backends.parallel.context import spread
 from millrace.trainers.backends.parallel.experts import Experts
 from millrace.trainers.backends.parallel.grid import CP, EDP, FS, PP, TP, Groups
-from millrace.trainers.backends.parallel.regions import Held
+from millrace.trainers.backends.parallel.regions import ShardedParameter
 from millrace.trainers.backends.parallel.schedules import ONE_F_ONE_B
 from millrace.trainers.backends.parallel.split import split
 from millrace.trainers.backends.torch.compute import Compute
@@ -56,7 +56,7 @@ class ModelChunk:
     masters: their fp32 values where the model computes with copies, else empty."""
 
     model: PreTrainedModel
-    held: Sequence[Held]
+    held: Sequence[ShardedParameter]
     masters: Sequence[torch.Tensor]
 
 
@@ -77,10 +77,10 @@ def make(state: State, stage: PipelineStage, place: Home, learns: bool) -> Model
     if place.groups.size(CP) > 1:
         spread(model, place.groups.size(CP), place.groups.size(TP))
     parts = split(model, place.groups, place.clock, learns=learns and stage.count == 1)
-    held = [one for one, p in zip(parts, model.parameters(), strict=True) if p.requires_grad]
+    learning = [one for one, p in zip(parts, model.parameters(), strict=True) if p.requires_grad]
     if stage.count > 1:
         at = place.groups.index(PP)
-        held = [replace(one, name=name_of(model, one.name), stage=at) for one in held]
+        learning = [replace(one, name=name_of(model, one.name), stage=at) for one in learning]
     place.compute.prepare(model)
     masters: list[torch.Tensor] = []
     if FS in place.groups.meshes:
@@ -89,7 +89,7 @@ def make(state: State, stage: PipelineStage, place: Home, learns: bool) -> Model
         if place.copies:
             masters = [p.data for p in model.parameters() if p.requires_grad]
         place.compute.narrow(model)
-    return ModelChunk(model, held, masters)
+    return ModelChunk(model, learning, masters)
 
 
 def _undivided(model: PreTrainedModel, layout: Layout) -> None:

@@ -28,7 +28,7 @@ GRAIN = mmap.ALLOCATIONGRANULARITY
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
+class _TensorCopy:
     """A storage of `size` bytes, and where its copy is: pinned memory, or from byte `at` of the file on."""
 
     storage: torch.UntypedStorage
@@ -43,7 +43,7 @@ class TensorShelf:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._file = None if device.type == "cuda" else self._scratch()
-        self._kept: list[_Kept] = []
+        self._copies: list[_TensorCopy] = []
         self._away = False
 
     def _scratch(self) -> int:
@@ -56,29 +56,29 @@ class TensorShelf:
     @property
     def size(self) -> int:
         """Bytes that it keeps."""
-        return sum(kept.size for kept in self._kept)
+        return sum(copy.size for copy in self._copies)
 
     def put(self, tensors: Iterable[torch.Tensor]) -> None:
         """Copies the storages of `tensors` and frees them. Those of an earlier `put` are forgotten."""
-        self._kept, at = [], 0
+        self._copies, at = [], 0
         storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage() for tensor in tensors}
         for storage in storages.values():
             size = storage.nbytes()
             if size == 0:
                 continue
             pinned = torch.empty(size, dtype=torch.uint8, pin_memory=True) if self._file is None else None
-            self._kept.append(_Kept(storage, size, at, pinned))
+            self._copies.append(_TensorCopy(storage, size, at, pinned))
             at += -(-size // GRAIN) * GRAIN
         if self._file is not None:
             os.ftruncate(self._file, at)
-        for kept in self._kept:
-            self._copy(kept, out=True)
+        for copy in self._copies:
+            self._copy(copy, out=True)
         self.put_back()
 
     def put_back(self) -> None:
         """Frees what `fetch` brought, whose bytes nobody changed."""
-        for kept in self._kept:
-            kept.storage.resize_(0)
+        for copy in self._copies:
+            copy.storage.resize_(0)
         self._away = True
         if self._file is not None:
             _trim()
@@ -87,28 +87,28 @@ class TensorShelf:
         """Brings the tensors back, if they are away."""
         if not self._away:
             return
-        for kept in self._kept:
-            kept.storage.resize_(kept.size)
-            self._copy(kept, out=False)
+        for copy in self._copies:
+            copy.storage.resize_(copy.size)
+            self._copy(copy, out=False)
         self._away = False
 
-    def _copy(self, kept: _Kept, *, out: bool) -> None:
-        here = torch.empty(0, dtype=torch.uint8, device=self._device).set_(kept.storage)
+    def _copy(self, copy: _TensorCopy, *, out: bool) -> None:
+        here = torch.empty(0, dtype=torch.uint8, device=self._device).set_(copy.storage)
         if self._file is None:
-            assert kept.pinned is not None
-            (kept.pinned.copy_(here) if out else here.copy_(kept.pinned))
+            assert copy.pinned is not None
+            (copy.pinned.copy_(here) if out else here.copy_(copy.pinned))
             return
-        with mmap.mmap(self._file, kept.size, offset=kept.at) as mapped:
+        with mmap.mmap(self._file, copy.size, offset=copy.at) as mapped:
             there = torch.frombuffer(mapped, dtype=torch.uint8)
             (there.copy_(here) if out else here.copy_(there))
             del there
 
 
-def check_roles(roles: Sequence[str], known: Sequence[str]) -> None:
+def check_roles(roles: Sequence[str], choices: Sequence[str]) -> None:
     """BadConfiguration for what is no role."""
     for role in roles:
-        if role not in known:
-            raise BadConfiguration(f"offload: no role {role}: choose {', '.join(known)}")
+        if role not in choices:
+            raise BadConfiguration(f"offload: no role {role}: choose {', '.join(choices)}")
 
 
 def _trim() -> None:

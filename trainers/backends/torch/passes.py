@@ -14,7 +14,7 @@ from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
 from millrace.trainers.algorithms.base import Run
-from millrace.trainers.backends.models.build import at_rest
+from millrace.trainers.backends.models.build import inference_mode
 from millrace.trainers.backends.models.forward import ForwardPass
 from millrace.trainers.backends.parallel import pipeline
 from millrace.trainers.backends.parallel.context import Context, ContextPass, context_pass
@@ -47,7 +47,7 @@ class Passes:
         teacher_hidden: torch.Tensor | None = None,
     ) -> ForwardPass | ContextPass:
         """Of one micro-batch through a chunk, which is given what the stage before it made (none: tokens)."""
-        whole = ForwardPass(
+        full_pass = ForwardPass(
             self.chunks[chunk],
             padded(micro, self.unit).to(self.device),
             None if teacher is None else teacher.chunks[-1],
@@ -55,22 +55,22 @@ class Passes:
             fed=pipeline.fed(hidden),
             teacher_fed=pipeline.fed(teacher_hidden),
         )
-        return whole if self.context is None else context_pass(whole, self.context)
+        return full_pass if self.context is None else context_pass(full_pass, self.context)
 
     def read(
         self, micros: Sequence[Packed], of: Callable[[Run], torch.Tensor], sizes: Sequence[int]
     ) -> list[torch.Tensor]:
         """The first `sizes` of what `of` makes of a pass of each micro-batch, float32, without gradient, on every rank
         of the cell and on the CPU."""
-        with at_rest(self.chunks):
+        with inference_mode(self.chunks):
             if self.pipe is None:
                 return [of(self.one(micro))[:size].cpu() for micro, size in zip(micros, sizes, strict=True)]
             rows = None
             hidden = self._relay(micros)
             if self.pipe.last:
                 rows = [
-                    of(self.one(micro, hidden=given))[:size]
-                    for micro, given, size in zip(micros, hidden, sizes, strict=True)
+                    of(self.one(micro, hidden=stage_rows))[:size]
+                    for micro, stage_rows, size in zip(micros, hidden, sizes, strict=True)
                 ]
             return [row.cpu() for row in pipeline.tell(self.pipe, rows, sizes, self.device)]
 
@@ -87,19 +87,19 @@ class Passes:
             for index, micro in enumerate(micros):
                 self._sync(0, last=index == len(micros) - 1)
                 with self.clock.phase("forward"):
-                    found = loss(self.one(micro, teacher=teacher))
+                    result = loss(self.one(micro, teacher=teacher))
                 with self.clock.phase("backward"):
-                    found.backward()
+                    result.backward()
                     after_backward()
             return
         pipe = self.pipe
         row = [*micros, *(pack([]) for _ in range(pipe.missing(len(micros))))]
-        theirs = teacher._relay(row) if teacher is not None else []
+        teacher_rows = teacher._relay(row) if teacher is not None else []
 
         def forward(chunk: int, index: int, hidden: torch.Tensor | None) -> torch.Tensor:
             if not pipe.stage(chunk).last:
                 return self.one(row[index], chunk, hidden).hidden().to(self._dtype)
-            return loss(self.one(row[index], chunk, hidden, teacher, theirs[index] if theirs else None))
+            return loss(self.one(row[index], chunk, hidden, teacher, teacher_rows[index] if teacher_rows else None))
 
         def before_backward(chunk: int, index: int) -> None:
             self._sync(chunk, last=index == len(row) - 1)

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from millrace.trainers.algorithms.base import Algorithm, Run
 from millrace.trainers.backends.base import Adam, StepResult
-from millrace.trainers.backends.models.stages import WHOLE
+from millrace.trainers.backends.models.stages import ONE_STAGE
 from millrace.trainers.backends.parallel.context import context_of
 from millrace.trainers.backends.parallel.gathering import everywhere, gather
 from millrace.trainers.backends.parallel.grid import CP, DP, FS, TP
@@ -44,10 +44,10 @@ class Trainee:
         context, pipe = context_of(groups, clock), pipe_of(groups, place.schedule, clock)
         chunks = {
             stage.index: make(state, stage, place, learns=adam is not None)
-            for stage in (pipe.mine if pipe else [WHOLE])
+            for stage in (pipe.mine if pipe else [ONE_STAGE])
         }
         self._by_stage = {index: chunk.held for index, chunk in chunks.items()}
-        self._held = [held for chunk in chunks.values() for held in chunk.held]
+        self._parameters = [parameter for chunk in chunks.values() for parameter in chunk.held]
         masters = [tensor for chunk in chunks.values() for tensor in chunk.masters]
         unit = groups.size(CP) * groups.size(TP)
         models = [chunk.model for chunk in chunks.values()]
@@ -74,12 +74,12 @@ class Trainee:
             self._shards, betas=adam.betas, eps=adam.eps, weight_decay=adam.weight_decay, foreach=False
         )
         if state.moments:
-            for held, shard in zip(self._held, self._shards, strict=True):
-                box = held.box(self._place.groups.grid, self._place.groups.rank)
+            for parameter, shard in zip(self._parameters, self._shards, strict=True):
+                box = parameter.box(self._place.groups.grid, self._place.groups.rank)
                 optimizer.state[shard] = {
                     "step": torch.tensor(float(state.step)),
                     **{
-                        slot: take(full[held.name], box).to(self._place.device, copy=True).view_as(shard)
+                        slot: take(full[parameter.name], box).to(self._place.device, copy=True).view_as(shard)
                         for slot, full in state.moments.items()
                     },
                 }
@@ -118,10 +118,10 @@ class Trainee:
         self.passes.learn(micros, evaluate, teacher.passes if teacher else None, self._widen_gradients)
         with clock.phase("optimizer"):
             squared = self._collect_gradients()
-        told = [loss, *totals.values()]
+        numbers = [loss, *totals.values()]
         if not self._place.groups.grid.tells(self._place.groups.rank):
-            told = [0.0] * len(told)
-        squared, loss, *measured = total([squared, *told])
+            numbers = [0.0] * len(numbers)
+        squared, loss, *measured = total([squared, *numbers])
         norm = math.sqrt(squared) if squared >= 0 else math.nan
         loss /= denominator
         applied = math.isfinite(norm) and math.isfinite(loss)
@@ -159,8 +159,8 @@ class Trainee:
                     continue
                 shard.grad = gradient.to_local() if isinstance(gradient, DTensor) else gradient
             self._add_copies()
-            for held, shard in zip(self._held, self._shards, strict=True):
-                if shard.grad is not None and held.owned_by(grid, rank):
+            for entry, shard in zip(self._parameters, self._shards, strict=True):
+                if shard.grad is not None and entry.owned_by(grid, rank):
                     squared += torch.linalg.vector_norm(shard.grad).double() ** 2
         return float(squared)
 
@@ -170,8 +170,8 @@ class Trainee:
             return
         copies = [
             shard.grad
-            for held, shard in zip(self._held, self._shards, strict=True)
-            if held.cuts == ((FS, 0),) and shard.grad is not None
+            for parameter, shard in zip(self._parameters, self._shards, strict=True)
+            if parameter.cuts == ((FS, 0),) and shard.grad is not None
         ]
         flat = torch.cat([gradient.reshape(-1) for gradient in copies])
         with self._place.clock.phase(COLLECTIVES):
@@ -203,16 +203,16 @@ class Trainee:
 
     def resident(self) -> list[torch.Tensor]:
         """Every tensor that outlives a step: weights and what the optimizer keeps of them. Frees what FSDP gathered."""
-        found: list[torch.Tensor] = [*self._shards]
+        tensors: list[torch.Tensor] = [*self._shards]
         for model in self.passes.chunks:
             for unit in model.modules():
                 if isinstance(unit, FSDPModule):
                     unit.reshard()
-            found += [p.to_local() if isinstance(p, DTensor) else p.data for p in model.parameters()]
+            tensors += [p.to_local() if isinstance(p, DTensor) else p.data for p in model.parameters()]
         if self._optimizer is not None:
-            for kept in self._optimizer.state.values():
-                found += [tensor for tensor in kept.values() if tensor.dim() > 0]
-        return found
+            for moments in self._optimizer.state.values():
+                tensors += [tensor for tensor in moments.values() if tensor.dim() > 0]
+        return tensors
 
     def gather(self) -> State | None:
         """The full state on rank 0, None elsewhere."""
@@ -223,10 +223,10 @@ class Trainee:
         gathered = {}
         groups, device = self._place.groups, self._place.device
         with self._place.clock.phase(COLLECTIVES):
-            whole = everywhere(groups, self._by_stage)
+            parameters = everywhere(groups, self._by_stage)
             for slot, shards in slots.items():
-                mine = {held.name: shard for held, shard in zip(self._held, shards, strict=True)}
-                gathered[slot] = gather(groups, device, whole, mine)
+                parts = {parameter.name: shard for parameter, shard in zip(self._parameters, shards, strict=True)}
+                gathered[slot] = gather(groups, device, parameters, parts)
         if groups.rank != 0:
             return None
         weights = gathered.pop("")
